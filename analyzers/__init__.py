@@ -1,0 +1,1 @@
+"""Analyzers: pure functions from tables to tables. No I/O, no plotting, no torch."""

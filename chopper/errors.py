@@ -1,0 +1,51 @@
+"""Everything that chopper raises on purpose.
+
+    ChopperError                 exit 1
+    ├── UsageError               exit 2   the command or call was wrong
+    ├── InputError               exit 1   a file is not what it should be
+    │   └── RunFormatError       exit 1   a run directory is damaged, newer, or not a run
+    ├── SchemaError              exit 1   a table lacks or mistypes a column
+    ├── CollectorUnavailable     exit 1   a collector was demanded and cannot run here
+    ├── CaptureError             exit 1   recording could not start, go on, or be written
+    └── OutputError              exit 1   a result cannot be written where it was asked for
+
+Messages are one line: what, where, found, expected, remedy.
+"""
+
+from __future__ import annotations
+
+
+class ChopperError(Exception):
+    """Base of all errors raised on purpose; its message is one line for the user."""
+
+    exit_code = 1
+
+
+class UsageError(ChopperError):
+    """The command line or a call's arguments are wrong."""
+
+    exit_code = 2
+
+
+class InputError(ChopperError):
+    """An input file or directory is missing, unreadable or not of a known kind."""
+
+
+class RunFormatError(InputError):
+    """A run directory is damaged, written by a newer version, or not a run at all."""
+
+
+class SchemaError(ChopperError):
+    """A table does not match its declared schema."""
+
+
+class CollectorUnavailable(ChopperError):
+    """A collector that the user demanded cannot run on this machine."""
+
+
+class CaptureError(ChopperError):
+    """Recording could not start, continue or be written."""
+
+
+class OutputError(ChopperError):
+    """A result cannot be written where it was asked for."""

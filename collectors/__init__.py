@@ -1,0 +1,1 @@
+"""Collectors: one source each (kernel trace, host, memory, foreign formats), written as tables."""

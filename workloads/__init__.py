@@ -1,0 +1,1 @@
+"""Reference workloads: each a script that reads top to bottom and uses only the public API."""
