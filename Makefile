@@ -1,0 +1,79 @@
+# Chopper's two commands are `make demo` and `make test`; `make help` lists the rest.
+#
+# Both build the pinned environment in .venv on first use and bring it up to date when
+# pyproject.toml or constraints.txt change. Wanted on the machine: Python >= 3.11, make, git
+# and a C compiler (torch.compile asks for one).
+
+# First of these that exists; or say `make demo PYTHON=/path/to/python3.12`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# Options for every pip install, for example PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# on a machine without GPUs, which saves gigabytes of CUDA libraries.
+PIP_ARGS ?=
+# Options for pytest, for example PYTEST_ARGS="-n 2 -k closure".
+PYTEST_ARGS ?=
+# Where the demo writes; an earlier demo's run and report there are replaced.
+DEMO_RUN ?= runs/demo
+DEMO_REPORT ?= report.html
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Build dependencies are pinned too, so nothing is fetched into an isolated build environment.
+INSTALL := $(PIP) install --no-build-isolation -c constraints.txt $(PIP_ARGS)
+
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help env demo test lint types layers unit docs bench clean
+
+help:  ## what can be made
+	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/run.stamp: pyproject.toml constraints.txt
+	@echo "chopper: making the pinned environment in $(VENV) (a few minutes the first time)" >&2
+	@test -n "$(PYTHON)" || { echo "chopper: no Python found; install Python 3.11 or newer, or pass PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "chopper: $(PYTHON) is older than Python 3.11; install a newer one, or pass PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo "chopper: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) install -c constraints.txt $(PIP_ARGS) pip setuptools
+	@$(INSTALL) -e '.[torch]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/run.stamp
+	@echo "chopper: adding the development tools to $(VENV)" >&2
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+env: $(VENV)/dev.stamp  ## the environment of all targets, in .venv
+
+demo: $(VENV)/run.stamp  ## record a real 2-rank FSDP2 training run, attribute it, write report.html
+	@$(BIN)/chopper run fsdp2 --ranks 2 -o $(DEMO_RUN) --force
+	@$(BIN)/chopper analyze $(DEMO_RUN)
+	@$(BIN)/chopper report $(DEMO_RUN) -o $(DEMO_REPORT) --force
+
+# pytest comes last, so that its closing line is the last line.
+test: lint types layers docs unit  ## everything that guards the code
+
+lint: $(VENV)/dev.stamp  ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp  ## mypy --strict
+	$(BIN)/mypy
+
+layers: $(VENV)/dev.stamp  ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+unit: $(VENV)/dev.stamp  ## pytest with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+
+docs: $(VENV)/dev.stamp  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/dev.stamp  ## the figures of the README, each beside its peer
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove the environment and everything that was built (recorded runs stay)
+	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
