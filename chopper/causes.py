@@ -1,0 +1,218 @@
+"""The tree of causes: what a nanosecond of device time can be attributed to.
+
+Ids are dotted and stable: they stand in JSON output, in tables and in ``--fix``. Leaf causes
+partition the observed time; a parent is the sum of its leaves. ``ideal`` is the time that the
+hardware needs at its peak; everything else is the gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One node of the tree."""
+
+    id: str
+    label: str
+    doc: str
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the parent, None at the top."""
+        return self.id.rpartition(".")[0] or None
+
+
+_CAUSES = (
+    Cause(
+        "compute",
+        "Computing",
+        "A compute kernel was running (it hides communication and copies under it).",
+    ),
+    Cause(
+        "compute.ideal",
+        "Model math at peak",
+        "FLOP of the model's matrix products, convolutions and attention (forward and backward), "
+        "divided by the peak of the device for their data type. This is the ideal time.",
+    ),
+    Cause(
+        "compute.roofline",
+        "Memory-bound shape",
+        "What the same products take longer because their bytes do not fit through memory in the "
+        "time that their FLOP need: max(FLOP/peak, bytes/bandwidth) - FLOP/peak.",
+    ),
+    Cause(
+        "compute.efficiency",
+        "Below peak, clock not measured",
+        "Products ran longer than their roofline: instruction and tensor-core utilization, wave "
+        "quantization, and the clock, which this run did not measure.",
+    ),
+    Cause(
+        "compute.no_peak",
+        "Model math, peak unknown",
+        "Products whose ideal time is unknown: the device, or its peak for this data type, or "
+        "the operator's shapes are not known.",
+    ),
+    Cause(
+        "compute.recompute",
+        "Recomputation",
+        "Forward work done again in the backward pass (activation checkpointing).",
+    ),
+    Cause("compute.optimizer", "Optimizer", "Kernels launched by the optimizer's step."),
+    Cause(
+        "compute.fsdp_copy",
+        "FSDP copies and casts",
+        "Copying shards in and out of communication buffers, and casting them.",
+    ),
+    Cause(
+        "compute.vector",
+        "Memory-bound work",
+        "Elementwise operations, norms, softmax, reductions, embeddings: no matrix product.",
+    ),
+    Cause(
+        "compute.vector.roofline",
+        "At memory bandwidth",
+        "What their bytes take at the device's memory bandwidth.",
+    ),
+    Cause(
+        "compute.vector.excess",
+        "Above memory bandwidth",
+        "What they took longer than that.",
+    ),
+    Cause(
+        "compute.vector.no_bytes",
+        "Bytes or bandwidth unknown",
+        "Memory-bound work whose bytes, or the device's bandwidth, are not known.",
+    ),
+    Cause(
+        "compute.unmodelled",
+        "Unmodelled kernels",
+        "Kernels of operators that no model covers, or without an operator.",
+    ),
+    Cause(
+        "communication",
+        "Exposed communication",
+        "A collective was running and no compute hid it.",
+    ),
+    Cause(
+        "communication.wait",
+        "Waiting for a straggler",
+        "Before the last rank arrived at the collective.",
+    ),
+    Cause(
+        "communication.transfer",
+        "Transfer",
+        "After the last rank arrived.",
+    ),
+    Cause(
+        "communication.transfer.at_peak",
+        "At link peak",
+        "Bytes times the bus factor, divided by the link's peak.",
+    ),
+    Cause(
+        "communication.transfer.below_peak",
+        "Below link peak",
+        "What the transfer took longer than that.",
+    ),
+    Cause(
+        "communication.transfer.no_peak",
+        "Link peak or bytes unknown",
+        "Transfers whose ideal is unknown.",
+    ),
+    Cause(
+        "communication.unseparated",
+        "Wait and transfer together",
+        "Collectives seen from one rank only, or not matched: waiting cannot be told from transfer.",
+    ),
+    Cause("copy", "Exposed copies", "A copy or memset was running and nothing hid it."),
+    Cause("copy.host_to_device", "Host to device", "Copies to the device."),
+    Cause("copy.device_to_host", "Device to host", "Copies from the device."),
+    Cause("copy.device_to_device", "Device to device", "Copies within or between devices."),
+    Cause("copy.memset", "Memset", "Filling memory."),
+    Cause("copy.other", "Direction unknown", "Copies whose direction is not recorded."),
+    Cause("idle", "Idle", "Nothing was running on the device."),
+    Cause(
+        "idle.dependency",
+        "Dependency between streams",
+        "The next kernel had been launched and waited for an event of another stream.",
+    ),
+    Cause(
+        "idle.launch_latency",
+        "Launch latency",
+        "The next kernel had been launched before the gap began and the device had not started it.",
+    ),
+    Cause(
+        "idle.call",
+        "Launch call",
+        "From the launch call to the kernel's start, when the device was already waiting.",
+    ),
+    Cause(
+        "idle.preparation",
+        "Host was late",
+        "The device had nothing to do and the launching thread was busy with something else.",
+    ),
+    Cause("idle.preparation.data", "Data loading", "Waiting for, or making, the next batch."),
+    Cause(
+        "idle.preparation.synchronization",
+        "Synchronization",
+        "The host waited for the device: .item(), stream or device sync, blocking copies.",
+    ),
+    Cause(
+        "idle.preparation.allocator",
+        "Allocator",
+        "cudaMalloc, cudaFree, hipMalloc … and their kin.",
+    ),
+    Cause(
+        "idle.preparation.collective_wait",
+        "Host-side wait for a collective",
+        "The host blocked in a collective, a barrier or a store.",
+    ),
+    Cause("idle.preparation.gc", "Garbage collection", "Python's garbage collector ran."),
+    Cause(
+        "idle.preparation.dispatch",
+        "Framework dispatch",
+        "Operators' own time outside kernels and runtime calls.",
+    ),
+    Cause(
+        "idle.preparation.runtime",
+        "Other runtime calls",
+        "Launch calls of other kernels and queries of the driver.",
+    ),
+    Cause(
+        "idle.preparation.profiler",
+        "Profiler overhead",
+        "The profiler's own recorded work.",
+    ),
+    Cause("idle.preparation.python", "User Python", "Python code between operators."),
+    Cause(
+        "idle.preparation.unobserved",
+        "Host not observed",
+        "Nothing was recorded of the launching thread at that time.",
+    ),
+    Cause(
+        "idle.unlaunched",
+        "Launch not recorded",
+        "The kernel that ended the gap has no launch in the trace, so the gap has no cause.",
+    ),
+    Cause(
+        "idle.no_step",
+        "Before the first kernel, or after the last",
+        "Part of a window without any device event to explain it.",
+    ),
+)
+
+CAUSES: dict[str, Cause] = {cause.id: cause for cause in _CAUSES}
+LEAVES: tuple[str, ...] = tuple(
+    c for c in CAUSES if not any(other.startswith(c + ".") for other in CAUSES)
+)
+
+
+def parents(cause_id: str) -> tuple[str, ...]:
+    """All ancestors of a cause, nearest first."""
+    found = []
+    at = CAUSES[cause_id].parent
+    while at is not None:
+        found.append(at)
+        at = CAUSES[at].parent
+    return tuple(found)

@@ -1,0 +1,18 @@
+"""Every table that a run can hold, declared once.
+
+``TABLES`` maps a table's name to its declaration. The data dictionary in the documentation and
+``chopper schema`` are printed from it.
+"""
+
+from __future__ import annotations
+
+from chopper.tables._base import Column, Table
+from chopper.tables.analysis import ANALYSIS_TABLES
+from chopper.tables.telemetry import TELEMETRY_TABLES
+from chopper.tables.trace import TRACE_TABLES
+
+TABLES: dict[str, Table] = {
+    table.name: table for table in (*TRACE_TABLES, *TELEMETRY_TABLES, *ANALYSIS_TABLES)
+}
+
+__all__ = ["ANALYSIS_TABLES", "TABLES", "TELEMETRY_TABLES", "TRACE_TABLES", "Column", "Table"]

@@ -1,0 +1,83 @@
+"""Tables that analysis derives."""
+
+from __future__ import annotations
+
+from chopper.tables._base import Column, Table
+
+EVENT_LINK = Table(
+    "event_link",
+    1,
+    "One row per device event, in its order: what launched it and where it belongs.",
+    (
+        Column(
+            name="launch_row",
+            type="int64",
+            nullable=True,
+            doc="Row of the launching call in `host_span`.",
+        ),
+        Column(
+            name="op_row",
+            type="int64",
+            nullable=True,
+            doc="Row of the innermost operator in `host_span`.",
+        ),
+        Column(name="op", type="string", nullable=True, doc="Name of that operator."),
+        Column(name="layer", type="string", nullable=True, doc="Module path of the layer."),
+        Column(
+            name="phase",
+            type="string",
+            doc="forward, recompute, backward, optimizer, data or other.",
+        ),
+        Column(
+            name="step_index",
+            type="int32",
+            nullable=True,
+            doc="Index into the steps of this rank; null before the first and after the last.",
+        ),
+        Column(
+            name="work_class",
+            type="string",
+            doc="communication, copy, or compute; what level 1 sees.",
+        ),
+    ),
+)
+
+PIECE = Table(
+    "piece",
+    1,
+    "The attribution itself: every nanosecond of every window in exactly one row. Sum of "
+    "`time_ns` over a rank equals its observed time.",
+    (
+        Column(name="rank", type="int32", doc="Rank."),
+        Column(name="step_index", type="int32", doc="Index of the step window of this rank."),
+        Column(name="cause", type="string", doc="Id of a leaf cause."),
+        Column(
+            name="event_row",
+            type="int64",
+            nullable=True,
+            doc="Device event that spent the time, or that ended the gap.",
+        ),
+        Column(name="phase", type="string", doc="Phase of that event."),
+        Column(name="layer", type="string", nullable=True, doc="Layer of that event."),
+        Column(name="op", type="string", nullable=True, doc="Operator of that event."),
+        Column(name="kernel", type="string", nullable=True, doc="Name of that event."),
+        Column(name="time_ns", type="int64", unit="ns", doc="Time in this cause; may be 0."),
+    ),
+)
+
+WINDOW = Table(
+    "window",
+    1,
+    "Step windows of each rank; they tile the attributed device time.",
+    (
+        Column(name="rank", type="int32", doc="Rank."),
+        Column(name="step_index", type="int32", doc="Index of the window."),
+        Column(
+            name="number", type="int64", nullable=True, doc="Step number; null for a whole trace."
+        ),
+        Column(name="start_ns", type="int64", unit="ns", doc="Start of the window, Unix time."),
+        Column(name="end_ns", type="int64", unit="ns", doc="End of the window, Unix time."),
+    ),
+)
+
+ANALYSIS_TABLES = (EVENT_LINK, PIECE, WINDOW)

@@ -1,0 +1,157 @@
+"""Tables that a kernel trace becomes: one set per rank."""
+
+from __future__ import annotations
+
+from chopper.tables._base import Column, Table
+
+_START = Column(name="start_ns", type="int64", unit="ns", doc="Start, Unix time.")
+_DUR = Column(name="dur_ns", type="int64", unit="ns", doc="Duration.")
+_NAME = Column(name="name", type="string", doc="Name as recorded.")
+
+
+def _id(name: str, doc: str) -> Column:
+    return Column(name=name, type="int64", nullable=True, doc=doc)
+
+
+def _string(name: str, doc: str) -> Column:
+    return Column(name=name, type="string", nullable=True, doc=doc)
+
+
+HOST_SPAN = Table(
+    "host_span",
+    1,
+    "What host threads did: operators, annotations, runtime calls, Python functions. "
+    "Sorted by start, then longest first.",
+    (
+        _START,
+        _DUR,
+        Column(name="pid", type="int64", doc="Process that ran it."),
+        Column(name="tid", type="int64", doc="Thread that ran it (key into `thread`)."),
+        Column(
+            name="category",
+            type="string",
+            doc="cpu_op, annotation, runtime, driver, python, overhead, sync, gc or other.",
+        ),
+        _NAME,
+        _id("correlation_id", "Joins a runtime call to the device events that it launched."),
+        _id("external_id", "The profiler's id of the operator (or of the launching operator)."),
+        _id("sequence_id", "Autograd sequence number; a backward node carries its forward's."),
+        _id("forward_tid", "On backward nodes: the thread of the forward."),
+        _string("input_dims", "Shapes of the inputs, JSON as recorded."),
+        _string("input_types", "Data types of the inputs, JSON as recorded."),
+        _string("concrete_inputs", "Values of scalar inputs, JSON as recorded."),
+    ),
+)
+
+THREAD = Table(
+    "thread",
+    1,
+    "Host threads and device streams that occur in the trace.",
+    (
+        Column(name="pid", type="int64", doc="Process, or device for stream rows."),
+        Column(name="tid", type="int64", doc="Thread or stream."),
+        _string("process_name", "Name of the process as recorded."),
+        _string("thread_name", "Name of the thread as recorded."),
+    ),
+)
+
+DEVICE_EVENT = Table(
+    "device_event",
+    1,
+    "What devices did: kernels, copies, memsets. Sorted by start, then longest first. On a trace "
+    "without a device the compute threads' leaf operators and the communication threads' spans "
+    "stand here, with kind `host_op` and `host_collective`.",
+    (
+        _START,
+        _DUR,
+        Column(name="device_id", type="int32", doc="Device ordinal; -1 for the host itself."),
+        Column(name="stream_id", type="int64", doc="Stream; the thread for host rows."),
+        Column(
+            name="kind",
+            type="string",
+            doc="kernel, memcpy, memset, host_op or host_collective.",
+        ),
+        _NAME,
+        _id("correlation_id", "Joins to the launching runtime call."),
+        _id("external_id", "The launching operator's id, where recorded."),
+        _id("bytes_count", "Bytes that a copy or memset moved, as recorded."),
+        _string("grid", "Blocks per grid, JSON as recorded."),
+        _string("block", "Threads per block, JSON as recorded."),
+        _id("registers_count", "Registers per thread."),
+        _id("shared_memory_bytes", "Shared memory per block."),
+        Column(
+            name="occupancy_ratio",
+            type="float64",
+            nullable=True,
+            unit="ratio",
+            doc="Estimated achieved occupancy.",
+        ),
+        _id("graph_id", "Graph that replayed this kernel."),
+        _id("graph_node_id", "Node in that graph."),
+    ),
+)
+
+COLLECTIVE = Table(
+    "collective",
+    1,
+    "Metadata of collectives, from device events or from the operators that issued them.",
+    (
+        Column(name="source", type="string", doc="device_event or host_span."),
+        Column(name="row", type="int64", doc="Row in that table."),
+        _string("collective", "Name of the collective as recorded: allreduce, _allgather_base …"),
+        _id("in_elements_count", "Elements of the input message on this rank."),
+        _id("out_elements_count", "Elements of the output message on this rank."),
+        _string("dtype", "Element type as recorded: Float, BFloat16 …"),
+        _id("group_size_count", "Ranks in the process group."),
+        _string("group_name", "Name of the process group."),
+        _string("group_ranks", "Ranks of the process group, JSON as recorded."),
+        _id("sequence_id", "Sequence number within the group, where recorded."),
+    ),
+)
+
+STEP = Table(
+    "step",
+    1,
+    "Training steps as the host saw them.",
+    (
+        Column(name="number", type="int64", doc="Number of the step as the program counts."),
+        _START,
+        Column(name="end_ns", type="int64", unit="ns", doc="End, Unix time."),
+        Column(
+            name="source",
+            type="string",
+            doc="profiler_step (ProfilerStep#N), mark (prof.step()) or optimizer (hooks).",
+        ),
+        Column(name="traced", type="bool", doc="Whether the kernel trace covers this step."),
+    ),
+)
+
+MEMORY_EVENT = Table(
+    "memory_event",
+    1,
+    "Allocator events ([memory] instants).",
+    (
+        Column(name="time_ns", type="int64", unit="ns", doc="Unix time."),
+        Column(name="tid", type="int64", doc="Thread."),
+        _id("device_type", "0 CPU, 1 CUDA/HIP, as c10::DeviceType."),
+        _id("device_id", "Device ordinal."),
+        _id("address_id", "Address of the block."),
+        _id("bytes_count", "Bytes allocated (positive) or freed (negative)."),
+        _id("allocated_bytes", "Total allocated after the event."),
+        _id("reserved_bytes", "Total reserved after the event."),
+    ),
+)
+
+COUNTER = Table(
+    "counter",
+    1,
+    "Counter samples found inside the trace (ph C), for example sclk.",
+    (
+        Column(name="time_ns", type="int64", unit="ns", doc="Unix time."),
+        Column(name="track", type="string", doc="Process or device of the counter."),
+        _NAME,
+        Column(name="value", type="float64", nullable=True, doc="Value as recorded."),
+    ),
+)
+
+TRACE_TABLES = (HOST_SPAN, THREAD, DEVICE_EVENT, COLLECTIVE, STEP, MEMORY_EVENT, COUNTER)
