@@ -13,11 +13,13 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 # Options for pytest, for example PYTEST_ARGS="-n 2 -k closure".
 PYTEST_ARGS ?=
+# Percent of lines and branches that the tests must reach, children included.
+COVERAGE_MIN ?= 80
 # Where the demo writes; an earlier demo's run and report there are replaced.
 DEMO_RUN ?= runs/demo
 DEMO_REPORT ?= report.html
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Build dependencies are pinned too, so nothing is fetched into an isolated build environment.
 INSTALL := $(PIP) install --no-build-isolation -c constraints.txt $(PIP_ARGS)
 
@@ -65,7 +67,7 @@ layers: $(VENV)/dev.stamp  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 unit: $(VENV)/dev.stamp  ## pytest with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
 
 docs: $(VENV)/dev.stamp  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict --quiet
