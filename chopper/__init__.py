@@ -1,0 +1,66 @@
+"""Chopper: where did every millisecond of a training step go?
+
+    import chopper
+
+    with chopper.profile("runs/mine") as prof:      # also a decorator
+        for batch in prof.watch(loader):
+            train_step(batch)
+            prof.step()
+
+    run = chopper.load("runs/mine")                 # or a trace file, a glob, a directory
+    attribution = chopper.attribute(run)
+    chopper.report(run, "report.html")
+
+Importing this package loads none of torch, pandas, pyarrow or a vendor library; they are loaded
+by the call that needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chopper._version import __version__
+
+if TYPE_CHECKING:
+    from chopper.api import attribute, load, report
+    from chopper.attribution import Attribution
+    from chopper.errors import ChopperError
+    from chopper.profiling import Profile, profile
+    from chopper.run import Run
+
+_LAZY = {
+    "Attribution": "chopper.attribution",
+    "ChopperError": "chopper.errors",
+    "Profile": "chopper.profiling",
+    "Run": "chopper.run",
+    "attribute": "chopper.api",
+    "load": "chopper.api",
+    "profile": "chopper.profiling",
+    "report": "chopper.api",
+}
+
+__all__ = [
+    "Attribution",
+    "ChopperError",
+    "Profile",
+    "Run",
+    "__version__",
+    "attribute",
+    "load",
+    "profile",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'chopper' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -88,7 +88,7 @@ class ClockAnchor(msgspec.Struct, kw_only=True, frozen=True):
     monotonic_raw_ns: int | None = None
 
 
-class RankManifest(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RankManifest(msgspec.Struct, kw_only=True):
     """One rank's part."""
 
     schema_version: int = SCHEMA_VERSION
@@ -127,7 +127,7 @@ class RankManifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     findings: list[Finding] = []
 
 
-class RunManifest(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RunManifest(msgspec.Struct, kw_only=True):
     """The whole run."""
 
     schema_version: int = SCHEMA_VERSION

@@ -1,0 +1,99 @@
+"""The ``chopper`` command: one module per subcommand, loaded when it is called.
+
+Results go to stdout; messages, progress and next commands to stderr. Exit codes: 0 ok, 1 an error
+or a failed gate, 2 a wrong command line; ``record`` and ``run`` pass the command's own on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from chopper._version import __version__
+from chopper.errors import ChopperError
+
+_COMMANDS = {
+    "run": "Record a reference workload, attribute it, show where the time went.",
+    "record": "Record any training command, without changing its code.",
+    "import": "Import traces of other tools (Kineto from CUDA, ROCm or CPU) as a run.",
+    "analyze": "Attribute a run: where did every millisecond go?",
+    "report": "Write the report of a run: .html, .md, .json or .txt.",
+    "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
+    "doctor": "Show what can be collected on this machine, and what is missing.",
+    "workloads": "List the reference workloads and their options.",
+    "schema": "Print the tables that a run holds, or one of them.",
+    "completion": "Print the shell completion script for bash, zsh or fish.",
+}
+
+
+class _Group(click.Group):
+    """Loads a subcommand's module only when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"chopper.cli.{name}_")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], _COMMANDS, n=1)
+            if close and "did you mean" not in exc.message.lower():
+                exc.message += f" Did you mean {close[0]!r}?"
+            raise
+
+
+@click.command(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="chopper")
+def cli() -> None:
+    """The hardware could do this step in X ms; it took Y ms: where did the rest go?
+
+    \b
+    Examples:
+      chopper run fsdp2 --ranks 2
+      chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py
+      chopper analyze runs/mine --by layer
+      chopper report trace.json.gz -o report.html
+    """
+
+
+def main() -> None:
+    """Entry point: one line per error, never a traceback for what the user can mend."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.UsageError as exc:
+        exc.show()
+        sys.exit(2)
+    except click.exceptions.Exit as exc:
+        sys.exit(exc.exit_code)
+    except click.Abort:
+        click.echo("Aborted.", err=True)
+        sys.exit(130)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except ChopperError as exc:
+        click.echo(f"chopper: {exc}", err=True)
+        sys.exit(exc.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

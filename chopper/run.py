@@ -1,0 +1,391 @@
+"""The run directory: one run = one directory, portable, versioned, readable by anyone.
+
+manifest.json                 the whole run (made from the parts)
+rank-00000/manifest.json      what this rank says about itself; no rank writes another's file
+rank-00000/trace.json.gz      raw kernel trace
+rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch
+tables/rank-00000/*.parquet   what was derived from the raw files; safe to delete
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chopper import manifest as m
+from chopper._version import __version__
+from chopper.errors import OutputError, RunFormatError
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+MANIFEST = "manifest.json"
+_RANK_DIR = re.compile(r"rank-(\d{5,})$")
+
+
+def rank_dir_name(rank: int) -> str:
+    """Name of a rank's folder inside a run."""
+    return f"rank-{rank:05d}"
+
+
+def is_run(path: Path) -> bool:
+    """Whether ``path`` is a run directory, complete or half written."""
+    return path.is_dir() and (
+        (path / MANIFEST).is_file() or any(_RANK_DIR.match(p.name) for p in path.iterdir())
+    )
+
+
+def prepare_output(path: Path, *, force: bool = False) -> Path:
+    """Make an empty directory for a new run.
+
+    An existing run is replaced only with ``force``; a directory that holds anything else is
+    never touched.
+
+    Raises:
+        OutputError: it exists and is not empty, is not a directory, or cannot be created.
+    """
+    import shutil
+
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
+        if path.is_dir() and any(path.iterdir()):
+            if not is_run(path):
+                raise OutputError(
+                    f"{path}: holds files that are not a chopper run; choose another -o"
+                )
+            if not force:
+                raise OutputError(f"{path}: holds a run already; pass --force to replace it")
+            shutil.rmtree(path)
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".chopper-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot write here ({exc.strerror}); choose another -o") from exc
+    return path
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old or the new content, never a part.
+
+    Raises:
+        OutputError: the disk is full, or the place is read-only.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as exc:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
+
+
+class RunWriter:
+    """One rank's side of a run: its folder, its manifest part, its files.
+
+    Args:
+        path: the run directory, created when missing and shared by all ranks.
+        rank: global rank.
+    """
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.directory = path / rank_dir_name(rank)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise OutputError(f"{self.directory}: cannot be created ({exc.strerror})") from exc
+        self.manifest = m.RankManifest(
+            rank=rank, chopper_version=__version__, start_ns=time.time_ns(), pid=os.getpid()
+        )
+
+    def save(self) -> None:
+        """Write the part as it stands; called early and often, so that a kill loses little."""
+        write_atomic(self.directory / MANIFEST, m.encode(self.manifest))
+
+
+def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
+    parts: list[m.RankManifest] = []
+    findings: list[m.Finding] = []
+    for folder in sorted(p for p in path.iterdir() if _RANK_DIR.match(p.name)):
+        file = folder / MANIFEST
+        try:
+            part = m.decode_rank(file.read_bytes(), str(file))
+        except FileNotFoundError:
+            findings.append(
+                m.Finding(
+                    code="run.part_missing",
+                    severity="warning",
+                    message=f"{folder.name} has no manifest: the rank died before it wrote one",
+                )
+            )
+            part = m.RankManifest(rank=int(folder.name[5:]), status="running")
+            part.traces = tuple(sorted(p.name for p in folder.glob("trace*.json*")))
+        if part.status == "running":
+            findings.append(
+                m.Finding(
+                    code="run.rank_died",
+                    severity="warning",
+                    rank=part.rank,
+                    message=f"rank {part.rank} never closed its recording: it was killed, or is "
+                    "still running; what it had flushed is used",
+                )
+            )
+        parts.append(part)
+    return parts, findings
+
+
+def finalize(
+    path: Path,
+    *,
+    command: Iterable[str] | None = None,
+    workload: str | None = None,
+    exit_code: int | None = None,
+) -> m.RunManifest:
+    """Make ``manifest.json`` from the ranks' parts; called once, by whoever launched them.
+
+    Raises:
+        RunFormatError: no rank recorded anything.
+    """
+    parts, findings = _read_parts(path)
+    if not parts:
+        raise RunFormatError(
+            f"{path}: no rank recorded anything; did the command import torch and run a step?"
+        )
+    worlds = {p.world_size for p in parts if p.world_size}
+    if len(worlds) == 1 and len(parts) < max(worlds):
+        missing = sorted(set(range(max(worlds))) - {p.rank for p in parts})
+        findings.append(
+            m.Finding(
+                code="run.ranks_missing",
+                severity="warning",
+                count=len(missing),
+                message=f"{len(missing)} of {max(worlds)} ranks are not in this run: "
+                f"{_some(missing)}; waiting for them cannot be told from transfer",
+            )
+        )
+    run = m.RunManifest(
+        chopper_version=__version__,
+        kind="recorded",
+        name=path.resolve().name,
+        command=tuple(command) if command is not None else parts[0].command,
+        workload=workload,
+        created_ns=min((p.start_ns for p in parts if p.start_ns), default=None),
+        exit_code=exit_code,
+        ranks=parts,
+        findings=findings,
+    )
+    write_atomic(path / MANIFEST, m.encode(run))
+    return run
+
+
+def _some(values: list[int]) -> str:
+    shown = ", ".join(str(v) for v in values[:8])
+    return shown + (" …" if len(values) > 8 else "")
+
+
+class Run:
+    """A recorded or imported run, read lazily.
+
+    Attributes:
+        manifest: what the run says about itself.
+        path: its directory, or None for traces that were loaded without one.
+    """
+
+    def __init__(
+        self,
+        manifest: m.RunManifest,
+        path: Path | None,
+        tables: dict[tuple[int, str], pa.Table] | None = None,
+        source: str | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.path = path
+        self.source = source or str(path)
+        """What the user named: shown in messages and next commands."""
+        self._tables: dict[tuple[int, str], pa.Table] = tables if tables is not None else {}
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Open a run directory; a run that was never closed is read from its parts.
+
+        Raises:
+            RunFormatError: not a run, damaged, or written by a newer version.
+        """
+        file = path / MANIFEST
+        if file.is_file():
+            return cls(m.decode_run(file.read_bytes(), str(file)), path)
+        if not is_run(path):
+            raise RunFormatError(f"{path}: not a chopper run: no {MANIFEST} and no rank-* folder")
+        parts, findings = _read_parts(path)
+        return cls(
+            m.RunManifest(
+                chopper_version=__version__,
+                kind="recorded",
+                name=path.resolve().name,
+                command=parts[0].command,
+                created_ns=min((p.start_ns for p in parts if p.start_ns), default=None),
+                ranks=parts,
+                findings=findings,
+            ),
+            path,
+        )
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks in the run, ascending."""
+        return sorted(part.rank for part in self.manifest.ranks)
+
+    def part(self, rank: int) -> m.RankManifest:
+        """The manifest part of one rank."""
+        return next(part for part in self.manifest.ranks if part.rank == rank)
+
+    def rank_dir(self, rank: int) -> Path:
+        """Folder of one rank.
+
+        Raises:
+            RunFormatError: the run is in memory only.
+        """
+        if self.path is None:
+            raise RunFormatError(f"{self.source}: was loaded from traces and has no directory")
+        return self.path / rank_dir_name(rank)
+
+    def table(self, rank: int, name: str) -> pa.Table:
+        """A table of one rank, empty when nothing was recorded for it.
+
+        Trace tables are made from the raw trace at the first call and kept in ``tables/``.
+
+        Raises:
+            KeyError: no table of this name is declared.
+        """
+        declared = TABLES[name]
+        key = (rank, name)
+        if key not in self._tables:
+            self._load(rank, name)
+        return self._tables.get(key, declared.empty())
+
+    def put(self, rank: int, name: str, table: pa.Table) -> None:
+        """Hold a derived table in memory, validated against its declaration."""
+        self._tables[rank, name] = TABLES[name].validate(table)
+
+    def _load(self, rank: int, name: str) -> None:
+        if self.path is None:
+            return
+        stream = self.rank_dir(rank) / f"{name}.arrow"
+        if stream.is_file():
+            table, finding = read_stream(stream, name)
+            self._tables[rank, name] = table
+            if finding is not None:
+                self.part(rank).findings.append(finding)
+            return
+        if name in _TRACE_TABLE_NAMES:
+            from chopper.ingest import ingest_rank
+
+            ingest_rank(self, rank)
+
+    @property
+    def store(self) -> dict[tuple[int, str], pa.Table]:
+        """All tables in memory, by (rank, name)."""
+        return self._tables
+
+    def to_pandas(self, rank: int, name: str) -> Any:
+        """A table of one rank as a pandas DataFrame."""
+        return self.table(rank, name).to_pandas()
+
+    def __repr__(self) -> str:
+        return f"<chopper.Run {self.source!r}: {len(self.manifest.ranks)} rank(s)>"
+
+
+_TRACE_TABLE_NAMES = frozenset(
+    ("host_span", "thread", "device_event", "collective", "step", "memory_event", "counter")
+)
+
+
+def read_stream(path: Path, name: str) -> tuple[pa.Table, m.Finding | None]:
+    """Read an Arrow IPC stream up to its last whole batch.
+
+    A killed writer leaves an open end; the batches before it are returned with a finding.
+    """
+    import pyarrow as pa
+
+    declared = TABLES[name]
+    batches: list[pa.RecordBatch] = []
+    problem: str | None = None
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+            try:
+                while True:
+                    batches.append(reader.read_next_batch())
+            except StopIteration:
+                pass
+            except (pa.ArrowInvalid, OSError) as exc:
+                problem = str(exc).splitlines()[0]
+    except (pa.ArrowInvalid, OSError) as exc:
+        problem = str(exc).splitlines()[0]
+    finding = None
+    if problem is not None:
+        finding = m.Finding(
+            code="telemetry.truncated",
+            severity="warning",
+            message=f"{path.name}: ends in the middle of a batch ({problem}); "
+            f"{sum(b.num_rows for b in batches)} rows before it are used",
+        )
+    if not batches:
+        return declared.empty(), finding
+    table = pa.Table.from_batches(batches).unify_dictionaries()
+    return declared.validate(table), finding
+
+
+class StreamWriter:
+    """Writes one table as an Arrow IPC stream; every ``write`` is flushed to the file.
+
+    Args:
+        path: file to create, ``<table name>.arrow``.
+        name: a declared table.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        import pyarrow as pa
+
+        self._declared = TABLES[name]
+        try:
+            self._sink = path.open("wb")
+            options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+            self._writer = pa.ipc.new_stream(self._sink, self._declared.arrow, options=options)
+            self._sink.flush()
+        except OSError as exc:
+            raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
+        self.path = path
+
+    def write(self, columns: dict[str, Any]) -> None:
+        """Append one batch; ``columns`` maps every declared column to a sequence.
+
+        Raises:
+            OutputError: the disk is full or the file vanished.
+        """
+        import pyarrow as pa
+
+        schema = self._declared.arrow
+        batch = pa.record_batch(
+            [pa.array(columns[f.name], type=f.type, from_pandas=False) for f in schema],
+            schema=schema,
+        )
+        try:
+            self._writer.write_batch(batch)
+            self._sink.flush()
+        except OSError as exc:
+            raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
+
+    def close(self) -> None:
+        """End the stream; safe to call twice."""
+        if not self._sink.closed:
+            try:
+                self._writer.close()
+            finally:
+                self._sink.close()
