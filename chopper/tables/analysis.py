@@ -80,4 +80,23 @@ WINDOW = Table(
     ),
 )
 
-ANALYSIS_TABLES = (EVENT_LINK, PIECE, WINDOW)
+GAP = Table(
+    "gap",
+    1,
+    "Idle time of each window, cut by cause: disjoint intervals in time order.",
+    (
+        Column(name="rank", type="int32", doc="Rank."),
+        Column(name="step_index", type="int32", doc="Index of the window."),
+        Column(name="start_ns", type="int64", unit="ns", doc="Start, Unix time."),
+        Column(name="end_ns", type="int64", unit="ns", doc="End, Unix time."),
+        Column(name="cause", type="string", doc="Id of a leaf cause under `idle`."),
+        Column(
+            name="event_row",
+            type="int64",
+            nullable=True,
+            doc="Device event that ended the gap.",
+        ),
+    ),
+)
+
+ANALYSIS_TABLES = (EVENT_LINK, PIECE, WINDOW, GAP)

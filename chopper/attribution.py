@@ -1,0 +1,369 @@
+"""The result of attributing a run: tables of exclusive pieces, and views of them.
+
+Everything here is a regrouping of the same nanoseconds: whatever the level, the sums are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from chopper.causes import CAUSES, LEAVES, parents
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+
+    from chopper.manifest import Finding
+    from chopper.run import Run
+
+SCHEMA = "chopper.attribution/1"
+Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
+LEVELS: tuple[str, ...] = get_args(Level)
+_BOOTSTRAP_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """One cause with its time, leaf or parent."""
+
+    id: str
+    parent: str | None
+    label: str
+    time_ns: int
+    """Sum over all ranks and steps."""
+    share_ratio: float | None
+    """Of the observed time; None when nothing was observed."""
+    ci95_ns: tuple[int, int] | None
+    """Bootstrap over steps of the same total; None with fewer than two steps."""
+    basis: str
+    """What the number rests on."""
+    measured: bool
+    """True when it comes from recorded times alone, False when a model has a part in it."""
+    recoverable_ns: int | None = None
+    """What removing the cause would give back; None: not computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One value of a level, with its time by leaf cause."""
+
+    key: str | int | None
+    time_ns: int
+    causes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """One rank's share of the attribution."""
+
+    rank: int
+    label: str
+    device: str | None
+    """Name of the device, None for the host itself or unknown."""
+    peak_source: str | None
+    """Where its peaks come from; None: unknown."""
+    observed_ns: int
+    ideal_ns: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a cause's number rests on."""
+
+    text: str
+    measured: bool
+
+
+@dataclass
+class Attribution:
+    """Where every nanosecond of a run's windows went.
+
+    Attributes:
+        pieces: the `piece` table of all ranks.
+        windows: the `window` table of all ranks.
+        gaps: the `gap` table of all ranks.
+        links: rank → its `event_link` table, row by row with `device_event`.
+        ranks: one summary per rank.
+        findings: what the data can and cannot support, most severe first.
+        coverage: shares (ratios, None for unknown) of what models and joins reached.
+        bases: leaf cause → what it rests on.
+    """
+
+    run: Run
+    pieces: pa.Table
+    windows: pa.Table
+    gaps: pa.Table
+    links: dict[int, pa.Table]
+    ranks: list[RankSummary]
+    findings: list[Finding]
+    coverage: dict[str, float | None]
+    bases: dict[str, Basis]
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def observed_ns(self) -> int:
+        """Time of all windows of all ranks (rank-time)."""
+        return sum(rank.observed_ns for rank in self.ranks)
+
+    @property
+    def ideal_ns(self) -> int:
+        """Part of it that model math needs at the devices' peaks."""
+        return sum(rank.ideal_ns for rank in self.ranks)
+
+    @property
+    def steps(self) -> int:
+        """Step windows of the rank that has most of them."""
+        return max((rank.steps for rank in self.ranks), default=0)
+
+    def causes(self) -> list[CauseRow]:
+        """All causes with time in them, parents before their leaves, in the order of the tree."""
+        if "causes" not in self._cache:
+            self._cache["causes"] = self._causes()
+        rows: list[CauseRow] = self._cache["causes"]
+        return rows
+
+    def leaves(self) -> list[CauseRow]:
+        """Leaf causes with time in them, largest first; their times sum to ``observed_ns``."""
+        rows = [row for row in self.causes() if row.id in _LEAF_SET]
+        return sorted(rows, key=lambda row: -row.time_ns)
+
+    def by(self, level: Level) -> list[Group]:
+        """The same nanoseconds grouped by a level.
+
+        Steps and ranks come in order, everything else largest first. A key of None gathers
+        what has no value at this level (for example idle time without an operator).
+
+        Raises:
+            UsageError: no such level.
+        """
+        import numpy as np
+
+        if level not in LEVELS:
+            raise UsageError(f"level {level!r} unknown: one of {', '.join(LEVELS)}")
+        cause_codes, cause_names = _codes(self.pieces, "cause")
+        if level == "cause":
+            return [Group(row.id, row.time_ns, {row.id: row.time_ns}) for row in self.leaves()]
+        keys, names = self._level_codes(level)
+        time_ns = self.pieces["time_ns"].to_numpy()
+        width = max(len(cause_names), 1)
+        flat = _sum_by(keys * width + cause_codes, time_ns, len(names) * width)
+        totals = flat.reshape(len(names), width)
+        present = np.bincount(keys, minlength=len(names)) > 0
+        groups = [
+            Group(
+                name,
+                int(row.sum()),
+                {cause_names[i]: int(row[i]) for i in np.flatnonzero(row)},
+            )
+            for name, row, there in zip(names, totals, present, strict=True)
+            if there
+        ]
+        if level in ("step", "rank"):
+            return groups
+        return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
+
+    def _level_codes(self, level: str) -> tuple[np.ndarray, list[Any]]:
+        import numpy as np
+
+        if level in ("rank", "step"):
+            column = "rank" if level == "rank" else "step_index"
+            values, codes = np.unique(self.pieces[column].to_numpy(), return_inverse=True)
+            if level == "rank":
+                return codes.astype(np.int64), [int(v) for v in values]
+            numbers = self._step_numbers()
+            return codes.astype(np.int64), [numbers.get(int(v)) for v in values]
+        return _codes(self.pieces, level)
+
+    def _step_numbers(self) -> dict[int, int | None]:
+        index = self.windows["step_index"].to_pylist()
+        number = self.windows["number"].to_pylist()
+        return dict(zip(index, number, strict=True))
+
+    def step_time_ns(self) -> list[int]:
+        """Observed time of each step: the longest window over ranks, in step order."""
+        longest: dict[int, int] = {}
+        for index, start, end in zip(
+            self.windows["step_index"].to_pylist(),
+            self.windows["start_ns"].to_pylist(),
+            self.windows["end_ns"].to_pylist(),
+            strict=True,
+        ):
+            longest[index] = max(longest.get(index, 0), end - start)
+        return [longest[i] for i in sorted(longest)]
+
+    def _causes(self) -> list[CauseRow]:
+        import numpy as np
+
+        codes, names = _codes(self.pieces, "cause")
+        step_values, step_codes = np.unique(
+            self.pieces["step_index"].to_numpy(), return_inverse=True
+        )
+        steps, width = len(step_values), len(names)
+        time_ns = self.pieces["time_ns"].to_numpy()
+        leaf = _sum_by(step_codes * width + codes, time_ns, steps * width).reshape(steps, width)
+        per_step: dict[str, np.ndarray] = {}
+        for i, name in enumerate(names):
+            column = leaf[:, i]
+            for node in (name, *parents(name)):
+                per_step[node] = per_step[node] + column if node in per_step else column
+        shown = [c for c in CAUSES if c in per_step and (per_step[c].any() or c in names)]
+        intervals = _bootstrap_totals(np.stack([per_step[c] for c in shown])) if shown else None
+        observed = self.observed_ns
+        rows = []
+        for i, cause_id in enumerate(shown):
+            total = int(per_step[cause_id].sum())
+            basis = self._basis(cause_id, names)
+            rows.append(
+                CauseRow(
+                    id=cause_id,
+                    parent=CAUSES[cause_id].parent,
+                    label=CAUSES[cause_id].label,
+                    time_ns=total,
+                    share_ratio=total / observed if observed else None,
+                    ci95_ns=None if intervals is None else intervals[i],
+                    basis=basis.text,
+                    measured=basis.measured,
+                )
+            )
+        return rows
+
+    def _basis(self, cause_id: str, leaves: list[Any]) -> Basis:
+        if cause_id in self.bases:
+            return self.bases[cause_id]
+        under = [self.bases[c] for c in leaves if c.startswith(cause_id + ".") and c in self.bases]
+        if cause_id in _LEAF_SET or not under:
+            return Basis("recorded times", True)
+        return Basis("sum of the causes below it", all(b.measured for b in under))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form, schema ``chopper.attribution/1``."""
+        by_rank = {g.key: g.causes for g in self.by("rank")}
+        return {
+            "schema": SCHEMA,
+            "run": self.run.source,
+            "observed_ns": self.observed_ns,
+            "ideal_ns": self.ideal_ns,
+            "steps": self.steps,
+            "step_time_ns": self.step_time_ns(),
+            "ranks": [
+                {
+                    "rank": r.rank,
+                    "label": r.label,
+                    "device": r.device,
+                    "peak_source": r.peak_source,
+                    "observed_ns": r.observed_ns,
+                    "ideal_ns": r.ideal_ns,
+                    "steps": r.steps,
+                    "causes_ns": by_rank.get(r.rank, {}),
+                }
+                for r in self.ranks
+            ],
+            "causes": [
+                {
+                    "id": c.id,
+                    "parent": c.parent,
+                    "label": c.label,
+                    "time_ns": c.time_ns,
+                    "share_ratio": c.share_ratio,
+                    "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
+                    "basis": c.basis,
+                    "measured": c.measured,
+                    "recoverable_ns": c.recoverable_ns,
+                }
+                for c in self.causes()
+            ],
+            "coverage": self.coverage,
+            "quality": [_finding_dict(f) for f in self.findings],
+        }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Causes as a pandas DataFrame, one row each, in the order of the tree."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "cause": c.id,
+                    "label": c.label,
+                    "time_ns": c.time_ns,
+                    "share_ratio": c.share_ratio,
+                    "ci95_low_ns": c.ci95_ns[0] if c.ci95_ns else None,
+                    "ci95_high_ns": c.ci95_ns[1] if c.ci95_ns else None,
+                    "basis": c.basis,
+                    "measured": c.measured,
+                }
+                for c in self.causes()
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        html: str = self.table.to_html(index=False)
+        return html
+
+    def __repr__(self) -> str:
+        return (
+            f"<chopper.Attribution of {self.run.source!r}: {self.observed_ns} ns over "
+            f"{len(self.ranks)} rank(s) and {self.steps} step(s)>"
+        )
+
+
+_LEAF_SET = frozenset(LEAVES)
+
+
+def _finding_dict(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "message": finding.message,
+        "rank": finding.rank,
+        "count": finding.count,
+        "withholds": list(finding.withholds),
+    }
+
+
+def _codes(table: pa.Table, column: str) -> tuple[np.ndarray, list[Any]]:
+    """Dictionary codes of a string column as int64, nulls as one more value None."""
+    import numpy as np
+
+    array = table[column].unify_dictionaries().combine_chunks()
+    names: list[Any] = array.dictionary.to_pylist()
+    indices = array.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(names))
+        names = [*names, None]
+    return indices.to_numpy(zero_copy_only=False).astype(np.int64), names
+
+
+def _sum_by(keys: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """Exact int64 sums of ``values`` by key (a float accumulator would round)."""
+    import numpy as np
+
+    out = np.zeros(size, dtype=np.int64)
+    np.add.at(out, keys, values)
+    return out
+
+
+def _bootstrap_totals(per_step: np.ndarray) -> list[tuple[int, int] | None]:
+    """95 % percentile interval of each row's total, resampling its steps.
+
+    Args:
+        per_step: (causes, steps) nanoseconds.
+
+    Returns:
+        One (low, high) per cause; None with fewer than two steps.
+    """
+    import numpy as np
+
+    causes, steps = per_step.shape
+    if steps < 2:
+        return [None] * causes
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(steps, np.full(steps, 1 / steps), size=_BOOTSTRAP_RESAMPLES)
+    totals = counts.astype(np.float64) @ per_step.T.astype(np.float64)
+    low, high = np.percentile(totals, [2.5, 97.5], axis=0)
+    return [(int(round(a)), int(round(b))) for a, b in zip(low, high, strict=True)]
