@@ -27,10 +27,16 @@ def git_files(*options: str) -> list[str]:
     return [path for path in listing.stdout.split("\0") if path]
 
 
-def run_tool(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    *command: str, stdin: str | None = None, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *command],
-        **{"cwd": ROOT, "capture_output": True, "text": True, **options},  # type: ignore[call-overload]
+        cwd=ROOT,
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -131,7 +137,7 @@ def test_ruff_refuses_the_bare_name(folder: str, statement: str) -> None:
         "--output-format=concise",
         "--stdin-filename=analyzers/x.py",
         "-",
-        input=statement.format(folder) + "\n",
+        stdin=statement.format(folder) + "\n",
     )
     assert found.returncode == 1
     assert f"import chopper.{folder}" in found.stdout
@@ -140,14 +146,15 @@ def test_ruff_refuses_the_bare_name(folder: str, statement: str) -> None:
 def test_ruff_accepts_the_namespace() -> None:
     source = "".join(f"import chopper.{folder}\n" for folder in FOLDERS)
     found = run_tool(
-        "ruff", "check", "--select=TID251", "--stdin-filename=analyzers/x.py", "-", input=source
+        "ruff", "check", "--select=TID251", "--stdin-filename=analyzers/x.py", "-", stdin=source
     )
     assert found.returncode == 0, found.stdout
 
 
 def test_ruff_sees_each_file_once() -> None:
-    listing = run_tool("ruff", "check", "--show-files", check=True).stdout.splitlines()
-    seen = [Path(line).resolve() for line in listing if line.endswith(".py")]
+    listing = run_tool("ruff", "check", "--show-files")
+    assert listing.returncode == 0, listing.stderr
+    seen = [Path(line).resolve() for line in listing.stdout.splitlines() if line.endswith(".py")]
     assert len(seen) == len(set(seen))
     assert {ROOT / folder / "__init__.py" for folder in FOLDERS} <= set(seen)
 
@@ -170,15 +177,15 @@ def test_coverage_counts_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(code, encoding="utf-8")
     # Without the settings that an outer measured run hands to its children.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
-    run_tool(
+    measured = run_tool(
         "coverage",
         "run",
         "--parallel-mode",
         f"--data-file={data_file}",
         str(tmp_path / "program.py"),
-        check=True,
-        env=environment,
+        environment=environment,
     )
+    assert measured.returncode == 0, measured.stderr
     [written] = tmp_path.glob("data.*")
     data = coverage.CoverageData(basename=str(written))
     data.read()

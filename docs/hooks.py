@@ -1,0 +1,281 @@
+"""Makes the pages that describe the program from the program: commands, tables, causes, peaks.
+
+MkDocs calls the ``on_*`` functions. Nothing is written into the source tree.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+# The program of this checkout is described, wherever another one may be installed.
+sys.path.insert(0, str(ROOT))
+
+from chopper.causes import CAUSES, LEAVES  # noqa: E402
+from chopper.cli import cli  # noqa: E402
+from chopper.tables import ANALYSIS_TABLES, TELEMETRY_TABLES, TRACE_TABLES, Table  # noqa: E402
+
+COMMANDS = cli.list_commands(click.Context(cli))
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the commands into the navigation, in the order of ``chopper --help``."""
+    for section in config.nav or []:
+        for name, entries in section.items():
+            if name == "Commands":
+                at = entries.index("@commands")
+                entries[at : at + 1] = [
+                    {f"chopper {command}": f"commands/{command}.md"} for command in COMMANDS
+                ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {f"commands/{name}.md": command_page(name) for name in COMMANDS}
+    pages["reference/causes.md"] = causes_page()
+    pages["reference/tables.md"] = tables_page()
+    pages["reference/device-peaks.md"] = peaks_page()
+    pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    # Links into docs/ are right in the repository; on the site the pages are neighbours.
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    pages["contributing.md"] = contributing.replace("](docs/", "](")
+    for path, content in pages.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fill the one marker that a written page may hold."""
+    if page.file.src_uri == "reference/json.md":
+        return markdown.replace("<!-- generated: attribution -->", attribution_example())
+    return markdown
+
+
+def cell(text: object) -> str:
+    """Text for a cell of a Markdown table; unknown is a dash."""
+    if text is None or text == "":
+        return "–"
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def command_page(name: str) -> str:
+    """What ``chopper NAME --help`` says, as a page."""
+    command = cli.get_command(click.Context(cli), name)
+    if command is None:
+        raise PluginError(f"chopper --help lists {name}, and there is no such command")
+    parent = click.Context(cli, info_name="chopper")
+    context = click.Context(command, info_name=name, parent=parent)
+    usage = " ".join(command.collect_usage_pieces(context))
+    parts = [f"# chopper {name}", f"```\nchopper {name} {usage}\n```", help_text(command.help)]
+    rows: list[tuple[object, ...]] = []
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            rows.append((f"`{record[0]}`", record[1]))
+    if rows:
+        parts += ["## Options", table(("option", "meaning"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def help_text(text: str | None) -> str:
+    r"""Click's help as Markdown: what follows ``\b`` keeps its lines."""
+    parts = []
+    for paragraph in (text or "").split("\n\n"):
+        if not paragraph.startswith("\b\n"):
+            parts.append(paragraph)
+            continue
+        lines = paragraph.removeprefix("\b\n").splitlines()
+        if lines[0].endswith(":") and not lines[0].startswith(" "):
+            parts.append(f"## {lines.pop(0).removesuffix(':')}")
+        indent = min((len(line) - len(line.lstrip()) for line in lines if line), default=0)
+        parts.append("```\n" + "\n".join(line[indent:] for line in lines) + "\n```")
+    return "\n\n".join(parts)
+
+
+def causes_page() -> str:
+    """The tree of causes."""
+    parts = [
+        "# Causes",
+        f"Every nanosecond of every step window belongs to exactly one of the {len(LEAVES)} "
+        "**leaf** causes; a parent is the sum of the leaves below it. Ids are stable: they stand "
+        "in [JSON output](json.md) and in the [`piece` table](tables.md#piece). "
+        "[How attribution works](../concepts/attribution.md) says how each is found.",
+    ]
+    rows: list[tuple[object, ...]] = []
+    for cause in CAUSES.values():
+        if cause.parent is None and rows:
+            parts.append(table(("id", "label", "leaf", "meaning"), rows))
+            rows = []
+        if cause.parent is None:
+            parts.append(f"## {cause.label}")
+        leaf = "leaf" if cause.id in LEAVES else ""
+        rows.append((f"`{cause.id}`", cause.label, leaf, cause.doc))
+    parts.append(table(("id", "label", "leaf", "meaning"), rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def tables_page() -> str:
+    """The data dictionary."""
+    parts = [
+        "# Tables",
+        "A run is a set of typed tables. Times are integer nanoseconds of Unix time; units stand "
+        "in the names (`_ns _bytes _hz _w _j _c _flop _ratio _count _id`); unknown is null. "
+        "`string` columns are dictionary-encoded, `text` is plain UTF-8. `chopper schema` prints "
+        "the same from the command line.",
+    ]
+    groups: tuple[tuple[str, str, tuple[Table, ...]], ...] = (
+        ("From kernel traces", "One set per rank.", TRACE_TABLES),
+        ("Telemetry", "Written while the run goes on, one set per rank.", TELEMETRY_TABLES),
+        ("Derived by analysis", "Safe to delete: they are made again.", ANALYSIS_TABLES),
+    )
+    for title, text, tables in groups:
+        parts += [f"## {title}", text]
+        for declared in tables:
+            rows: list[tuple[object, ...]] = [
+                (f"`{c.name}`", c.type, c.unit, "yes" if c.nullable else "", c.doc)
+                for c in declared.columns
+            ]
+            parts += [
+                f"### `{declared.name}` {{ #{declared.name} }}",
+                f"{declared.doc} Version {declared.version}.",
+                table(("column", "type", "unit", "null", "meaning"), rows),
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+def peaks_page() -> str:
+    """What is known of devices, value by value with its source."""
+    return "# Device peaks\n"
+
+
+# What each field of ``chopper.attribution/1`` means. A field that the program writes and this
+# does not name, or the other way round, fails the build.
+FIELDS = {
+    "": {
+        "schema": "Name and version of this form.",
+        "run": "The run directory or trace that was named.",
+        "observed_ns": "Time of all step windows of all ranks.",
+        "ideal_ns": "The part of it that model math needs at the devices' peaks.",
+        "steps": "Step windows of the rank that has most.",
+        "step_time_ns": "Of each step, the longest window over ranks.",
+        "ranks": "One object per rank.",
+        "causes": "One object per cause with time in it, parents before their leaves. The times of "
+        "the leaf causes sum to `observed_ns`.",
+        "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
+        "quality": "Findings about the data, most severe first.",
+    },
+    "ranks": {
+        "rank": "Global rank.",
+        "label": "How reports name it.",
+        "device": "Name of its device; null when it computes on the host or the name is unknown.",
+        "peak_source": "Where the peaks of that device come from; null when they are unknown.",
+        "observed_ns": "Time of its windows.",
+        "ideal_ns": "The part that model math needs at peak.",
+        "steps": "Its step windows.",
+        "causes_ns": "Leaf cause → time; sums to its `observed_ns`.",
+    },
+    "causes": {
+        "id": "[Id](causes.md) of the cause.",
+        "parent": "Id of its parent; null at the top.",
+        "label": "Name for people.",
+        "time_ns": "Time, over all ranks and steps.",
+        "share_ratio": "`time_ns` ÷ `observed_ns`; null when nothing was observed.",
+        "ci95_ns": "95 % interval of `time_ns` (bootstrap over steps), low and high; null with "
+        "fewer than two steps.",
+        "basis": "What the number rests on.",
+        "measured": "True when it comes from recorded times alone, false when a model has a part.",
+        "recoverable_ns": "What removing the cause would give back; null: not computed.",
+    },
+    "quality": {
+        "code": "Stable dotted id of the finding.",
+        "severity": "info, warning or error.",
+        "message": "One line.",
+        "rank": "Rank that it is about; null for the run.",
+        "count": "How many; null when there is nothing to count.",
+        "withholds": "Claims that are withheld because of it.",
+    },
+}
+
+
+def attribution_example() -> str:
+    """The fields of the JSON form, and an example that the program itself made."""
+    document = example_attribution()
+    parts = []
+    for place, fields in FIELDS.items():
+        sample = document[place][0] if place else document
+        if set(sample) != set(fields):
+            raise PluginError(
+                f"docs/hooks.py: fields of the JSON form at {place or 'top'!r} are "
+                f"{sorted(sample)}, described are {sorted(fields)}"
+            )
+        rows: list[tuple[object, ...]] = [(f"`{name}`", fields[name]) for name in sample]
+        parts += [f"## `{place}`" if place else "## Top level", table(("field", "meaning"), rows)]
+    shown = json.dumps(document, indent=2, ensure_ascii=False)
+    parts += ["## Example", "One rank, two steps, made up:", f"```json\n{shown}\n```"]
+    return "\n\n".join(parts)
+
+
+def example_attribution() -> dict[str, Any]:
+    """A small attribution in the documented form."""
+    import pyarrow as pa
+
+    from chopper.attribution import Attribution, Basis, RankSummary
+    from chopper.manifest import Finding, RankManifest, RunManifest
+    from chopper.run import Run
+    from chopper.tables.analysis import GAP, PIECE, WINDOW
+
+    pieces = [
+        {"rank": 0, "step_index": step, "cause": cause, "phase": "forward", "time_ns": time_ns}
+        for step, causes in enumerate(
+            (
+                {"compute.ideal": 400, "compute.efficiency": 350, "idle.call": 250},
+                {"compute.ideal": 400, "compute.efficiency": 370, "idle.call": 230},
+            )
+        )
+        for cause, time_ns in causes.items()
+    ]
+    windows = [
+        {"rank": 0, "step_index": i, "number": i, "start_ns": 1000 * i, "end_ns": 1000 * (i + 1)}
+        for i in range(2)
+    ]
+    manifest = RunManifest(kind="recorded", name="mine", ranks=[RankManifest(rank=0)])
+    finding = Finding(code="trace.truncated", severity="warning", message="…", rank=0, count=1)
+    result = Attribution(
+        run=Run(manifest, None, source="runs/mine"),
+        pieces=pa.Table.from_pylist(pieces, schema=PIECE.arrow),
+        windows=pa.Table.from_pylist(windows, schema=WINDOW.arrow),
+        gaps=GAP.empty(),
+        links={},
+        ranks=[
+            RankSummary(
+                rank=0,
+                label="rank 0",
+                device="NVIDIA H100 80GB HBM3",
+                peak_source="datasheet",
+                observed_ns=2000,
+                ideal_ns=800,
+                steps=2,
+            )
+        ],
+        findings=[finding],
+        coverage={"launched": 1.0, "shapes": None},
+        bases={"compute.ideal": Basis("FLOP ÷ datasheet peak", measured=False)},
+    )
+    document: dict[str, Any] = result.to_dict()
+    return document
