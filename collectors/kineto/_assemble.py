@@ -1,0 +1,521 @@
+"""From a file's columns to one set of declared tables per rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.collectors.kineto._columns import number, text_of
+from chopper.collectors.kineto._reader import FileReader
+from chopper.errors import InputError
+from chopper.manifest import Device, Finding
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chopper.collectors.kineto._events import Args, Header
+
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
+
+_COUNT_MESSAGES: dict[str, tuple[str, str]] = {
+    "event.without_ts": ("warning", "events without a usable ts were dropped"),
+    "event.without_name": ("warning", "events without a name were dropped"),
+    "event.without_dur": ("warning", "events without a dur were taken as points in time"),
+    "event.negative_duration": ("warning", "events with a negative dur were taken as points"),
+    "event.overflowing_duration": (
+        "warning",
+        "events with an overflowing dur (over 30 days) were taken as points",
+    ),
+    "event.not_an_object": ("warning", "entries of traceEvents that are no objects were dropped"),
+    "event.without_ph": ("warning", "events without a phase (ph) were dropped"),
+    "event.without_category": ("info", "events without a category were not used"),
+    "event.nanosecond_unit": (
+        "warning",
+        "events count in nanoseconds where the format says microseconds; converted",
+    ),
+    "event.duplicate": ("warning", "events were recorded twice; the repetitions were dropped"),
+}
+
+
+@dataclass
+class ParsedTrace:
+    """One rank of one file.
+
+    Attributes:
+        source: name of the file.
+        rank: as recorded; None when the file does not say.
+        world_size: as recorded.
+        tables: the declared trace tables by name, times in Unix nanoseconds.
+        devices: from deviceProperties.
+        host_pid: process that launched the work.
+        device_id: device that ran it, None on a host-only trace.
+    """
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    tables: dict[str, pa.Table]
+    devices: list[Device]
+    host_pid: int | None
+    device_id: int | None
+    process_groups: list[dict[str, Any]]
+    environment: dict[str, str]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """First and last recorded time, None for a trace without events."""
+        bounds = []
+        for name in ("host_span", "device_event"):
+            table = self.tables[name]
+            if table.num_rows:
+                start = table["start_ns"].to_numpy()
+                bounds.append((int(start[0]), int((start + table["dur_ns"].to_numpy()).max())))
+        return (min(a for a, _ in bounds), max(b for _, b in bounds)) if bounds else None
+
+
+def read_trace(path: Path) -> list[ParsedTrace]:
+    """Read one file: usually one rank, several when their traces were merged into it.
+
+    Raises:
+        InputError: the file is missing, empty, or no Kineto trace; one line says which.
+    """
+    reader = FileReader(path)
+    host, device = reader.host.finish(), reader.device.finish()
+    header = reader.header
+    info = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
+    findings = list(reader.findings)
+    findings += _count_findings(reader, path.name)
+    if not len(host["start_ns"]) and not len(device["start_ns"]):
+        raise InputError(
+            f"{path}: a trace without a single usable event; was the profiler active while the "
+            "program worked?"
+        )
+    groups = _ranks_in_file(host, device)
+    traces = []
+    for host_mask, device_mask, pid in groups:
+        traces.append(
+            _one_rank(reader, path, info, host, device, host_mask, device_mask, pid, len(groups))
+        )
+    traces[0].findings[:0] = findings
+    return traces
+
+
+def _count_findings(reader: FileReader, source: str) -> list[Finding]:
+    findings = [
+        Finding(
+            code=code,
+            severity=_COUNT_MESSAGES[code][0],  # type: ignore[arg-type]
+            message=f"{source}: {count} {_COUNT_MESSAGES[code][1]}",
+            count=count,
+        )
+        for code, count in sorted(reader.counts.values.items())
+    ]
+    if reader.unknown:
+        listed = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
+        findings.append(
+            Finding(
+                code="event.unknown_category",
+                severity="info",
+                message=f"{source}: events of unknown categories were not used: {listed}",
+                count=sum(reader.unknown.values()),
+            )
+        )
+    return findings
+
+
+def _ranks_in_file(
+    host: dict[str, Any], device: dict[str, Any]
+) -> list[tuple[np.ndarray | None, np.ndarray | None, int | None]]:
+    """Which host processes and devices belong together: (host rows, device rows, pid).
+
+    A process that launches, or that runs steps, is a rank; other processes (data loader
+    workers) go with the first. None for rows means all of them.
+    """
+    pids = host["pid"]
+    correlation = host["correlation_id"].fill_null(-1).to_numpy()
+    category_codes, categories = host["category"]
+    launches = np.isin(
+        category_codes, [i for i, c in enumerate(categories) if c in ("runtime", "driver")]
+    )
+    ranks = [int(p) for p in np.unique(pids[launches & (correlation >= 0)])]
+    if len(ranks) < 2 or not len(device["start_ns"]):
+        busiest = _busiest_process(host)
+        return [(None, None, ranks[0] if len(ranks) == 1 else busiest)]
+    device_keys = device["pid"] * 4096 + device["device_id"]
+    device_correlation = device["correlation_id"].fill_null(-1).to_numpy()
+    owner: dict[int, int] = {}
+    for key in np.unique(device_keys):
+        rows = device_keys == key
+        votes = {}
+        for pid in ranks:
+            mine = launches & (pids == pid)
+            votes[pid] = _causal_matches(
+                device_correlation[rows],
+                device["start_ns"][rows],
+                correlation[mine],
+                host["start_ns"][mine],
+            )
+        owner[int(key)] = max(votes, key=lambda p: votes[p])
+    owners = np.array([owner[int(k)] for k in device_keys])
+    used = [pid for pid in ranks if (owners == pid).any()]
+    if len(used) < 2:
+        return [(None, None, used[0])]
+    return [
+        (
+            (pids == pid) | (~np.isin(pids, used) if pid == used[0] else False),
+            owners == pid,
+            pid,
+        )
+        for pid in used
+    ]
+
+
+def _busiest_process(host: dict[str, Any]) -> int | None:
+    category_codes, categories = host["category"]
+    operators = [i for i, c in enumerate(categories) if c in ("cpu_op", "annotation")]
+    rows = np.isin(category_codes, operators)
+    pids, counts = np.unique(host["pid"][rows], return_counts=True)
+    return int(pids[np.argmax(counts)]) if len(pids) else None
+
+
+def _causal_matches(
+    correlation: np.ndarray, start: np.ndarray, launch: np.ndarray, launch_start: np.ndarray
+) -> int:
+    """How many device events have a launch of the same correlation shortly before them."""
+    order = np.argsort(launch, kind="stable")
+    launch, launch_start = launch[order], launch_start[order]
+    at = np.searchsorted(launch, correlation)
+    inside = at < len(launch)
+    at = np.where(inside, at, 0)
+    delay = start - launch_start[at]
+    return int((inside & (launch[at] == correlation) & (delay >= 0) & (delay < 10**10)).sum())
+
+
+def _one_rank(
+    reader: FileReader,
+    path: Path,
+    info: dict[str, Any],
+    host: dict[str, Any],
+    device: dict[str, Any],
+    host_mask: np.ndarray | None,
+    device_mask: np.ndarray | None,
+    pid: int | None,
+    ranks_in_file: int,
+) -> ParsedTrace:
+    base_ns = reader.base_ns
+    host_table, host_rows = _sorted_table("host_span", host, host_mask, base_ns)
+    device_table, device_rows = _sorted_table("device_event", device, device_mask, base_ns)
+    findings: list[Finding] = []
+    host_table, host_rows, dropped_host = _drop_duplicates(host_table, host_rows, ("pid", "tid"))
+    device_table, device_rows, dropped_device = _drop_duplicates(
+        device_table, device_rows, ("device_id", "stream_id")
+    )
+    dropped = dropped_host + dropped_device
+    if dropped:
+        findings.append(
+            Finding(
+                code="event.duplicate",
+                severity="warning",
+                count=dropped,
+                message=f"{path.name}: {dropped} {_COUNT_MESSAGES['event.duplicate'][1]}",
+            )
+        )
+    tables = {
+        "host_span": host_table,
+        "device_event": device_table,
+        "collective": _collectives(reader, host_rows, device_rows),
+        "thread": _threads(reader),
+        "step": _steps(host_table, pid),
+        "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
+        "counter": _counters(reader, base_ns),
+    }
+    devices = _devices(reader.header)
+    rank = info.get("rank")
+    world = info.get("world_size")
+    return ParsedTrace(
+        source=path.name,
+        rank=rank if isinstance(rank, int) and rank >= 0 and ranks_in_file == 1 else None,
+        world_size=world if isinstance(world, int) and world > 0 else None,
+        backend=str(info["backend"]) if info.get("backend") else None,
+        tables=tables,
+        devices=devices,
+        host_pid=pid,
+        device_id=_main_device(device_table),
+        process_groups=[g for g in info.get("pg_config") or [] if isinstance(g, dict)],
+        environment=_environment(reader.header, info),
+        findings=findings,
+    )
+
+
+def _sorted_table(
+    name: str, columns: dict[str, Any], mask: np.ndarray | None, base_ns: int
+) -> tuple[pa.Table, np.ndarray]:
+    """The declared table, sorted by start then longest first, and where each old row went.
+
+    Returns:
+        The table and an array old row → new row, -1 for rows that are not in it.
+    """
+    start, dur = columns["start_ns"], columns["dur_ns"]
+    order = np.lexsort((-dur, start))
+    if mask is not None:
+        order = order[mask[order]]
+    moved = np.full(len(start), -1, dtype=np.int64)
+    moved[order] = np.arange(len(order))
+    indices = pa.array(order)
+    declared = TABLES[name]
+    arrays: list[pa.Array] = []
+    for fields in declared.arrow:
+        value = columns[fields.name]
+        if fields.name == "start_ns":
+            arrays.append(pa.array(start[order] + base_ns))
+        elif isinstance(value, tuple):
+            arrays.append(_dictionary(value[0][order], value[1]))
+        elif isinstance(value, np.ndarray):
+            picked = value[order]
+            if fields.type == pa.float64():
+                arrays.append(pa.array(picked, mask=np.isnan(picked)))
+            else:
+                arrays.append(pa.array(picked.astype(fields.type.to_pandas_dtype())))
+        else:
+            arrays.append(value.take(indices))
+    return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
+
+
+def _dictionary(codes: np.ndarray, values: list[str | None]) -> pa.Array:
+    """Codes with 0 for null → a dictionary array."""
+    distinct: dict[str, int] = {}
+    remap = np.zeros(len(values), dtype=np.int32)
+    for code, value in enumerate(values):
+        if value is not None:
+            remap[code] = distinct.setdefault(value, len(distinct))
+    null = codes == 0
+    return pa.DictionaryArray.from_arrays(
+        pa.array(remap[codes], mask=null) if null.any() else pa.array(remap[codes]),
+        pa.array(list(distinct), type=pa.string()),
+    )
+
+
+def _drop_duplicates(
+    table: pa.Table, rows: np.ndarray, place: tuple[str, str]
+) -> tuple[pa.Table, np.ndarray, int]:
+    """Drop events that repeat an earlier one in place, time, name and ids.
+
+    One stream or thread cannot run two things at once, so an exact repetition is the recorder's.
+    Only events with a duration and an id count: points in time may well repeat.
+
+    Returns:
+        The table, the map old row → new row, and how many were dropped.
+    """
+    if table.num_rows < 2:
+        return table, rows, 0
+    start, dur = table["start_ns"].to_numpy(), table["dur_ns"].to_numpy()
+    # Sorted by start then longest first: repetitions share both with a neighbour.
+    near = (start[1:] == start[:-1]) & (dur[1:] == dur[:-1]) & (dur[1:] > 0)
+    if not near.any():
+        return table, rows, 0
+    candidates = np.flatnonzero(np.append(near, False) | np.append(False, near))
+    few = table.take(pa.array(candidates))
+    ids = [
+        few[c].combine_chunks().fill_null(-1).to_numpy() for c in ("correlation_id", "external_id")
+    ]
+    keys = np.stack(
+        [
+            start[candidates],
+            dur[candidates],
+            *(few[c].to_numpy().astype(np.int64) for c in place),
+            few["name"].combine_chunks().indices.to_numpy().astype(np.int64),
+            *ids,
+        ]
+    )
+    order = np.lexsort(keys[::-1])
+    same = np.zeros(len(candidates), dtype=bool)
+    same[order[1:]] = (keys[:, order[1:]] == keys[:, order[:-1]]).all(axis=0)
+    same &= (ids[0] > 0) | (ids[1] > 0)
+    dropped = int(same.sum())
+    if not dropped:
+        return table, rows, 0
+    keep = np.ones(table.num_rows, dtype=bool)
+    keep[candidates[same]] = False
+    new_position = np.cumsum(keep) - 1
+    valid = rows >= 0
+    moved = rows.copy()
+    moved[valid] = np.where(keep[rows[valid]], new_position[rows[valid]], -1)
+    return table.filter(pa.array(keep)).combine_chunks(), moved, dropped
+
+
+def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndarray) -> pa.Table:
+    rows: list[tuple[str, int, Args]] = []
+    for source, found, moved in (
+        ("device_event", reader.device.collectives, device_rows),
+        ("host_span", reader.host.collectives, host_rows),
+    ):
+        rows += [(source, int(moved[i]), a) for i, a in found if moved[i] >= 0]
+    declared = TABLES["collective"]
+    if not rows:
+        return declared.empty()
+    rows.sort(key=lambda r: (r[0], r[1]))
+    values = {
+        "source": [r[0] for r in rows],
+        "row": [r[1] for r in rows],
+        "collective": [a.collective for _, _, a in rows],
+        "in_elements_count": [_int(a.in_elements) for _, _, a in rows],
+        "out_elements_count": [_int(a.out_elements) for _, _, a in rows],
+        "dtype": [text_of(a.dtype) for _, _, a in rows],
+        "group_size_count": [_int(a.group_size) for _, _, a in rows],
+        "group_name": [text_of(a.group_name) for _, _, a in rows],
+        "group_ranks": [text_of(a.group_ranks) for _, _, a in rows],
+        "sequence_id": [_int(a.collective_sequence) for _, _, a in rows],
+    }
+    return pa.table(
+        {f.name: pa.array(values[f.name], type=f.type) for f in declared.arrow},
+        schema=declared.arrow,
+    )
+
+
+def _int(value: Any) -> int | None:
+    found = number(value)
+    return None if found is None else int(found)
+
+
+def _threads(reader: FileReader) -> pa.Table:
+    declared = TABLES["thread"]
+    processes = {pid: n for (pid, _, k), n in reader.names.items() if k == "process_name"}
+    rows: list[tuple[int, int, str | None, str | None]] = [
+        (pid, tid, processes.get(pid), name)
+        for (pid, tid, kind), name in reader.names.items()
+        if kind == "thread_name" and tid is not None
+    ]
+    named = {pid for pid, *_ in rows}
+    rows += [(pid, -1, name, None) for pid, name in processes.items() if pid not in named]
+    rows.sort(key=lambda r: (r[0], r[1]))
+    return pa.table(
+        {
+            f.name: pa.array([row[i] for row in rows], type=f.type)
+            for i, f in enumerate(declared.arrow)
+        },
+        schema=declared.arrow,
+    )
+
+
+def _steps(host: pa.Table, pid: int | None) -> pa.Table:
+    """`ProfilerStep#N` spans of the rank's process."""
+    declared = TABLES["step"]
+    names = host["name"].combine_chunks()
+    numbers = {
+        i: int(m.group(1))
+        for i, n in enumerate(names.dictionary.to_pylist())
+        if (m := _STEP.match(n))
+    }
+    codes = names.indices.to_numpy()
+    rows = np.flatnonzero(np.isin(codes, list(numbers)))
+    pids = host["pid"].to_numpy()
+    if pid is not None and (pids[rows] == pid).any():
+        rows = rows[pids[rows] == pid]
+    start = host["start_ns"].to_numpy()[rows]
+    end = start + host["dur_ns"].to_numpy()[rows]
+    # A step recorded twice (as an operator and as an annotation) counts once.
+    seen: set[int] = set()
+    keep = []
+    for i, row in enumerate(rows):
+        n = numbers[int(codes[row])]
+        if n not in seen:
+            seen.add(n)
+            keep.append(i)
+    found = [numbers[int(codes[rows[i]])] for i in keep]
+    return pa.table(
+        {
+            "number": pa.array(found, type=pa.int64()),
+            "start_ns": pa.array(start[keep], type=pa.int64()),
+            "end_ns": pa.array(end[keep], type=pa.int64()),
+            "source": pa.array(["profiler_step"] * len(keep)).dictionary_encode()
+            if keep
+            else pa.array([], type=declared.arrow.field("source").type),
+            "traced": pa.array([True] * len(keep), type=pa.bool_()),
+        },
+        schema=declared.arrow,
+    )
+
+
+def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
+    declared = TABLES["memory_event"]
+    columns = reader.memory.finish()
+    keep = np.flatnonzero(columns["pid"] == pid) if pid is not None else None
+    order = np.argsort(columns["time_ns"], kind="stable")
+    if keep is not None:
+        order = order[np.isin(order, keep)]
+    indices = pa.array(order)
+    arrays = []
+    for f in declared.arrow:
+        value = columns[f.name]
+        if f.name == "time_ns":
+            arrays.append(pa.array(value[order] + base_ns))
+        elif isinstance(value, np.ndarray):
+            arrays.append(pa.array(value[order]))
+        else:
+            arrays.append(value.take(indices))
+    return pa.Table.from_arrays(arrays, schema=declared.arrow)
+
+
+def _counters(reader: FileReader, base_ns: int) -> pa.Table:
+    declared = TABLES["counter"]
+    rows = sorted(reader.counters, key=lambda r: r[0])
+    return pa.table(
+        {
+            "time_ns": pa.array([int(r[0] * 1000) + base_ns for r in rows], type=pa.int64()),
+            "track": pa.array([r[1] for r in rows], type=declared.arrow.field("track").type),
+            "name": pa.array([r[2] for r in rows], type=declared.arrow.field("name").type),
+            "value": pa.array([r[3] for r in rows], type=pa.float64()),
+        },
+        schema=declared.arrow,
+    )
+
+
+def _devices(header: Header) -> list[Device]:
+    listed = header.deviceProperties or header.computeProperties
+    if not isinstance(listed, list):
+        return []
+    devices = []
+    for position, entry in enumerate(listed):
+        if not isinstance(entry, dict):
+            continue
+        device_id = entry.get("id", position)
+        name = entry.get("name")
+        devices.append(
+            Device(
+                device_id=device_id if isinstance(device_id, int) else position,
+                name=name if isinstance(name, str) and name else None,
+                memory_bytes=_positive(entry.get("totalGlobalMem")),
+                multiprocessor_count=_positive(entry.get("numSms")),
+            )
+        )
+    return devices
+
+
+def _positive(value: Any) -> int | None:
+    found = _int(value)
+    return found if found is not None and found > 0 else None
+
+
+def _environment(header: Header, info: dict[str, Any]) -> dict[str, str]:
+    found = {
+        "host_name": header.host_name,
+        "trace_name": header.traceName,
+        "nccl_version": info.get("nccl_version"),
+    }
+    return {k: str(v) for k, v in found.items() if v}
+
+
+def _main_device(device: pa.Table) -> int | None:
+    """The device with most work; a rank's stray copies elsewhere do not move it."""
+    if not device.num_rows:
+        return None
+    ids, inverse = np.unique(device["device_id"].to_numpy(), return_inverse=True)
+    busy = np.bincount(inverse, weights=device["dur_ns"].to_numpy().astype(np.float64))
+    return int(ids[np.argmax(busy)])

@@ -1,0 +1,84 @@
+"""From a file to its JSON text, whatever it is packed in, and however damaged."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from chopper.errors import InputError
+from chopper.manifest import Finding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
+    """The JSON text of a file, decompressed by its content, not by its name.
+
+    A truncated gzip stream gives what could be decompressed, with a finding.
+
+    Raises:
+        InputError: missing, unreadable or empty.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except IsADirectoryError as exc:
+        raise InputError(f"{path}: is a directory, expected a trace file") from exc
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
+    if not data:
+        raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
+    if data[:2] == b"\x1f\x8b":
+        return _gunzip(data, path)
+    if data[:4] == b"\x28\xb5\x2f\xfd":
+        raise InputError(f"{path}: is zstd-compressed; decompress it first (zstd -d)")
+    if data[:4] == b"PK\x03\x04":
+        raise InputError(f"{path}: is a zip archive; unpack it and pass the trace inside")
+    return data, []
+
+
+def _gunzip(data: bytes, path: Path) -> tuple[bytes, list[Finding]]:
+    parts: list[bytes] = []
+    rest = data
+    problem: str | None = None
+    while rest[:2] == b"\x1f\x8b":
+        inflate = zlib.decompressobj(wbits=31)
+        try:
+            parts.append(inflate.decompress(rest))
+            parts.append(inflate.flush())
+        except zlib.error as exc:
+            problem = str(exc)
+            parts.append(_salvage(rest))
+            break
+        if not inflate.eof:
+            problem = "the stream ends before its end marker"
+            break
+        rest = inflate.unused_data
+    text = parts[0] if len(parts) == 1 else b"".join(parts)
+    if not text:
+        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
+    if problem is None:
+        return text, []
+    return text, [
+        Finding(
+            code="trace.truncated_gzip",
+            severity="warning",
+            message=f"{path.name}: gzip stream damaged ({problem}); {len(text)} bytes of text "
+            "before that are used",
+        )
+    ]
+
+
+def _salvage(data: bytes) -> bytes:
+    """What a damaged gzip member yields before its first bad block."""
+    inflate = zlib.decompressobj(wbits=31)
+    good: list[bytes] = []
+    step = 4096
+    for at in range(0, len(data), step):
+        try:
+            good.append(inflate.decompress(data[at : at + step]))
+        except zlib.error:
+            break
+    return b"".join(good)

@@ -1,0 +1,156 @@
+"""The events of a Kineto trace as typed structures: only what chopper uses is decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Number = int | float | str | None
+"""Ids and times occur as any of these."""
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments of an event that chopper uses; the rest is skipped while decoding."""
+
+    external_id: Number = msgspec.field(default=None, name="External id")
+    external_id_2021: Number = msgspec.field(default=None, name="external id")
+    correlation: Number = None
+    sequence: Number = msgspec.field(default=None, name="Sequence number")
+    forward_tid: Number = msgspec.field(default=None, name="Fwd thread id")
+    input_dims: msgspec.Raw | None = msgspec.field(default=None, name="Input Dims")
+    input_dims_2021: msgspec.Raw | None = msgspec.field(default=None, name="Input dims")
+    input_types: msgspec.Raw | None = msgspec.field(default=None, name="Input type")
+    concrete: msgspec.Raw | None = msgspec.field(default=None, name="Concrete Inputs")
+    device: Number = None
+    stream: Number = None
+    bytes: Number = None
+    size: Number = None
+    grid: msgspec.Raw | None = None
+    block: msgspec.Raw | None = None
+    registers: Number = msgspec.field(default=None, name="registers per thread")
+    shared_memory: Number = msgspec.field(default=None, name="shared memory")
+    occupancy: Number = msgspec.field(default=None, name="est. achieved occupancy %")
+    graph_id: Number = msgspec.field(default=None, name="graph id")
+    graph_node_id: Number = msgspec.field(default=None, name="graph node id")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    in_elements: Number = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Number = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    dtype: msgspec.Raw | None = None
+    group_name: msgspec.Raw | None = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: msgspec.Raw | None = msgspec.field(default=None, name="Process Group Ranks")
+    collective_sequence: Number = msgspec.field(default=None, name="Seq")
+    device_type: Number = msgspec.field(default=None, name="Device Type")
+    memory_device: Number = msgspec.field(default=None, name="Device Id")
+    address: Number = msgspec.field(default=None, name="Addr")
+    memory_bytes: Number = msgspec.field(default=None, name="Bytes")
+    allocated: Number = msgspec.field(default=None, name="Total Allocated")
+    reserved: Number = msgspec.field(default=None, name="Total Reserved")
+    name: msgspec.Raw | None = None
+    kind: msgspec.Raw | None = None
+    direction: msgspec.Raw | None = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One trace event."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | int | float | None = None
+    pid: Number = None
+    tid: Number = None
+    ts: Number = None
+    dur: Number = None
+    args: Args | None = None
+
+
+class ExactTimes(msgspec.Struct, gc=False):
+    """The times of an event as their digits."""
+
+    ts: msgspec.Raw | None = None
+    dur: msgspec.Raw | None = None
+
+
+class CounterEvent(msgspec.Struct, gc=False):
+    """A sample of counter tracks."""
+
+    ph: str = ""
+    name: str | None = None
+    pid: Number = None
+    ts: Number = None
+    args: dict[str, Any] | None = None
+
+
+class Header(msgspec.Struct):
+    """What a file says about itself beside its events."""
+
+    schemaVersion: Any = None
+    deviceProperties: Any = None
+    computeProperties: Any = None
+    distributedInfo: Any = None
+    baseTimeNanoseconds: Any = None
+    host_name: Any = None
+    record_shapes: Any = None
+    with_stack: Any = None
+    traceName: Any = None
+
+
+class Document(Header):
+    """A whole file; the events stay undecoded text."""
+
+    traceEvents: msgspec.Raw | None = None
+
+
+NO_ARGS = Args()
+
+HOST_CATEGORIES = {
+    "cpu_op": "cpu_op",
+    "Operator": "cpu_op",
+    "user_annotation": "annotation",
+    "cuda_runtime": "runtime",
+    "Runtime": "runtime",
+    "hip_runtime": "runtime",
+    "xpu_runtime": "runtime",
+    "mtia_runtime": "runtime",
+    "privateuse1_runtime": "runtime",
+    "cuda_driver": "driver",
+    "xpu_driver": "driver",
+    "privateuse1_driver": "driver",
+    "python_function": "python",
+    "overhead": "overhead",
+}
+"""Kineto's categories (today's and 2021's) → `host_span.category`."""
+
+DEVICE_CATEGORIES = {
+    "kernel": "kernel",
+    "Kernel": "kernel",
+    "concurrent_kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "Memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "Memset": "memset",
+    "mtia_ccp_events": "mtia",
+}
+"""Kineto's categories → `device_event.kind`; mtia rows are told apart by their names."""
+
+SKIPPED_CATEGORIES = frozenset(
+    (
+        "gpu_user_annotation",
+        "cuda_sync",
+        "cuda_event",
+        "cuda_profiler_range",
+        "Trace",
+        "fwdbwd",
+        "ac2g",
+        "async",
+        "async_cpu_to_gpu",
+        "async_gpu",
+        "forward_backward",
+        "collective_comm",
+        "critical_path",
+    )
+)
+"""Known categories that repeat what other rows say, or that no analyzer reads yet."""
+
+MEMORY_NAME = "[memory]"
