@@ -70,7 +70,7 @@ unit: $(VENV)/dev.stamp  ## pytest with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
 
 docs: $(VENV)/dev.stamp  ## the documentation, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/dev.stamp  ## the figures of the README, each beside its peer
 	$(BIN)/python -m benchmarks

@@ -5,6 +5,7 @@ MkDocs calls the ``on_*`` functions. Nothing is written into the source tree.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -65,7 +66,14 @@ def cell(text: object) -> str:
     """Text for a cell of a Markdown table; unknown is a dash."""
     if text is None or text == "":
         return "–"
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return markup(str(text)).replace("|", "\\|").replace("\n", " ")
+
+
+def markup(text: str) -> str:
+    """Text as Markdown: what looks like a tag is text, also outside of code."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
@@ -86,7 +94,8 @@ def command_page(name: str) -> str:
     rows: list[tuple[object, ...]] = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None:
+        # Arguments without a word of help stand in the usage line.
+        if record is not None and record[1]:
             rows.append((f"`{record[0]}`", record[1]))
     if rows:
         parts += ["## Options", table(("option", "meaning"), rows)]
@@ -96,9 +105,9 @@ def command_page(name: str) -> str:
 def help_text(text: str | None) -> str:
     r"""Click's help as Markdown: what follows ``\b`` keeps its lines."""
     parts = []
-    for paragraph in (text or "").split("\n\n"):
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         if not paragraph.startswith("\b\n"):
-            parts.append(paragraph)
+            parts.append(markup(paragraph))
             continue
         lines = paragraph.removeprefix("\b\n").splitlines()
         if lines[0].endswith(":") and not lines[0].startswith(" "):
@@ -120,13 +129,13 @@ def causes_page() -> str:
     rows: list[tuple[object, ...]] = []
     for cause in CAUSES.values():
         if cause.parent is None and rows:
-            parts.append(table(("id", "label", "leaf", "meaning"), rows))
+            parts.append(table(("id", "label", "kind", "meaning"), rows))
             rows = []
         if cause.parent is None:
             parts.append(f"## {cause.label}")
-        leaf = "leaf" if cause.id in LEAVES else ""
-        rows.append((f"`{cause.id}`", cause.label, leaf, cause.doc))
-    parts.append(table(("id", "label", "leaf", "meaning"), rows))
+        kind = "leaf" if cause.id in LEAVES else "sum"
+        rows.append((f"`{cause.id}`", cause.label, kind, cause.doc))
+    parts.append(table(("id", "label", "kind", "meaning"), rows))
     return "\n\n".join(parts) + "\n"
 
 
