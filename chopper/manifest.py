@@ -64,6 +64,8 @@ class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     cpu_ratio: float | None = None
     """CPU time of the sampler over wall time."""
     clock_alignment_error_ns: int | None = None
+    absent: dict[str, str] = {}
+    """Table or ``table.column`` that stays null on this machine, and why."""
 
 
 class Overhead(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,0 +1,78 @@
+"""Reading /proc and /sys without opening files again and again."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CHUNK_BYTES = 16384
+
+
+class KeptFile:
+    """A file of /proc or /sys that is opened once and read from its start each time.
+
+    A kept descriptor of ``/proc/<pid>/…`` belongs to that process for good: when the process is
+    gone a read fails, even if another one has taken its number.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = os.fspath(path)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size_bytes = _CHUNK_BYTES
+
+    def read(self) -> bytes:
+        """The whole content as of now.
+
+        Raises:
+            OSError: what the file spoke of has gone.
+        """
+        while True:
+            data = os.pread(self._fd, self._size_bytes, 0)
+            if len(data) < self._size_bytes:
+                return data
+            # The kernel renders such a file anew per read: parts read apart need not fit together.
+            self._size_bytes *= 2
+
+    def close(self) -> None:
+        """Close the descriptor; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def try_open(path: Path | str) -> KeptFile | str:
+    """The file kept open, or why it cannot be read."""
+    try:
+        file = KeptFile(path)
+    except OSError as exc:
+        return f"{os.fspath(path)}: {exc.strerror}"
+    try:
+        file.read()
+    except OSError as exc:  # /proc/pressure exists but says EOPNOTSUPP when booted with psi=0
+        file.close()
+        return f"{file.path}: {exc.strerror}"
+    return file
+
+
+class Budget:
+    """Spaces out a reading whose cost is not known beforehand.
+
+    It is due again after ``period_ns``, or later where one reading costs more than
+    ``cost_ratio`` of that.
+    """
+
+    def __init__(self, period_ns: int, cost_ratio: float) -> None:
+        self._period_ns = period_ns
+        self._cost_ratio = cost_ratio
+        self._due_ns: int | None = None
+
+    def due(self, now_ns: int) -> bool:
+        """Whether the reading may be made now."""
+        return self._due_ns is None or now_ns >= self._due_ns
+
+    def charge(self, now_ns: int, cost_ns: int) -> None:
+        """Say that a reading was made now, and what it cost."""
+        self._due_ns = now_ns + max(self._period_ns, int(cost_ns / self._cost_ratio))
