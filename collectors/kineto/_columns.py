@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.kineto._events import Args, Event, ExactTimes, Number
+from chopper.collectors.kineto._events import NOTHING, Args, Event, ExactTimes, Number
 
 NO_ARGS = Args()
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
@@ -95,9 +95,7 @@ def _ints(values: list[Any]) -> pa.Array:
         return pa.array([_integer(v) for v in values], type=pa.int64())
 
 
-def _exact_ns(raw: msgspec.Raw | None) -> int | None:
-    if raw is None:
-        return None
+def _exact_ns(raw: msgspec.Raw) -> int | None:
     text = bytes(raw).decode("ascii", "replace").strip('"')
     head, dot, tail = text.partition(".")
     try:
@@ -141,7 +139,7 @@ def _microseconds_to_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     return whole.astype(np.int64) * 1000 + np.rint((safe - whole) * 1000).astype(np.int64), ok
 
 
-def _exact_to_ns(raws: list[msgspec.Raw | None]) -> tuple[np.ndarray, np.ndarray]:
+def _exact_to_ns(raws: list[msgspec.Raw]) -> tuple[np.ndarray, np.ndarray]:
     """The same from the digits themselves, for times that float64 cannot hold."""
     found = [_exact_ns(r) for r in raws]
     ok = np.array([f is not None and abs(f) < 2**63 for f in found], dtype=bool)
@@ -168,10 +166,10 @@ class _Strings:
         table = self.table
         self.codes.append(np.array([table[v] for v in values], dtype=np.int32))
 
-    def add_raw(self, values: list[msgspec.Raw | None]) -> None:
+    def add_raw(self, values: list[msgspec.Raw]) -> None:
         table = self.table
         self.codes.append(
-            np.array([0 if v is None else table[bytes(v)] for v in values], dtype=np.int32)
+            np.array([0 if v is NOTHING else table[bytes(v)] for v in values], dtype=np.int32)
         )
 
     def add_constant(self, value: Any, count: int) -> None:
@@ -186,9 +184,11 @@ class _Strings:
 def text_of(value: Any) -> str | None:
     """A recorded JSON value as text; strings without their quotes."""
     if isinstance(value, msgspec.Raw):
-        value = bytes(value)
+        value = bytes(value) or None
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
+        if text == "null":
+            return None
         if text.startswith('"'):
             try:
                 return str(msgspec.json.decode(value))
@@ -306,7 +306,9 @@ class HostBuilder(_TimedBuilder):
             self.ints["correlation_id"].append(nothing)
             self.ints["sequence_id"].append(_ints([a.sequence for a in args]))
             self.ints["forward_tid"].append(_ints([a.forward_tid for a in args]))
-            self.dims.add_raw([a.input_dims or a.input_dims_2021 for a in args])
+            self.dims.add_raw(
+                [a.input_dims_2021 if a.input_dims is NOTHING else a.input_dims for a in args]
+            )
             self.types.add_raw([a.input_types for a in args])
             self.concrete.add_raw([a.concrete for a in args])
             self.collectives += [

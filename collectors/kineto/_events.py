@@ -10,6 +10,10 @@ Number = int | float | str | None
 """Ids and times occur as any of these."""
 
 
+NOTHING = msgspec.Raw(b"")
+"""An argument or member that is not there."""
+
+
 class Args(msgspec.Struct, gc=False):
     """The arguments of an event that chopper uses; the rest is skipped while decoding."""
 
@@ -18,16 +22,16 @@ class Args(msgspec.Struct, gc=False):
     correlation: Number = None
     sequence: Number = msgspec.field(default=None, name="Sequence number")
     forward_tid: Number = msgspec.field(default=None, name="Fwd thread id")
-    input_dims: msgspec.Raw | None = msgspec.field(default=None, name="Input Dims")
-    input_dims_2021: msgspec.Raw | None = msgspec.field(default=None, name="Input dims")
-    input_types: msgspec.Raw | None = msgspec.field(default=None, name="Input type")
-    concrete: msgspec.Raw | None = msgspec.field(default=None, name="Concrete Inputs")
+    input_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    input_dims_2021: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
+    input_types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    concrete: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
     device: Number = None
     stream: Number = None
     bytes: Number = None
     size: Number = None
-    grid: msgspec.Raw | None = None
-    block: msgspec.Raw | None = None
+    grid: msgspec.Raw = NOTHING
+    block: msgspec.Raw = NOTHING
     registers: Number = msgspec.field(default=None, name="registers per thread")
     shared_memory: Number = msgspec.field(default=None, name="shared memory")
     occupancy: Number = msgspec.field(default=None, name="est. achieved occupancy %")
@@ -37,9 +41,9 @@ class Args(msgspec.Struct, gc=False):
     in_elements: Number = msgspec.field(default=None, name="In msg nelems")
     out_elements: Number = msgspec.field(default=None, name="Out msg nelems")
     group_size: Number = msgspec.field(default=None, name="Group size")
-    dtype: msgspec.Raw | None = None
-    group_name: msgspec.Raw | None = msgspec.field(default=None, name="Process Group Name")
-    group_ranks: msgspec.Raw | None = msgspec.field(default=None, name="Process Group Ranks")
+    dtype: msgspec.Raw = NOTHING
+    group_name: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=NOTHING, name="Process Group Ranks")
     collective_sequence: Number = msgspec.field(default=None, name="Seq")
     device_type: Number = msgspec.field(default=None, name="Device Type")
     memory_device: Number = msgspec.field(default=None, name="Device Id")
@@ -47,9 +51,9 @@ class Args(msgspec.Struct, gc=False):
     memory_bytes: Number = msgspec.field(default=None, name="Bytes")
     allocated: Number = msgspec.field(default=None, name="Total Allocated")
     reserved: Number = msgspec.field(default=None, name="Total Reserved")
-    name: msgspec.Raw | None = None
-    kind: msgspec.Raw | None = None
-    direction: msgspec.Raw | None = None
+    name: msgspec.Raw = NOTHING
+    kind: msgspec.Raw = NOTHING
+    direction: msgspec.Raw = NOTHING
 
 
 class Event(msgspec.Struct, gc=False):
@@ -68,8 +72,8 @@ class Event(msgspec.Struct, gc=False):
 class ExactTimes(msgspec.Struct, gc=False):
     """The times of an event as their digits."""
 
-    ts: msgspec.Raw | None = None
-    dur: msgspec.Raw | None = None
+    ts: msgspec.Raw = NOTHING
+    dur: msgspec.Raw = NOTHING
 
 
 class CounterEvent(msgspec.Struct, gc=False):
@@ -99,7 +103,7 @@ class Header(msgspec.Struct):
 class Document(Header):
     """A whole file; the events stay undecoded text."""
 
-    traceEvents: msgspec.Raw | None = None
+    traceEvents: msgspec.Raw = NOTHING
 
 
 NO_ARGS = Args()

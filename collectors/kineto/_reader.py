@@ -21,6 +21,7 @@ from chopper.collectors.kineto._events import (
     DEVICE_CATEGORIES,
     HOST_CATEGORIES,
     MEMORY_NAME,
+    NOTHING,
     SKIPPED_CATEGORIES,
     CounterEvent,
     Document,
@@ -89,27 +90,21 @@ class FileReader:
         self.memory = MemoryBuilder(self.counts, threshold)
 
     def _read_strict(self, text: bytes) -> None:
-        has_counters = b'"ph": "C"' in text or b'"ph":"C"' in text
         chunks = _chunks(text)
         if chunks is not None:
             header, ranges = chunks
             self.header = _decode_header(header)
             self._start_builders()
-            view = memoryview(text)
             for start, end in ranges:
-                piece = b"[" + view[start:end] + b"]"
+                piece = b"[%b]" % text[start:end]
                 self._add(_decode_events(piece), piece)
-                if has_counters:
-                    self._add_counters(_decode_counters(piece))
             return
         if text.lstrip()[:1] == b"[":
             self._add(_decode_events(text), text)
-            if has_counters:
-                self._add_counters(_decode_counters(text))
             return
         document = _decode_document(text)
         self.header = document
-        if document.traceEvents is None:
+        if document.traceEvents is NOTHING:
             raise InputError(
                 f"{self.path}: JSON, but not a trace: no traceEvents; expected a Kineto (Chrome "
                 "JSON) trace as torch.profiler exports"
@@ -117,8 +112,6 @@ class FileReader:
         self._start_builders()
         piece = bytes(document.traceEvents)
         self._add(_decode_events(piece), piece)
-        if has_counters:
-            self._add_counters(_decode_counters(piece))
 
     def _read_damaged(self, text: bytes) -> None:
         self._start_builders()
@@ -153,6 +146,7 @@ class FileReader:
             exact = _decode_times(piece)
         groups: dict[str | None, list[Event]] = {}
         times: dict[str | None, list[ExactTimes]] = {}
+        has_counters = False
         for i, event in enumerate(events):
             ph = event.ph
             if ph == "X":
@@ -161,6 +155,9 @@ class FileReader:
                 key = MEMORY_NAME
             elif ph == "M":
                 self._metadata(event)
+                continue
+            elif ph == "C":
+                has_counters = True
                 continue
             else:
                 continue
@@ -171,6 +168,9 @@ class FileReader:
             group.append(event)
             if exact is not None:
                 times[key].append(exact[i])
+        if has_counters and piece is not None:
+            # Their arguments have names of their own: a second, rare decoding.
+            self._add_counters(_decode_counters(piece))
         for category, group in groups.items():
             stamps = times[category] if exact is not None else None
             if category in HOST_CATEGORIES:
@@ -196,7 +196,7 @@ class FileReader:
     def _metadata(self, event: Event) -> None:
         if event.name not in ("process_name", "thread_name"):
             return
-        if event.args is None or event.args.name is None:
+        if event.args is None or event.args.name is NOTHING:
             return
         try:
             text = str(msgspec.json.decode(event.args.name))

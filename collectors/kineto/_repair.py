@@ -17,9 +17,7 @@ from chopper.collectors.kineto._events import Args, CounterEvent, Event, Header
 
 _ARGUMENTS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
 _RAW = frozenset(
-    field.encode_name
-    for field in msgspec.structs.fields(Args)
-    if msgspec.Raw in getattr(field.type, "__args__", ())
+    field.encode_name for field in msgspec.structs.fields(Args) if field.type is msgspec.Raw
 )
 _HEADER = frozenset(
     msgspec.structs.fields(Header)[i].name for i in range(len(msgspec.structs.fields(Header)))
