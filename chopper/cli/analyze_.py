@@ -1,0 +1,145 @@
+"""``chopper analyze``: the attribution on the terminal, as JSON or as CSV."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chopper.attribution import LEVELS
+from chopper.cli._progress import progress
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution, Level
+
+
+@click.command("analyze", short_help="Attribute a run: where did every millisecond go?")
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--by",
+    type=click.Choice(LEVELS),
+    help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=1), metavar="N", help="Rows of --by to print. [default: 20]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print a CSV table.")
+def command(
+    sources: tuple[str, ...],
+    by: Level | None,
+    top: int | None,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """Attribute a run: where did every millisecond go?
+
+    RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
+    same run make one.
+
+    With --by, --json adds "level" and "groups": one object per value with its "key" (null for
+    what has none), "time_ns" and "causes" (leaf cause to nanoseconds). All times are summed over
+    ranks and steps; text shows them per step.
+
+    \b
+    Examples:
+      chopper analyze runs/mine
+      chopper analyze trace.json.gz --by kernel --top 40
+      chopper analyze "traces/*.json.gz" --by rank
+      chopper analyze runs/mine --by layer --json | jq .groups[0]
+    """
+    if as_json and as_csv:
+        raise UsageError("--json and --csv exclude each other: choose one")
+    from chopper.api import attribute, load
+
+    with progress("reading the run"):
+        run = load(*sources)
+    with progress("attributing"):
+        attribution = attribute(run)
+    if as_json:
+        click.echo(json.dumps(to_json(attribution, by, top), indent=2, ensure_ascii=False))
+    elif as_csv:
+        click.echo(to_csv(attribution, by, top), nl=False)
+    else:
+        _print_text(attribution, by, top)
+        click.echo(f"next: chopper report {_quoted(sources)}", err=True)
+
+
+def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict[str, Any]:
+    """The documented form; with a level, its groups in their order."""
+    out = attribution.to_dict()
+    if by is not None:
+        groups = attribution.by(by)
+        out["level"] = by
+        out["groups"] = [
+            {"key": g.key, "time_ns": g.time_ns, "causes": g.causes}
+            for g in (groups if top is None else groups[:top])
+        ]
+    return out
+
+
+def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
+    """Causes, one row each; with a level, one row per value and one column per leaf cause."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if by is None or by == "cause":
+        rows = attribution.causes()
+        writer.writerow(
+            "id parent label time_ns share_ratio ci95_low_ns ci95_high_ns basis measured".split()
+        )
+        for row in rows if top is None else rows[:top]:
+            low, high = row.ci95_ns or ("", "")
+            writer.writerow(
+                [
+                    row.id,
+                    row.parent or "",
+                    row.label,
+                    row.time_ns,
+                    "" if row.share_ratio is None else row.share_ratio,
+                    low,
+                    high,
+                    row.basis,
+                    str(row.measured).lower(),
+                ]
+            )
+        return out.getvalue()
+    groups = attribution.by(by)
+    leaves = [row.id for row in attribution.leaves()]
+    observed = attribution.observed_ns
+    writer.writerow([by, "time_ns", "share_ratio", *leaves])
+    for group in groups if top is None else groups[:top]:
+        writer.writerow(
+            [
+                "" if group.key is None else group.key,
+                group.time_ns,
+                group.time_ns / observed if observed else "",
+                *(group.causes.get(leaf, 0) for leaf in leaves),
+            ]
+        )
+    return out.getvalue()
+
+
+def _print_text(attribution: Attribution, by: Level | None, top: int | None) -> None:
+    import os
+    import shutil
+    import sys
+
+    from chopper.reports import text
+
+    terminal = sys.stdout.isatty()
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120) if terminal else 100
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    click.echo(
+        text.render(attribution, by=by, top=top, width=width, color=color), nl=False, color=color
+    )
+
+
+def _quoted(sources: tuple[str, ...]) -> str:
+    import shlex
+
+    return " ".join(shlex.quote(s) for s in sources)

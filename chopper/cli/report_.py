@@ -1,0 +1,86 @@
+"""``chopper report``: write a run's report; the format follows the extension."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from chopper.cli._progress import progress
+from chopper.errors import OutputError
+
+
+@click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="File to write; .html, .md, .json or .txt chooses the format.",
+)
+@click.option("--force", is_flag=True, help="Replace the file when it exists.")
+@click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")
+def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) -> None:
+    """Write the report of a run as one file that needs no network.
+
+    RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
+    same run make one.
+
+    \b
+    Examples:
+      chopper report runs/mine
+      chopper report runs/mine -o mine.html --force --open
+      chopper report "traces/rank*.json.gz" -o summary.md
+    """
+    from chopper import reports
+
+    kind = reports.format_of(output)
+    _check(output, force=force)
+    if kind == "html":
+        from chopper.reports import html
+
+        # Compressing plotly takes as long as reading a trace and needs nothing of it.
+        html.prefetch()
+    from chopper.api import attribute, load
+
+    with progress("reading the run"):
+        run = load(*sources)
+    with progress("attributing"):
+        attribution = attribute(run)
+    with progress("writing the report"):
+        from chopper.run import write_atomic
+
+        data = reports.render(attribution, kind).encode("utf-8", "replace")
+        write_atomic(output, data)
+    click.echo(output)
+    click.echo(_closing(output, len(data), sources, open_it), err=True)
+    if open_it:
+        click.launch(output.resolve().as_uri())
+
+
+def _check(output: Path, *, force: bool) -> None:
+    """Refuse what cannot work before minutes are spent on the run."""
+    if output.is_dir():
+        raise OutputError(f"{output}: is a directory; give a file, for example {output}/report.html")
+    if not output.parent.is_dir():
+        raise OutputError(
+            f"{output}: the directory {output.parent} does not exist; create it or choose another -o"
+        )
+    if output.exists() and not force:
+        raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
+
+
+def _closing(output: Path, size: int, sources: tuple[str, ...], opened: bool) -> str:
+    from chopper import _format as fmt
+
+    named = " ".join(shlex.quote(s) for s in sources)
+    line = f"{fmt.bytes_(size)} written"
+    if output.suffix.lower() in (".html", ".htm") and not opened:
+        return (
+            f"{line}; open it in a browser, or: "
+            f"chopper report {named} -o {shlex.quote(str(output))} --force --open"
+        )
+    return f"{line}; next: chopper analyze {named} --by kernel"

@@ -1,0 +1,77 @@
+"""One colour per cause, the same in every figure, in light and dark.
+
+Families are told apart by hue (blue-green and blues for computing, orange to red for
+communication, magenta for copies, yellow to grey for idle), members by lightness. The hues follow
+Okabe and Ito's palette for colour-blind readers (https://jfly.uni-koeln.de/color/); wherever a
+colour stands, a label or a tooltip says the same in words.
+"""
+
+from __future__ import annotations
+
+from chopper.causes import CAUSES, parents
+
+COLORS: dict[str, str] = {
+    "compute": "#3b7dd8",
+    "compute.ideal": "#12a17d",
+    "compute.roofline": "#1d4fa3",
+    "compute.efficiency": "#3f86e0",
+    "compute.no_peak": "#5f9ee6",
+    "compute.recompute": "#6a5acd",
+    "compute.optimizer": "#9184e0",
+    "compute.fsdp_copy": "#2b6f8f",
+    "compute.vector": "#59b2d9",
+    "compute.vector.roofline": "#3d9fc9",
+    "compute.vector.excess": "#86c9e8",
+    "compute.vector.no_bytes": "#59b2d9",
+    "compute.unmodelled": "#8da2bf",
+    "communication": "#e07b1a",
+    "communication.wait": "#d1491b",
+    "communication.transfer": "#eb9b3f",
+    "communication.transfer.at_peak": "#f3bd7c",
+    "communication.transfer.below_peak": "#e8862e",
+    "communication.transfer.no_peak": "#eb9b3f",
+    "communication.unseparated": "#df6f2b",
+    "copy": "#c05a9c",
+    "copy.host_to_device": "#b0478a",
+    "copy.device_to_host": "#cf74b0",
+    "copy.device_to_device": "#dc9ac6",
+    "copy.memset": "#8f3f73",
+    "copy.other": "#c05a9c",
+    "idle": "#a8a08a",
+    "idle.dependency": "#7d7768",
+    "idle.launch_latency": "#98917f",
+    "idle.call": "#b3ab96",
+    "idle.preparation": "#c9a227",
+    "idle.preparation.data": "#e3b71b",
+    "idle.preparation.synchronization": "#a97d0c",
+    "idle.preparation.allocator": "#7f6410",
+    "idle.preparation.collective_wait": "#bf6a3a",
+    "idle.preparation.gc": "#8a8f3c",
+    "idle.preparation.dispatch": "#cfc06a",
+    "idle.preparation.runtime": "#b8a65a",
+    "idle.preparation.profiler": "#9a9a9a",
+    "idle.preparation.python": "#d9c98a",
+    "idle.preparation.unobserved": "#bdbab0",
+    "idle.unlaunched": "#8b8b8b",
+    "idle.no_step": "#cbc7bd",
+}
+_FALLBACK = "#8a8f98"
+
+PHASES: dict[str, str] = {
+    "forward": "#3f86e0",
+    "recompute": "#6a5acd",
+    "backward": "#12a17d",
+    "optimizer": "#e8862e",
+    "data": "#e3b71b",
+    "other": "#98917f",
+}
+
+
+def color(cause: str) -> str:
+    """Colour of a cause; one that is newer than this table takes its parent's."""
+    if cause in COLORS:
+        return COLORS[cause]
+    for parent in parents(cause) if cause in CAUSES else ():
+        if parent in COLORS:
+            return COLORS[parent]
+    return COLORS.get(cause.partition(".")[0], _FALLBACK)

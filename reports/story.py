@@ -1,0 +1,269 @@
+"""What a run was and where its time went, in words: shared by every report."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chopper import _format as fmt
+from chopper.causes import CAUSES, LEAVES
+from chopper.reports.advice import advice
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution, CauseRow, Group, Level
+    from chopper.manifest import Finding
+
+_IDEAL = "compute.ideal"
+# Time that a model could not split: shown as what is not known, not as what to mend first.
+_UNKNOWN = frozenset(
+    {"compute.no_peak", "compute.unmodelled", "compute.vector.no_bytes", "idle.no_step"}
+)
+_WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
+_WORDS_IDLE: dict[Level, str] = {"op": "before operator", "phase": "phase"}
+_SEVERITY = {"error": 0, "warning": 1, "info": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TopCause:
+    """One of the largest causes, told so that one can act on it."""
+
+    id: str
+    label: str
+    per_window_ns: float
+    share_ratio: float
+    ci95_per_window_ns: tuple[float, float] | None
+    measured: bool
+    meaning: str
+    advice: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The first screen of a report."""
+
+    title: str
+    facts: tuple[str, ...]
+    """What the run was: kind, workload, ranks, devices, steps, date."""
+    unit: str
+    """``step``, or ``window`` for traces without steps."""
+    windows: int
+    """Windows over all ranks: the divisor of every per-step figure."""
+    observed_per_window_ns: float
+    ideal_per_window_ns: float | None
+    """None when unknown; ``ideal_reason`` says why."""
+    ideal_reason: str | None
+    ceiling: tuple[str, ...]
+    """Where the peaks come from, one line per kind of device."""
+    verdict: str
+    detail: str
+    top: tuple[TopCause, ...]
+    findings: tuple[Finding, ...]
+    """Most severe first."""
+
+
+class Views:
+    """An attribution's groupings, each computed once."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        self.attribution = attribution
+        self._by: dict[str, list[Group]] = {}
+
+    def by(self, level: Level) -> list[Group]:
+        """Groups of one level, as ``Attribution.by``."""
+        if level not in self._by:
+            self._by[level] = self.attribution.by(level)
+        return self._by[level]
+
+    @property
+    def windows(self) -> int:
+        """Step windows over all ranks, at least 1."""
+        return max(self.attribution.windows.num_rows, 1)
+
+
+def tell(views: Views) -> Story:
+    """Put an attribution into words."""
+    attribution = views.attribution
+    windows = views.windows
+    unit = _unit(attribution)
+    observed = attribution.observed_ns / windows
+    ideal = attribution.ideal_ns / windows if attribution.ideal_ns else None
+    reason = None if ideal is not None else _why_no_ideal(attribution)
+    top = tuple(_top(views, row) for row in _largest(attribution, 3))
+    verdict, detail = _verdict(attribution, unit, observed, ideal, reason)
+    return Story(
+        title=attribution.run.manifest.name,
+        facts=_facts(attribution, unit),
+        unit=unit,
+        windows=windows,
+        observed_per_window_ns=observed,
+        ideal_per_window_ns=ideal,
+        ideal_reason=reason,
+        ceiling=_ceiling(attribution),
+        verdict=verdict,
+        detail=detail,
+        top=top,
+        findings=tuple(sorted(attribution.findings, key=lambda f: _SEVERITY[f.severity])),
+    )
+
+
+def _unit(attribution: Attribution) -> str:
+    numbers = attribution.windows["number"]
+    return "window" if numbers.null_count == len(numbers) else "step"
+
+
+def _facts(attribution: Attribution, unit: str) -> tuple[str, ...]:
+    run = attribution.run.manifest
+    facts = ["recorded run" if run.kind == "recorded" else "imported trace"]
+    if run.workload:
+        facts.append(run.workload)
+    ranks = len(attribution.ranks)
+    world = {p.world_size for p in run.ranks if p.world_size}
+    facts.append(
+        f"{ranks} of {fmt.plural(max(world), 'rank')}"
+        if world and max(world) > ranks
+        else fmt.plural(ranks, "rank")
+    )
+    facts += devices(attribution)
+    backends = sorted({p.backend for p in run.ranks if p.backend})
+    if backends:
+        facts.append(", ".join(backends))
+    if unit == "step":
+        facts.append(fmt.plural(attribution.steps, "step"))
+    if run.created_ns:
+        moment = dt.datetime.fromtimestamp(run.created_ns / 1e9, tz=dt.UTC)
+        facts.append(moment.strftime("%Y-%m-%d %H:%M UTC"))
+    return tuple(facts)
+
+
+def devices(attribution: Attribution) -> list[str]:
+    """Names of the devices that ranks compute on, with their number where it is not one."""
+    names: dict[str, int] = {}
+    for rank in attribution.ranks:
+        name = rank.device or "unknown device"
+        names[name] = names.get(name, 0) + 1
+    return [name if n == 1 else f"{n} × {name}" for name, n in names.items()]
+
+
+def _ceiling(attribution: Attribution) -> tuple[str, ...]:
+    seen: dict[str, None] = {}
+    for rank in attribution.ranks:
+        if rank.peak_source is not None:
+            seen[f"{rank.device or 'device'}: {rank.peak_source}"] = None
+    return tuple(seen)
+
+
+def _why_no_ideal(attribution: Attribution) -> str:
+    for finding in attribution.findings:
+        if any(claim.startswith(_IDEAL) or claim == "compute" for claim in finding.withholds):
+            return finding.message
+    without = [r for r in attribution.ranks if r.peak_source is None]
+    if without:
+        names = sorted({r.device for r in without if r.device})
+        if names:
+            return f"no peak is known for {', '.join(names)}"
+        return "the trace does not say which device it was recorded on"
+    times = {row.id: row.time_ns for row in attribution.causes()}
+    if not times.get("compute"):
+        return "nothing was computed on the device"
+    if times.get("compute.no_peak"):
+        return "the shapes or the data types of the model's products were not recorded"
+    return "no matrix product, convolution or attention was recognised"
+
+
+def _verdict(
+    attribution: Attribution,
+    unit: str,
+    observed: float,
+    ideal: float | None,
+    reason: str | None,
+) -> tuple[str, str]:
+    if not attribution.observed_ns:
+        return "Nothing ran on the device in this trace.", ""
+    noun = "A step" if unit == "step" else "The recorded window"
+    mean = " on average" if attribution.windows.num_rows > 1 else ""
+    if ideal is None:
+        return (
+            f"{noun} takes {fmt.duration(observed)}{mean}; how fast it could be is not known.",
+            f"The ideal time is unknown: {reason}.",
+        )
+    verdict = (
+        f"{noun} takes {fmt.duration(observed)}{mean}; "
+        f"at peak, its math would take {fmt.duration(ideal)}."
+    )
+    detail = (
+        f"That is {fmt.factor(observed / ideal)} the ideal: {fmt.ratio(ideal / observed)} of the "
+        f"time is model math at the device's peak, {fmt.duration(observed - ideal)} is the gap."
+    )
+    times = {row.id: row.time_ns for row in attribution.causes()}
+    missing = times.get("compute.no_peak", 0) + times.get("compute.unmodelled", 0)
+    if missing > 0.01 * attribution.observed_ns:
+        share = missing / attribution.observed_ns
+        detail += (
+            f" The ideal is a lower bound: {fmt.ratio(share)} of the time is computing "
+            "that no model covers."
+        )
+    return verdict, detail
+
+
+def _largest(attribution: Attribution, number: int) -> list[CauseRow]:
+    rows = [r for r in attribution.leaves() if r.id != _IDEAL and r.time_ns > 0]
+    known = [r for r in rows if r.id not in _UNKNOWN]
+    unknown = [r for r in rows if r.id in _UNKNOWN]
+    return (known + unknown)[:number]
+
+
+def _top(views: Views, row: CauseRow) -> TopCause:
+    windows = views.windows
+    return TopCause(
+        id=row.id,
+        label=row.label,
+        per_window_ns=row.time_ns / windows,
+        share_ratio=row.share_ratio or 0.0,
+        ci95_per_window_ns=None
+        if row.ci95_ns is None
+        else (row.ci95_ns[0] / windows, row.ci95_ns[1] / windows),
+        measured=row.measured,
+        meaning=CAUSES[row.id].doc,
+        advice=advice(row.id),
+        evidence=tuple(evidence(views, row.id)),
+    )
+
+
+def evidence(views: Views, cause: str) -> list[str]:
+    """Where most of a cause's time lies: operator, kernel, phase, rank; one line each."""
+    lines = []
+    idle = cause.startswith("idle")
+    words = _WORDS_IDLE if idle else _WORDS
+    for level, word in words.items():
+        found = _dominant(views.by(level), cause)
+        if found is not None:
+            key, share = found
+            name = fmt.kernel_name(str(key)) if level == "kernel" else str(key)
+            lines.append(f"{word} {name}: {fmt.ratio(share)}")
+    ranks = views.by("rank")
+    if len(ranks) > 1:
+        times = {g.key: g.causes.get(cause, 0) for g in ranks}
+        mean = sum(times.values()) / len(times)
+        worst, most = max(times.items(), key=lambda kv: kv[1])
+        if mean and most > 1.25 * mean:
+            lines.append(f"rank {worst}: {fmt.factor(most / mean)} the mean of the ranks")
+    return lines
+
+
+def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None:
+    total = sum(g.causes.get(cause, 0) for g in groups)
+    named = [g for g in groups if g.key is not None]
+    if not total or not named:
+        return None
+    best = max(named, key=lambda g: g.causes.get(cause, 0))
+    time_ns = best.causes.get(cause, 0)
+    if time_ns < 0.05 * total or best.key is None:
+        return None
+    return best.key, time_ns / total
+
+
+def leaf_order() -> dict[str, int]:
+    """Position of each leaf in the tree, for stacking in the same order everywhere."""
+    return {cause: i for i, cause in enumerate(LEAVES)}

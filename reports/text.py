@@ -1,0 +1,248 @@
+"""The attribution for a terminal: verdict, causes, ranks."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from chopper import _format as fmt
+from chopper.reports.palette import color
+from chopper.reports.story import Story, Views, tell
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution, CauseRow, Group, Level
+
+_MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
+_MIN_WIDTH = 60
+_MODEL_MARK = "~"
+
+
+def render(
+    attribution: Attribution,
+    *,
+    by: Level | None = None,
+    top: int | None = None,
+    width: int = 100,
+    color: bool = False,
+) -> str:
+    """The attribution as text.
+
+    Args:
+        attribution: what to print.
+        by: regroup by this level instead of showing the tree of causes.
+        top: rows of a regrouping; None for 20 (steps and ranks are all shown).
+        width: columns of the terminal; lines never exceed it.
+        color: emit ANSI colours.
+    """
+    width = max(width, _MIN_WIDTH)
+    views = Views(attribution)
+    story = tell(views)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="truecolor" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    _head(console, attribution, story)
+    if by is None or by == "cause":
+        _causes(console, attribution, story, width)
+    else:
+        _groups(console, views, story, by, top, width)
+    _ranks(console, views, story, width)
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+
+
+def _head(console: Console, attribution: Attribution, story: Story) -> None:
+    title = Text(story.title, style="bold")
+    title.append("  " + " · ".join(story.facts), style="not bold dim")
+    console.print(title)
+    for finding in story.findings:
+        mark, style = _MARK[finding.severity]
+        where = "" if finding.rank is None or len(attribution.ranks) < 2 else f"rank {finding.rank}: "
+        line = Table.grid(padding=(0, 1))
+        line.add_column(width=1)
+        line.add_column()
+        line.add_row(Text(mark, style=style), Text(where + finding.message, style=style))
+        console.print(line)
+    console.print()
+    console.print(Text(story.verdict, style="bold"))
+    if story.detail:
+        console.print(Text(story.detail))
+    for source in story.ceiling:
+        console.print(Text(f"Peak: {source}", style="dim"))
+    console.print()
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = round(share * width * 8)
+    full, part = divmod(max(eighths, 1 if share > 0 else 0), 8)
+    return "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
+
+
+def _causes(console: Console, attribution: Attribution, story: Story, width: int) -> None:
+    rows = [r for r in attribution.causes() if r.time_ns > 0]
+    if not rows:
+        return
+    wide = width >= 84
+    bar_width = max(6, min(30, width - 76)) if wide else 0
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
+    table.add_column("where the time went", no_wrap=True, overflow="ellipsis")
+    table.add_column(f"per {story.unit}", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("95 % interval", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True, width=bar_width)
+    modelled = False
+    for row in rows:
+        modelled |= not row.measured
+        table.add_row(*_cause_cells(row, story, bar_width if wide else 0))
+    total = ["observed", fmt.duration(story.observed_per_window_ns), "100 %"]
+    table.add_section()
+    table.add_row(*[Text(t, style="bold") for t in total], *([""] * (2 if wide else 0)))
+    console.print(table)
+    if modelled:
+        console.print()
+        console.print(
+            Text(f"{_MODEL_MARK} a model has a part in it; the others are recorded times", "dim")
+        )
+
+
+def _cause_cells(row: CauseRow, story: Story, bar_width: int) -> list[Text]:
+    depth = row.id.count(".")
+    style = "bold" if depth == 0 else ""
+    label = Text("  " * depth + row.label, style=style)
+    if not row.measured:
+        label.append(f" {_MODEL_MARK}", style="dim")
+    cells = [
+        label,
+        Text(fmt.duration(row.time_ns / story.windows), style=style),
+        Text(fmt.ratio(row.share_ratio), style=style),
+    ]
+    if bar_width:
+        interval = fmt.UNKNOWN
+        if row.ci95_ns is not None:
+            low, high = (v / story.windows for v in row.ci95_ns)
+            interval = f"{fmt.duration(low)} – {fmt.duration(high)}"
+        cells.append(Text(interval, style="dim"))
+        cells.append(Text(_bar(row.share_ratio or 0.0, bar_width), style=color(row.id)))
+    return cells
+
+
+def _groups(
+    console: Console, views: Views, story: Story, level: Level, top: int | None, width: int
+) -> None:
+    groups = views.by(level)
+    per_step = level == "step"
+    ordered = level in ("step", "rank")
+    limit = top if top is not None else (len(groups) if ordered else 20)
+    shown = groups[:limit]
+    ranks = max(len(views.attribution.ranks), 1)
+    steps_of = {r.rank: max(r.steps, 1) for r in views.attribution.ranks}
+    observed = max(views.attribution.observed_ns, 1)
+    wide = width >= 84
+    bar_width = max(6, min(24, width - 80)) if wide else 0
+    figures = 22 + (bar_width + 2 if wide else 0)
+    cause_width = min(28, max(14, (width - figures) // 3))
+    name_width = max(12, width - figures - cause_width - 4)
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(level, no_wrap=True, max_width=name_width)
+    table.add_column("time" if per_step else f"per {story.unit}", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("mostly", no_wrap=True, max_width=cause_width, overflow="ellipsis")
+    if wide:
+        table.add_column("", no_wrap=True, width=bar_width)
+    for group in shown:
+        divisor = (
+            ranks
+            if per_step
+            else steps_of.get(int(group.key), 1)
+            if level == "rank" and group.key is not None
+            else story.windows
+        )
+        table.add_row(*_group_cells(group, level, divisor, observed, name_width, bar_width))
+    console.print(table)
+    if len(groups) > len(shown):
+        rest = sum(g.time_ns for g in groups[len(shown) :])
+        console.print(
+            Text(
+                f"{fmt.plural(len(groups) - len(shown), 'more row')}: "
+                f"{fmt.duration(rest / story.windows)} per {story.unit}, "
+                f"{fmt.ratio(rest / observed)} (--top shows more)",
+                style="dim",
+            )
+        )
+
+
+def group_label(group: Group, level: str) -> str:
+    """A group's key for people; None is what has no value at this level."""
+    if group.key is None:
+        return {"step": "whole trace", "rank": "no rank"}.get(level, f"(no {level})")
+    if level == "kernel":
+        return fmt.kernel_name(str(group.key))
+    if level in ("step", "rank"):
+        return f"{level} {group.key}"
+    return str(group.key)
+
+
+def _group_cells(
+    group: Group, level: str, divisor: int, observed: int, name_width: int, bar_width: int
+) -> list[Text]:
+    from chopper.causes import CAUSES
+
+    largest = max(group.causes.items(), key=lambda kv: kv[1], default=None)
+    mostly = Text("")
+    if largest is not None and group.time_ns:
+        cause, time_ns = largest
+        mostly = Text(f"{fmt.ratio(time_ns / group.time_ns)} {CAUSES[cause].label}", style="dim")
+    cells = [
+        Text(fmt.ellipsize(_printable(group_label(group, level)), name_width)),
+        Text(fmt.duration(group.time_ns / divisor)),
+        Text(fmt.ratio(group.time_ns / observed)),
+        mostly,
+    ]
+    if bar_width:
+        style = color(largest[0]) if largest else ""
+        cells.append(Text(_bar(group.time_ns / observed, bar_width), style=style))
+    return cells
+
+
+def _printable(text: str) -> str:
+    """A name from a trace without control characters: it must not steer the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _ranks(console: Console, views: Views, story: Story, width: int) -> None:
+    """One line over the ranks: the spread of the step time, and who is slowest."""
+    ranks = views.attribution.ranks
+    if len(ranks) < 2:
+        return
+    per_step = {r.label: r.observed_ns / max(r.steps, 1) for r in ranks}
+    slowest = max(per_step, key=per_step.__getitem__)
+    fastest = min(per_step, key=per_step.__getitem__)
+    console.print()
+    if len(ranks) <= 4 and width >= 84:
+        parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
+        console.print(Text(f"per {story.unit}: " + " · ".join(parts), style="dim"))
+    else:
+        console.print(
+            Text(
+                f"{len(ranks)} ranks, per {story.unit}: fastest {fastest} "
+                f"{fmt.duration(per_step[fastest])}, slowest {slowest} "
+                f"{fmt.duration(per_step[slowest])}",
+                style="dim",
+            )
+        )
+
+
+__all__ = ["group_label", "render"]
