@@ -154,4 +154,35 @@ COUNTER = Table(
     ),
 )
 
-TRACE_TABLES = (HOST_SPAN, THREAD, DEVICE_EVENT, COLLECTIVE, STEP, MEMORY_EVENT, COUNTER)
+LAYER_SEQUENCE = Table(
+    "layer_sequence",
+    1,
+    "Autograd sequence numbers that each call of a layer took: a backward node belongs to the "
+    "innermost call with sequence_low_id <= its sequence_id < sequence_high_id on the thread of "
+    "its forward (the counter is per thread). Written as the trace is taken, in order of return: "
+    "inner calls come before the ones around them.",
+    (
+        Column(name="layer", type="string", doc="Name of the module, wrappers stripped."),
+        Column(
+            name="recompute",
+            type="bool",
+            doc="Called within backward: activation checkpointing ran the forward again.",
+        ),
+        Column(name="tid", type="int64", doc="Thread that called it."),
+        Column(name="sequence_low_id", type="int64", doc="First sequence number of the call."),
+        Column(name="sequence_high_id", type="int64", doc="One past its last."),
+        _START,
+        Column(name="end_ns", type="int64", unit="ns", doc="End, Unix time."),
+    ),
+)
+
+TRACE_TABLES = (
+    HOST_SPAN,
+    THREAD,
+    DEVICE_EVENT,
+    COLLECTIVE,
+    STEP,
+    MEMORY_EVENT,
+    COUNTER,
+    LAYER_SEQUENCE,
+)

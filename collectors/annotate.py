@@ -1,0 +1,249 @@
+"""Names for what a trace shows: layers, recomputation, forward passes, garbage collection.
+
+Nothing is asked of the user. Global module hooks, present only while a trace is taken, emit one
+span per module call:
+
+``chopper::layer::<fqn>``      a module's forward
+``chopper::recompute::<fqn>``  the same within backward: activation checkpointing
+``chopper::forward``           the outermost module's forward (a phase)
+``chopper::gc::<generation>``  Python's garbage collector at work
+
+``<fqn>`` is the name in the root module's ``named_modules``, without what wrappers insert; the
+root itself goes by its class. Backward has no module hooks that leave autograd's graph alone, so
+each call's range of autograd sequence numbers is kept instead (table ``layer_sequence``): a
+backward node carries the number that its forward took. The phases backward and optimizer need no
+annotation: ``autograd::engine::evaluate_function`` and ``Optimizer.step#`` spans are torch's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LAYER_PREFIX = "chopper::layer::"
+RECOMPUTE_PREFIX = "chopper::recompute::"
+FORWARD = "chopper::forward"
+GC_PREFIX = "chopper::gc::"
+DATA = "chopper::data"
+
+_WRAPPER_PARTS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
+_WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
+
+
+class _Thread(threading.local):
+    """What one thread is inside of."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Any, Any, _Names, bool, int, int]] = []
+        self.tid = threading.get_native_id()
+
+
+class _Names:
+    """A module's names, made once."""
+
+    __slots__ = ("forward", "layer", "module", "recompute")
+
+    def __init__(self, module: torch.nn.Module, layer: str) -> None:
+        # Ids are reused: the weak reference tells whether this is still the module of this id.
+        self.module = weakref.ref(module)
+        self.layer = layer
+        self.forward = LAYER_PREFIX + layer
+        self.recompute = RECOMPUTE_PREFIX + layer
+
+
+def strip_wrappers(name: str) -> str:
+    """Drop what FSDP, activation checkpointing and torch.compile insert into a module's name."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)
+
+
+def module_names(root: torch.nn.Module) -> dict[int, str]:
+    """Names of all modules under ``root`` by id: as in ``named_modules``, without wrappers."""
+    names: dict[int, str] = {}
+    within: list[str] = []  # names of DDP-like wrappers, whose child is called `module`
+    root_class = type(_unwrap(root)).__name__
+    for name, module in root.named_modules():
+        own = name
+        for wrapper in within:
+            inner = f"{wrapper}.module" if wrapper else "module"
+            if name == inner or name.startswith(inner + "."):
+                own = (wrapper + name[len(inner) :]).lstrip(".")
+        if type(module).__name__ in _WRAPPERS_WITH_MODULE:
+            within.append(name)
+        names[id(module)] = strip_wrappers(own) or root_class
+    return names
+
+
+def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that wrappers wrap."""
+    while True:
+        children = dict(module.named_children())
+        inner = next((children[part] for part in children if part in _WRAPPER_PARTS), None)
+        if inner is None and type(module).__name__ in _WRAPPERS_WITH_MODULE:
+            inner = children.get("module")
+        if inner is None:
+            return module
+        module = inner
+
+
+class Annotator:
+    """Emits layer spans and keeps sequence ranges between ``install`` and ``remove``.
+
+    It takes part in nothing else: hooks return None, catch nothing, and are absent when no trace
+    is taken, since their mere presence takes every module call off torch's fast path.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, _Names] = {}
+        self._roots: set[str] = set()
+        self._has_main_root = False
+        self._threads = _Thread()
+        self._handles: list[Any] = []
+        self._gc_span: Any = None
+        self._rows: list[tuple[str, bool, int, int, int, int, int]] = []
+        self.root_calls = 0
+        """Calls of outermost modules since ``install``."""
+
+    def install(self) -> None:
+        """Register the hooks. Idempotent."""
+        if self._handles:
+            return
+        import torch
+        from torch._C._profiler import _RecordFunctionFast
+        from torch.autograd.profiler import record_function
+        from torch.nn.modules import module as nn_module
+
+        self._span = _RecordFunctionFast
+        self._phase = record_function
+        self._is_compiling = torch.compiler.is_compiling
+        self._graph_task = torch._C._current_graph_task_id
+        self._sequence_nr = torch._C._autograd._get_sequence_nr
+        _leave_to_python(self._before, self._after)
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._before),
+            # Recomputation ends a module early by an exception: ordinary hooks would not see it.
+            nn_module.register_module_forward_hook(self._after, always_call=True),
+        ]
+        gc.callbacks.append(self._on_gc)
+
+    def remove(self) -> None:
+        """Remove the hooks. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            gc.callbacks.remove(self._on_gc)
+        self._handles = []
+        self._threads = _Thread()
+        self._gc_span = None
+
+    def take_rows(self) -> dict[str, list[Any]]:
+        """Rows of ``layer_sequence`` since the last call, by column."""
+        rows, self._rows = self._rows, []
+        columns = list(zip(*rows, strict=True)) or [()] * 7
+        names = (
+            "layer",
+            "recompute",
+            "tid",
+            "sequence_low_id",
+            "sequence_high_id",
+            "start_ns",
+            "end_ns",
+        )
+        return {name: list(values) for name, values in zip(names, columns, strict=True)}
+
+    def _before(self, module: torch.nn.Module, args: Any) -> None:  # noqa: ARG002
+        if self._is_compiling():
+            return
+        threads = self._threads
+        stack = threads.stack
+        in_backward = self._graph_task() != -1
+        names = self._names.get(id(module))
+        if names is None or names.module() is not module:
+            names = self._name(module, in_backward)
+        phase = None
+        if not stack and not in_backward:
+            self.root_calls += 1
+            phase = self._phase(FORWARD)
+            phase.__enter__()
+        span = self._span(names.recompute if in_backward else names.forward)
+        stack.append((span, phase, names, in_backward, self._sequence_nr(), time.time_ns()))
+        span.__enter__()
+
+    def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        if self._is_compiling():
+            return
+        threads = self._threads
+        stack = threads.stack
+        # An exception that is not an Exception skips hooks: what it left open ends here too.
+        if not any(entry[2].module() is module for entry in reversed(stack)):
+            return
+        while True:
+            span, phase, names, recompute, low, start_ns = stack.pop()
+            span.__exit__(None, None, None)
+            if phase is not None:
+                phase.__exit__(None, None, None)
+            high = self._sequence_nr()
+            if high > low:
+                self._rows.append(
+                    (names.layer, recompute, threads.tid, low, high, start_ns, time.time_ns())
+                )
+            if names.module() is module:
+                return
+
+    def _name(self, module: torch.nn.Module, in_backward: bool) -> _Names:
+        """Name a module that was not seen before, and all modules below it."""
+        kind = type(module).__name__
+        stack = self._threads.stack
+        if stack:  # made during the forward of its parent
+            names = {id(module): f"{stack[-1][2].layer}.{kind}"}
+        elif in_backward:
+            names = {id(module): kind}
+        else:
+            names = module_names(module)
+            # The first root that has layers keeps the names that its state_dict has.
+            if len(names) == 1 or self._has_main_root:
+                root = names[id(module)]
+                prefix = root
+                count = 1
+                while prefix in self._roots:
+                    count += 1
+                    prefix = f"{root}#{count}"
+                self._roots.add(prefix)
+                names = {
+                    key: prefix if name == root else f"{prefix}.{name}"
+                    for key, name in names.items()
+                }
+            else:
+                self._has_main_root = True
+                self._roots.add(names[id(module)])
+        for part in module.modules():
+            if id(part) in names:
+                self._names[id(part)] = _Names(part, names[id(part)])
+        return self._names[id(module)]
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_span = self._span(f"{GC_PREFIX}{info['generation']}")
+            self._gc_span.__enter__()
+        elif self._gc_span is not None:
+            self._gc_span.__exit__(None, None, None)
+            self._gc_span = None
+
+
+def _leave_to_python(*hooks: Any) -> None:
+    """Keep torch.compile from compiling the hooks' own frames between its graphs."""
+    import sys
+
+    if "torch._dynamo" not in sys.modules:
+        return
+    try:
+        from torch._C._dynamo.eval_frame import skip_code
+    except ImportError:
+        return
+    for hook in hooks:
+        skip_code(hook.__func__.__code__)
