@@ -1,0 +1,73 @@
+"""FLOP and bytes of one operator, from the shapes and types that a trace recorded.
+
+    work = estimate("aten::mm", "[[8, 16], [16, 4]]", '["float", "float"]', None)
+    work.flop_count    # 2·8·16·4 = 1024
+    work.bytes_count   # (8·16 + 16·4 + 8·4)·4 = 896
+
+Operators nest (aten::linear holds aten::addmm) and both levels are modelled: count each kernel
+under the innermost modelled operator only. One table maps names to models, `MODELS`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from chopper.analyzers.work import attention, conv, gemm, vector
+from chopper.analyzers.work.kernels import matmul_dtype
+from chopper.analyzers.work.record import Direction, Shape, Unknown, Work, decode
+
+__all__ = ["MODELS", "Work", "estimate", "family", "matmul_dtype"]
+
+MODELS: dict[str, vector.Model] = {
+    **vector.MODELS,
+    **gemm.MODELS,
+    **conv.MODELS,
+    **attention.MODELS,
+}
+
+_FAMILIES: dict[str, str] = {
+    **dict.fromkeys(vector.MODELS, "vector"),
+    **dict.fromkeys(gemm.MODELS, "gemm"),
+    **dict.fromkeys(conv.MODELS, "conv"),
+    **{name: "moe" if "moe" in name else "sdpa" for name in attention.MODELS},
+}
+
+
+def family(name: str) -> str | None:
+    """The family that models operator `name`: "gemm", "conv", "sdpa", "moe", "vector" or None."""
+    found = _FAMILIES.get(name)
+    return found if found is not None else vector.compiled_family(name)
+
+
+# A training step repeats the same few hundred calls; the texts are the key.
+@lru_cache(maxsize=16384)
+def estimate(
+    name: str,
+    input_dims: str | None,
+    input_types: str | None,
+    concrete_inputs: str | None,
+    output_dims: Shape | None = None,
+) -> Work | None:
+    """The work of operator `name`, or None when no model knows the name.
+
+    Args:
+        name: as in the trace, e.g. "aten::addmm".
+        input_dims: JSON text of args["Input Dims"] ("Input dims" in 2021), or None.
+        input_types: JSON text of args["Input type"], or None.
+        concrete_inputs: JSON text of args["Concrete Inputs"], or None.
+        output_dims: the result's sizes where the caller knows them from elsewhere. Traces without
+            concrete inputs lack a convolution's stride (its backward's first or second argument
+            has the result's sizes) and cuDNN's weight gradient lacks the weight's sizes (the
+            enclosing aten::cudnn_convolution_backward has them).
+
+    Never raises: what cannot be known is None in the result, with its reason.
+    """
+    kind = family(name)
+    if kind is None:
+        return None
+    direction: Direction = "backward" if "backward" in name or "bwd" in name else "forward"
+    model = MODELS.get(name, vector.compiled)
+    try:
+        return model(decode(name, input_dims, input_types, concrete_inputs, output_dims))
+    except Unknown as exc:
+        return Work(kind, direction=direction, reason=str(exc))

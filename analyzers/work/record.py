@@ -1,0 +1,308 @@
+"""What a trace recorded about one operator, decoded, and the result of modelling it.
+
+Kineto stores three parallel lists per operator (``record_shapes=True``): ``Input Dims``,
+``Input type`` and, since PyTorch 2.1, ``Concrete Inputs``. Position i is the i-th argument of
+the operator's schema. A tensor has a dtype name ("float", "c10::BFloat16"), a list of tensors
+"TensorList" (its dims are nested and its element types are *not* recorded), a number or bool
+"Scalar" with its value as text in the concrete inputs, an absent optional "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import msgspec
+
+Shape = tuple[int, ...]
+Direction = Literal["forward", "backward"]
+
+# Kineto prints C++ type names; which integer name means 64 bits depends on the compiler.
+# key -> (peak key, bytes per element)
+_DTYPES: dict[str, tuple[str, int]] = {
+    "double": ("fp64", 8),
+    "float": ("fp32", 4),
+    "c10::half": ("fp16", 2),
+    "c10::bfloat16": ("bf16", 2),
+    "c10::float8_e4m3fn": ("fp8", 1),
+    "c10::float8_e5m2": ("fp8", 1),
+    "c10::float8_e4m3fnuz": ("fp8", 1),
+    "c10::float8_e5m2fnuz": ("fp8", 1),
+    "c10::float8_e8m0fnu": ("fp8_scale", 1),
+    # Two 4-bit values per element: the last dimension is half of the logical one.
+    "c10::float4_e2m1fn_x2": ("fp4", 1),
+    "signed char": ("int8", 1),
+    "unsigned char": ("uint8", 1),
+    "char": ("int8", 1),
+    "c10::qint8": ("int8", 1),
+    "c10::quint8": ("uint8", 1),
+    "c10::qint32": ("int32", 4),
+    "short": ("int16", 2),
+    "short int": ("int16", 2),
+    "unsigned short": ("uint16", 2),
+    "int": ("int32", 4),
+    "unsigned int": ("uint32", 4),
+    "long": ("int64", 8),
+    "long int": ("int64", 8),
+    "long long": ("int64", 8),
+    "unsigned long": ("uint64", 8),
+    "unsigned long long": ("uint64", 8),
+    "bool": ("bool", 1),
+    "c10::complex<c10::half>": ("complex32", 4),
+    "c10::complex<float>": ("complex64", 8),
+    "c10::complex<double>": ("complex128", 16),
+}
+
+# c10::ScalarType, as `dtype=` arguments appear in Concrete Inputs.
+_SCALAR_TYPES: dict[int, str] = {
+    0: "unsigned char",
+    1: "signed char",
+    2: "short",
+    3: "int",
+    4: "long",
+    5: "c10::half",
+    6: "float",
+    7: "double",
+    8: "c10::complex<c10::half>",
+    9: "c10::complex<float>",
+    10: "c10::complex<double>",
+    11: "bool",
+    15: "c10::bfloat16",
+    23: "c10::float8_e5m2",
+    24: "c10::float8_e4m3fn",
+    25: "c10::float8_e5m2fnuz",
+    26: "c10::float8_e4m3fnuz",
+    44: "c10::float8_e8m0fnu",
+    45: "c10::float4_e2m1fn_x2",
+}
+
+LIST_TYPES = frozenset({"TensorList", "GenericList", "OptionalTensorList"})
+
+
+class Unknown(Exception):
+    """The record does not say enough; the text says what is missing. Never leaves the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one operator has to do, from its recorded shapes and types.
+
+    ``flop_count`` follows ``torch.utils.flop_counter``: a multiply-add is 2, bias, softmax and
+    element-wise arithmetic are not counted, attention is dense, and so is each group of a grouped
+    convolution's weight gradient (where that counter overcounts by the number of groups).
+    ``useful_flop_count`` is what the mathematics needs: causal and windowed attention count only
+    the query-key pairs that the mask keeps (L(L+1)/2 of L² for a causal square), grouped
+    convolutions only their own group. **Ideal times rest on ``useful_flop_count``**; the two are
+    equal everywhere else.
+
+    ``bytes_count`` is the least traffic with device memory: each input read once, each result
+    written once, nothing that could stay in registers or caches. Row statistics that
+    normalisation layers also store are left out (< 1 %).
+
+    ``unsized_element_count`` counts elements of tensor lists whose type a trace does not record
+    (``_foreach_*``, fused optimizers, ``cat``), reads plus writes: a caller that knows the
+    parameters' width w gets the traffic as ``(bytes_count or 0) + w * unsized_element_count``.
+
+    ``dtype`` is the key of the device peak that applies ("fp64", "fp32", "fp16", "bf16", "fp8",
+    "int8", "fp4"; fp32 may run as TF32: see `matmul_dtype`), or another type's name, for which
+    no device has a peak. ``causal`` is None for operators that have no such notion or whose
+    record lacks it. ``reason`` says why something is None.
+
+    ``direction`` is "backward" for operators that exist only in a backward pass; a matrix
+    multiplication runs in both, so "forward" there says nothing.
+    """
+
+    family: str
+    flop_count: int | None = None
+    useful_flop_count: int | None = None
+    bytes_count: int | None = None
+    dtype: str | None = None
+    direction: Direction = "forward"
+    causal: bool | None = None
+    unsized_element_count: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One operator's recorded arguments, by position in its schema."""
+
+    name: str
+    dims: Sequence[Any]
+    types: Sequence[Any]
+    concrete: Sequence[Any]
+    output_dims: Shape | None = None
+
+    def __len__(self) -> int:
+        return max(len(self.dims), len(self.types), len(self.concrete))
+
+    def type_name(self, index: int) -> str:
+        """The recorded type of argument `index`, "" when absent or not recorded."""
+        value = self.types[index] if index < len(self.types) else ""
+        return value if isinstance(value, str) else ""
+
+    def has(self, index: int) -> bool:
+        """True when argument `index` is a tensor."""
+        if self.types:
+            return self.type_name(index).lower() in _DTYPES
+        # 2021's traces may lack types: there a scalar and a 0-d tensor look alike.
+        return index < len(self.dims) and _is_shape(self.dims[index]) and self.dims[index] != []
+
+    def shape(self, index: int) -> Shape:
+        """The sizes of tensor argument `index`; raises Unknown when it is not one."""
+        if not self.has(index) or index >= len(self.dims):
+            raise Unknown(f"argument {index} is not a tensor of recorded shape and type")
+        value = self.dims[index]
+        if not _is_shape(value):
+            raise Unknown(f"argument {index} has no usable shape")
+        return tuple(value)
+
+    def shapes(self, index: int) -> list[Shape]:
+        """The sizes of the tensors in list argument `index`."""
+        value = self.dims[index] if index < len(self.dims) else None
+        if self.type_name(index) not in LIST_TYPES or not isinstance(value, list) or not value:
+            raise Unknown(f"the shapes of list argument {index} were not recorded")
+        if not all(_is_shape(item) for item in value):
+            raise Unknown(f"list argument {index} has no usable shapes")
+        return [tuple(item) for item in value]
+
+    def optional(self, index: int) -> Shape | None:
+        """The sizes of argument `index` when it is a tensor, else None."""
+        return self.shape(index) if self.has(index) else None
+
+    def numel(self, index: int) -> int:
+        """Elements of tensor argument `index`."""
+        return prod(self.shape(index))
+
+    def dtype(self, index: int) -> str | None:
+        """Peak key of the tensor's type; None when the trace has no type for it."""
+        entry = _DTYPES.get(self.type_name(index).lower())
+        return entry[0] if entry else None
+
+    def itemsize(self, index: int) -> int:
+        """Bytes per element of tensor argument `index`."""
+        entry = _DTYPES.get(self.type_name(index).lower())
+        if entry is None:
+            raise Unknown("element types were not recorded")
+        return entry[1]
+
+    def nbytes(self, index: int) -> int:
+        """Bytes of tensor argument `index`, 0 when it is an absent optional."""
+        shape = self.optional(index)
+        return 0 if shape is None else prod(shape) * self.itemsize(index)
+
+    def text(self, index: int) -> str:
+        """The recorded value of a non-tensor argument, "" when there is none."""
+        value = self.concrete[index] if index < len(self.concrete) else ""
+        return value if isinstance(value, str) else ""
+
+    def integer(self, index: int) -> int | None:
+        """The recorded integer value of argument `index`, None when not recorded."""
+        return _integer(self.text(index))
+
+    def integers(self, index: int) -> list[int] | None:
+        """The recorded list of integers of argument `index`, None when not recorded."""
+        return _integers(self.text(index))
+
+    def boolean(self, index: int) -> bool | None:
+        """The recorded truth value of argument `index`, None when not recorded."""
+        return {"True": True, "False": False}.get(self.text(index))
+
+    def booleans(self, index: int) -> list[bool] | None:
+        """The recorded list of truth values (an output mask), None when not recorded."""
+        text = self.text(index)
+        if not (text.startswith("[") and text.endswith("]")):
+            return None
+        values = [
+            {"True": True, "False": False}.get(item.strip()) for item in text[1:-1].split(",")
+        ]
+        return None if None in values else [bool(value) for value in values]
+
+    def boolean_positions(self) -> list[int]:
+        """Positions of all recorded truth values, in order.
+
+        Schemas grow arguments between versions; the order of their booleans has stayed.
+        """
+        return [i for i in range(len(self.concrete)) if self.boolean(i) is not None]
+
+    def scalar_type_bytes(self, index: int, default: int) -> int:
+        """Bytes per element of a `dtype` argument; `default` when it is None."""
+        if not self.concrete:
+            raise Unknown("the result's type was not recorded")
+        code = self.integer(index)
+        if code is None:
+            return default
+        if code not in _SCALAR_TYPES:
+            raise Unknown(f"the result's type {code} is not known")
+        return _DTYPES[_SCALAR_TYPES[code]][1]
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _integer(text: str) -> int | None:
+    body = text[1:] if text[:1] == "-" else text
+    return int(text) if body.isascii() and body.isdigit() and len(body) <= 19 else None
+
+
+def _integers(text: str) -> list[int] | None:
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    if not text[1:-1].strip():
+        return []
+    values = [_integer(item.strip()) for item in text[1:-1].split(",")]
+    return None if None in values else [value for value in values if value is not None]
+
+
+def decode(
+    name: str,
+    input_dims: str | None,
+    input_types: str | None,
+    concrete_inputs: str | None,
+    output_dims: Shape | None,
+) -> Record:
+    """Decode the three JSON texts; raises Unknown when the shapes are absent or malformed."""
+    if input_dims is None:
+        raise Unknown("shapes were not recorded")
+    return Record(
+        name,
+        _list(input_dims, "Input Dims"),
+        _list(input_types, "Input type"),
+        _list(concrete_inputs, "Concrete Inputs"),
+        output_dims,
+    )
+
+
+def _list(text: str | None, field: str) -> list[Any]:
+    if text is None:
+        return []
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
+        raise Unknown(f"{field} is not valid JSON") from exc
+    if not isinstance(value, list):
+        raise Unknown(f"{field} is not a list")
+    return value
+
+
+def with_bytes(work: Work, traffic: Callable[[], int]) -> Work:
+    """`work` with its traffic, or with the reason why that is not known."""
+    try:
+        return replace(work, bytes_count=traffic())
+    except Unknown as exc:
+        return replace(work, reason=f"bytes: {exc}")
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The common shape of `shapes` under NumPy's broadcasting; raises Unknown when there is none."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    result = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, start=rank - len(shape)):
+            if size != 1 and result[axis] not in (1, size):
+                raise Unknown(f"shapes do not broadcast: {list(shapes)}")
+            result[axis] = size if size != 1 else result[axis]
+    return tuple(result)

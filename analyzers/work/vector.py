@@ -1,0 +1,539 @@
+"""Traffic of the memory-bound operators: each input read once, each result written once.
+
+Their arithmetic is not counted (``flop_count`` None): no device limit that matters rests on it.
+Expanded inputs (stride 0) are taken at their full size: strides are not among the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from chopper.analyzers.work.record import (
+    LIST_TYPES,
+    Direction,
+    Record,
+    Shape,
+    Unknown,
+    Work,
+    broadcast,
+    with_bytes,
+)
+
+Model = Callable[[Record], Work]
+
+
+def _work(record: Record, traffic: Callable[[], int], *, dtype_of: int = 0) -> Work:
+    direction: Direction = "backward" if "backward" in record.name else "forward"
+    work = Work("vector", dtype=record.dtype(dtype_of), direction=direction)
+    return with_bytes(work, traffic)
+
+
+# ---- element-wise -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Elementwise:
+    """`arity` tensor arguments that broadcast into one result; one more tensor is an `out=`."""
+
+    arity: int
+    result: Literal["promoted", "bool"] = "promoted"
+    in_place: bool = False
+    reads_self: bool = True
+
+    def __call__(self, record: Record) -> Work:
+        return _work(record, lambda: self._traffic(record))
+
+    def _traffic(self, record: Record) -> int:
+        inputs = [i for i in range(self.arity) if record.has(i)]
+        if not inputs:
+            raise Unknown("no tensor argument was recorded")
+        read = sum(record.nbytes(i) for i in inputs if i or self.reads_self)
+        if self.in_place:
+            return read + record.nbytes(0)
+        outs = [i for i in range(self.arity, len(record)) if record.has(i)]
+        if outs:
+            return read + record.nbytes(outs[-1])
+        shape = broadcast([record.shape(i) for i in inputs])
+        return read + prod(shape) * self._itemsize(record, inputs)
+
+    def _itemsize(self, record: Record, inputs: Sequence[int]) -> int:
+        if self.result == "bool":
+            return 1
+        # where(condition, a, b), masked_fill(self, mask): a bool never widens the result, nor
+        # does a 0-d tensor of the same kind.
+        wide = [i for i in inputs if record.shape(i) and record.dtype(i) != "bool"]
+        floats = [i for i in wide or inputs if _is_float(record.dtype(i))]
+        return max(record.itemsize(i) for i in floats or wide or inputs)
+
+
+def _is_float(dtype: str | None) -> bool:
+    return dtype is not None and dtype.startswith(("fp", "bf", "complex"))
+
+
+_UNARY = (
+    "abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square sin cos tan tanh "
+    "sigmoid log_sigmoid relu relu6 gelu silu mish elu selu celu leaky_relu hardswish hardsigmoid "
+    "hardtanh softplus softsign softshrink erf erfc floor ceil round trunc frac sign sgn clamp_min "
+    "clamp_max threshold nan_to_num bitwise_not tril triu flip roll logit asin acos atan sinh cosh "
+    "cumsum cumprod pixel_shuffle constant_pad_nd native_alpha_dropout"
+)
+_BINARY = (
+    "add sub mul div divide multiply subtract true_divide floor_divide rsub remainder fmod atan2 "
+    "maximum minimum fmax fmin pow hypot copysign bitwise_and bitwise_or bitwise_xor masked_fill "
+    "xlogy heaviside __and__ __or__ __xor__ gelu_backward silu_backward tanh_backward "
+    "sigmoid_backward threshold_backward leaky_relu_backward hardtanh_backward "
+    "hardswish_backward elu_backward softplus_backward logit_backward log_sigmoid_backward "
+    "prelu native_dropout_backward"
+)
+_TERNARY = "addcmul addcdiv lerp where clamp mse_loss_backward"
+_PREDICATES_1 = "isnan isinf isfinite logical_not signbit"
+_PREDICATES_2 = "eq ne lt le gt ge logical_and logical_or logical_xor isclose"
+
+
+def _elementwise() -> dict[str, Model]:
+    table: dict[str, Model] = {}
+    groups: list[tuple[str, int, Literal["promoted", "bool"]]] = [
+        (_UNARY, 1, "promoted"),
+        (_BINARY, 2, "promoted"),
+        (_TERNARY, 3, "promoted"),
+        (_PREDICATES_1, 1, "bool"),
+        (_PREDICATES_2, 2, "bool"),
+    ]
+    for names, arity, result in groups:
+        for name in names.split():
+            table[f"aten::{name}"] = _Elementwise(arity, result)
+            table[f"aten::{name}_"] = _Elementwise(arity, result, in_place=True)
+    for name in ("fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"):
+        table[f"aten::{name}"] = _Elementwise(1, in_place=True, reads_self=False)
+    table["aten::copy_"] = _Elementwise(2, in_place=True, reads_self=False)
+    table["aten::clone"] = _Elementwise(1)
+    return table
+
+
+def _to_copy(record: Record) -> Work:
+    """Copy with conversion: (self, dtype, …)."""
+    return _work(
+        record,
+        lambda: (
+            record.nbytes(0) + record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
+        ),
+    )
+
+
+# ---- operators whose results look like some of their arguments --------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """Reads the arguments `read`, writes results shaped and typed as the arguments `write`."""
+
+    read: tuple[int, ...]
+    write: tuple[int, ...]
+    dtype_of: int | None = None
+
+    def __call__(self, record: Record) -> Work:
+        required = (*self.read[:1], *self.write[:1])
+
+        def traffic() -> int:
+            for index in required:
+                record.shape(index)
+            return sum(record.nbytes(i) for i in (*self.read, *self.write))
+
+        return _work(
+            record, traffic, dtype_of=required[0] if self.dtype_of is None else self.dtype_of
+        )
+
+
+def _softmax(record: Record) -> Work:
+    """Softmax and its logarithm: (self, dim, half_to_float), and the out= form."""
+
+    def traffic() -> int:
+        if record.has(3):
+            return record.nbytes(0) + record.nbytes(3)
+        widened = record.boolean(2)
+        if widened is None and record.itemsize(0) != 4:
+            raise Unknown("whether the result is widened to float was not recorded")
+        return record.nbytes(0) + record.numel(0) * (4 if widened else record.itemsize(0))
+
+    return _work(record, traffic)
+
+
+def _softmax_backward(record: Record) -> Work:
+    """_softmax_backward_data(grad_output, output, dim, input_dtype) and its out= form."""
+
+    def traffic() -> int:
+        read = record.nbytes(0) + record.nbytes(1)
+        if record.has(4):
+            return read + record.nbytes(4)
+        if record.has(3):  # 2021: the input itself instead of its type
+            return read + record.nbytes(3)
+        return read + record.numel(0) * record.scalar_type_bytes(3, record.itemsize(0))
+
+    return _work(record, traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class _NormBackward:
+    """Backward of a normalisation: gradients as wanted by the mask, which may be unrecorded."""
+
+    grad: int
+    x: int
+    stats: tuple[int, ...]
+    weight: int
+    mask: int | None
+
+    def __call__(self, record: Record) -> Work:
+        return _work(record, lambda: self._traffic(record), dtype_of=self.x)
+
+    def _traffic(self, record: Record) -> int:
+        record.shape(self.grad)
+        mask = None if self.mask is None else record.booleans(self.mask)
+        # Without a mask: what training wants, a gradient for everything that takes part.
+        wants = [True, True, True] if mask is None else [*mask, False, False, False]
+        read = record.nbytes(self.grad) + record.nbytes(self.x)
+        read += sum(record.nbytes(i) for i in (*self.stats, self.weight))
+        return (
+            read
+            + wants[0] * record.nbytes(self.x)
+            + (wants[1] + wants[2]) * record.nbytes(self.weight)
+        )
+
+
+def _dropout(record: Record) -> Work:
+    """native_dropout(input, p, train): the result and a bool mask."""
+    return _work(record, lambda: 2 * record.nbytes(0) + record.numel(0))
+
+
+# ---- gathers and losses -----------------------------------------------------------------------
+
+
+def _embedding(record: Record) -> Work:
+    """embedding(weight, indices, …): one row per index, read from the table and written.
+
+    A row that many indices share may be read once: the table's size bounds what is read.
+    """
+
+    def traffic() -> int:
+        rows = record.numel(1) * prod(record.shape(0)[1:]) * record.itemsize(0)
+        return record.nbytes(1) + min(rows, record.nbytes(0)) + rows
+
+    return _work(record, traffic)
+
+
+def _embedding_backward(record: Record) -> Work:
+    """embedding_dense_backward(grad_output, indices, num_weights, …): a dense table of gradients."""
+
+    def traffic() -> int:
+        rows, grad = record.integer(2), record.shape(0)
+        if rows is None or rows < 0 or not grad:
+            raise Unknown("the number of embeddings was not recorded")
+        return record.nbytes(0) + record.nbytes(1) + rows * grad[-1] * record.itemsize(0)
+
+    return _work(record, traffic)
+
+
+def _index_select(record: Record) -> Work:
+    """index_select(self, dim, index)."""
+
+    def traffic() -> int:
+        shape, dim = record.shape(0), record.integer(1)
+        if dim is None or not -len(shape) <= dim < len(shape):
+            raise Unknown("the dimension was not recorded")
+        taken = prod(shape[: dim % len(shape)]) * prod(shape[dim % len(shape) + 1 :])
+        out = taken * record.numel(2) * record.itemsize(0)
+        return record.nbytes(2) + min(out, record.nbytes(0)) + out
+
+    return _work(record, traffic)
+
+
+def _gather(record: Record) -> Work:
+    """gather(self, dim, index, …): the result has the index's shape."""
+
+    def traffic() -> int:
+        out = record.numel(2) * record.itemsize(0)
+        return record.nbytes(2) + min(out, record.nbytes(0)) + out
+
+    return _work(record, traffic)
+
+
+def _nll_forward(record: Record) -> Work:
+    """nll_loss_forward(self, target, weight, …): one log-probability per target; a scalar."""
+
+    def traffic() -> int:
+        picked = record.numel(1) * record.itemsize(0)
+        return picked + record.nbytes(1) + record.nbytes(2) + 2 * record.itemsize(0)
+
+    return _work(record, traffic)
+
+
+def _nll_backward(record: Record) -> Work:
+    """nll_loss_backward(grad_output, self, target, weight, …): a gradient of self's size."""
+    return _work(
+        record,
+        lambda: record.nbytes(0) + record.nbytes(2) + record.nbytes(3) + record.nbytes(1),
+        dtype_of=1,
+    )
+
+
+# ---- reductions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduce:
+    """Reads self, writes what is left of it. `dim` is the position of the dimensions."""
+
+    dim: int = 1
+    result: Literal["same", "sum", "bool", "index", "value_and_index"] = "same"
+
+    def __call__(self, record: Record) -> Work:
+        if self.result == "value_and_index" and record.has(1):  # max(self, other)
+            return _Elementwise(2)(record)
+        return _work(record, lambda: record.nbytes(0) + self._result(record))
+
+    def _result(self, record: Record) -> int:
+        shape = record.shape(0)
+        outs = [i for i in range(1, len(record)) if record.has(i)]
+        if outs:
+            return sum(record.nbytes(i) for i in outs)
+        left = self._left(record, shape)
+        size = record.itemsize(0)
+        if self.result == "sum" and not _is_float(record.dtype(0)):
+            size = 8
+        width = {"bool": 1, "index": 8, "value_and_index": size + 8}.get(self.result, size)
+        return left * width
+
+    def _left(self, record: Record, shape: Shape) -> int:
+        if len(record) <= self.dim + 1 and record.integers(self.dim) is None:
+            return 1  # sum(self, dtype): everything
+        text = record.text(self.dim)
+        dims = record.integers(self.dim)
+        if dims is None and text:
+            one = record.integer(self.dim)
+            dims = None if one is None else [one]
+            if dims is None:
+                raise Unknown("the reduced dimensions were not recorded")
+        if dims is None and not record.concrete and self.dim < len(record):
+            raise Unknown("the reduced dimensions were not recorded")
+        reduced = {d % len(shape) for d in dims} if dims and shape else set(range(len(shape)))
+        return prod(size for axis, size in enumerate(shape) if axis not in reduced)
+
+
+# ---- lists: foreach and fused optimizers, concatenation ---------------------------------------
+
+
+def _elements(record: Record, index: int) -> int:
+    return sum(prod(shape) for shape in record.shapes(index))
+
+
+def _listed(count: Callable[[], int]) -> Work:
+    """Work on tensor lists, whose element types a trace does not record."""
+    try:
+        elements = count()
+    except Unknown as exc:
+        return Work("vector", reason=f"bytes: {exc}")
+    return Work(
+        "vector",
+        unsized_element_count=elements,
+        reason="bytes: the element types of tensor lists are not recorded",
+    )
+
+
+def _foreach(record: Record) -> Work:
+    """Any _foreach_* operator: reads all its lists, writes one like the first."""
+    name = record.name
+    write_only = name.endswith(("_foreach_zero_", "_foreach_copy_"))
+
+    def count() -> int:
+        lists = [i for i in range(len(record)) if record.type_name(i) in LIST_TYPES]
+        if not lists:
+            raise Unknown("no list argument was recorded")
+        sizes = [_elements(record, i) for i in lists]
+        read = sum(sizes[1:]) if write_only else sum(sizes)
+        written = 0 if name.endswith("_foreach_norm") else sizes[0]
+        return read + written
+
+    return _listed(count)
+
+
+def _fused_optimizer(read: tuple[int, ...], written: tuple[int, ...], optional: int) -> Model:
+    """_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, …) and its like."""
+
+    def model(record: Record) -> Work:
+        def count() -> int:
+            total = sum(_elements(record, i) for i in (*read, *written))
+            # AMSGrad's maxima, SGD's momentum: an empty list when unused.
+            given = optional < len(record.dims) and record.dims[optional]
+            return total + (2 * _elements(record, optional) if given else 0)
+
+        return _listed(count)
+
+    return model
+
+
+def _cat(record: Record) -> Work:
+    """cat(tensors, dim): everything read and written once; out= tells the type."""
+    if record.has(2):
+        return _work(record, lambda: 2 * record.nbytes(2), dtype_of=2)
+    return _listed(lambda: 2 * _elements(record, 0))
+
+
+def _all_gather_copy_in(record: Record) -> Work:
+    """fsdp::all_gather_copy_in(inputs, output, …): the shards go into their part of the output."""
+    work = _listed(lambda: 2 * _elements(record, 0))
+    if work.unsized_element_count is None or not record.has(1):
+        return work
+    count = work.unsized_element_count
+    sized = replace(work, unsized_element_count=None, dtype=record.dtype(1), reason=None)
+    return with_bytes(sized, lambda: count * record.itemsize(1))
+
+
+def _chunk_cat(record: Record) -> Work:
+    """fsdp::chunk_cat(tensors, dim, num_chunks, out): pads into out; may also widen."""
+    work = _listed(lambda: _elements(record, 0))
+    if not record.has(3):
+        return replace(
+            work,
+            unsized_element_count=None if (n := work.unsized_element_count) is None else 2 * n,
+        )
+    reason = work.reason
+    return replace(with_bytes(work, lambda: record.nbytes(3)), reason=reason)
+
+
+# ---- fused kernels of libraries ---------------------------------------------------------------
+
+
+def _rotary(record: Record) -> Work:
+    """rotary_embedding(positions, query, key, head_size, cos_sin_cache, …), in place."""
+
+    def traffic() -> int:
+        tokens, cache = record.numel(0), record.shape(4)
+        rows = min(tokens, cache[0]) * prod(cache[1:]) if cache else 0
+        angles = rows * record.itemsize(4)
+        return record.nbytes(0) + 2 * (record.nbytes(1) + record.nbytes(2)) + angles
+
+    return _work(record, traffic, dtype_of=1)
+
+
+_LIBRARIES: dict[str, Model] = {
+    "_C::rms_norm": _Like((1, 2), (0,)),
+    "_C::fused_add_rms_norm": _Like((0, 1, 2), (0, 1)),
+    "_C::silu_and_mul": _Like((1,), (0,)),
+    "_C::gelu_and_mul": _Like((1,), (0,)),
+    "_C::static_scaled_fp8_quant": _Like((1, 2), (0,)),
+    "_C::dynamic_scaled_fp8_quant": _Like((1,), (0, 2)),
+    "_C::rotary_embedding": _rotary,
+    "_C_cache_ops::reshape_and_cache_flash": _Like((0, 1, 4), (0, 1)),
+    "sgl_kernel::silu_and_mul": _Like((1,), (0,)),
+    "sgl_kernel::gelu_and_mul": _Like((1,), (0,)),
+    "sgl_kernel::rotary_embedding": _rotary,
+    "sgl_kernel::rmsnorm": _Like((1, 2), (0,)),
+    "sgl_kernel::fused_add_rmsnorm": _Like((0, 1, 2), (0, 1)),
+    "sglang::store_cache": _Like((0, 1, 4), (0, 1)),
+    "aiter::rmsnorm": _Like((1, 2), (0,)),
+    "aiter::rms_norm": _Like((0, 1), (0,)),
+    "aiter::add_rmsnorm": _Like((1, 2, 4), (0, 3)),
+    "aiter::rmsnorm2d_fwd_with_add_ck": _Like((1, 2, 4), (0, 3)),
+    "aiter::_groupnorm_run": _Like((0, 2, 3), (0,)),
+    "vllm::rocm_aiter_rms_norm": _Like((0, 1), (0,)),
+    "vllm::rocm_aiter_rmsnorm2d_fwd_with_add": _Like((0, 1, 2), (0, 1)),
+    "vllm::unified_kv_cache_update": _Like((0, 1), (0, 1)),
+    "fsdp::all_gather_copy_in": _all_gather_copy_in,
+    "fsdp::split_with_sizes_copy": _Like((0,), (0,)),
+    "fsdp::chunk_cat": _chunk_cat,
+}
+
+_BATCH_NORM = _Like((0, 1, 2, 3, 4), (0,))
+_VENDOR_BATCH_NORM_BACKWARD = _NormBackward(grad=1, x=0, stats=(5, 6), weight=2, mask=None)
+_ADAM = _fused_optimizer((0, 1, 2, 3), (0, 2, 3), 4)
+
+MODELS: dict[str, Model] = {
+    **_elementwise(),
+    "aten::_to_copy": _to_copy,
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax_backward_data": _softmax_backward,
+    "aten::native_layer_norm": _Like((0, 2, 3), (0,)),
+    "aten::native_layer_norm_backward": _NormBackward(grad=0, x=1, stats=(3, 4), weight=5, mask=7),
+    "aten::rms_norm": _Like((0, 2), (0,)),
+    "aten::_fused_rms_norm": _Like((0, 2), (0,)),
+    "aten::_fused_rms_norm_backward": _NormBackward(grad=0, x=1, stats=(3,), weight=4, mask=5),
+    "aten::native_group_norm": _Like((0, 1, 2), (0,)),
+    "aten::native_group_norm_backward": _NormBackward(grad=0, x=1, stats=(2, 3), weight=4, mask=9),
+    "aten::native_batch_norm": _BATCH_NORM,
+    "aten::cudnn_batch_norm": _BATCH_NORM,
+    "aten::miopen_batch_norm": _BATCH_NORM,
+    "aten::native_batch_norm_backward": _NormBackward(grad=0, x=1, stats=(5, 6), weight=2, mask=9),
+    "aten::cudnn_batch_norm_backward": _VENDOR_BATCH_NORM_BACKWARD,
+    "aten::miopen_batch_norm_backward": _VENDOR_BATCH_NORM_BACKWARD,
+    "aten::native_dropout": _dropout,
+    "aten::embedding": _embedding,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::index_select": _index_select,
+    "aten::gather": _gather,
+    "aten::nll_loss_forward": _nll_forward,
+    "aten::nll_loss2d_forward": _nll_forward,
+    "aten::nll_loss_backward": _nll_backward,
+    "aten::nll_loss2d_backward": _nll_backward,
+    "aten::max_pool2d_with_indices_backward": _Like((0, 7), (1,)),
+    "aten::sum": _Reduce(result="sum"),
+    "aten::prod": _Reduce(result="sum"),
+    "aten::mean": _Reduce(),
+    "aten::amax": _Reduce(),
+    "aten::amin": _Reduce(),
+    "aten::logsumexp": _Reduce(),
+    "aten::std": _Reduce(),
+    "aten::var": _Reduce(),
+    "aten::linalg_vector_norm": _Reduce(dim=2),
+    "aten::norm": _Reduce(dim=2),
+    "aten::any": _Reduce(result="bool"),
+    "aten::all": _Reduce(result="bool"),
+    "aten::argmax": _Reduce(result="index"),
+    "aten::argmin": _Reduce(result="index"),
+    "aten::max": _Reduce(result="value_and_index"),
+    "aten::min": _Reduce(result="value_and_index"),
+    "aten::cat": _cat,
+    "aten::_cat": _cat,
+    "aten::split_with_sizes_copy": _Like((0,), (0,)),
+    "aten::_chunk_cat": _chunk_cat,
+    "aten::_fused_adam_": _ADAM,
+    "aten::_fused_adamw_": _ADAM,
+    "aten::_fused_adagrad_": _fused_optimizer((0, 1, 2), (0, 2), 10**6),
+    "aten::_fused_sgd_": _fused_optimizer((0, 1), (0,), 2),
+    **_LIBRARIES,
+}
+
+_TRITON = ("triton_poi_", "triton_red_", "triton_per_")
+
+
+def compiled_family(name: str) -> str | None:
+    """The family of operators known by a prefix: TorchInductor's kernels and `_foreach_*`."""
+    return "vector" if name.startswith((*_TRITON, "aten::_foreach_")) else None
+
+
+def compiled(record: Record) -> Work:
+    """Operators known by a prefix."""
+    return _foreach(record) if record.name.startswith("aten::_foreach_") else _triton(record)
+
+
+def _triton(record: Record) -> Work:
+    """A kernel of TorchInductor: every buffer once, each at most as large as the iteration space.
+
+    The last one (pointwise) or two (reductions) numbers are the iteration space; a buffer that
+    is larger is only partly touched (a gather). Which buffers are updated in place is not
+    recorded: they count once instead of twice.
+    """
+
+    def traffic() -> int:
+        buffers = [i for i in range(len(record)) if record.has(i)]
+        sizes = [record.integer(i) for i in range(len(record)) if not record.has(i)]
+        numbers = [size for size in sizes if size is not None]
+        if not buffers or not numbers:
+            raise Unknown("the kernel's buffers or iteration space were not recorded")
+        space = max(numbers[-1], prod(numbers[-2:]))
+        return sum(min(record.numel(i), space) * record.itemsize(i) for i in buffers)
+
+    return _work(record, traffic)
