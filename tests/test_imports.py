@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -35,10 +34,10 @@ HEAVY = {"amdsmi", "numpy", "pandas", "plotly", "pyarrow", "pynvml", "torch"}
 def loaded_by(code: str) -> set[str]:
     """Modules that ``code`` adds to those of a fresh interpreter."""
     script = (
-        "import json, sys\n"
+        "import sys\n"
         "before = set(sys.modules)\n"
         f"{code}\n"
-        "sys.stderr.write(json.dumps(sorted(set(sys.modules) - before)))\n"
+        "sys.stderr.write(' '.join(sorted(set(sys.modules) - before)))\n"
     )
     # Coverage of a measured run would start in the child and load modules of its own.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
@@ -46,7 +45,7 @@ def loaded_by(code: str) -> set[str]:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True
     )
     assert shown.returncode == 0, shown.stderr
-    return set(json.loads(shown.stderr.splitlines()[-1]))
+    return set(shown.stderr.splitlines()[-1].split())
 
 
 def top_level(modules: set[str]) -> set[str]:
