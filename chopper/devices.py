@@ -1,0 +1,137 @@
+"""What a device can do at best: a table with a source for every value, and a strict lookup.
+
+    device = lookup("NVIDIA H100 80GB HBM3", multi_processor_count=132)
+    device.flop_per_s("bf16")                     # 989.4e12, as quoted by the vendor
+    device.flop_per_s("bf16", clock_hz=1.98e9)    # what the same units do at another clock
+
+Peaks are dense (no structured sparsity) and the best rate that the device has for a matrix
+product of that type, tensor or matrix cores included; ``fp64_vector`` and ``fp32_vector`` are the
+rates outside of them. Vendors quote tensor peaks at a clock of their own (H100: 1830 MHz, while
+it boosts to 1980), so each type has its reference clock.
+
+A device that is not in the table is None, never its nearest relative: no peak, no MFU.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+DTYPES = (
+    "fp64",
+    "fp64_vector",
+    "fp32",
+    "fp32_vector",
+    "tf32",
+    "fp16",
+    "bf16",
+    "fp8",
+    "int8",
+    "fp4",
+)
+
+# Drivers keep a part of the memory for themselves (7 % on some boards), and count in GiB or GB.
+_MEMORY_RATIO_RANGE = (0.93, 1.03)
+
+
+class Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number with where it came from; None is unknown or impossible, and the note says which."""
+
+    value: int | float | None
+    source: str
+    note: str | None = None
+
+
+class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One device as programs see it (one of MI250X's two dies), with its peaks.
+
+    ``link_bytes_per_s`` is the total of both directions over all links, as vendors quote it.
+    ``units`` are streaming multiprocessors or compute units.
+    """
+
+    id: str
+    label: str
+    vendor: str
+    names: tuple[str, ...]
+    unit_kind: str
+    units: Sourced
+    flop_per_clock_per_unit: dict[str, Sourced]
+    reference_clock_hz: dict[str, Sourced]
+    peak_flop_per_s: dict[str, Sourced]
+    memory_bytes: Sourced
+    memory_bandwidth_bytes_per_s: Sourced
+    l2_bytes: Sourced
+    last_level_cache_bytes: Sourced
+    link_bytes_per_s: Sourced
+    pcie_generation: Sourced
+    board_power_w: Sourced
+
+    def flop_per_s(self, dtype: str, clock_hz: float | None = None) -> float | None:
+        """The peak rate for `dtype`; at `clock_hz` when given, else as the vendor quotes it.
+
+        None when the device has no such rate or it is not known.
+        """
+        if clock_hz is None:
+            quoted = self.peak_flop_per_s.get(dtype)
+            return None if quoted is None or quoted.value is None else float(quoted.value)
+        rate = self.flop_per_clock_per_unit.get(dtype)
+        if rate is None or rate.value is None or self.units.value is None:
+            return None
+        return float(self.units.value * rate.value * clock_hz)
+
+    def source(self, dtype: str) -> str | None:
+        """Where the peak for `dtype` came from, with its note; None for a type not in the table."""
+        quoted = self.peak_flop_per_s.get(dtype)
+        if quoted is None:
+            return None
+        return quoted.source if quoted.note is None else f"{quoted.source} ({quoted.note})"
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: str
+    devices: tuple[DevicePeaks, ...]
+
+
+@cache
+def known_devices() -> tuple[DevicePeaks, ...]:
+    """All devices of the table."""
+    text = files("chopper").joinpath("data", "device_peaks.json").read_bytes()
+    return msgspec.json.decode(text, type=_Table).devices
+
+
+def lookup(
+    name: str, *, multi_processor_count: int | None = None, memory_bytes: int | None = None
+) -> DevicePeaks | None:
+    """The device that a driver calls `name`, or None.
+
+    Args:
+        name: as in torch.cuda.get_device_name(), NVML or a trace's deviceProperties.
+        multi_processor_count: SMs or CUs as reported. A known name with another count is a
+            partition or another product: None.
+        memory_bytes: total memory as reported; tells 40 from 80 GB where the name does not.
+
+    None also when the name fits several devices and the arguments do not tell them apart.
+    """
+    wanted = " ".join(name.split())
+    found = [
+        device
+        for device in known_devices()
+        if any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
+        and _agrees(device, multi_processor_count, memory_bytes)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _agrees(
+    device: DevicePeaks, multi_processor_count: int | None, memory_bytes: int | None
+) -> bool:
+    if multi_processor_count is not None and device.units.value != multi_processor_count:
+        return False
+    nominal = device.memory_bytes.value
+    if memory_bytes is None or nominal is None:
+        return True
+    low, high = _MEMORY_RATIO_RANGE
+    return low <= memory_bytes / nominal <= high

@@ -1,0 +1,253 @@
+"""The table of device peaks: arithmetic, sources, and a lookup that never guesses."""
+
+from __future__ import annotations
+
+import re
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chopper.devices import DTYPES, DevicePeaks, Sourced, known_devices, lookup
+
+GIB = 2**30
+
+
+def values(device: DevicePeaks) -> dict[str, Sourced]:
+    """Every sourced value of a device by its path."""
+    found: dict[str, Sourced] = {}
+    for field in device.__struct_fields__:
+        value = getattr(device, field)
+        if isinstance(value, Sourced):
+            found[field] = value
+        elif isinstance(value, dict):
+            found |= {f"{field}.{key}": item for key, item in value.items()}
+    return found
+
+
+by_device = pytest.mark.parametrize("device", known_devices(), ids=lambda d: d.id)
+
+
+@by_device
+def test_peak_is_units_times_rate_times_clock(device: DevicePeaks) -> None:
+    compared = 0
+    for dtype in DTYPES:
+        peak = device.flop_per_s(dtype)
+        clock = device.reference_clock_hz[dtype].value
+        if peak is None or clock is None:
+            continue
+        at_clock = device.flop_per_s(dtype, clock_hz=clock)
+        assert at_clock == pytest.approx(peak, rel=0.01), dtype
+        compared += 1
+    assert compared >= 5
+
+
+@by_device
+def test_every_value_has_a_source_and_every_gap_a_reason(device: DevicePeaks) -> None:
+    found = values(device)
+    assert set(device.peak_flop_per_s) == set(DTYPES)
+    assert len(found) == 8 + 3 * len(DTYPES)
+    for path, item in found.items():
+        assert item.source.strip(), path
+        if item.value is None:
+            assert item.note, path
+        else:
+            assert item.value > 0, path
+
+
+@by_device
+def test_a_type_has_all_of_rate_clock_and_peak_or_none(device: DevicePeaks) -> None:
+    for dtype in DTYPES:
+        known = {
+            table[dtype].value is not None
+            for table in (
+                device.flop_per_clock_per_unit,
+                device.reference_clock_hz,
+                device.peak_flop_per_s,
+            )
+        }
+        assert len(known) == 1, dtype
+
+
+@by_device
+def test_orders_of_magnitude(device: DevicePeaks) -> None:
+    """Units slips (GB for GiB, TFLOP for FLOP, MHz for Hz) would show here."""
+    assert 1e9 < device.memory_bytes.value < 1e12  # type: ignore[operator]
+    assert 1e11 < device.memory_bandwidth_bytes_per_s.value < 1e13  # type: ignore[operator]
+    assert 1e6 < device.l2_bytes.value < 1e9  # type: ignore[operator]
+    assert device.pcie_generation.value in (3, 4, 5, 6)
+    for clock in device.reference_clock_hz.values():
+        assert clock.value is None or 1e9 < clock.value < 3e9
+    for power in (device.board_power_w.value,):
+        assert power is None or 50 < power < 2000
+    # A narrower type is never slower in matrix products.
+    for slow, fast in (("fp64", "fp16"), ("tf32", "fp16"), ("fp16", "fp8"), ("fp8", "fp4")):
+        rates = device.flop_per_s(slow), device.flop_per_s(fast)
+        assert None in rates or rates[0] <= rates[1]  # type: ignore[operator]
+
+
+def test_ids_and_labels_are_unique() -> None:
+    for field in ("id", "label"):
+        names = [getattr(device, field) for device in known_devices()]
+        assert len(names) == len(set(names))
+
+
+# Peaks per (name, dtype) worked out from the vendors' public figures, not from the table.
+QUOTED = {
+    ("Tesla V100-SXM2-16GB", "fp16"): 125e12,
+    ("Tesla V100-SXM2-32GB", "fp64"): 7.8e12,
+    ("NVIDIA A100-SXM4-80GB", "bf16"): 312e12,
+    ("NVIDIA A100-SXM4-40GB", "tf32"): 156e12,
+    ("NVIDIA A100-SXM4-40GB", "fp64_vector"): 9.7e12,
+    ("NVIDIA H100 80GB HBM3", "bf16"): 989.4e12,
+    ("NVIDIA H100 80GB HBM3", "fp8"): 1979e12,
+    ("NVIDIA H100 80GB HBM3", "fp64"): 66.9e12,
+    ("NVIDIA H100 80GB HBM3", "fp64_vector"): 33.5e12,
+    ("NVIDIA H100 PCIe", "bf16"): 756.5e12,
+    ("NVIDIA H100 PCIe", "fp32"): 51.2e12,
+    ("NVIDIA H100 NVL", "bf16"): 835.5e12,
+    ("NVIDIA H200", "bf16"): 989.4e12,
+    ("NVIDIA GH200 144G HBM3e", "bf16"): 990e12,
+    ("NVIDIA B200", "bf16"): 2250e12,
+    ("NVIDIA B200", "fp4"): 9000e12,
+    ("NVIDIA GB200", "fp8"): 5000e12,
+    ("NVIDIA L4", "bf16"): 121e12,
+    ("NVIDIA L40S", "bf16"): 366.4e12,
+    ("NVIDIA GeForce RTX 4090", "bf16"): 165.2e12,
+    ("NVIDIA A40", "bf16"): 149.7e12,
+    ("AMD Instinct MI210", "bf16"): 181e12,
+    ("AMD Instinct MI250X", "bf16"): 383e12 / 2,
+    ("AMD Instinct MI250X", "fp64"): 95.7e12 / 2,
+    ("AMD Instinct MI300X", "bf16"): 1307.4e12,
+    ("AMD Instinct MI300X", "tf32"): 653.7e12,
+    ("AMD Instinct MI325X", "fp8"): 2614.9e12,
+    ("AMD Instinct MI355X", "bf16"): 2516.6e12,
+    ("AMD Instinct MI355X", "fp4"): 10066e12,
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), QUOTED)
+def test_quoted_peaks(name: str, dtype: str) -> None:
+    device = lookup(name)
+    assert device is not None
+    assert device.flop_per_s(dtype) == pytest.approx(QUOTED[name, dtype], rel=0.005)
+
+
+def test_the_peak_moves_with_the_clock() -> None:
+    device = lookup("NVIDIA H100 80GB HBM3")
+    assert device is not None
+    # 132 SMs x 4096 FLOP/clk: at the maximum boost of 1980 MHz more than the quoted 989.4e12.
+    assert device.flop_per_s("bf16", clock_hz=1.98e9) == 132 * 4096 * 1.98e9
+    assert device.flop_per_s("fp4") is None
+    assert device.flop_per_s("fp4", clock_hz=1e9) is None
+    assert device.flop_per_s("no such type") is None
+    assert device.flop_per_s("no such type", clock_hz=1e9) is None
+
+
+def test_volta_has_no_bf16_and_says_why() -> None:
+    device = lookup("Tesla V100-SXM2-32GB")
+    assert device is not None
+    assert device.flop_per_s("bf16") is None
+    assert "fp16" in (device.peak_flop_per_s["bf16"].note or "")
+    assert "fp16" in (device.source("bf16") or "")
+
+
+# As the traces and drivers spell them: name, count, memory as reported -> id.
+REPORTED = [
+    ("AMD Instinct MI350X", 256, 309220868096, "amd-mi350x"),
+    ("AMD Instinct MI300X", 304, 206141652992, "amd-mi300x"),
+    ("AMD Instinct MI300X VF", 304, 205571227648, "amd-mi300x"),
+    ("AMD Instinct MI210", 104, 68702699520, "amd-mi210"),
+    ("NVIDIA A100-PG509-200", 108, 42297524224, "nvidia-a100-pg509-200"),
+    ("Quadro GP100", 56, 17069309952, "nvidia-quadro-gp100"),
+    ("Tesla V100-SXM2-32GB", 80, 34089730048, "nvidia-v100-sxm2-32gb"),
+    ("Tesla V100-SXM2-16GB", 80, 16945512448, "nvidia-v100-sxm2-16gb"),
+    ("Tesla V100-DGXS-32GB", 80, 34084028416, "nvidia-v100-dgxs-32gb"),
+    ("NVIDIA GeForce RTX 2080 Ti", 68, 11554586624, "nvidia-rtx-2080-ti"),
+    ("NVIDIA H100 80GB HBM3", 132, 85045477376, "nvidia-h100-sxm"),
+    ("NVIDIA B200", 148, 191503138816, "nvidia-b200"),
+    ("NVIDIA B300 SXM6 AC", 148, 287431131136, "nvidia-b300"),
+    ("AMD Instinct MI250X / MI250", 104, None, "amd-mi250"),
+    ("AMD Instinct MI250X / MI250", 110, None, "amd-mi250x"),
+    ("A100-SXM4", None, 42 * 10**9, "nvidia-a100-sxm4-40gb"),
+    ("A100-SXM4", None, 85 * 10**9, "nvidia-a100-sxm4-80gb"),
+    ("Tesla V100-SXM2", None, 16 * GIB, "nvidia-v100-sxm2-16gb"),
+    ("NVIDIA GH200 480GB", 132, 96 * GIB, "nvidia-gh200-96gb"),
+    ("  nvidia  h200 ", None, None, "nvidia-h200-sxm"),
+]
+
+
+@pytest.mark.parametrize(("name", "count", "memory", "want"), REPORTED)
+def test_names_as_drivers_report_them(
+    name: str, count: int | None, memory: int | None, want: str
+) -> None:
+    device = lookup(name, multi_processor_count=count, memory_bytes=memory)
+    assert device is not None
+    assert device.id == want
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "ARTEMIS",
+        "AMD Radeon Graphics",
+        "NVIDIA H100",
+        "NVIDIA H100 Foo",
+        "NVIDIA H20",
+        "NVIDIA H800",
+        "NVIDIA A800-SXM4-80GB",
+        "NVIDIA A1000",
+        "NVIDIA RTX A1000",
+        "NVIDIA RTX A4000",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA A10G",
+        "NVIDIA L40G",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 2080",
+        "AMD Instinct MI300",
+        "AMD Instinct MI308X",
+        "AMD Instinct MI250X Foo",
+        "xNVIDIA B200",
+        "NVIDIA B200\nNVIDIA B300",
+        "A100-SXM4",
+        "AMD Instinct MI250X / MI250",
+        "NVIDIA GH200 480GB",
+        ".*",
+    ],
+)
+def test_unknown_and_ambiguous_names_are_nothing(name: str) -> None:
+    assert lookup(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "memory"),
+    [
+        ("AMD Instinct MI300X", 38, None),  # one partition of eight (CPX)
+        ("NVIDIA A100-SXM4-40GB", 124, None),  # another product on the same chip
+        ("NVIDIA A100-SXM4-40GB", None, 80 * GIB),
+        ("NVIDIA H100 80GB HBM3", None, 10 * GIB),  # a MIG slice
+        ("AMD Instinct MI250X", 104, None),
+    ],
+)
+def test_a_known_name_with_other_hardware_is_nothing(
+    name: str, count: int | None, memory: int | None
+) -> None:
+    assert lookup(name, multi_processor_count=count, memory_bytes=memory) is None
+
+
+@given(st.sampled_from(known_devices()), st.text(string.ascii_letters + string.digits, min_size=1))
+def test_a_longer_name_is_another_device(device: DevicePeaks, more: str) -> None:
+    spelled = re.sub(r"\(([^()]*)\)\?", r"\1", device.names[0])
+    if not re.fullmatch(r"[A-Za-z0-9 -]+", spelled):
+        return
+    found = lookup(f"{spelled} x{more}")
+    assert found is None
+
+
+@given(st.text())
+def test_lookup_takes_any_text(name: str) -> None:
+    found = lookup(name)
+    assert found is None or any(c.isdigit() for c in name)
