@@ -24,6 +24,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 LAYER_PREFIX = "chopper::layer::"
@@ -96,9 +98,13 @@ class Annotator:
 
     It takes part in nothing else: hooks return None, catch nothing, and are absent when no trace
     is taken, since their mere presence takes every module call off torch's fast path.
+
+    Args:
+        on_root: called before each outermost forward with the number of those so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_root: Callable[[int], None] | None = None) -> None:
+        self._on_root = on_root
         self._names: dict[int, _Names] = {}
         self._roots: set[str] = set()
         self._has_main_root = False
@@ -106,8 +112,7 @@ class Annotator:
         self._handles: list[Any] = []
         self._gc_span: Any = None
         self._rows: list[tuple[str, bool, int, int, int, int, int]] = []
-        self.root_calls = 0
-        """Calls of outermost modules since ``install``."""
+        self._root_calls = 0
 
     def install(self) -> None:
         """Register the hooks. Idempotent."""
@@ -119,7 +124,7 @@ class Annotator:
         from torch.nn.modules import module as nn_module
 
         self._span = _RecordFunctionFast
-        self._phase = record_function
+        self._phase: Any = record_function
         self._is_compiling = torch.compiler.is_compiling
         self._graph_task = torch._C._current_graph_task_id
         self._sequence_nr = torch._C._autograd._get_sequence_nr
@@ -129,6 +134,7 @@ class Annotator:
             # Recomputation ends a module early by an exception: ordinary hooks would not see it.
             nn_module.register_module_forward_hook(self._after, always_call=True),
         ]
+        self._root_calls = 0
         gc.callbacks.append(self._on_gc)
 
     def remove(self) -> None:
@@ -167,7 +173,11 @@ class Annotator:
             names = self._name(module, in_backward)
         phase = None
         if not stack and not in_backward:
-            self.root_calls += 1
+            self._root_calls += 1
+            if self._on_root is not None:
+                self._on_root(self._root_calls)
+                if not self._handles:  # it ended the trace
+                    return
             phase = self._phase(FORWARD)
             phase.__enter__()
         span = self._span(names.recompute if in_backward else names.forward)
@@ -242,8 +252,10 @@ def _leave_to_python(*hooks: Any) -> None:
     if "torch._dynamo" not in sys.modules:
         return
     try:
-        from torch._C._dynamo.eval_frame import skip_code
-    except ImportError:
+        import torch._C._dynamo.eval_frame as eval_frame
+
+        skip_code: Any = vars(eval_frame)["skip_code"]
+    except (ImportError, KeyError):
         return
     for hook in hooks:
         skip_code(hook.__func__.__code__)

@@ -54,6 +54,9 @@ class Collector(Protocol):
     ``probe`` is cheap, has no lasting effect and may be called without ``start``; ``start`` is
     called at most once, ``stop`` at most once and only after ``start`` was entered. All three are
     called by the thread that trains, outside of steps.
+
+    A collector that also has a method ``on_step(step: int) -> None`` is told at the end of each
+    step; it must return within microseconds.
     """
 
     name: ClassVar[str]
@@ -73,4 +76,17 @@ class Collector(Protocol):
 
     def stop(self) -> CollectorReport:
         """Stop, write what is left, leave no thread or process behind, and report."""
+        ...
+
+
+@runtime_checkable
+class StepListener(Protocol):
+    """What a collector may have besides: it is called at the end of each step.
+
+    A profile calls ``on_step`` on every started collector that has it, on the thread that trains,
+    between two steps. It must cost microseconds.
+    """
+
+    def on_step(self, step: int) -> None:
+        """Read what belongs to the step that has just ended."""
         ...

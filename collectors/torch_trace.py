@@ -23,6 +23,9 @@ _STRAGGLERS_S = 0.002
 class TorchTrace:
     """Traces when told to: ``prepare`` (a step ahead), ``begin``, ``end``, ``export``.
 
+    What ``end`` leaves is held in memory, beside a trace that begins after it, until it is
+    exported or dropped.
+
     Args:
         shapes: record operators' input shapes and dtypes; FLOP and bytes rest on them.
         stacks: record Python's call stacks; costs much.
@@ -36,7 +39,7 @@ class TorchTrace:
         self._options = {"record_shapes": shapes, "with_stack": stacks, "profile_memory": memory}
         self._stacks = stacks
         self._profiler: Any = None
-        self._prepared = False
+        self._held: Any = None
         self._directory: Path | None = None
         self.active = False
 
@@ -83,15 +86,14 @@ class TorchTrace:
             # gloo's threads close their spans some µs after they woke the one that waited.
             time.sleep(_STRAGGLERS_S)
         self._profiler.stop_trace()
+        self._held, self._profiler = self._profiler, None
 
-    def discard(self) -> None:
-        """Drop what is in memory."""
-        if self.active:
-            self.end()
-        self._profiler = None
+    def drop(self) -> None:
+        """Forget what is held in memory."""
+        self._held = None
 
     def export(self) -> Path:
-        """Write what was traced as plain JSON, which is fast; ``compress`` follows later.
+        """Write what is held as plain JSON, which is fast; ``compress`` follows later.
 
         Raises:
             CaptureError: it could not be written whole; the disk may be full.
@@ -100,8 +102,8 @@ class TorchTrace:
         target = self._directory / TRACE
         temporary = self._directory / f".{TRACE}.tmp"
         try:
-            self._profiler.export_chrome_trace(str(temporary))
-            self._profiler = None
+            self._held.export_chrome_trace(str(temporary))
+            self._held = None
             # Kineto's writer does not say when the disk is full: look for the closing brace.
             with temporary.open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -135,7 +137,8 @@ class TorchTrace:
 
     def stop(self) -> CollectorReport:
         """End a trace that still runs and drop it."""
-        self.discard()
+        self.end()
+        self.drop()
         return CollectorReport(name=self.name, status="obtained")
 
     def _make(self) -> Any:

@@ -1,0 +1,188 @@
+"""What a rank can say about where it runs, without waking anything that sleeps.
+
+Devices are asked only once the program has initialized them: a profiler must not create a context
+on device 0 in every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chopper.manifest import ClockAnchor, Device, RankManifest
+
+_ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MKL_NUM", "KMP_")
+_ENVIRONMENT_NAMES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Which of the ranks this process is."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    known: bool = True
+    """False when this process may yet become another rank (no RANK, no process group so far)."""
+
+
+def _distributed() -> Any:
+    """torch.distributed when the program has loaded it and joined a group, else None."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist
+    return None
+
+
+def _environment_int(name: str) -> int | None:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def rank_info() -> RankInfo:
+    """The rank, from torch.distributed when it is initialized, else from torchrun's environment."""
+    rank, world_size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
+    local_rank = _environment_int("LOCAL_RANK")
+    dist = _distributed()
+    if dist is not None:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank is None:
+        return RankInfo(known=False)
+    if local_rank is None:
+        # Without torchrun: right on one host, which is where ranks are started by hand.
+        local_rank = rank
+    return RankInfo(rank, local_rank, world_size or max(1, rank + 1))
+
+
+def clock_anchor() -> ClockAnchor:
+    """This host's clocks, read together."""
+    raw = getattr(time, "CLOCK_MONOTONIC_RAW", None)
+    return ClockAnchor(
+        realtime_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        monotonic_raw_ns=time.clock_gettime_ns(raw) if raw is not None else None,
+    )
+
+
+def current_device() -> str | None:
+    """The accelerator that this rank has initialized, as ``cuda:0``; None for the host."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.accelerator.is_available():
+        return None
+    kind = torch.accelerator.current_accelerator()
+    module = getattr(torch, kind.type, None)
+    initialized = getattr(module, "is_initialized", None)
+    if initialized is None or not initialized():
+        return None
+    return f"{kind.type}:{torch.accelerator.current_device_index()}"
+
+
+def _cpu_model() -> str | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def _driver_version() -> str | None:
+    with contextlib.suppress(OSError):
+        line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+        return line.removeprefix("NVRM version:").strip()
+    with contextlib.suppress(OSError):
+        return "amdgpu " + Path("/sys/module/amdgpu/version").read_text(encoding="utf-8").strip()
+    return None
+
+
+def environment() -> dict[str, str]:
+    """Versions, the machine, and the variables that change how training runs."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "cores_allowed": affinity,
+        "driver": _driver_version(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found |= {
+            "torch": torch.__version__,
+            "torch_threads": torch.get_num_threads(),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+        }
+        if torch.cuda.is_available():
+            with contextlib.suppress(AttributeError, RuntimeError):
+                found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    for name, value in sorted(os.environ.items()):
+        if name in _ENVIRONMENT_NAMES or name.startswith(_ENVIRONMENT_PREFIXES):
+            found[name] = value
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _devices(device: str) -> list[Device]:
+    torch = sys.modules["torch"]
+    kind, _, index = device.partition(":")
+    try:
+        properties = getattr(torch, kind).get_device_properties(int(index))
+    except (AttributeError, RuntimeError, AssertionError):
+        return [Device(device_id=int(index))]
+    uuid = getattr(properties, "uuid", None)
+    return [
+        Device(
+            device_id=int(index),
+            name=getattr(properties, "name", None),
+            memory_bytes=getattr(properties, "total_memory", None),
+            multiprocessor_count=getattr(
+                properties, "multi_processor_count", getattr(properties, "gpu_subslice_count", None)
+            ),
+            uuid=str(uuid) if uuid is not None else None,
+        )
+    ]
+
+
+def _process_groups(dist: Any) -> list[dict[str, Any]]:
+    try:
+        groups = dist.distributed_c10d._world.pg_config_info
+    except (AttributeError, RuntimeError):
+        return []
+    return [
+        {str(key): value for key, value in group.items() if isinstance(value, str | int | list)}
+        for group in groups
+    ]
+
+
+def describe(manifest: RankManifest) -> None:
+    """Fill in what is known by now; called at the start, after each trace, and at the end."""
+    manifest.environment = environment()
+    device = current_device()
+    if device is not None:
+        manifest.devices = _devices(device)
+        manifest.device_id = int(device.partition(":")[2])
+    dist = _distributed()
+    if dist is not None:
+        manifest.world_size = dist.get_world_size()
+        with contextlib.suppress(RuntimeError, ValueError):
+            manifest.backend = dist.get_backend()
+        manifest.process_groups = _process_groups(dist) or manifest.process_groups

@@ -1,0 +1,113 @@
+"""Close a recording when the process is told to end, and end as it would have ended.
+
+torchrun ends the other ranks by SIGTERM when one of them dies. Python would be gone at once, and
+the last steps with it. A handler of the program's own is never replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PATIENCE_S = 1.0
+"""How long the main thread may take to notice the signal before it counts as blocked."""
+
+
+class TerminationGuard:
+    """Calls ``close`` on SIGTERM, then lets the signal do what it does.
+
+    Python runs handlers in the main thread, between bytecodes: never, while that thread waits
+    inside a collective whose peer is dead. So a second thread learns of the signal through the
+    wake-up descriptor, waits a moment, and closes in the main thread's place.
+
+    Args:
+        close: called with True from the main thread, with False from the other one, where the
+            profiler must not be touched; returns whether the process may end now.
+    """
+
+    def __init__(self, close: Callable[[bool], bool]) -> None:
+        self._close = close
+        self._noticed = threading.Event()
+        self._armed = False
+        self._pipe: tuple[int, int] | None = None
+        self._pid = os.getpid()
+
+    def arm(self) -> None:
+        """Take SIGTERM over, if nobody has it and this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        signal.signal(signal.SIGTERM, self._on_signal)
+        self._armed = True
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        if before != -1:  # an event loop uses it
+            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+            os.close(reader)
+            os.close(writer)
+            return
+        self._pipe = (reader, writer)
+        threading.Thread(target=self._watch, args=(reader,), daemon=True, name="chopper").start()
+
+    def disarm(self) -> None:
+        """Give SIGTERM back. In a forked child, where the thread is not, only that."""
+        if not self._armed:
+            return
+        self._armed = False
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if signal.getsignal(signal.SIGTERM) == self._on_signal:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self._pipe is not None:
+                current = signal.set_wakeup_fd(-1)
+                if current not in (-1, self._pipe[1]):
+                    signal.set_wakeup_fd(current)
+        if self._pipe is not None:
+            reader, writer = self._pipe
+            self._pipe = None
+            os.close(writer)  # the thread reads the end of the pipe and closes its side
+            if os.getpid() != self._pid:
+                os.close(reader)
+
+    def _on_signal(self, number: int, frame: Any) -> None:  # noqa: ARG002
+        self._noticed.set()
+        if os.getpid() == self._pid and not self._close(True):
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _watch(self, reader: int) -> None:
+        while True:
+            data = os.read(reader, 64)
+            if not data:
+                os.close(reader)
+                return
+            if signal.SIGTERM in data and not self._noticed.wait(_PATIENCE_S):
+                if not self._close(False):
+                    continue
+                # signal.signal() is for the main thread only.
+                ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGTERM), ctypes.c_void_p(None))
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C: a second one must not cut short the writing of what the first one ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        # None: a handler that was not installed from Python cannot be put back.
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
