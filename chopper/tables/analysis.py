@@ -22,6 +22,12 @@ EVENT_LINK = Table(
             doc="Row of the innermost operator in `host_span`.",
         ),
         Column(name="op", type="string", nullable=True, doc="Name of that operator."),
+        Column(
+            name="annotation",
+            type="string",
+            nullable=True,
+            doc="Innermost annotation of the user's around the launch.",
+        ),
         Column(name="layer", type="string", nullable=True, doc="Module path of the layer."),
         Column(
             name="phase",

@@ -1,0 +1,84 @@
+"""The device timeline of a run without a device: what the host's own threads computed and sent.
+
+Host operators become device events (kind `host_op`), spans of a CPU communication backend become
+`host_collective`. An operator counts when it and everything in it below is one piece of work: it
+contains no other working operator (views and allocations do not work). A `linear` that calls
+`addmm` is therefore dispatch around the `addmm`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers import names
+from chopper.analyzers.columns import dictionary
+from chopper.analyzers.trace import HostSpans
+from chopper.tables import TABLES
+
+HOST_DEVICE_ID = -1
+
+
+def host_as_device(host: HostSpans) -> tuple[pa.Table, np.ndarray]:
+    """Derive device events from host spans. HOST_SPAN -> DEVICE_EVENT.
+
+    Returns:
+        The table, sorted by start then longest first, and the host row of each event.
+    """
+    declared = TABLES["device_event"]
+    if not len(host):
+        return declared.empty(), np.zeros(0, np.int64)
+    collective = _collective_spans(host)
+    rows = np.flatnonzero(_working_operators(host, collective) | collective)
+    start = host.nesting.start_ns[rows]
+    end = host.nesting.end_ns[rows]
+    order = np.lexsort((-(end - start), start))
+    rows, start, end = rows[order], start[order], end[order]
+    count = len(rows)
+    name_codes, name_values = host.names
+    is_collective = collective[rows]
+    absent = pa.nulls(count, pa.int64())
+    no_text = dictionary(np.full(count, -1), [])
+    columns = {
+        "start_ns": pa.array(start),
+        "dur_ns": pa.array(end - start),
+        "device_id": pa.array(np.full(count, HOST_DEVICE_ID, dtype=np.int32)),
+        "stream_id": pa.array(host.nesting.thread_keys[host.nesting.thread[rows], 1]),
+        "kind": dictionary(is_collective.astype(np.int64), ["host_op", "host_collective"]),
+        "name": dictionary(name_codes[rows], name_values),
+        "grid": no_text,
+        "block": no_text,
+        "occupancy_ratio": pa.nulls(count, pa.float64()),
+    }
+    arrays = [columns.get(f.name, absent) for f in declared.arrow]
+    return pa.Table.from_arrays(arrays, schema=declared.arrow), rows
+
+
+def _collective_spans(host: HostSpans) -> np.ndarray:
+    """Outermost spans of a CPU backend's collectives, whichever category recorded them."""
+    marked = host.named(names.is_collective_span) & host.of("annotation", "cpu_op")
+    outer = host.nesting.parent
+    inside = np.zeros(len(host), dtype=bool)
+    nearest = host.nesting.nearest(marked)
+    has_parent = outer >= 0
+    inside[has_parent] = nearest[outer[has_parent]] >= 0
+    return marked & ~inside
+
+
+def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
+    nesting = host.nesting
+    working = host.of("cpu_op") & ~host.named(
+        lambda n: (
+            names.is_metadata_operator(n) or names.is_wrapper(n) or names.is_host_communication(n)
+        )
+    )
+    working &= nesting.end_ns > nesting.start_ns
+    # Work of data loading, and what a backend computes inside its collective, is not the model's.
+    excluded = host.named(names.is_data_loading) | collective
+    working &= nesting.nearest(excluded) < 0
+    contains = np.zeros(len(host), dtype=bool)
+    for rows in reversed(nesting.levels()):
+        busy = rows[working[rows] | contains[rows]]
+        parents = nesting.parent[busy]
+        contains[parents[parents >= 0]] = True
+    return working & ~contains

@@ -1,0 +1,223 @@
+"""Level 2 idle: why the device had nothing to do.
+
+Each gap ends with an event k that was launched at host time l. If l came before the gap began, the
+device waited on itself. Else the host was late: [gap start, l] is preparation, split by what the
+launching thread was doing, and [l, k's start] is the launch call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers import names
+from chopper.analyzers.links import backward_thread, main_thread
+from chopper.analyzers.nesting import cut
+
+if TYPE_CHECKING:
+    from chopper.analyzers.links import Links
+    from chopper.analyzers.states import States
+    from chopper.analyzers.trace import HostSpans
+
+IDLE_CAUSES = [
+    "idle.dependency",
+    "idle.launch_latency",
+    "idle.call",
+    "idle.unlaunched",
+    "idle.no_step",
+    "idle.preparation.unobserved",
+    "idle.preparation.python",
+    "idle.preparation.dispatch",
+    "idle.preparation.runtime",
+    "idle.preparation.profiler",
+    "idle.preparation.data",
+    "idle.preparation.synchronization",
+    "idle.preparation.allocator",
+    "idle.preparation.collective_wait",
+    "idle.preparation.gc",
+]
+(
+    _DEPENDENCY,
+    _LATENCY,
+    _CALL,
+    _UNLAUNCHED,
+    _NO_STEP,
+    _UNOBSERVED,
+    _PYTHON,
+    _DISPATCH,
+    _RUNTIME,
+    _PROFILER,
+    _DATA,
+    _SYNC,
+    _ALLOCATOR,
+    _COLLECTIVE,
+    _GC,
+) = range(len(IDLE_CAUSES))
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Idle time cut by cause, in time order; the parts of a gap tile it.
+
+    Attributes:
+        start_ns, end_ns: the parts.
+        window: window of each part.
+        cause: code into IDLE_CAUSES.
+        event_row: device event that ended the gap, -1 for none.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    window: np.ndarray
+    cause: np.ndarray
+    event_row: np.ndarray
+
+
+def split_idle(states: States, links: Links) -> Gaps:
+    """Attribute every idle interval of one rank."""
+    start, end, window = states.gap_start_ns, states.gap_end_ns, states.gap_window
+    events = links.events
+    at = np.searchsorted(events.start_ns, end, side="left")
+    ended = at < len(events)
+    event = np.where(ended, np.minimum(at, len(events) - 1), -1)
+    ended &= (events.start_ns[event] == end) if len(events) else False
+    event = np.where(ended, event, -1)
+    launched = ended & links.has_launch[event]
+    launch = np.clip(links.launch_ns[event], None, end)
+    device_side = launched & (launch <= start)
+    host_side = launched & ~device_side
+    cause = np.where(ended, _UNLAUNCHED, _NO_STEP)
+    same_stream = _previous_on_same_stream(links, event, start)
+    cause = np.where(device_side, np.where(same_stream, _LATENCY, _DEPENDENCY), cause)
+    rest = ~host_side
+    preparation = _preparation(links, event[host_side], start[host_side], launch[host_side])
+    owner = np.flatnonzero(host_side)[preparation.owner]
+    call = host_side & (launch < end)
+    parts_start = np.concatenate([start[rest], preparation.start_ns, launch[call]])
+    parts_end = np.concatenate([end[rest], preparation.end_ns, end[call]])
+    parts_window = np.concatenate([window[rest], window[owner], window[call]])
+    parts_cause = np.concatenate(
+        [cause[rest], preparation.cause, np.full(int(call.sum()), _CALL, dtype=np.int64)]
+    )
+    parts_event = np.concatenate([event[rest], event[owner], event[call]])
+    order = np.lexsort((parts_end, parts_start))
+    return Gaps(
+        parts_start[order],
+        parts_end[order],
+        parts_window[order],
+        parts_cause[order],
+        parts_event[order],
+    )
+
+
+def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndarray) -> np.ndarray:
+    """Whether the last thing to end before the gap ran on the stream of the event after it."""
+    events = links.events
+    if not len(events):
+        return np.zeros(len(event), dtype=bool)
+    place = events.device_id * (1 << 40) + events.stream_id
+    order = np.argsort(events.end_ns, kind="stable")
+    ends = events.end_ns[order]
+    low = np.searchsorted(ends, gap_start, side="left")
+    high = np.searchsorted(ends, gap_start, side="right")
+    mine = place[event]
+    same = np.zeros(len(event), dtype=bool)
+    # Usually one event ends where the gap begins; look at all that do.
+    for offset in range(int((high - low).max(initial=0))):
+        there = low + offset < high
+        row = order[np.minimum(low + offset, len(order) - 1)]
+        same |= there & (place[row] == mine)
+    nothing = high == low
+    return same | nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    owner: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    cause: np.ndarray
+
+
+def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.ndarray) -> _Parts:
+    """Split [start, end] of each late launch by what the host was doing.
+
+    The launching thread speaks first. Where it was idle, or in plain Python (as the main thread
+    is while backward runs), the other of the main and the autograd thread is asked.
+    """
+    host = links.host
+    span_cause = _span_causes(host)
+    main = main_thread(links)
+    engine = backward_thread(links, main)
+    thread = links.thread[event]
+    on_communication = links.events.of("host_collective")[event]
+    thread = np.where((thread < 0) | on_communication, main, thread)
+    owner, part_start, part_end, span = cut(host.activity, thread, start, end)
+    cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)
+    weak = (cause == _UNOBSERVED) | (cause == _PYTHON)
+    other = np.where(thread == main, engine, main)[owner]
+    ask = weak & (other >= 0) & (part_end > part_start)
+    if ask.any():
+        rows = np.flatnonzero(ask)
+        sub, sub_start, sub_end, sub_span = cut(
+            host.activity, other[rows], part_start[rows], part_end[rows]
+        )
+        answered = np.where(sub_span >= 0, span_cause[sub_span], _UNOBSERVED)
+        first_answer = cause[rows[sub]]
+        # Python on the other thread says no more than what the launching thread said, unless
+        # that said nothing.
+        keep = (answered == _UNOBSERVED) | ((answered == _PYTHON) & (first_answer == _PYTHON))
+        answered = np.where(keep, first_answer, answered)
+        owner = np.concatenate([owner[~ask], owner[rows[sub]]])
+        part_start = np.concatenate([part_start[~ask], sub_start])
+        part_end = np.concatenate([part_end[~ask], sub_end])
+        cause = np.concatenate([cause[~ask], answered])
+    solid = part_end > part_start
+    owner, part_start, part_end, cause = (
+        owner[solid],
+        part_start[solid],
+        part_end[solid],
+        cause[solid],
+    )
+    order = np.lexsort((part_start, owner))
+    return _joined(owner[order], part_start[order], part_end[order], cause[order])
+
+
+def _joined(owner: np.ndarray, start: np.ndarray, end: np.ndarray, cause: np.ndarray) -> _Parts:
+    """Neighbouring parts of one gap with the same cause become one."""
+    if not len(owner):
+        return _Parts(owner, start, end, cause)
+    new = np.ones(len(owner), dtype=bool)
+    new[1:] = (owner[1:] != owner[:-1]) | (cause[1:] != cause[:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:] - 1, len(owner) - 1)
+    return _Parts(owner[first], start[first], end[last], cause[first])
+
+
+def _span_causes(host: HostSpans) -> np.ndarray:
+    """What the time inside a span, outside its children, is spent on."""
+    count = len(host)
+    if not count:
+        return np.zeros(0, np.int64)
+    own = np.full(count, _PYTHON, dtype=np.int64)
+    own[host.of("cpu_op")] = _DISPATCH
+    own[host.named(lambda n: n.startswith("chopper::"))] = _PYTHON
+    own[host.of("runtime", "driver")] = _RUNTIME
+    own[host.of("overhead")] = _PROFILER
+    own[host.of("gc")] = _GC
+    calls = host.of("runtime", "driver")
+    own[calls & host.named(names.is_allocator_call)] = _ALLOCATOR
+    own[calls & host.named(names.is_synchronizing_call)] = _SYNC
+    # What holds for everything inside: the innermost such region decides.
+    region = np.full(count, -1, dtype=np.int64)
+    region[host.named(names.is_data_loading)] = _DATA
+    region[host.named(names.is_synchronizing_operator)] = _SYNC
+    region[host.named(names.is_barrier) & ~calls] = _COLLECTIVE
+    region[host.named(names.is_collective_span)] = _COLLECTIVE
+    region[host.of("gc")] = _GC
+    marked = host.nesting.nearest(region >= 0)
+    inherited = np.where(marked >= 0, region[marked], -1)
+    special = (own == _ALLOCATOR) | (own == _PROFILER) | (own == _GC)
+    return np.where((inherited >= 0) & ~special, inherited, own)

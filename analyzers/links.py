@@ -1,0 +1,426 @@
+"""Join each device event to its launch, operator, annotation, layer, phase and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers import names
+from chopper.analyzers.columns import dictionary, ints, matching, nullable, strings
+from chopper.analyzers.trace import DeviceEvents, HostSpans
+from chopper.tables import TABLES
+
+PHASES = ["forward", "recompute", "backward", "optimizer", "data", "other"]
+_FORWARD, _RECOMPUTE, _BACKWARD, _OPTIMIZER, _DATA, _OTHER = range(6)
+WORK_CLASSES = ["compute", "communication", "copy"]
+COMPUTE, COMMUNICATION, COPY = range(3)
+_LAUNCH_TOLERANCE_NS = 100_000
+"""A kernel may seem to start this long before its launch when the clocks are fitted badly."""
+
+
+@dataclass
+class Links:
+    """Per device event, in its order. Rows are -1 where there is none.
+
+    Attributes:
+        launch_row: launching call in `host_span`.
+        launch_ns: its start; the event's own start where there is no launch.
+        op_row: innermost operator around the launch.
+        thread: thread number (of the host's nesting) that launched, -1 unknown.
+        phase, work_class: codes into PHASES and WORK_CLASSES.
+        layer: codes into ``layer_names``, -1 none.
+        step: index into the steps, -1 before the first, ``steps`` after the last.
+    """
+
+    host: HostSpans
+    events: DeviceEvents
+    steps_start_ns: np.ndarray
+    steps_end_ns: np.ndarray
+    launch_row: np.ndarray
+    op_row: np.ndarray
+    collective_rows: np.ndarray
+
+    @cached_property
+    def has_launch(self) -> np.ndarray:
+        """Mask of the events whose launch is in the trace."""
+        return self.launch_row >= 0
+
+    @cached_property
+    def launch_ns(self) -> np.ndarray:
+        """Start of the launch, or of the event itself."""
+        return (
+            np.where(self.has_launch, self.host.start_ns[self.launch_row], self.events.start_ns)
+            if len(self.host)
+            else self.events.start_ns.copy()
+        )
+
+    @cached_property
+    def thread(self) -> np.ndarray:
+        """Launching thread."""
+        if not len(self.host):
+            return np.full(len(self.events), -1, dtype=np.int64)
+        return np.where(self.has_launch, self.host.nesting.thread[self.launch_row], -1)
+
+    @cached_property
+    def work_class(self) -> np.ndarray:
+        """What level 1 sees: compute, communication or copy."""
+        events = self.events
+        found = np.full(len(events), COMPUTE, dtype=np.int64)
+        found[events.of("memcpy", "memset") | events.named(names.is_copy_kernel)] = COPY
+        communicates = events.named(names.is_communication) & ~events.of("memcpy", "memset")
+        communicates[self.collective_rows] = ~events.of("memset")[self.collective_rows]
+        communicates |= events.of("host_collective")
+        found[communicates] = COMMUNICATION
+        return found
+
+    @cached_property
+    def span_phase(self) -> np.ndarray:
+        """Phase of every host span by what encloses it; -1 where nothing tells."""
+        host, nesting = self.host, self.host.nesting
+        backward = host.named(names.is_backward)
+        optimizer = host.named(names.is_optimizer)
+        data = host.named(names.is_data_loading)
+        # Inside backward, grad mode is on only where the forward is run again: its operators
+        # take sequence numbers of their own.
+        recompute = host.named(lambda n: n.startswith("chopper::recompute::")) | (
+            (host.sequence_id >= 0)
+            & (host.forward_tid <= 0)
+            & host.of("cpu_op")
+            & ~backward
+            & (nesting.nearest(backward) >= 0)
+        )
+        own = np.full(len(host), -1, dtype=np.int64)
+        own[backward] = _BACKWARD
+        own[optimizer] = _OPTIMIZER
+        own[data] = _DATA
+        own[recompute] = _RECOMPUTE
+        marked = nesting.nearest(own >= 0)
+        return np.where(marked >= 0, own[marked], -1)
+
+    @cached_property
+    def phase(self) -> np.ndarray:
+        """Phase of each event."""
+        row = np.where(self.launch_row >= 0, self.launch_row, self.op_row)
+        known = row >= 0
+        found = np.full(len(self.events), -1, dtype=np.int64)
+        if len(self.host):
+            found[known] = self.span_phase[row[known]]
+            open_ = found < 0
+            # A CPU backend runs collectives on threads of its own: they are of the phase that
+            # the program was in.
+            foreign = open_ & self.events.of("host_collective")
+            found[foreign] = self._phase_at(self.launch_ns[foreign])
+        unknown = found < 0
+        found[unknown] = np.where(
+            self.launch_ns[unknown] >= self._backward_end(unknown), _OTHER, _FORWARD
+        )
+        found[~known & unknown] = _OTHER
+        return found
+
+    def _phase_at(self, time_ns: np.ndarray) -> np.ndarray:
+        """Phase that any marked span had at each time, innermost in time order; -1 none."""
+        host = self.host
+        tops = np.flatnonzero((self.span_phase >= 0) & (host.dur_ns > 0))
+        parent = host.nesting.parent[tops]
+        tops = tops[(parent < 0) | (self.span_phase[np.maximum(parent, 0)] < 0)]
+        if not len(tops):
+            return np.full(len(time_ns), -1, dtype=np.int64)
+        at = np.searchsorted(host.start_ns[tops], time_ns, side="right") - 1
+        row = tops[np.maximum(at, 0)]
+        inside = (at >= 0) & (host.end_ns[row] >= time_ns)
+        return np.where(inside, self.span_phase[row], -1)
+
+    def _backward_end(self, rows: np.ndarray) -> np.ndarray:
+        """End of the last backward activity in the step of each chosen event."""
+        never = np.iinfo(np.int64).max
+        steps = len(self.steps_start_ns)
+        ends = np.full(max(steps, 1) + 2, never, dtype=np.int64)
+        if len(self.host):
+            spans = np.flatnonzero(self.host.named(names.is_backward))
+            if len(spans):
+                index = (
+                    np.searchsorted(self.steps_start_ns, self.host.start_ns[spans], side="right")
+                    if steps
+                    else np.ones(len(spans), dtype=np.int64)
+                )
+                latest = np.full(len(ends), -1, dtype=np.int64)
+                np.maximum.at(latest, index, self.host.end_ns[spans])
+                ends = np.where(latest >= 0, latest, never)
+        if not steps:
+            return np.full(int(rows.sum()), ends[1], dtype=np.int64)
+        index = np.searchsorted(self.steps_start_ns, self.launch_ns[rows], side="right")
+        return ends[index]
+
+    @cached_property
+    def step(self) -> np.ndarray:
+        """Step that holds the launch; without a launch, that of the event before on the stream."""
+        steps = len(self.steps_start_ns)
+        if not steps:
+            return np.zeros(len(self.events), dtype=np.int64)
+        by_launch = np.searchsorted(self.steps_start_ns, self.launch_ns, side="right") - 1
+        after = self.launch_ns >= self.steps_end_ns[-1]
+        by_launch[after] = steps
+        if self.has_launch.all():
+            return by_launch
+        if not self.has_launch.any():
+            return by_launch
+        return self._fill_by_stream(by_launch)
+
+    def _fill_by_stream(self, by_launch: np.ndarray) -> np.ndarray:
+        found = by_launch.copy()
+        place = self.events.device_id * (1 << 40) + self.events.stream_id
+        order = np.argsort(place, kind="stable")
+        known = self.has_launch[order]
+        first = np.ones(len(order), dtype=bool)
+        first[1:] = place[order][1:] != place[order][:-1]
+        index = np.where(known, np.arange(len(order)), -1)
+        group_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+        previous = np.maximum.accumulate(index)
+        previous = np.where(previous >= group_start, previous, -1)
+        streams_known = np.isin(place[order], np.unique(place[order][known]))
+        filled = np.where(
+            previous >= 0,
+            by_launch[order[np.maximum(previous, 0)]],
+            # Before anything that was launched inside the trace: launched before it began. On a
+            # stream without any launch only its own time can tell.
+            np.where(streams_known, -1, by_launch[order]),
+        )
+        found[order] = np.where(known, by_launch[order], filled)
+        return found
+
+    @cached_property
+    def layers(self) -> tuple[np.ndarray, list[str]]:
+        """Layer of each event as codes into names."""
+        span_codes, layer_names = self._span_layers()
+        if not len(self.host):
+            return np.full(len(self.events), -1, dtype=np.int64), []
+        row = np.where(self.launch_row >= 0, self.launch_row, self.op_row)
+        return np.where(row >= 0, span_codes[row], -1), layer_names
+
+    def _span_layers(self) -> tuple[np.ndarray, list[str]]:
+        host = self.host
+        if not len(host):
+            return np.zeros(0, np.int64), []
+        codes, values = host.names
+        table: dict[str, int] = {}
+        of_name = np.full(len(values) + 1, -1, dtype=np.int64)
+        for i, value in enumerate(values):
+            layer = names.layer_of(value)
+            if layer is not None:
+                of_name[i] = table.setdefault(layer, len(table))
+        if table:
+            own = of_name[codes]
+            marked = host.nesting.nearest(own >= 0)
+            span = np.where(marked >= 0, own[marked], -1)
+        else:
+            span = self._module_layers(table)
+        return self._inherit_backward(span), list(table)
+
+    def _module_layers(self, table: dict[str, int]) -> np.ndarray:
+        """Layers from Python stacks: the outermost module whose class occurs more than once."""
+        host = self.host
+        codes, values = host.names
+        modules = {i: m for i, v in enumerate(values) if (m := names.module_of(v)) is not None}
+        if not modules:
+            return np.full(len(host), -1, dtype=np.int64)
+        classes: dict[str, int] = {}
+        for module in modules.values():
+            name = module.rpartition("_")[0] or module
+            classes[name] = classes.get(name, 0) + 1
+        repeated = {i for i, m in modules.items() if classes[m.rpartition("_")[0] or m] > 1} or set(
+            modules
+        )
+        mask = matching(codes, values, lambda v: names.module_of(v) is not None)
+        chosen = np.isin(codes, list(repeated)) & mask
+        top = host.nesting.topmost(chosen)
+        of_name = np.full(len(values) + 1, -1, dtype=np.int64)
+        for i, module in modules.items():
+            of_name[i] = table.setdefault(module, len(table))
+        return np.where(top >= 0, of_name[codes[top]], -1)
+
+    def _inherit_backward(self, span: np.ndarray) -> np.ndarray:
+        """Give backward nodes the layer of the forward operator with their sequence number."""
+        host = self.host
+        sequence = host.sequence_id
+        node = (sequence >= 0) & host.named(names.is_backward)
+        if not node.any() or not (span >= 0).any():
+            return span
+        forward = np.flatnonzero((sequence >= 0) & ~node & (host.forward_tid <= 0))
+        if not len(forward):
+            return span
+        # Operators that make no node share the next one's number: the last one made the node.
+        by_sequence = forward[np.argsort(sequence[forward], kind="stable")]
+        keys = sequence[by_sequence]
+        at = np.searchsorted(keys, sequence[node], side="right") - 1
+        hit = (at >= 0) & (keys[np.maximum(at, 0)] == sequence[node])
+        inherited = np.full(len(host), -1, dtype=np.int64)
+        inherited[node] = np.where(hit, span[by_sequence[np.maximum(at, 0)]], -1)
+        marked = host.nesting.nearest(inherited >= 0)
+        return np.where(span >= 0, span, np.where(marked >= 0, inherited[marked], -1))
+
+    @cached_property
+    def op_names(self) -> tuple[np.ndarray, list[str]]:
+        """Name of the operator of each event as codes into names."""
+        if not len(self.host):
+            return np.full(len(self.events), -1, dtype=np.int64), []
+        codes, values = self.host.names
+        return np.where(self.op_row >= 0, codes[self.op_row], -1), values
+
+    @cached_property
+    def annotations(self) -> tuple[np.ndarray, list[str]]:
+        """Innermost annotation of the user's around the launch, as codes into names."""
+        host = self.host
+        if not len(host):
+            return np.full(len(self.events), -1, dtype=np.int64), []
+        users = host.of("annotation") & ~host.named(
+            lambda n: n.startswith(("ProfilerStep", "chopper::"))
+        )
+        nearest = host.nesting.nearest(users)
+        row = np.where(self.launch_row >= 0, self.launch_row, self.op_row)
+        at = np.where(row >= 0, nearest[row], -1)
+        codes, values = host.names
+        return np.where(at >= 0, codes[at], -1), values
+
+    def table(self) -> pa.Table:
+        """The declared `event_link` table."""
+        declared = TABLES["event_link"]
+        steps = len(self.steps_start_ns)
+        step = np.where((self.step < 0) | ((self.step >= steps) & (steps > 0)), -1, self.step)
+        return pa.Table.from_arrays(
+            [
+                nullable(self.launch_row),
+                nullable(self.op_row),
+                dictionary(*self.op_names),
+                dictionary(*self.annotations),
+                dictionary(*self.layers),
+                dictionary(self.phase, PHASES),
+                nullable(step).cast(pa.int32()),
+                dictionary(self.work_class, WORK_CLASSES),
+            ],
+            schema=declared.arrow,
+        )
+
+
+def link(
+    host: HostSpans,
+    events: DeviceEvents,
+    steps: pa.Table,
+    collectives: pa.Table,
+    host_rows: np.ndarray | None = None,
+) -> Links:
+    """Join device events to host spans. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> Links.
+
+    Args:
+        host_rows: on a host-only trace, the span that each event was made from.
+    """
+    if host_rows is not None:
+        launch = host_rows
+        op_row = host_rows.copy()
+    else:
+        launch = _launches(host, events)
+        op_row = _operators(host, events, launch)
+    traced = steps.filter(steps["traced"]) if steps.num_rows else steps
+    source, source_names = strings(collectives, "source")
+    rows = ints(collectives, "row")[matching(source, source_names, lambda s: s == "device_event")]
+    return Links(
+        host,
+        events,
+        ints(traced, "start_ns"),
+        ints(traced, "end_ns"),
+        launch,
+        op_row,
+        rows,
+    )
+
+
+def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
+    """Row of the launching call: same correlation id, the latest one before the event."""
+    found = np.full(len(events), -1, dtype=np.int64)
+    if not len(host) or not len(events):
+        return found
+    correlation = ints(host.table, "correlation_id")
+    calls = np.flatnonzero((correlation >= 0) & host.of("runtime", "driver"))
+    if not len(calls):
+        return found
+    # Sorted by id, then time (rows are in time order already, the sort is stable).
+    calls = calls[np.argsort(correlation[calls], kind="stable")]
+    keys = correlation[calls]
+    wanted = ints(events.table, "correlation_id")
+    low = np.searchsorted(keys, wanted, side="left")
+    high = np.searchsorted(keys, wanted, side="right")
+    has = (high > low) & (wanted >= 0)
+    pick = np.where(has, high - 1, 0)
+    reused = np.flatnonzero(has & (high - low > 1))
+    for event in reused:
+        starts = host.start_ns[calls[low[event] : high[event]]]
+        at = np.searchsorted(starts, events.start_ns[event], side="right") - 1
+        pick[event] = low[event] + max(at, 0)
+    row = calls[pick]
+    causal = host.start_ns[row] <= events.start_ns + _LAUNCH_TOLERANCE_NS
+    ok = has & causal
+    found[ok] = row[ok]
+    return found
+
+
+def _operators(host: HostSpans, events: DeviceEvents, launch: np.ndarray) -> np.ndarray:
+    """Innermost operator around each launch; by the recorded id where there is no launch."""
+    found = np.full(len(events), -1, dtype=np.int64)
+    if not len(host):
+        return found
+    operators = host.of("cpu_op") & ~host.named(lambda n: n.startswith("chopper::"))
+    has = launch >= 0
+    found[has] = host.nesting.nearest(operators)[launch[has]]
+    external = ints(events.table, "external_id")
+    open_ = np.flatnonzero(~has & (external > 0))
+    # Where runtime rows count their own ids as external ids, the numbers mean no operator.
+    correlation = ints(events.table, "correlation_id")
+    open_ = open_[external[open_] != correlation[open_]]
+    if len(open_):
+        ids = ints(host.table, "external_id")
+        rows = np.flatnonzero(operators & (ids > 0))
+        rows = rows[np.argsort(ids[rows], kind="stable")]
+        at = np.searchsorted(ids[rows], external[open_])
+        safe = np.minimum(at, max(len(rows) - 1, 0))
+        hit = (at < len(rows)) & (ids[rows[safe]] == external[open_]) if len(rows) else None
+        if hit is not None:
+            found[open_[hit]] = rows[safe[hit]]
+    return found
+
+
+def main_thread(links: Links) -> int:
+    """Thread number on which the program runs: the one with the steps, else the busiest."""
+    host = links.host
+    if not len(host):
+        return -1
+    steps = host.named(lambda n: n.startswith("ProfilerStep"))
+    if steps.any():
+        return int(np.bincount(host.nesting.thread[steps]).argmax())
+    working = host.of("cpu_op", "python", "runtime") & (links.span_phase != _BACKWARD)
+    if not working.any():
+        working = np.ones(len(host), dtype=bool)
+    return int(np.bincount(host.nesting.thread[working]).argmax())
+
+
+def backward_thread(links: Links, main: int) -> int:
+    """Thread number of the autograd engine, -1 when backward runs on the main thread."""
+    host = links.host
+    nodes = host.named(names.is_backward) & (host.nesting.thread != main) if len(host) else None
+    if nodes is None or not nodes.any():
+        return -1
+    return int(np.bincount(host.nesting.thread[nodes]).argmax())
+
+
+__all__ = [
+    "COMMUNICATION",
+    "COMPUTE",
+    "COPY",
+    "PHASES",
+    "WORK_CLASSES",
+    "Links",
+    "backward_thread",
+    "link",
+    "main_thread",
+]

@@ -1,0 +1,240 @@
+"""What names mean: the one place that knows how frameworks and libraries call things."""
+
+from __future__ import annotations
+
+import re
+
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|^(gloo|mpi|ucc|xccl|hccl):|multimem_|two_shot_|one_shot_|nvshmem|rocshmem"
+    r"|deep_?ep|internode::|intranode::|cross_device_reduce|quick_?reduce"
+    r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
+    re.IGNORECASE,
+)
+# FSDP's copies into and out of communication buffers carry the collective's name.
+_NOT_COMMUNICATION = re.compile(r"copy_(in|out)|^Mem(cpy|set)", re.IGNORECASE)
+_COPY_KERNEL = re.compile(r"^__amd_rocclr_(copy|fill)", re.IGNORECASE)
+_FILL_KERNEL = re.compile(r"^__amd_rocclr_fill|^Memset", re.IGNORECASE)
+
+_METADATA_OPERATORS = frozenset(
+    "aten::" + name
+    for name in [
+        "view",
+        "reshape",
+        "_reshape_alias",
+        "as_strided",
+        "as_strided_",
+        "expand",
+        "expand_as",
+        "permute",
+        "transpose",
+        "t",
+        "swapaxes",
+        "movedim",
+        "squeeze",
+        "squeeze_",
+        "unsqueeze",
+        "unsqueeze_",
+        "select",
+        "slice",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "detach",
+        "detach_",
+        "alias",
+        "view_as",
+        "_unsafe_view",
+        "flatten",
+        "unflatten",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "resolve_conj",
+        "resolve_neg",
+        "is_nonzero",
+        "item",
+        "_local_scalar_dense",
+        "numpy_T",
+        "mT",
+        "mH",
+        "result_type",
+        "can_cast",
+        "lift_fresh",
+        "lift_fresh_",
+        "requires_grad_",
+        "output_nr",
+        "_version",
+        "retain_grad",
+        "is_same_size",
+        "_has_compatible_shallow_copy_type",
+        "broadcast_tensors",
+        "broadcast_to",
+        "view_as_real",
+        "view_as_complex",
+        "_conj",
+        "real",
+        "imag",
+        "diagonal",
+        "unfold",
+        "size",
+        "stride",
+        "is_pinned",
+        "pin_memory",
+        "_pin_memory",
+        "record_stream",
+        "_nested_tensor_size",
+        "sym_size",
+        "contiguous",
+        "to",
+        "data_ptr",
+    ]
+    if name not in ("contiguous", "to")
+)
+"""Operators that touch sizes and strides only: no device would run anything for them."""
+
+_WRAPPER = re.compile(
+    r"^autograd::engine::|Backward\d*$|^torch::autograd::|^torch::jit|^chopper::|^TorchDynamo"
+    r"|^Torch-Compiled|^CompiledFunction|^AOTDispatcher|^## |^Call CompiledFxGraph"
+    r"|^PythonSubclass|^Optimizer\.|^ProfilerStep|^enumerate\(DataLoader|^nn\.Module: "
+)
+_HOST_COMMUNICATION = re.compile(r"^c10d::|^_c10d_functional::|^record_param_comms$|^nccl:|^gloo:")
+_BARRIER = re.compile(
+    r"barrier|^_c10d_functional::wait_tensor|^c10d::(_?wait|monitored)|wait_tensor", re.IGNORECASE
+)
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Free|Register|Unregister)|ExtMallocWithFlags)"
+    r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|SetAccess|AddressFree)"
+    r"|^hipMem(Create|Release|Map|Unmap)",
+)
+_SYNCHRONIZATION = re.compile(
+    r"^(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
+    r"|^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^hipMemcpyWithStream"
+)
+_SYNCHRONIZING_OPERATOR = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero)$")
+_DATA = re.compile(
+    r"^enumerate\(DataLoader\)|^chopper::data|DataLoaderIter.*__next__"
+    r"|torch/utils/data/dataloader\.py.*: __next__"
+)
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
+_OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
+_FSDP_REGION = re.compile(r"^FSDP::|^FullyShardedDataParallel\._|^fsdp::")
+_FSDP_COPY = re.compile(
+    r"^fsdp::|^aten::(copy_|_to_copy|_foreach_copy_|cat|_foreach_copy|split_with_sizes_copy|chunk_cat|"
+    r"_chunk_cat|fill_|zero_|div_|div|mul_|clone|constant_pad_nd)$"
+)
+_GRAPH_LAUNCH = re.compile(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
+
+
+def is_communication(name: str) -> bool:
+    """A kernel (or host span) that moves data between ranks."""
+    return bool(_COMMUNICATION.search(name)) and not _NOT_COMMUNICATION.search(name)
+
+
+def is_copy_kernel(name: str) -> bool:
+    """A kernel that is a copy or a fill in disguise (ROCm's blit kernels)."""
+    return bool(_COPY_KERNEL.match(name))
+
+
+def is_fill(name: str) -> bool:
+    """A copy-class event that fills memory."""
+    return bool(_FILL_KERNEL.match(name))
+
+
+def is_metadata_operator(name: str) -> bool:
+    """An operator that touches no data."""
+    return name in _METADATA_OPERATORS
+
+
+def is_wrapper(name: str) -> bool:
+    """A span recorded as an operator that only contains others."""
+    return bool(_WRAPPER.search(name))
+
+
+def is_host_communication(name: str) -> bool:
+    """The issuing side of a collective on the host."""
+    return bool(_HOST_COMMUNICATION.search(name))
+
+
+def is_collective_span(name: str) -> bool:
+    """A host span during which a CPU backend runs a collective."""
+    return name.startswith(("gloo:", "mpi:", "ucc:"))
+
+
+def is_barrier(name: str) -> bool:
+    """The host blocks until other ranks come."""
+    return bool(_BARRIER.search(name))
+
+
+def is_allocator_call(name: str) -> bool:
+    """A runtime call that allocates or frees."""
+    return bool(_ALLOCATOR.match(name))
+
+
+def is_synchronizing_call(name: str) -> bool:
+    """A runtime call that blocks until the device is done."""
+    return bool(_SYNCHRONIZATION.match(name))
+
+
+def is_synchronizing_operator(name: str) -> bool:
+    """An operator that reads a value back."""
+    return bool(_SYNCHRONIZING_OPERATOR.match(name))
+
+
+def is_data_loading(name: str) -> bool:
+    """Waiting for, or making, the next batch."""
+    return bool(_DATA.search(name))
+
+
+def is_backward(name: str) -> bool:
+    """A node of the autograd engine."""
+    return bool(_BACKWARD.search(name))
+
+
+def is_optimizer(name: str) -> bool:
+    """The optimizer's step, or zero_grad."""
+    return bool(_OPTIMIZER.match(name))
+
+
+def is_fsdp_region(name: str) -> bool:
+    """A span of FSDP's own hooks."""
+    return bool(_FSDP_REGION.match(name))
+
+
+def is_fsdp_copy(name: str) -> bool:
+    """An operator that copies or casts, when it occurs inside FSDP's own hooks."""
+    return bool(_FSDP_COPY.match(name))
+
+
+def is_graph_launch(name: str) -> bool:
+    """A call that replays a whole graph."""
+    return bool(_GRAPH_LAUNCH.match(name))
+
+
+_LAYER = re.compile(r"^chopper::(?:layer|recompute)::(.+)$")
+_MODULE = re.compile(r"^nn\.Module: (.+)$")
+_FIRST_INDEX = re.compile(r"^(.*?\.\d+)(?:\.|$)")
+
+
+def layer_of(name: str) -> str | None:
+    """The layer that an annotation of chopper names: up to the first index of its path."""
+    match = _LAYER.match(name)
+    if match is None:
+        return None
+    path = match.group(1)
+    indexed = _FIRST_INDEX.match("." + path)
+    if indexed:
+        return indexed.group(1)[1:]
+    return path.split(".")[0]
+
+
+def module_of(name: str) -> str | None:
+    """The module that a Python-stack row names, for example ``BertLayer_2``."""
+    match = _MODULE.match(name)
+    return match.group(1) if match else None

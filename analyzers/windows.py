@@ -1,0 +1,70 @@
+"""Step windows: device time cut so that the windows tile it exactly.
+
+Let c_s be the latest end of the events of steps ≤ s. Step s owns (c_{s-1}, c_s]; the first step
+starts at its host start, or at the end of what ran before it. In steady state that is the step's
+period, however far the host runs ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from chopper.analyzers.links import Links
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of one rank.
+
+    Attributes:
+        bounds_ns: shape (windows + 1,), ascending; window i is [bounds[i], bounds[i + 1]).
+        numbers: step number of each window, -1 for the single window of a trace without steps.
+        after_ns: device time recorded after the last window, shown apart.
+        before_ns: device time recorded before the first window.
+    """
+
+    bounds_ns: np.ndarray
+    numbers: np.ndarray
+    after_ns: int
+    before_ns: int
+
+    def __len__(self) -> int:
+        return max(len(self.bounds_ns) - 1, 0)
+
+
+def cut_windows(links: Links, numbers: np.ndarray) -> Windows:
+    """Windows of one rank from the steps of its device events.
+
+    Args:
+        links: the rank's joined events.
+        numbers: step numbers, one per step of ``links``.
+    """
+    events = links.events
+    if not len(events):
+        return Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
+    start, end = events.start_ns, events.end_ns
+    first_ns, last_ns = int(start.min()), int(end.max())
+    steps = len(links.steps_start_ns)
+    step = links.step
+    inside = (step >= 0) & (step < steps)
+    if not steps or not inside.any():
+        return Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
+    latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
+    np.maximum.at(latest, step[inside], end[inside])
+    begin = int(links.steps_start_ns[0])
+    before = step < 0
+    if before.any():
+        begin = max(begin, int(end[before].max()))
+    # A device event cannot precede the step that launched it, but clocks may disagree a little.
+    begin = min(begin, int(start[inside].min())) if not before.any() else begin
+    bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
+    return Windows(
+        bounds,
+        numbers,
+        after_ns=max(last_ns - int(bounds[-1]), 0),
+        before_ns=max(int(bounds[0]) - first_ns, 0),
+    )
