@@ -179,9 +179,7 @@ class MachineSource:
         total_ns: int | None = None
         total_count: int | None = None
         for file, key, unit_ns in self._throttling:
-            fields = dict(
-                line.split(b" ", 1) for line in _read(file).splitlines() if b" " in line
-            )
+            fields = dict(line.split(b" ", 1) for line in _read(file).splitlines() if b" " in line)
             if key in fields:
                 total_ns = (total_ns or 0) + int(fields[key]) * unit_ns
             if b"nr_throttled" in fields:
@@ -245,11 +243,7 @@ def _cgroup_folders(
     for line in mounts:
         left, _, right = line.partition(" - ")
         kind, _source, options = right.split(" ", 2)
-        if (
-            kind == "cgroup2"
-            if version == 2
-            else kind == "cgroup" and "cpu" in options.split(",")
-        ):
+        if kind == "cgroup2" if version == 2 else kind == "cgroup" and "cpu" in options.split(","):
             mount_root, mount_point = left.split(" ")[3:5]
             break
     else:

@@ -614,6 +614,7 @@ def main() -> int:
     _settle(config, clock)
     try:
         _load_pyarrow()
+        importlib.import_module("chopper.run")
         sampler = Sampler(
             config.collector,
             Path(config.directory),

@@ -1,0 +1,157 @@
+"""Device memory of a rank as torch's allocator sees it, read at the end of each step.
+
+Between two steps is where a reading disturbs nothing: it asks the allocator's own counters on the
+host, waits for no device, and resets no peak, because the program may be using them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chopper.collectors.base import Availability
+from chopper.errors import CollectorUnavailable
+from chopper.manifest import CollectorReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.run import StreamWriter
+
+TABLE = "device_memory"
+_FLUSH_NS = 1_000_000_000
+_KEYS = (
+    "allocated_bytes.all.current",
+    "reserved_bytes.all.current",
+    "allocated_bytes.all.peak",
+    "reserved_bytes.all.peak",
+)
+
+Stats = dict[str, Any]
+
+
+def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
+    """The device's ordinal, and how to read its allocator's counters.
+
+    Raises:
+        CollectorUnavailable: no torch, no accelerator, or one whose allocator does not count.
+    """
+    try:
+        import torch
+    except ImportError as exc:
+        raise CollectorUnavailable("torch is not installed") from exc
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        raise CollectorUnavailable("torch sees no accelerator: the run computes on the host")
+    chosen = torch.device(device) if device is not None else accelerator
+    if chosen.type == "cpu":
+        raise CollectorUnavailable("this rank computes on the host")
+    module = torch.get_device_module(chosen)
+    if not hasattr(module, "memory_stats"):
+        raise CollectorUnavailable(f"torch counts no memory on a {chosen.type} device")
+    index = chosen.index if chosen.index is not None else torch.accelerator.current_device_index()
+
+    def read() -> Stats:
+        stats: Stats = module.memory_stats(index)
+        return stats
+
+    return index, read
+
+
+class DeviceMemoryCollector:
+    """Reads the allocator's counters at each step's end. -> DEVICE_MEMORY."""
+
+    name: ClassVar[str] = "device_memory"
+    scope: ClassVar[Scope] = "rank"
+
+    def __init__(self) -> None:
+        self._device_id = 0
+        self._read: Callable[[], Stats] | None = None
+        self._writer: StreamWriter | None = None
+        self._rows: list[tuple[Any, ...]] = []
+        self._costs_ns: list[int] = []
+        self._flushed_ns = 0
+        self._problem: str | None = None
+
+    def probe(self, context: CollectorContext) -> Availability:
+        """Available where torch has an accelerator whose allocator counts."""
+        try:
+            _allocator(context.device)
+        except CollectorUnavailable as exc:
+            return Availability(
+                ok=False,
+                reason=str(exc),
+                remedy="install a build of torch for this machine's accelerator, if it has one",
+            )
+        return Availability(ok=True)
+
+    def start(self, context: CollectorContext) -> None:
+        """Take the first reading and create the file.
+
+        Raises:
+            CollectorUnavailable: there is no accelerator.
+            OutputError: the file cannot be written.
+        """
+        from chopper.run import StreamWriter
+
+        self._device_id, self._read = _allocator(context.device)
+        self._writer = StreamWriter(context.directory / f"{TABLE}.arrow", TABLE)
+        self._sample(None)
+        self._flush()
+
+    def on_step(self, step: int) -> None:
+        """Read once; the rows go to disk about once a second."""
+        if self._problem is None:
+            self._sample(step)
+            if time.monotonic_ns() - self._flushed_ns > _FLUSH_NS:
+                self._flush()
+
+    def _sample(self, step: int | None) -> None:
+        assert self._read is not None
+        before_ns = time.monotonic_ns()
+        time_ns = time.time_ns()
+        try:
+            stats = self._read()
+        except RuntimeError as exc:
+            # A lost device fails the program soon enough; this must not be what fails it.
+            self._problem = f"the allocator's counters could not be read: {exc}".splitlines()[0]
+            return
+        span_ns = time.monotonic_ns() - before_ns
+        self._costs_ns.append(span_ns)
+        self._rows.append(
+            (time_ns + span_ns // 2, span_ns, self._device_id, step, *map(stats.get, _KEYS))
+        )
+
+    def _flush(self) -> None:
+        self._flushed_ns = time.monotonic_ns()
+        if self._rows and self._writer is not None:
+            from chopper.tables import TABLES
+
+            names = [column.name for column in TABLES[TABLE].columns]
+            columns = zip(*self._rows, strict=True)
+            self._rows = []
+            self._writer.write(dict(zip(names, columns, strict=True)))
+
+    def stop(self) -> CollectorReport:
+        """Take the last reading, close the file."""
+        if self._problem is None:
+            self._sample(None)
+        assert self._writer is not None
+        try:
+            self._flush()
+        finally:
+            self._writer.close()
+        costs_ns = sorted(self._costs_ns)
+        return CollectorReport(
+            name=self.name,
+            status="obtained" if self._problem is None else "failed",
+            reason=self._problem,
+            files=(f"{TABLE}.arrow",),
+            samples_count=len(costs_ns),
+            dropped_count=0,
+            call_p50_ns=costs_ns[len(costs_ns) // 2] if costs_ns else None,
+            call_p99_ns=costs_ns[len(costs_ns) * 99 // 100] if costs_ns else None,
+        )
