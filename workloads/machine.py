@@ -1,0 +1,43 @@
+"""Which device a rank computes on, and what that device can do."""
+
+from __future__ import annotations
+
+import torch
+
+BACKEND = {"cpu": "gloo", "cuda": "nccl"}
+"""Communication library per kind of device. ROCm builds of torch call their GPUs ``cuda`` and
+RCCL ``nccl``."""
+
+
+def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
+    """Choose the kind of device for ``local_ranks`` ranks on this host, and say why.
+
+    Args:
+        asked: ``auto``, ``cpu`` or ``cuda``.
+        local_ranks: ranks on this host; NCCL and RCCL want one GPU for each.
+
+    Raises:
+        ValueError: GPUs were asked for and there are too few.
+    """
+    gpus = torch.cuda.device_count()
+    found = f"{gpus} GPU{'' if gpus == 1 else 's'} visible to torch {torch.__version__}"
+    if asked == "cpu":
+        return "cpu", "asked for"
+    if gpus >= local_ranks:
+        return "cuda", f"{found}, one for each of {local_ranks} ranks"
+    if asked == "cuda":
+        raise ValueError(
+            f"{local_ranks} ranks need {local_ranks} GPUs, found {found}: "
+            "ask for fewer ranks, or for --device cpu"
+        )
+    return "cpu", f"{found}, {local_ranks} ranks need one each"
+
+
+def dtype_problem(device_type: str, dtype: str) -> str | None:
+    """Say what this kind of device lacks to compute in ``dtype``, or None."""
+    if device_type == "cpu" or dtype != "bfloat16":
+        return None
+    # Emulated bfloat16 is slower than float32: nobody wants to measure that.
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return None
+    return f"{torch.cuda.get_device_name()} does not compute in bfloat16: use --dtype float32"

@@ -1,0 +1,129 @@
+"""The command-line options that all reference workloads share.
+
+Kept apart from the workloads, and free of torch, so that ``chopper workloads`` can list them
+and ``chopper run`` can refuse a wrong one before any process is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def _whole(text: str, *, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return value
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least one."""
+    return _whole(text, least=1)
+
+
+def not_negative(text: str) -> int:
+    """Read a whole number of at least zero."""
+    return _whole(text, least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a workload: what it means, what it may be, what it is by default."""
+
+    name: str
+    """Without the dashes."""
+
+    help: str
+    """What it sets, in a few words."""
+
+    default: str | int | None
+    """Used when it is not given."""
+
+    type: Callable[[str], str | int | Path] = str
+    """Reads the text of the command line."""
+
+    choices: tuple[str, ...] | None = None
+    """All that it may be, or None."""
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="size",
+        help="shape of the Llama model",
+        default="debug",
+        choices=("debug", "1b", "8b"),
+    ),
+    Option(name="steps", help="optimizer steps", default=16, type=positive),
+    Option(name="batch", help="sequences per rank and step", default=2, type=positive),
+    Option(name="sequence", help="tokens per sequence", default=256, type=positive),
+    Option(
+        name="dtype",
+        help="type of computation; weights and optimizer stay float32",
+        default="float32",
+        choices=("float32", "bfloat16"),
+    ),
+    Option(
+        name="checkpoint",
+        help="activation checkpointing: full recomputes each block in backward",
+        default="none",
+        choices=("none", "full"),
+    ),
+    Option(
+        name="workers",
+        help="data loading processes per rank; 0 loads in the training process",
+        default=0,
+        type=not_negative,
+    ),
+    Option(name="seed", help="of weights, data and order", default=0, type=not_negative),
+    Option(
+        name="device",
+        help="auto takes the GPUs when there is one for each rank, else the CPU",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+    ),
+    Option(
+        name="output",
+        help="directory of the recorded run; CHOPPER_OUTPUT, or a new one, by default",
+        default=None,
+        type=Path,
+    ),
+)
+
+
+def parse(
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str | None = None,
+    description: str | None = None,
+    parser: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+) -> argparse.Namespace:
+    """Read a workload's command line; attributes are named as in ``OPTIONS``.
+
+    Args:
+        argv: words to read; those of the process by default.
+        prog: name in usage and errors.
+        description: shown by ``--help``.
+        parser: class that does it; its ``error`` decides what happens to wrong words.
+    """
+    reader = parser(
+        prog=prog,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        # Else "--s 3" means --size, --steps, --sequence or --seed by luck.
+        allow_abbrev=False,
+    )
+    for option in OPTIONS:
+        reader.add_argument(
+            f"--{option.name}",
+            help=option.help,
+            default=option.default,
+            type=option.type,
+            choices=option.choices,
+        )
+    return reader.parse_args(argv)
