@@ -210,7 +210,7 @@ class Attribution:
             column = leaf[:, i]
             for node in (name, *parents(name)):
                 per_step[node] = per_step[node] + column if node in per_step else column
-        shown = [c for c in CAUSES if c in per_step and (per_step[c].any() or c in names)]
+        shown = [c for c in CAUSES if c in per_step and per_step[c].any()]
         intervals = _bootstrap_totals(np.stack([per_step[c] for c in shown])) if shown else None
         observed = self.observed_ns
         rows = []

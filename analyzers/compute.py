@@ -1,0 +1,297 @@
+"""Level 2 compute: what each kernel's time was spent on.
+
+For a kernel of model math t = t_ideal · f_roofline · f_rest. The product becomes additive shares
+with the logarithmic mean (LMDI): share_i = L(t, t_ideal) · ln f_i with L(a, b) = (a − b)/ln(a/b),
+which is exact and independent of order. All other work has causes of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers import names
+from chopper.analyzers.columns import strings
+from chopper.analyzers.links import COMPUTE, PHASES
+from chopper.analyzers.work import Work, estimate, family, matmul_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper.analyzers.links import Links
+    from chopper.analyzers.states import States
+
+COMPUTE_CAUSES = [
+    "compute.ideal",
+    "compute.roofline",
+    "compute.efficiency",
+    "compute.no_peak",
+    "compute.recompute",
+    "compute.optimizer",
+    "compute.fsdp_copy",
+    "compute.vector.roofline",
+    "compute.vector.excess",
+    "compute.vector.no_bytes",
+    "compute.unmodelled",
+]
+(
+    _IDEAL,
+    _ROOFLINE,
+    _EFFICIENCY,
+    _NO_PEAK,
+    _RECOMPUTE,
+    _OPTIMIZER,
+    _FSDP_COPY,
+    _VECTOR_ROOFLINE,
+    _VECTOR_EXCESS,
+    _VECTOR_NO_BYTES,
+    _UNMODELLED,
+) = range(len(COMPUTE_CAUSES))
+_MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
+_LEVELS_UP = 3
+"""How far above the innermost operator a better recorded one is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the device can do at most.
+
+    Attributes:
+        flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
+        memory_bytes_per_s: bandwidth of its memory, None for unknown.
+        source: where these come from.
+    """
+
+    flop_per_s: Callable[[str], float | None]
+    memory_bytes_per_s: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventWork:
+    """The work of each device event, its even part of its operator's by time.
+
+    Attributes:
+        ideal_ns: time at peak, NaN where unknown.
+        roofline_ns: time at the roofline, NaN where unknown.
+        flop, bytes_moved: its part of the operator's, NaN where unknown.
+        family: code into FAMILIES, -1 for none.
+        modelled_row: operator whose work it is, -1 for none.
+    """
+
+    ideal_ns: np.ndarray
+    roofline_ns: np.ndarray
+    flop: np.ndarray
+    bytes_moved: np.ndarray
+    math: np.ndarray
+    vector: np.ndarray
+    modelled_row: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSplit:
+    """Rows of (fragment, cause, time); the times of a fragment sum to its share.
+
+    Attributes:
+        fragment: index into the fragments of `States`.
+        cause: code into COMPUTE_CAUSES.
+        time_ns: time.
+        too_fast: fragments of kernels that beat their ideal time, which no peak allows.
+    """
+
+    fragment: np.ndarray
+    cause: np.ndarray
+    time_ns: np.ndarray
+    too_fast: int
+
+
+def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
+    """Join FLOP, bytes and ideal times to the device events of one rank."""
+    count = len(links.events)
+    nan = np.full(count, np.nan)
+    found = EventWork(
+        nan.copy(),
+        nan.copy(),
+        nan.copy(),
+        nan.copy(),
+        np.zeros(count, dtype=bool),
+        np.zeros(count, dtype=bool),
+        np.full(count, -1, dtype=np.int64),
+    )
+    if not len(links.host) or not count:
+        return found
+    computing = (links.work_class == COMPUTE) & (links.op_row >= 0)
+    works, row_of = _operator_work(links, np.unique(links.op_row[computing]))
+    events = np.flatnonzero(computing)
+    modelled = row_of[links.op_row[events]]
+    events, modelled = events[modelled >= 0], modelled[modelled >= 0]
+    found.modelled_row[events] = modelled
+    dur = links.events.dur_ns[events].astype(np.float64)
+    total = np.zeros(len(links.host))
+    np.add.at(total, modelled, dur)
+    part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
+    name_codes, name_values = links.events.names
+    seen: dict[tuple[int, int], tuple[float, float, float, float]] = {}
+    for event, row, fraction in zip(events, modelled, part, strict=True):
+        work = works[row]
+        key = (id(work), int(name_codes[event]))
+        numbers = seen.get(key)
+        if numbers is None:
+            numbers = seen[key] = _ideal(work, name_values[name_codes[event]], ceiling)
+        ideal, roofline, flop, size = numbers
+        found.ideal_ns[event] = ideal * fraction
+        found.roofline_ns[event] = roofline * fraction
+        found.flop[event] = flop * fraction
+        found.bytes_moved[event] = size * fraction
+        found.math[event] = work.family in _MATH_FAMILIES
+        found.vector[event] = work.family not in _MATH_FAMILIES
+    return found
+
+
+def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float, float, float]:
+    """(ideal ns, roofline ns, FLOP, bytes) of a whole operator; NaN for what is unknown."""
+    nan = float("nan")
+    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
+    size = float(work.bytes_count) if work.bytes_count is not None else nan
+    memory_ns = nan
+    if ceiling is not None and ceiling.memory_bytes_per_s and size == size:
+        memory_ns = size / ceiling.memory_bytes_per_s * 1e9
+    if work.family not in _MATH_FAMILIES:
+        return 0.0, memory_ns, float(flop) if flop is not None else nan, size
+    dtype = matmul_dtype(work.dtype, kernel)
+    peak = ceiling.flop_per_s(dtype) if ceiling is not None and dtype is not None else None
+    if flop is None or not peak:
+        return nan, nan, float(flop) if flop is not None else nan, size
+    ideal_ns = flop / peak * 1e9
+    return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns, flop, size
+
+
+def _operator_work(links: Links, rows: np.ndarray) -> tuple[dict[int, Work], np.ndarray]:
+    """The work of each operator instance that launched something.
+
+    Returns:
+        row → work, and per host row the row whose work its kernels are (-1 for none).
+    """
+    host = links.host
+    modelled = host.of("cpu_op") & host.named(lambda n: family(n) is not None)
+    nearest = host.nesting.nearest(modelled)
+    columns = [strings(host.table, c) for c in ("input_dims", "input_types", "concrete_inputs")]
+    name_codes, name_values = host.names
+
+    def text(column: tuple[np.ndarray, list[str]], row: int) -> str | None:
+        code = column[0][row]
+        return column[1][code] if code >= 0 else None
+
+    works: dict[int, Work] = {}
+    row_of = np.full(len(host), -1, dtype=np.int64)
+    for row in rows:
+        first: tuple[int, Work] | None = None
+        at = int(nearest[row])
+        for _ in range(_LEVELS_UP):
+            if at < 0:
+                break
+            work = works.get(at) or estimate(
+                name_values[name_codes[at]], *(text(c, at) for c in columns)
+            )
+            if work is not None:
+                if first is None:
+                    first = (at, work)
+                if work.family not in _MATH_FAMILIES or work.flop_count is not None:
+                    # The innermost that knows; a vector operator inside a product is its own.
+                    if first[1].family in _MATH_FAMILIES or work is first[1]:
+                        first = (at, work) if work.family in _MATH_FAMILIES else first
+                    break
+            parent = int(host.nesting.parent[at])
+            at = int(nearest[parent]) if parent >= 0 else -1
+        if first is not None:
+            row_of[row] = first[0]
+            works[first[0]] = first[1]
+    return works, row_of
+
+
+def split_compute(states: States, links: Links, work: EventWork) -> ComputeSplit:
+    """Attribute the exclusive compute time of one rank."""
+    computing = np.flatnonzero(links.work_class[states.event_row] == COMPUTE)
+    event = states.event_row[computing]
+    share = states.share_ns[computing]
+    cause = _main_cause(links, work)[event]
+    math = cause == _IDEAL
+    vector = cause == _VECTOR_ROOFLINE
+    plain = ~math & ~vector
+    dur = np.maximum(links.events.dur_ns[event], 1)
+    fraction = share / dur
+    ideal = np.where(math, np.nan_to_num(work.ideal_ns[event]) * fraction, 0.0)
+    roofline = np.where(math | vector, np.nan_to_num(work.roofline_ns[event]) * fraction, 0.0)
+    too_fast = int((math & (ideal > share * 1.02 + 1000)).sum())
+    ideal_ns = np.minimum(np.floor(ideal), share).astype(np.int64)
+    roof_ns = np.minimum(np.floor(np.maximum(roofline, ideal)), share).astype(np.int64)
+    roof_part = np.where(math, _lmdi(share, ideal_ns, roof_ns), roof_ns)
+    parts = [
+        (computing[plain], cause[plain], share[plain]),
+        (computing[math], np.full(int(math.sum()), _IDEAL), ideal_ns[math]),
+        (computing[math], np.full(int(math.sum()), _ROOFLINE), roof_part[math]),
+        (
+            computing[math],
+            np.full(int(math.sum()), _EFFICIENCY),
+            (share - ideal_ns - roof_part)[math],
+        ),
+        (computing[vector], np.full(int(vector.sum()), _VECTOR_ROOFLINE), roof_ns[vector]),
+        (
+            computing[vector],
+            np.full(int(vector.sum()), _VECTOR_EXCESS),
+            (share - roof_ns)[vector],
+        ),
+    ]
+    fragment = np.concatenate([p[0] for p in parts])
+    codes = np.concatenate([p[1] for p in parts])
+    time_ns = np.concatenate([p[2] for p in parts])
+    keep = time_ns > 0
+    return ComputeSplit(fragment[keep], codes[keep], time_ns[keep], too_fast)
+
+
+def _lmdi(total: np.ndarray, ideal: np.ndarray, roofline: np.ndarray) -> np.ndarray:
+    """Additive share of the factor roofline/ideal in total − ideal, by the logarithmic mean.
+
+    Where the ideal is zero there is no ratio to split by, and all of roofline − ideal is taken.
+    """
+    gap = (total - ideal).astype(np.float64)
+    usable = (ideal > 0) & (total > ideal) & (roofline > ideal)
+    ratio = np.divide(
+        np.log(np.divide(roofline, ideal, out=np.ones(len(total)), where=usable)),
+        np.log(np.divide(total, ideal, out=np.full(len(total), np.e), where=usable)),
+        out=np.zeros(len(total)),
+        where=usable,
+    )
+    share = np.where(usable, gap * ratio, np.where(ideal > 0, 0, roofline - ideal))
+    return np.clip(np.floor(share), 0, total - ideal).astype(np.int64)
+
+
+def _main_cause(links: Links, work: EventWork) -> np.ndarray:
+    """For each event: its own cause, with IDEAL and VECTOR_ROOFLINE standing for a split."""
+    cause = np.full(len(links.events), _UNMODELLED, dtype=np.int64)
+    cause[work.vector] = np.where(
+        np.isnan(work.roofline_ns[work.vector]), _VECTOR_NO_BYTES, _VECTOR_ROOFLINE
+    )
+    cause[work.math] = np.where(np.isnan(work.ideal_ns[work.math]), _NO_PEAK, _IDEAL)
+    cause[_fsdp_copies(links)] = _FSDP_COPY
+    cause[links.phase == PHASES.index("recompute")] = _RECOMPUTE
+    cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
+    return cause
+
+
+def _fsdp_copies(links: Links) -> np.ndarray:
+    """Events launched by a copying operator inside FSDP's own hooks."""
+    host = links.host
+    found = np.zeros(len(links.events), dtype=bool)
+    if not len(host):
+        return found
+    regions = host.named(names.is_fsdp_region)
+    if not regions.any():
+        return found
+    inside = host.nesting.nearest(regions) >= 0
+    copying = host.named(names.is_fsdp_copy) & inside
+    has = links.op_row >= 0
+    found[has] = copying[links.op_row[has]]
+    return found

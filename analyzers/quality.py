@@ -1,0 +1,157 @@
+"""Trace quality: what a reader must know before believing a number.
+
+Each check is named; DOCS says what it means. Findings that withhold a claim name it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.manifest import Finding
+
+if TYPE_CHECKING:
+    from chopper.analyzers.compute import Ceiling, EventWork
+    from chopper.analyzers.links import Links
+    from chopper.analyzers.windows import Windows
+
+_OVERLAP_SLACK_NS = 1000
+"""Times cut to whole microseconds may overlap by one."""
+
+
+def check_rank(
+    rank: int,
+    links: Links,
+    windows: Windows,
+    work: EventWork,
+    *,
+    device_name: str | None,
+    devices_listed: bool,
+    host_only: bool,
+    ceiling: Ceiling | None,
+    too_fast: int,
+) -> list[Finding]:
+    """All checks on one rank's trace."""
+    findings: list[Finding] = []
+
+    def add(
+        code: str, severity: str, message: str, count: int | None = None, *withholds: str
+    ) -> None:
+        findings.append(
+            Finding(
+                code=code,
+                severity=severity,  # type: ignore[arg-type]
+                message=f"rank {rank}: {message}",
+                rank=rank,
+                count=count,
+                withholds=withholds,
+            )
+        )
+
+    events = links.events
+    if not len(events):
+        add("trace.no_events", "error", "nothing ran that could be attributed", None, "attribution")
+        return findings
+    if host_only and devices_listed:
+        add(
+            "trace.no_device_events",
+            "warning",
+            "the trace lists devices but has no device events: the host's operators are "
+            "attributed instead, and no ideal is claimed",
+            None,
+            "compute.ideal",
+        )
+    if windows.numbers[0] < 0:
+        add(
+            "trace.no_steps",
+            "info",
+            "no steps in the trace: it is one window from the first event to the last, without "
+            "confidence intervals",
+        )
+    elif len(windows) == 1:
+        add("trace.single_step", "info", "a single step: no confidence intervals")
+    missing = int((~links.has_launch).sum()) if not host_only else 0
+    if missing:
+        share = missing / len(events)
+        add(
+            "event.without_launch",
+            "warning" if share > 0.01 else "info",
+            f"{missing} of {len(events)} device events ({share:.1%}) have no launch in the trace: "
+            "gaps before them have no cause",
+            missing,
+        )
+    overlapping, longest = _stream_overlaps(links)
+    if overlapping:
+        add(
+            "event.stream_overlap",
+            "info",
+            f"{overlapping} device events overlap another on their stream (by at most "
+            f"{longest / 1000:.1f} µs): they share that time",
+            overlapping,
+        )
+    if (
+        links.host.table.num_rows
+        and not links.host.table["input_dims"]
+        .combine_chunks()
+        .is_valid()
+        .to_numpy(zero_copy_only=False)
+        .any()
+    ):
+        add(
+            "trace.no_shapes",
+            "warning",
+            "no shapes were recorded (record_shapes=False): FLOP and bytes are unknown",
+            None,
+            "compute.ideal",
+        )
+    if ceiling is None:
+        what = f"device {device_name!r}" if device_name else "this device"
+        remedy = (
+            "run `chopper calibrate` to measure it"
+            if host_only and not devices_listed
+            else "its peaks are not in the table"
+        )
+        add(
+            "device.no_peak",
+            "warning",
+            f"no peak is known for {what}: {remedy}; ideal time is unknown",
+            None,
+            "compute.ideal",
+        )
+    if too_fast:
+        add(
+            "compute.above_peak",
+            "warning",
+            f"{too_fast} kernels ran faster than the peak allows: the peak, the data type or the "
+            "FLOP count does not fit them; their ideal is capped at their time",
+            too_fast,
+        )
+    if windows.after_ns or windows.before_ns:
+        add(
+            "trace.outside_steps",
+            "info",
+            f"{windows.before_ns / 1e6:.3f} ms of device time before the first step and "
+            f"{windows.after_ns / 1e6:.3f} ms after the last are not attributed",
+        )
+    lengths = np.diff(windows.bounds_ns)
+    if len(lengths) > 2 and np.median(lengths) > 0 and lengths.max() > 3 * np.median(lengths):
+        add(
+            "steps.uneven",
+            "info",
+            f"steps differ in length (median {np.median(lengths) / 1e6:.1f} ms, longest "
+            f"{lengths.max() / 1e6:.1f} ms): look at --by step",
+        )
+    del work
+    return findings
+
+
+def _stream_overlaps(links: Links) -> tuple[int, int]:
+    events = links.events
+    place = events.device_id * (1 << 40) + events.stream_id
+    order = np.argsort(place, kind="stable")
+    start, end = events.start_ns[order], events.end_ns[order]
+    same = place[order][1:] == place[order][:-1]
+    overlap = np.where(same, end[:-1] - start[1:], 0)
+    late = overlap > _OVERLAP_SLACK_NS
+    return int(late.sum()), int(overlap.max(initial=0))

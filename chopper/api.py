@@ -1,0 +1,219 @@
+"""The public verbs: load a run, attribute it, report it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chopper.ingest import load as _load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.analyzers.attribute import RankResult
+    from chopper.analyzers.compute import Ceiling
+    from chopper.attribution import Attribution, Basis, RankSummary
+    from chopper.manifest import Device, Finding, RankManifest
+    from chopper.run import Run
+
+_SEVERITY = {"error": 0, "warning": 1, "info": 2}
+
+
+def load(source: str | Path | Sequence[str | Path]) -> Run:
+    """Open a run directory, or read traces as a run in memory.
+
+    Args:
+        source: a run directory; or a trace file, a glob, a directory of traces, or several.
+
+    Raises:
+        InputError: there is nothing there, or not what it should be.
+    """
+    return _load([source] if isinstance(source, str | Path) else list(source))
+
+
+def attribute(run: Run | str | Path) -> Attribution:
+    """Attribute every nanosecond of the run's step windows to exactly one cause.
+
+    Args:
+        run: a run, or anything that :func:`load` takes.
+    """
+    import pyarrow as pa
+
+    from chopper.analyzers.attribute import RankInput, attribute_rank
+    from chopper.attribution import Attribution, RankSummary
+
+    run = load(run) if isinstance(run, str | Path) else run
+    results: list[RankResult] = []
+    summaries: list[RankSummary] = []
+    for rank in run.ranks:
+        part = run.part(rank)
+        tables = {
+            name: run.table(rank, name)
+            for name in ("host_span", "device_event", "step", "collective")
+        }
+        device = _device_of(part)
+        on_host = tables["device_event"].num_rows == 0
+        ceiling = host_ceiling(part) if on_host else device_ceiling(device)
+        result = attribute_rank(
+            RankInput(
+                rank=rank,
+                **tables,
+                ceiling=ceiling,
+                device_name=device.name if device else None,
+                devices_listed=bool(part.devices),
+            )
+        )
+        run.put(rank, "device_event", result.device_event)
+        results.append(result)
+        summaries.append(
+            RankSummary(
+                rank=rank,
+                label=part.label or f"rank {rank}",
+                device=None if on_host else device.name if device else None,
+                peak_source=ceiling.source if ceiling else None,
+                observed_ns=result.observed_ns,
+                ideal_ns=result.ideal_ns,
+                steps=result.steps,
+            )
+        )
+    findings = [*run.manifest.findings]
+    for part, result in zip(run.manifest.ranks, results, strict=True):
+        findings += [*part.findings, *result.findings]
+
+    def joined(tables: list[pa.Table]) -> pa.Table:
+        return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+    return Attribution(
+        run=run,
+        pieces=joined([r.piece for r in results]),
+        windows=joined([r.window for r in results]),
+        gaps=joined([r.gap for r in results]),
+        links={r.rank: r.event_link for r in results},
+        ranks=summaries,
+        findings=_gathered(findings),
+        coverage=_coverage(results),
+        bases=_bases(summaries),
+    )
+
+
+def report(
+    run: Run | Attribution | str | Path, output: str | Path = "report.html", *, force: bool = True
+) -> Path:
+    """Write a report; the format follows the extension: .html, .md, .json or .txt.
+
+    Raises:
+        OutputError: it cannot be written, or exists and ``force`` is False.
+        UsageError: no such format.
+    """
+    from chopper.attribution import Attribution
+    from chopper.errors import OutputError
+    from chopper.reports import format_of, render
+    from chopper.run import write_atomic
+
+    output = Path(output)
+    kind = format_of(output)
+    if output.exists() and not force:
+        raise OutputError(f"{output}: exists already; pass force=True to replace it")
+    attribution = run if isinstance(run, Attribution) else attribute(run)
+    write_atomic(output, render(attribution, kind).encode())
+    return output
+
+
+def _device_of(part: RankManifest) -> Device | None:
+    """The device that the rank computes on; when only one kind is listed, that kind."""
+    for device in part.devices:
+        if device.device_id == part.device_id:
+            return device
+    kinds = {(d.name, d.memory_bytes, d.multiprocessor_count) for d in part.devices}
+    return part.devices[0] if len(kinds) == 1 else None
+
+
+def device_ceiling(device: Device | None) -> Ceiling | None:
+    """Datasheet peaks of a device, None when it is not in the table."""
+    from chopper.analyzers.compute import Ceiling
+    from chopper.devices import lookup
+
+    if device is None or device.name is None:
+        return None
+    peaks = lookup(
+        device.name,
+        multi_processor_count=device.multiprocessor_count,
+        memory_bytes=device.memory_bytes,
+    )
+    if peaks is None:
+        return None
+    bandwidth = peaks.memory_bandwidth_bytes_per_s.value
+    return Ceiling(
+        flop_per_s=peaks.flop_per_s,
+        memory_bytes_per_s=float(bandwidth) if bandwidth else None,
+        source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
+    )
+
+
+def host_ceiling(part: RankManifest) -> Ceiling | None:
+    """What ``chopper calibrate`` measured on the machine that recorded this part."""
+    if part.calibration is None:
+        return None
+    from chopper.analyzers.compute import Ceiling
+    from chopper.calibration import Calibration, from_manifest
+
+    measured: Calibration | None = from_manifest(part.calibration)
+    if measured is None:
+        return None
+    return Ceiling(
+        flop_per_s=measured.flop_per_s,
+        memory_bytes_per_s=measured.memory_bytes_per_s,
+        source=measured.source,
+    )
+
+
+def _gathered(findings: list[Finding]) -> list[Finding]:
+    """Findings once each, most severe first; the same finding of many ranks becomes one."""
+    import msgspec
+
+    grouped: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        text = finding.message
+        if finding.rank is not None:
+            text = text.removeprefix(f"rank {finding.rank}: ")
+        grouped.setdefault((finding.code, text), []).append(finding)
+    merged = []
+    for (_, text), same in grouped.items():
+        first = same[0]
+        if len(same) > 1 and first.rank is not None:
+            ranks = sorted({f.rank for f in same if f.rank is not None})
+            shown = ", ".join(map(str, ranks[:6])) + (" …" if len(ranks) > 6 else "")
+            first = msgspec.structs.replace(first, rank=None, message=f"ranks {shown}: {text}")
+        merged.append(first)
+    return sorted(merged, key=lambda f: _SEVERITY[f.severity])
+
+
+def _coverage(results: list[RankResult]) -> dict[str, float | None]:
+    sums: dict[str, tuple[float, float]] = {}
+    for result in results:
+        for name, (part, whole) in result.coverage.items():
+            a, b = sums.get(name, (0.0, 0.0))
+            sums[name] = (a + part, b + whole)
+    found: dict[str, float | None] = {n: (a / b if b else None) for n, (a, b) in sums.items()}
+    found["clock_ratio"] = None
+    return found
+
+
+def _bases(ranks: list[RankSummary]) -> dict[str, Basis]:
+    from chopper.attribution import Basis
+
+    sources = sorted({r.peak_source for r in ranks if r.peak_source})
+    peak = "; ".join(sources) or "no peak known"
+    return {
+        "compute.ideal": Basis(f"FLOP from recorded shapes, peak of {peak}", False),
+        "compute.roofline": Basis(f"bytes from recorded shapes, bandwidth of {peak}", False),
+        "compute.efficiency": Basis(
+            "recorded time less ideal and roofline; no clock samples were joined", False
+        ),
+        "compute.vector.roofline": Basis(f"bytes from recorded shapes, bandwidth of {peak}", False),
+        "compute.vector.excess": Basis("recorded time less the roofline", False),
+        "compute.no_peak": Basis("recorded times; peak or shapes unknown", True),
+        "communication.unseparated": Basis(
+            "recorded times; ranks were not matched, so waiting is not told from transfer", True
+        ),
+    }
