@@ -42,7 +42,7 @@ def find_sources(named: Sequence[str | Path]) -> list[Path]:
         elif path.exists():
             found[path] = None
         elif globbing.has_magic(str(item)):
-            matches = sorted(Path(p) for p in globbing.glob(str(item), recursive=True))
+            matches = sorted(Path(p) for p in globbing.glob(str(item), recursive=True))  # noqa: PTH207
             if not matches:
                 raise InputError(f"{item}: the pattern matches no file")
             found.update(dict.fromkeys(p for p in matches if p.is_file()))
@@ -205,7 +205,9 @@ def _number_ranks(
 
 def ingest_rank(run: Run, rank: int) -> None:
     """Make the trace tables of one rank of a recorded run from its raw traces."""
+    from chopper import cache
     from chopper.collectors.kineto import read_trace
+    from chopper.run import rank_dir_name
 
     part = run.part(rank)
     files = [run.rank_dir(rank) / name for name in part.traces]
@@ -221,14 +223,19 @@ def ingest_rank(run: Run, rank: int) -> None:
             )
         )
         return
-    trace = read_trace(files[-1])[0]
-    for name, table in trace.tables.items():
+    key = cache.digest(files)
+    folder = run.path / "tables" / rank_dir_name(rank) if run.path is not None else None
+    tables = cache.read(folder, key) if folder is not None and part.source_digest == key else None
+    if tables is None:
+        traces = read_trace(files[-1])
+        trace = next((t for t in traces if t.host_pid == part.pid), traces[0])
+        tables = trace.tables
+        known = {(f.code, f.message) for f in part.findings}
+        part.findings += [f for f in trace.findings if (f.code, f.message) not in known]
+        if part.device_id is None:
+            part.device_id = trace.device_id
+        if not part.devices:
+            part.devices = trace.devices
+    for name, table in tables.items():
         if (rank, name) not in run.store:
             run.put(rank, name, table)
-    part.findings += trace.findings
-    if part.device_id is None:
-        part.device_id = trace.device_id
-    if not part.devices:
-        part.devices = trace.devices
-    if trace.host_pid is not None and part.pid is None:
-        part.pid = trace.host_pid
