@@ -244,6 +244,17 @@ def _efficient_backward(record: Record) -> Work:
     return _EFFICIENT_BACKWARD(record)
 
 
+def _flash3(record: Record) -> Work:
+    """FlashAttention 3's fwd(q, k, v, k_new, v_new, qv, out, cu_q, cu_k, …, page_table, …)."""
+    if record.has(3) or record.has(14):
+        raise Unknown("the lengths of the cached sequences are data")
+    return (_FLASH3_PACKED if record.has(7) else _DAO_FORWARD)(record)
+
+
+def _flash3_backward(record: Record) -> Work:
+    return (_FLASH3_BACKWARD_PACKED if record.has(9) else _DAO_BACKWARD)(record)
+
+
 _FLASH_DENSE = _Attention("blhd", bottom_right=True, lse=True, window=(11, 12))
 _FLASH_PACKED = _Attention(
     "blhd", bottom_right=True, lse=True, window=(11, 12), cu_q=3, cu_k=4, max_q=5
@@ -283,6 +294,20 @@ _DAO_VARLEN_BACKWARD = _Attention(
     cu_q=9,
     cu_k=10,
     max_q=11,
+)
+_FLASH3_PACKED = _Attention(
+    "blhd", bottom_right=True, lse=True, window_after_flag=True, cu_q=7, cu_k=8, max_q=12
+)
+_FLASH3_BACKWARD_PACKED = _Attention(
+    "blhd",
+    bottom_right=True,
+    q=1,
+    grad=0,
+    saved=(4, 5),
+    window_after_flag=True,
+    cu_q=9,
+    cu_k=10,
+    max_q=13,
 )
 # aiter's packed operators have `zero_tensors` before `is_causal`.
 _AITER_FORWARD = _Attention("blhd", bottom_right=True, window_after_flag=True)
@@ -345,6 +370,8 @@ MODELS: dict[str, Model] = {
     "flash_attn::_flash_attn_backward": _DAO_BACKWARD,
     "flash_attn::_flash_attn_varlen_forward": _DAO_VARLEN,
     "flash_attn::_flash_attn_varlen_backward": _DAO_VARLEN_BACKWARD,
+    "flash_attn_3::fwd": _flash3,
+    "flash_attn_3::bwd": _flash3_backward,
     "FlashAttnFunc": _DAO_FORWARD,
     "FlashAttnVarlenFunc": _DAO_VARLEN,
     # AITER (ROCm).
@@ -371,6 +398,9 @@ MODELS: dict[str, Model] = {
     "vllm::unified_attention": _unrecorded("sdpa", "sequence lengths are not among the arguments"),
     "vllm::unified_attention_with_output": _unrecorded(
         "sdpa", "sequence lengths are not among the arguments"
+    ),
+    "sglang_profiler::attention_paged_attention_ragged": _unrecorded(
+        "sdpa", "the lengths of the cached sequences are data"
     ),
     "vllm::moe_forward": _unrecorded("moe", "expert weights and routing are not arguments"),
     "vllm::moe_forward_shared": _unrecorded("moe", "expert weights and routing are not arguments"),

@@ -313,6 +313,7 @@ MODELS: dict[str, Model] = {
     "mkldnn::_convolution_pointwise": _pointwise,
     "mkldnn::_convolution_pointwise_": _pointwise,
     "mkldnn::_convolution_transpose_pointwise": _VENDOR_TRANSPOSE,
+    "aten::_nnpack_spatial_convolution": _Forward(stride=4, padding=3),
     "aten::thnn_conv2d": _SLOW,
     "aten::_slow_conv2d_forward": _SLOW,
     "aten::slow_conv3d": _SLOW,

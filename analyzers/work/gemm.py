@@ -160,20 +160,24 @@ def _pair(a: int = 0, b: int = 1, *, packed: bool = False) -> Model:
     return model
 
 
-def _typed_pair(record: Record) -> Work:
-    """Unquantized custom linear (x[..., K], weight, bias?): the result has x's type."""
-    work = _pair()(record)
-    left, right = record.shape(0), record.shape(1)
-    n = right[0] if right[1] == left[-1] else right[1]
-    return with_bytes(
-        work,
-        lambda: (
-            record.nbytes(0)
-            + record.nbytes(1)
-            + record.nbytes(2)
-            + prod(left[:-1]) * n * record.itemsize(0)
-        ),
-    )
+def _typed_pair(out_type: int | None = None) -> Model:
+    """Unquantized custom linear (x[..., K], weight, bias?): the result has x's type or `out_type`."""
+
+    def model(record: Record) -> Work:
+        work = _pair()(record)
+        left, right = record.shape(0), record.shape(1)
+        n = right[0] if right[1] == left[-1] else right[1]
+
+        def traffic() -> int:
+            width = record.itemsize(0)
+            if out_type is not None:
+                width = record.scalar_type_bytes(out_type, width)
+            inputs = sum(record.nbytes(i) for i in range(3))
+            return inputs + prod(left[:-1]) * n * width
+
+        return with_bytes(work, traffic)
+
+    return model
 
 
 def _out_first(*, packed: bool = False) -> Model:
@@ -330,8 +334,8 @@ MODELS: dict[str, Model] = {
     "mkldnn::_linear_pointwise": _linear_pointwise,
     "mkl::_mkl_linear": _linear(0, 2, 3),
     # Kernels of inference and training libraries, by their public signatures.
-    "vllm::rocm_unquantized_gemm": _typed_pair,
-    "aiter::gemm_a16w16": _pair(),
+    "vllm::rocm_unquantized_gemm": _typed_pair(),
+    "aiter::gemm_a16w16": _typed_pair(3),
     "aiter::gemm_a8w8": _pair(),
     "aiter::gemm_a8w8_bpreshuffle": _pair(),
     "aiter::gemm_a8w8_blockscale": _pair(),

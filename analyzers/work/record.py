@@ -290,8 +290,9 @@ def _list(text: str | None, field: str) -> list[Any]:
 
 def with_bytes(work: Work, traffic: Callable[[], int]) -> Work:
     """`work` with its traffic, or with the reason why that is not known."""
+    kept = None if work.reason is not None and work.reason.startswith("bytes: ") else work.reason
     try:
-        return replace(work, bytes_count=traffic())
+        return replace(work, bytes_count=traffic(), reason=kept)
     except Unknown as exc:
         return replace(work, reason=f"bytes: {exc}")
 

@@ -302,7 +302,9 @@ class _Reduce:
         size = record.itemsize(0)
         if self.result == "sum" and not _is_float(record.dtype(0)):
             size = 8
-        width = {"bool": 1, "index": 8, "value_and_index": size + 8}.get(self.result, size)
+        # max() over everything has no index; max(dim) has one per value.
+        indexed = size + 8 if len(record) > 1 else size
+        width = {"bool": 1, "index": 8, "value_and_index": indexed}.get(self.result, size)
         return left * width
 
     def _left(self, record: Record, shape: Shape) -> int:
