@@ -164,7 +164,6 @@ class Session:
         self._annotator: Any = None
         self._upcoming = deque(options.windows)
         self._capture: _Capture | None = None
-        self._held: _Capture | None = None
         self._kept: _Capture | None = None
         self._kept_steps = 0
         self._span: Any = None
@@ -345,7 +344,7 @@ class Session:
         if self._capture is not None:
             self._end_capture()
             self._trace.drop()
-        self._held = self._kept = None
+        self._kept = None
         self._kept_steps = 0
         self._manifest.traces = ()
         self._rows, self._history = [], []
@@ -421,15 +420,9 @@ class Session:
             return False
         acted = False
         capture = self._capture
-        if self._held is not None and capture is not None and self.number > capture.first_step:
-            # The first steps were kept only until there was one whole step of another kind.
-            self._drop_held()
         if capture is not None and self.number >= capture.window.stop:
             self._end_capture()
-            if capture.window.cold and self._upcoming:
-                self._held = capture
-            else:
-                self._keep(capture)
+            self._keep(capture)
             acted = True
         if self._capture is None and self._upcoming:
             start = self._upcoming[0].start
@@ -468,16 +461,10 @@ class Session:
             self._history = corrected(self._history)
             self._rewrite_steps()
 
-    def _drop_held(self) -> None:
-        assert self._held is not None
-        self._untrace(range(self._held.first_step, self._held.window.stop))
-        self._held = None
-        self._trace.drop()
-
     def _keep(self, capture: _Capture) -> None:
         """Write a trace, in place of the one that was kept before."""
         began_ns = time.perf_counter_ns()
-        steps = min(self.number, capture.window.stop) - capture.first_step
+        steps = self.number - capture.first_step
         written = self._trace.export()
         if self._kept is not None:
             self._untrace(range(self._kept.first_step, self._kept.first_step + self._kept_steps))
@@ -498,33 +485,23 @@ class Session:
         self._save()
 
     def _finish_windows(self) -> None:
-        """At the end: keep the best trace there is."""
-        capture = self._capture
-        if capture is not None:
-            held = self._held
-            whole_steps = self.number - capture.first_step
-            if capture.window.cold or (held is None and self._kept is None):
-                better = True
-            else:
-                better = whole_steps > 0 and whole_steps >= self._kept_steps
-            if not better:
-                # end() would put this trace in the place of the one that is held.
-                if held is not None:
-                    self._export_held(held)
-                self._end_capture()
-                self._trace.drop()
-                self._untrace(range(capture.first_step, self.number + 1))
-                return
-            if held is not None:
-                self._drop_held()
-            self._end_capture()
+        """At the end: keep the trace that runs, unless the one on disk is better."""
+        capture, kept = self._capture, self._kept
+        if capture is None:
+            return
+        self._end_capture()
+        whole_steps = self.number - capture.first_step
+        if kept is None or whole_steps >= (1 if kept.window.cold else self._kept_steps):
             self._keep(capture)
-        elif self._held is not None:
-            self._export_held(self._held)
+        else:
+            self._trace.drop()
+            self._untrace(range(capture.first_step, self.number))
 
-    def _export_held(self, held: _Capture) -> None:
-        self._held = None
-        self._keep(held)
+    @_harmless
+    def enter_root(self, module: Any) -> None:
+        """Annotate a forward that began before the recording did, and is still running."""
+        if self._capture is not None:
+            self._annotator.enter(module)
 
     def _check_stepless(self, calls: int) -> None:
         """Called before each outermost forward while a trace is taken."""
@@ -800,6 +777,8 @@ def open_session(options: Options) -> Session:
         # The program is about to train: it will import torch anyhow.
         with contextlib.suppress(ImportError):
             import torch  # noqa: F401
+    if not options.automatic and "chopper._hook.arming" in sys.modules:
+        sys.modules["chopper._hook.arming"].disarm()
     session = Session(options, path, info)
     session.start()
     return session

@@ -24,12 +24,13 @@ class Window:
 
 
 DEFAULT_WINDOWS = (Window(0, 2, cold=True), Window(2, 7), Window(50, 55))
-"""Each window replaces the one before it.
+"""Each window's trace replaces that of the one before it.
 
 A run's length is not known ahead. The first window lets a run of one or two steps have a trace; it
-is dropped, unwritten, when there is a third. The second serves short runs. The third sees the
-steady state of long ones: buffers that a data loader filled ahead have drained by then, allocators
-have settled. Windows are fixed in steps, not in seconds, so that all ranks trace the same ones.
+gives way as soon as there is one step of another kind. The second serves short runs. The third sees
+the steady state of long ones: buffers that a data loader filled ahead have drained by then, and
+allocators have settled. Windows are fixed in steps, not in seconds, so that all ranks trace the
+same ones.
 """
 
 

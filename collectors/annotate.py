@@ -147,6 +147,10 @@ class Annotator:
         self._threads = _Thread()
         self._gc_span = None
 
+    def enter(self, module: torch.nn.Module) -> None:
+        """Annotate a call whose pre-hooks ran before ``install``; its post-hooks are to come."""
+        self._before(module, ())
+
     def take_rows(self) -> dict[str, list[Any]]:
         """Rows of ``layer_sequence`` since the last call, by column."""
         rows, self._rows = self._rows, []

@@ -23,8 +23,8 @@ _STRAGGLERS_S = 0.002
 class TorchTrace:
     """Traces when told to: ``prepare`` (a step ahead), ``begin``, ``end``, ``export``.
 
-    What ``end`` leaves is held in memory, beside a trace that begins after it, until it is
-    exported or dropped.
+    What ``end`` leaves in memory is exported or dropped before anything else begins: two traces
+    at a time in one process crash Kineto.
 
     Args:
         shapes: record operators' input shapes and dtypes; FLOP and bytes rest on them.

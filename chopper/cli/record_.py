@@ -1,0 +1,180 @@
+"""``chopper record``: any training command, without changing its code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chopper.errors import RunFormatError
+
+if TYPE_CHECKING:
+    from chopper import manifest as m
+
+_HOOK = Path(__file__).resolve().parent.parent / "_hook"
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    short_help="Record any training command, without changing its code.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Directory of the run.  [default: runs/<time>]",
+)
+@click.option(
+    "--collect",
+    metavar="A,B",
+    help="Collectors to use; `chopper doctor` lists them.  [default: all of the default ones]",
+)
+@click.option(
+    "--steps",
+    metavar="START:STOP",
+    help="Steps to trace, counted from 0.  [default: 2:7, then 50:55 in their place]",
+)
+@click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
+@click.option("--force", is_flag=True, help="Replace an earlier run in the output directory.")
+@click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
+def command(
+    output: Path | None,
+    collect: str | None,
+    steps: str | None,
+    no_trace: bool,
+    force: bool,
+    command_line: tuple[str, ...],
+) -> int:
+    """Record any training command, without changing its code.
+
+    Every process below COMMAND that trains with torch becomes a rank of the run: the ranks of
+    torchrun, of mp.spawn, or a plain script. The exit code is COMMAND's own (128 + n when signal n
+    ended it); 127 when there is no such command; 1 when COMMAND ended well but nothing was
+    recorded. Ctrl-C reaches all of its processes, and what was recorded is kept.
+
+    \b
+    Examples:
+      chopper record -- python train.py
+      chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py --lr 3e-4
+      chopper record --steps 100:105 -- torchrun --nproc-per-node 8 train.py
+    """
+    from chopper import _session
+    from chopper._claim import choose_output
+    from chopper._launch import launch
+    from chopper.run import finalize, prepare_output
+
+    if not command_line:
+        raise click.UsageError("no command given; say: chopper record -- python train.py")
+    # What is wrong with the options is said here and now, not by each rank.
+    _session.make_options(collect=collect, steps=steps, output=None)
+    path = prepare_output(
+        (output if output is not None else choose_output(None, None)).absolute(), force=force
+    )
+    shown = output if output is not None else Path(os.path.relpath(path))
+    _say(f"recording to {shown}")
+    with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
+        code = launch(
+            command_line,
+            env=hooked_environment(
+                path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
+            ),
+        )
+        seen = _Notes(Path(notes.name))
+    try:
+        run = finalize(path, command=command_line, exit_code=code)
+    except RunFormatError:
+        if not any(path.iterdir()):
+            path.rmdir()
+        ended = f"; the command ended with exit code {code}" if code else ""
+        _say(f"nothing was recorded: {seen.explain(command_line)}{ended}")
+        return code or 1
+    _summarize(run, path, shown, code)
+    return code
+
+
+def hooked_environment(
+    path: Path, notes: Path, *, collect: str | None, steps: str | None, trace: bool
+) -> dict[str, str]:
+    """The environment in which every Python records itself into ``path`` when it trains."""
+    import msgspec
+
+    env = dict(os.environ)
+    before = env.get("PYTHONPATH")
+    options: dict[str, Any] = {"collect": collect, "steps": steps, "trace": trace}
+    return env | {
+        "PYTHONPATH": f"{_HOOK}{os.pathsep}{before}" if before else str(_HOOK),
+        "CHOPPER_OUTPUT": str(path),
+        "CHOPPER_LAUNCHED": "record",
+        "CHOPPER_HOOK": msgspec.json.encode(options).decode(),
+        "CHOPPER_HOOK_NOTES": str(notes),
+    }
+
+
+class _Notes:
+    """What the hooked processes said of themselves."""
+
+    def __init__(self, path: Path) -> None:
+        self._details: dict[str, list[str]] = {}
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            stage, _, rest = line.partition("\t")
+            self._details.setdefault(stage, []).append(rest.partition("\t")[2])
+
+    def explain(self, command_line: tuple[str, ...]) -> str:
+        """Why no rank recorded, and what to do about it; one line."""
+        if "failed" in self._details:
+            return self._details["failed"][0]
+        if "chopper-missing" in self._details:
+            return (
+                f"chopper cannot be imported in the command's Python "
+                f"({self._details['chopper-missing'][0]}); install chopper-profiler there"
+            )
+        if "recording" in self._details:
+            return "a process began to record and could not write; see its message above"
+        if "torch" in self._details:
+            return "torch was imported, but nothing trained: no forward in training mode, no step"
+        if "python" in self._details:
+            return "Python was started, but torch was never imported"
+        return (
+            f"`{shlex.join(command_line[:3])}` started no Python that could be hooked; options -S, "
+            "-I and -E of Python and a cleared environment (env -i, sudo) keep chopper out: call "
+            "chopper.profile in the program instead"
+        )
+
+
+def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
+    from chopper.run import Run
+
+    opened = Run.open(path)
+    part = run.ranks[0]
+    steps = opened.table(part.rank, "step")
+    traced = [
+        number
+        for number, is_traced in zip(
+            steps["number"].to_pylist(), steps["traced"].to_pylist(), strict=True
+        )
+        if is_traced
+    ]
+    ranks = f"{len(run.ranks)} rank" + ("s" if len(run.ranks) > 1 else "")
+    if traced:
+        trace = f"steps {traced[0]} to {traced[-1]} traced"
+    else:
+        trace = "a trace without whole steps" if part.traces else "no trace"
+    _say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
+    for finding in (*run.findings, *(f for p in run.ranks for f in p.findings)):
+        _say(f"{finding.severity}: {finding.message}")
+    for report in part.collectors:
+        if report.status == "failed":
+            _say(f"collector {report.name} failed: {report.reason}")
+    if code:
+        _say(f"the command ended with exit code {code}; what it had recorded is kept")
+    _say(f"next:\n  chopper analyze {shown}\n  chopper report {shown} -o report.html")
+
+
+def _say(message: str) -> None:
+    click.echo(f"chopper: {message}", err=True)
+    sys.stderr.flush()
