@@ -42,7 +42,7 @@ def main() -> None:
     # torchrun starts one process per rank and says in the environment which one this is.
     local_rank = int(os.environ["LOCAL_RANK"])
     kind, _ = choose_device(args.device, local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
-    device = torch.device(kind, local_rank if kind == "cuda" else None)
+    device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(BACKEND[kind], device_id=device if kind == "cuda" else None)

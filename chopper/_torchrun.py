@@ -1,0 +1,57 @@
+"""torchrun without its traceback: the process that starts the ranks of a reference workload.
+
+    python -m chopper._torchrun PARENT_PID RANKS MODULE [options of the module]
+
+It is torch.distributed.run on a free local port, and differs in three things: it ends when its
+parent does, even by SIGKILL; ranks write to stderr, so that stdout is chopper's; and when a rank
+fails it says so in one line and passes the rank's exit code on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Start the ranks, wait for all, and return the exit code of the first that failed."""
+    parent, ranks, module, *options = argv
+    _end_with(int(parent))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    args = parse_args(["--standalone", "--nproc-per-node", ranks, "-m", module, *options])
+    try:
+        run(args)
+    except ChildFailedError as exc:
+        rank, failure = exc.get_first_failure()
+        if failure.exitcode >= 0:
+            how, code = f"with exit code {failure.exitcode}", failure.exitcode
+        else:
+            how, code = f"by {signal.Signals(-failure.exitcode).name}", 128 - failure.exitcode
+        sys.stderr.write(f"chopper: rank {rank} (process {failure.pid}) ended first, {how}\n")
+        return code
+    except SignalException as exc:
+        return 128 + exc.sigval
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel send SIGTERM when the parent dies; torchrun then ends all ranks."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
