@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank
+from chopper.tables import TABLES
+from tests.analyzers.make import kernel, kernels, span, spans, steps
+
+
+def attribute(host: pa.Table, device: pa.Table, step: pa.Table | None = None) -> RankResult:
+    return attribute_rank(
+        RankInput(
+            rank=0,
+            host_span=host,
+            device_event=device,
+            step=TABLES["step"].empty() if step is None else step,
+            collective=TABLES["collective"].empty(),
+            ceiling=None,
+            device_name=None,
+            devices_listed=True,
+        )
+    )
+
+
+def gaps(result: RankResult) -> list[tuple[int, int, str]]:
+    rows: list[dict[str, Any]] = result.gap.to_pylist()
+    return [(g["start_ns"], g["end_ns"], g["cause"].removeprefix("idle.")) for g in rows]
+
+
+def launch(at: int, end: int, correlation: int, **more: Any) -> dict[str, Any]:
+    return span(at, end, "cudaLaunchKernel", "runtime", correlation_id=correlation, **more)
+
+
+def test_the_host_was_late_and_what_it_did() -> None:
+    # Kernel 1 ends at 100. The host: data loading until 150, Python until 170 (inside the step
+    # only), operator from 170, its launch at 190, kernel 2 starts at 200.
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        launch(10, 15, 1),
+        span(90, 150, "enumerate(DataLoader)#_Iter.__next__", "annotation"),
+        span(170, 220, "aten::relu"),
+        launch(190, 198, 2),
+    )
+    device = kernels(kernel(50, 100, correlation_id=1), kernel(200, 260, correlation_id=2))
+    assert gaps(attribute(host, device)) == [
+        (100, 150, "preparation.data"),
+        (150, 170, "preparation.python"),
+        (170, 190, "preparation.dispatch"),
+        (190, 200, "call"),
+    ]
+
+
+def test_the_device_waited_on_itself() -> None:
+    # Both launched early. Kernel 2 follows on the same stream: launch latency. Kernel 3 is on
+    # another stream than what ended before it: a dependency.
+    host = spans(launch(1, 2, 1), launch(3, 4, 2), launch(5, 6, 3))
+    device = kernels(
+        kernel(10, 20, correlation_id=1),
+        kernel(25, 40, correlation_id=2),
+        kernel(48, 60, correlation_id=3, stream=9),
+    )
+    assert gaps(attribute(host, device)) == [
+        (20, 25, "launch_latency"),
+        (40, 48, "dependency"),
+    ]
+
+
+def test_synchronization_allocator_gc_and_runtime() -> None:
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        launch(1, 2, 1),
+        span(100, 200, "aten::item"),
+        span(110, 190, "cudaStreamSynchronize", "runtime", correlation_id=77),
+        span(200, 260, "cudaMalloc", "runtime", correlation_id=78),
+        span(260, 300, "gc", "gc"),
+        span(300, 330, "cudaEventRecord", "runtime", correlation_id=79),
+        span(330, 350, "overhead", "overhead"),
+        launch(350, 360, 2),
+    )
+    device = kernels(kernel(10, 100, correlation_id=1), kernel(380, 390, correlation_id=2))
+    assert gaps(attribute(host, device)) == [
+        (100, 200, "preparation.synchronization"),
+        (200, 260, "preparation.allocator"),
+        (260, 300, "preparation.gc"),
+        (300, 330, "preparation.runtime"),
+        (330, 350, "preparation.profiler"),
+        (350, 380, "call"),
+    ]
+
+
+def test_a_kernel_without_a_launch_leaves_its_gap_unexplained() -> None:
+    host = spans(launch(1, 2, 1))
+    device = kernels(kernel(10, 20, correlation_id=1), kernel(50, 60, correlation_id=99))
+    assert gaps(attribute(host, device)) == [(20, 50, "unlaunched")]
+
+
+def test_backward_is_launched_by_another_thread() -> None:
+    # The main thread waits inside backward (nothing but the step is open); the autograd thread
+    # starts working at 140. Before that, only the main thread can say what happened: dispatch.
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        launch(1, 2, 1),
+        span(100, 130, "aten::mean"),
+        span(140, 300, "autograd::engine::evaluate_function: MeanBackward0", tid=2),
+        launch(180, 185, 2, tid=2),
+    )
+    device = kernels(kernel(10, 100, correlation_id=1), kernel(190, 200, correlation_id=2))
+    assert gaps(attribute(host, device)) == [
+        (100, 130, "preparation.dispatch"),
+        (130, 140, "preparation.python"),
+        (140, 180, "preparation.dispatch"),
+        (180, 190, "call"),
+    ]
+
+
+def test_the_first_window_begins_with_the_host_step() -> None:
+    host = spans(span(0, 100, "ProfilerStep#4", "annotation"), launch(30, 35, 1))
+    device = kernels(kernel(40, 90, correlation_id=1))
+    result = attribute(host, device, steps((0, 100), first=4))
+    assert gaps(result) == [(0, 30, "preparation.python"), (30, 40, "call")]
+    assert result.observed_ns == 90
+    assert result.window.to_pylist()[0]["number"] == 4
+
+
+def test_a_host_only_run_computes_in_its_operators() -> None:
+    # linear holds addmm: only addmm works; as_strided touches no data; the loader's own
+    # operators are data loading, not the model's work.
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        span(10, 100, "enumerate(DataLoader)#_Iter.__next__", "annotation"),
+        span(20, 90, "aten::stack"),
+        span(100, 200, "aten::linear"),
+        span(110, 115, "aten::t"),
+        span(120, 190, "aten::addmm"),
+        span(125, 126, "aten::as_strided"),
+        span(300, 400, "gloo:all_reduce", "annotation", tid=9),
+    )
+    result = attribute_rank(
+        RankInput(
+            rank=0,
+            host_span=host,
+            device_event=TABLES["device_event"].empty(),
+            step=steps((0, 1000)),
+            collective=TABLES["collective"].empty(),
+            ceiling=None,
+            device_name=None,
+            devices_listed=False,
+        )
+    )
+    events = [(e["name"], e["start_ns"], e["dur_ns"]) for e in result.device_event.to_pylist()]
+    assert events == [("aten::addmm", 120, 70), ("gloo:all_reduce", 300, 100)]
+    assert gaps(result) == [
+        (0, 10, "preparation.python"),
+        (10, 100, "preparation.data"),
+        (100, 120, "preparation.dispatch"),
+        (190, 200, "preparation.dispatch"),
+        (200, 300, "preparation.python"),
+    ]
+    assert result.observed_ns == 400

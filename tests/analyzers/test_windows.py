@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pyarrow as pa
+
+from chopper.analyzers.columns import ints
+from chopper.analyzers.links import link
+from chopper.analyzers.trace import DeviceEvents, HostSpans
+from chopper.analyzers.windows import Windows, cut_windows
+from chopper.tables import TABLES
+from tests.analyzers.make import kernel, kernels, span, spans, steps
+
+
+def launch(at: int, correlation: int, name: str = "cudaLaunchKernel"):  # type: ignore[no-untyped-def]
+    return span(at, at + 2, name, "runtime", correlation_id=correlation)
+
+
+def windows_of(host: pa.Table, device: pa.Table, step: pa.Table) -> Windows:
+    links = link(HostSpans(host), DeviceEvents(device), step, TABLES["collective"].empty())
+    return cut_windows(links, ints(step, "number"))
+
+
+def test_a_step_ends_when_the_last_event_launched_in_it_ends() -> None:
+    # The host runs ahead: step 0 [0,100] launches work until 150, step 1 [100,200] until 260.
+    host = spans(launch(10, 1), launch(50, 2), launch(110, 3))
+    device = kernels(
+        kernel(20, 60, correlation_id=1),
+        kernel(60, 150, correlation_id=2),
+        kernel(150, 260, correlation_id=3),
+    )
+    found = windows_of(host, device, steps((0, 100), (100, 200)))
+    assert found.bounds_ns.tolist() == [0, 150, 260]
+    assert found.numbers.tolist() == [0, 1]
+    assert found.after_ns == 0
+
+
+def test_the_first_step_starts_after_what_ran_before_it() -> None:
+    host = spans(launch(5, 1), launch(30, 2))
+    device = kernels(kernel(10, 40, correlation_id=1), kernel(45, 60, correlation_id=2))
+    found = windows_of(host, device, steps((20, 100)))
+    assert found.bounds_ns.tolist() == [40, 60]
+    assert found.before_ns == 30
+
+
+def test_what_lies_after_the_last_step_is_shown_apart() -> None:
+    host = spans(launch(10, 1), launch(120, 2))
+    device = kernels(kernel(20, 60, correlation_id=1), kernel(130, 200, correlation_id=2))
+    found = windows_of(host, device, steps((0, 100)))
+    assert found.bounds_ns.tolist() == [0, 60]
+    assert found.after_ns == 140
+
+
+def test_without_a_launch_the_place_on_the_stream_decides() -> None:
+    # The second kernel lost its launch; it follows one of step 0 on stream 7.
+    host = spans(launch(10, 1), launch(110, 3))
+    device = kernels(
+        kernel(20, 60, correlation_id=1),
+        kernel(60, 150, correlation_id=2),
+        kernel(150, 260, correlation_id=3),
+    )
+    found = windows_of(host, device, steps((0, 100), (100, 200)))
+    assert found.bounds_ns.tolist() == [0, 150, 260]
+
+
+def test_kernels_launched_before_the_trace_began_belong_to_no_step() -> None:
+    host = spans(launch(10, 2))
+    device = kernels(kernel(1, 30, correlation_id=1), kernel(40, 60, correlation_id=2))
+    found = windows_of(host, device, steps((0, 100)))
+    assert found.bounds_ns.tolist() == [30, 60]
+
+
+def test_a_trace_without_steps_is_one_window() -> None:
+    host = spans(launch(10, 1))
+    device = kernels(kernel(20, 60, correlation_id=1), kernel(90, 95, correlation_id=9))
+    found = windows_of(host, device, TABLES["step"].empty())
+    assert found.bounds_ns.tolist() == [20, 95]
+    assert found.numbers.tolist() == [-1]
+
+
+def test_a_graph_launch_owns_all_kernels_that_it_replays() -> None:
+    host = spans(launch(10, 1, "cudaGraphLaunch"), launch(110, 2, "cudaGraphLaunch"))
+    device = kernels(
+        *(kernel(20 + 10 * i, 30 + 10 * i, correlation_id=1) for i in range(10)),
+        *(kernel(120 + 10 * i, 130 + 10 * i, correlation_id=2) for i in range(10)),
+    )
+    found = windows_of(host, device, steps((0, 100), (100, 200)))
+    assert found.bounds_ns.tolist() == [0, 120, 220]
