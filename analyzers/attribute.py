@@ -141,7 +141,6 @@ def attribute_rank(given: RankInput) -> RankResult:
             given.rank,
             links,
             windows,
-            work,
             device_name=given.device_name,
             devices_listed=given.devices_listed,
             host_only=host_only,
@@ -151,7 +150,7 @@ def attribute_rank(given: RankInput) -> RankResult:
         observed_ns=observed,
         ideal_ns=int(compute.time_ns[is_ideal].sum()),
         steps=len(windows),
-        coverage=_coverage(states, links, compute.cause, compute.time_ns),
+        coverage=_coverage(links, compute.cause, compute.time_ns),
     )
 
 
@@ -169,7 +168,6 @@ def _empty(
             given.rank,
             links,
             windows,
-            event_work(links, None),
             device_name=given.device_name,
             devices_listed=given.devices_listed,
             host_only=host_only,
@@ -282,7 +280,7 @@ def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
 
 
 def _coverage(
-    states: States, links: Links, cause: np.ndarray, time_ns: np.ndarray
+    links: Links, cause: np.ndarray, time_ns: np.ndarray
 ) -> dict[str, tuple[float, float]]:
     compute = float(time_ns.sum())
     unmodelled = float(time_ns[cause == COMPUTE_CAUSES.index("compute.unmodelled")].sum())
@@ -297,7 +295,6 @@ def _coverage(
     no_peak = float(time_ns[cause == COMPUTE_CAUSES.index("compute.no_peak")].sum())
     events = float(len(links.events))
     layered = matching(*links.layers, lambda _: True) if len(links.layers[1]) else np.zeros(0)
-    del states
     return {
         "compute_modelled_ratio": (compute - unmodelled, compute),
         "math_with_peak_ratio": (math, math + no_peak),

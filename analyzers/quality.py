@@ -12,7 +12,7 @@ import numpy as np
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
-    from chopper.analyzers.compute import Ceiling, EventWork
+    from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.links import Links
     from chopper.analyzers.windows import Windows
 
@@ -24,7 +24,6 @@ def check_rank(
     rank: int,
     links: Links,
     windows: Windows,
-    work: EventWork,
     *,
     device_name: str | None,
     devices_listed: bool,
@@ -42,7 +41,7 @@ def check_rank(
             Finding(
                 code=code,
                 severity=severity,  # type: ignore[arg-type]
-                message=f"rank {rank}: {message}",
+                message=message,
                 rank=rank,
                 count=count,
                 withholds=withholds,
@@ -142,7 +141,6 @@ def check_rank(
             f"steps differ in length (median {np.median(lengths) / 1e6:.1f} ms, longest "
             f"{lengths.max() / 1e6:.1f} ms): look at --by step",
         )
-    del work
     return findings
 
 

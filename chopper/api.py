@@ -173,10 +173,7 @@ def _gathered(findings: list[Finding]) -> list[Finding]:
 
     grouped: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        text = finding.message
-        if finding.rank is not None:
-            text = text.removeprefix(f"rank {finding.rank}: ")
-        grouped.setdefault((finding.code, text), []).append(finding)
+        grouped.setdefault((finding.code, finding.message), []).append(finding)
     merged = []
     for (_, text), same in grouped.items():
         first = same[0]
