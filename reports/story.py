@@ -25,6 +25,23 @@ _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """Where a part of a cause lies."""
+
+    label: str
+    """``operator``, ``kernel``, ``phase``, ``rank``, ``before operator``."""
+    name: str
+    """As recorded."""
+    shown: str
+    """For people: kernels are shortened."""
+    value: str
+    """Its share of the cause, or how it compares."""
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.shown}: {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
 class TopCause:
     """One of the largest causes, told so that one can act on it."""
 
@@ -36,7 +53,7 @@ class TopCause:
     measured: bool
     meaning: str
     advice: str
-    evidence: tuple[str, ...]
+    evidence: tuple[Evidence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,25 +248,23 @@ def _top(views: Views, row: CauseRow) -> TopCause:
     )
 
 
-def evidence(views: Views, cause: str) -> list[str]:
-    """Where most of a cause's time lies: operator, kernel, phase, rank; one line each."""
-    lines = []
-    idle = cause.startswith("idle")
-    words = _WORDS_IDLE if idle else _WORDS
-    for level, word in words.items():
-        found = _dominant(views.by(level), cause)
-        if found is not None:
-            key, share = found
-            name = fmt.kernel_name(str(key)) if level == "kernel" else str(key)
-            lines.append(f"{word} {name}: {fmt.ratio(share)}")
+def evidence(views: Views, cause: str) -> list[Evidence]:
+    """Where most of a cause's time lies: operator, kernel, phase, rank."""
+    found = []
+    for level, word in (_WORDS_IDLE if cause.startswith("idle") else _WORDS).items():
+        most = _dominant(views.by(level), cause)
+        if most is not None:
+            name, share = str(most[0]), most[1]
+            shown = fmt.kernel_name(name) if level == "kernel" else name
+            found.append(Evidence(word, name, shown, fmt.ratio(share)))
     ranks = views.by("rank")
     if len(ranks) > 1:
-        times = {g.key: g.causes.get(cause, 0) for g in ranks}
+        times = {str(g.key): g.causes.get(cause, 0) for g in ranks}
         mean = sum(times.values()) / len(times)
-        worst, most = max(times.items(), key=lambda kv: kv[1])
-        if mean and most > 1.25 * mean:
-            lines.append(f"rank {worst}: {fmt.factor(most / mean)} the mean of the ranks")
-    return lines
+        worst, time_ns = max(times.items(), key=lambda kv: kv[1])
+        if mean and time_ns > 1.25 * mean:
+            found.append(Evidence("rank", worst, worst, f"{fmt.factor(time_ns / mean)} the mean"))
+    return found
 
 
 def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None:

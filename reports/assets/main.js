@@ -1,0 +1,65 @@
+const data = JSON.parse($("data").textContent);
+data.cause_colors = Object.fromEntries(data.causes.map((c) => [c.id, c.color]));
+data.cause_labels = Object.fromEntries(data.causes.map((c) => [c.id, c.label]));
+for (const level of data.levels) {
+  level.rows = level.rows.map(([full, shown, time, per, calls, busy, causes, order]) => {
+    const none = full === null;
+    return { full: full ?? shown, shown, none, time, per, calls, busy, causes, order, search: `${full ?? ""} ${shown}`.toLowerCase() };
+  });
+}
+
+const timeline = data.timeline.length ? new Timeline(data) : null;
+if (!timeline) $("tl").replaceChildren(el("p", { class: "note" }, "No step window holds an event to draw."));
+new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
+const plots = new Plots(data.figures);
+
+function stepsFigure() {
+  const host = $("fig-steps"), figure = data.figures.steps;
+  $("steps-legend").replaceChildren(...figure.data.map((t) => el("li", {}, el("i", { style: { background: t.marker.color } }), t.name)));
+  const ranks = Object.keys(figure.views || {});
+  const select = $("steps-rank");
+  if (ranks.length > 1) {
+    $("steps-rank-l").hidden = false;
+    const mean = figure.data.map((t) => t.y);
+    select.append(el("option", { value: "" }, "all, mean"), ...ranks.map((r) => el("option", { value: r }, data.rank_labels[r] ?? r)));
+    select.addEventListener("change", async () => {
+      const heights = select.value ? figure.views[select.value] : mean;
+      figure.data.forEach((trace, i) => { trace.y = heights[i]; });
+      await plots.draw(host);
+      const { data: traces, layout } = themed(figure);
+      window.Plotly.react(host, traces, layout, CONFIG);
+    });
+  }
+  host.addEventListener("drawn", () => host.on("plotly_click", (event) => {
+    if (!timeline || figure.binned) return;
+    const index = data.step_index[event.points[0].pointIndex ?? event.points[0].pointNumber];
+    const rank = select.value ? Number(select.value) : timeline.window.rank;
+    timeline.pick(rank, index);
+    $("timeline").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  }));
+}
+stepsFigure();
+
+// The section in view is marked in the bar.
+const links = new Map([...document.querySelectorAll(".bar nav a")].map((a) => [a.hash.slice(1), a]));
+const inView = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    if (!entry.isIntersecting) continue;
+    links.forEach((a, id) => { if (id === entry.target.id) a.setAttribute("aria-current", "true"); else a.removeAttribute("aria-current"); });
+  }
+}, { rootMargin: "-20% 0px -70% 0px" });
+document.querySelectorAll("main > section").forEach((s) => inView.observe(s));
+
+(async () => {
+  try {
+    if (timeline) await timeline.start();
+    document.documentElement.dataset.ready = "timeline";
+    performance.mark("chopper-timeline");
+    await plots.rest();
+    document.documentElement.dataset.ready = "all";
+    performance.mark("chopper-all");
+  } catch (error) {
+    $("tl-body").replaceChildren(el("p", { class: "note" }, `The timeline needs a browser of 2023 or later (${error.message}).`));
+    console.error(error);
+  }
+})();

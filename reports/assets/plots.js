@@ -1,0 +1,97 @@
+/** Plotly, inflated and evaluated once, when the first figure comes into view. */
+let plotly = null;
+function loadPlotly() {
+  plotly ||= (async () => {
+    const code = await inflateText("plotly");
+    document.head.append(el("script", {}, code)); // allowed by its hash in the policy
+    if (!window.Plotly) throw new Error("plotly did not start");
+    return window.Plotly;
+  })();
+  return plotly;
+}
+
+/** What belongs to the reader's colour scheme, laid over a figure. */
+function themed(figure) {
+  const text = css("--text-2"), faint = css("--text-3"), grid = css("--line-2"), line = css("--line");
+  const layout = structuredClone(figure.layout);
+  Object.assign(layout, {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
+    font: { family: css("--sans"), size: 12, color: text },
+    hoverlabel: { bgcolor: css("--card"), bordercolor: line, font: { color: css("--text"), size: 12, family: css("--sans") }, align: "left" },
+    dragmode: false,
+  });
+  for (const key of Object.keys(layout)) {
+    if (!/^[xy]axis/.test(key)) continue;
+    const axis = layout[key];
+    Object.assign(axis, { gridcolor: grid, zerolinecolor: line, linecolor: line, tickcolor: line, fixedrange: !figure.zoom });
+    axis.title = { ...axis.title, font: { size: 12, color: faint }, standoff: 10 };
+    axis.tickfont = { color: key.startsWith("y") && axis.type === "category" ? css("--text") : faint, size: key.startsWith("y") && axis.type === "category" ? 12.5 : 11.5 };
+    if (key.startsWith("y") && axis.type === "category") { axis.ticks = ""; axis.showgrid = false; axis.ticklabelstandoff = 8; }
+  }
+  for (const note of layout.annotations || []) note.font = { size: 12, color: text };
+  for (const shape of layout.shapes || []) shape.fillcolor = shape.name === "step-odd" ? "rgba(0,0,0,0)" : css("--shade");
+  const data = figure.data.map((trace) => {
+    const out = { ...trace };
+    if (Array.isArray(trace.marker?.color)) out.marker = { ...trace.marker, color: trace.marker.color.map((c) => c || css("--text-3")) };
+    if (trace.orientation === "h") { out.textfont = { color: text, size: 12 }; }
+    return out;
+  });
+  return { data, layout };
+}
+
+const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true, doubleClick: "reset" };
+
+class Plots {
+  constructor(figures) {
+    this.figures = figures;
+    this.drawn = new Map();
+    for (const name of Object.keys(figures)) {
+      const host = document.querySelector(`[data-figure="${name}"]`);
+      if (!host || !figures[name].data.length) { if (host) host.replaceChildren(el("p", { class: "empty" }, "Nothing to draw.")); continue; }
+      host.style.minHeight = `${figures[name].layout.height}px`;
+      host.classList.add("pending");
+      host.textContent = "Drawing …";
+    }
+    const watch = new IntersectionObserver((entries) => {
+      for (const entry of entries) if (entry.isIntersecting) { watch.unobserve(entry.target); this.draw(entry.target); }
+    }, { rootMargin: "300px" });
+    document.querySelectorAll(".plot.pending").forEach((host) => watch.observe(host));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+  }
+
+  async draw(host) {
+    const name = host.dataset.figure;
+    if (this.drawn.has(name)) return this.drawn.get(name);
+    const job = (async () => {
+      try {
+        const Plotly = await loadPlotly();
+        const { data, layout } = themed(this.figures[name]);
+        host.textContent = "";
+        host.classList.remove("pending");
+        await Plotly.newPlot(host, data, layout, CONFIG);
+        host.dispatchEvent(new CustomEvent("drawn"));
+      } catch (error) {
+        host.textContent = `This figure needs a browser of 2023 or later (${error.message}).`;
+        console.error(error);
+      }
+    })();
+    this.drawn.set(name, job);
+    return job;
+  }
+
+  /** Every figure, one after the other while nothing else is to do: so that the page prints whole. */
+  async rest() {
+    for (const host of document.querySelectorAll(".plot.pending")) {
+      await new Promise((done) => idle(done));
+      await this.draw(host);
+    }
+  }
+
+  async redraw() {
+    for (const [name, job] of this.drawn) {
+      await job;
+      const { data, layout } = themed(this.figures[name]);
+      window.Plotly.react(document.querySelector(`[data-figure="${name}"]`), data, layout, CONFIG);
+    }
+  }
+}

@@ -1,0 +1,323 @@
+"""Plotly figures as plain JSON dicts, made by pure functions; no plotly is imported.
+
+Only what belongs to the data stands here. Fonts, grid and background follow the reader's colour
+scheme and are added in the browser. Every text that comes from a trace is escaped, because Plotly
+draws a subset of HTML in its labels.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper import _format as fmt
+from chopper.causes import CAUSES, LEAVES
+from chopper.reports.palette import color
+from chopper.reports.series import Series, thin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.attribution import Attribution
+    from chopper.reports.story import Story
+
+Figure = dict[str, Any]
+
+_SMALL_RATIO = 0.004
+"""Causes below this share of the observed time stand together in the waterfall."""
+MAX_BARS = 300
+"""Steps drawn one by one; more are averaged in bins."""
+_MAX_RANKS = 32
+"""Ranks with a step chart of their own."""
+_POINTS = 1500
+
+
+def plain(text: str) -> str:
+    """A text that Plotly shows as it is."""
+    return html.escape(text, quote=False)
+
+
+def _ms(time_ns: float) -> float:
+    """Milliseconds with six significant digits: what a figure can show, and short in JSON."""
+    return float(f"{time_ns / 1e6:.6g}")
+
+
+def waterfall(attribution: Attribution, story: Story) -> Figure:
+    """From ideal to observed: one bar per leaf cause, in the order of the tree.
+
+    When the ideal is unknown the waterfall starts at 0.
+    """
+    windows = story.windows
+    per_window = {row.id: row.time_ns / windows for row in attribution.leaves()}
+    ideal = per_window.pop("compute.ideal", 0.0)
+    observed = story.observed_per_window_ns
+    bars: list[tuple[str, float, float, str, str]] = []
+    start = ideal
+    if story.ideal_per_window_ns is not None:
+        bars.append(("Ideal: model math at peak", 0.0, ideal, color("compute.ideal"), "ideal"))
+    small: list[str] = []
+    for cause in LEAVES:
+        time_ns = per_window.get(cause, 0.0)
+        if time_ns <= 0:
+            continue
+        if observed and time_ns / observed < _SMALL_RATIO:
+            small.append(cause)
+            continue
+        bars.append((CAUSES[cause].label, start, time_ns, color(cause), cause))
+        start += time_ns
+    if small:
+        rest = sum(per_window[c] for c in small)
+        label = CAUSES[small[0]].label if len(small) == 1 else f"{len(small)} smaller causes"
+        bars.append((label, start, rest, "#9aa0a8", ", ".join(CAUSES[c].label for c in small)))
+        start += rest
+    bars.append(("Observed", 0.0, observed, "", "observed"))
+    share = [b[2] / observed if observed else 0.0 for b in bars]
+    trace: Figure = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [plain(b[0]) for b in bars],
+        "base": [_ms(b[1]) for b in bars],
+        "x": [_ms(b[2]) for b in bars],
+        "marker": {"color": [b[3] for b in bars]},
+        "text": [f"{fmt.duration(b[2])} · {fmt.ratio(s)}" for b, s in zip(bars, share, strict=True)],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "customdata": [
+            [fmt.duration(b[2]), fmt.ratio(s), plain(b[4])]
+            for b, s in zip(bars, share, strict=True)
+        ],
+        "hovertemplate": "<b>%{y}</b><br>%{customdata[0]} per "
+        + story.unit
+        + ", %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+        "showlegend": False,
+        "width": 0.62,
+    }
+    return {
+        "data": [trace],
+        "layout": {
+            "height": 64 + 30 * len(bars),
+            "margin": {"l": 8, "r": 110, "t": 8, "b": 44},
+            "xaxis": {
+                "title": {"text": f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"},
+                "rangemode": "tozero",
+                "range": [0, _ms(observed * 1.02) or 1],
+            },
+            "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+        },
+    }
+
+
+def steps(attribution: Attribution, story: Story) -> Figure:
+    """Causes of each step, stacked; one set of heights for all ranks and one per rank.
+
+    Returns:
+        A figure with one bar trace per leaf cause (mean over ranks), and ``views``: rank label →
+        heights per trace, to be swapped in.
+    """
+    pieces = attribution.pieces
+    leaves = [row.id for row in sorted(attribution.leaves(), key=lambda r: LEAVES.index(r.id))]
+    step, number = _step_axis(attribution)
+    if not leaves or not len(step):
+        return {"data": [], "layout": {}, "views": {}}
+    codes, names = _cause_codes(pieces)
+    leaf_of = np.array([leaves.index(n) if n in leaves else -1 for n in names], dtype=np.int64)
+    rank_values, rank_codes = np.unique(pieces["rank"].to_numpy(), return_inverse=True)
+    at = np.searchsorted(step, pieces["step_index"].to_numpy())
+    time_ns = pieces["time_ns"].to_numpy()
+    shape = len(rank_values), len(leaves), len(step)
+    flat = (rank_codes * shape[1] + leaf_of[codes]) * shape[2] + at
+    cube = np.bincount(
+        flat[leaf_of[codes] >= 0], time_ns[leaf_of[codes] >= 0], minlength=shape[0] * shape[1] * shape[2]
+    ).reshape(shape)
+    present = _windows_per_step(attribution, rank_values, step)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nan_to_num(cube.sum(axis=0) / present.sum(axis=0))
+    edges = _bins(len(step))
+    labels = _bin_labels(number, edges)
+    data = [
+        {
+            "type": "bar",
+            "name": CAUSES[leaf].label,
+            "x": labels,
+            "y": _binned(mean[i], edges),
+            "marker": {"color": color(leaf), "line": {"width": 0}},
+            "meta": leaf,
+            "hovertemplate": f"{CAUSES[leaf].label}: %{{y:.4~g}} ms<extra></extra>",
+        }
+        for i, leaf in enumerate(leaves)
+    ]
+    views: dict[str, list[list[float]]] = {}
+    if 1 < len(rank_values) <= _MAX_RANKS:
+        for r, rank in enumerate(rank_values):
+            views[str(int(rank))] = [_binned(cube[r, i], edges) for i in range(len(leaves))]
+    return {
+        "data": data,
+        "views": views,
+        "binned": len(step) if len(edges) - 1 < len(step) else None,
+        "layout": {
+            "barmode": "stack",
+            "bargap": 0.25 if len(labels) <= 40 else 0.08,
+            "height": 380,
+            "margin": {"l": 56, "r": 8, "t": 12, "b": 44},
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": story.unit}, "type": "category"},
+            "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
+        },
+    }
+
+
+def _cause_codes(pieces: Any) -> tuple[np.ndarray, list[str]]:
+    array = pieces["cause"].unify_dictionaries().combine_chunks()
+    names: list[str] = array.dictionary.to_pylist()
+    codes: np.ndarray = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, names
+
+
+def _step_axis(attribution: Attribution) -> tuple[np.ndarray, list[str]]:
+    index = attribution.windows["step_index"].to_pylist()
+    number = dict(zip(index, attribution.windows["number"].to_pylist(), strict=True))
+    step = sorted(number)
+    return np.array(step, dtype=np.int64), [
+        "whole trace" if number[s] is None else str(number[s]) for s in step
+    ]
+
+
+def _windows_per_step(
+    attribution: Attribution, ranks: np.ndarray, step: np.ndarray
+) -> np.ndarray:
+    present = np.zeros((len(ranks), len(step)))
+    r = np.searchsorted(ranks, attribution.windows["rank"].to_numpy())
+    s = np.searchsorted(step, attribution.windows["step_index"].to_numpy())
+    valid = r < len(ranks)
+    present[r[valid], s[valid]] = 1
+    return present
+
+
+def _bins(count: int) -> np.ndarray:
+    bars = min(count, MAX_BARS)
+    return np.linspace(0, count, bars + 1).round().astype(np.int64)
+
+
+def _bin_labels(number: list[str], edges: np.ndarray) -> list[str]:
+    return [
+        number[a] if b - a == 1 else f"{number[a]}–{number[b - 1]}"
+        for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+
+
+def _binned(values: np.ndarray, edges: np.ndarray) -> list[float]:
+    sums = np.add.reduceat(values, edges[:-1]) if len(values) else values
+    return [_ms(v) for v in (sums / np.diff(edges)).tolist()]
+
+
+_UNITS = {"ratio": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "bytes_per_s": ("MB/s", 1e-6)}
+# Lines of one panel: Okabe and Ito's hues, then their darker kin.
+LINES = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#59b2d9", "#8a8f98")
+
+
+def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
+    """All telemetry over the run, one panel per quantity, traced steps shaded."""
+    panels = list(dict.fromkeys(s.panel for s in series))
+    if not panels:
+        return {"data": [], "layout": {}}
+    zero = min(int(s.time_ns[0]) for s in series)
+    height, gap = 132, 40
+    total = len(panels) * (height + gap)
+    data: list[Figure] = []
+    layout: Figure = {
+        "height": total + 56,
+        "margin": {"l": 64, "r": 8, "t": 28, "b": 40},
+        "hovermode": "x",
+        "annotations": [],
+        "shapes": [],
+        "showlegend": False,
+    }
+    for i, panel in enumerate(panels):
+        mine = [s for s in series if s.panel == panel]
+        unit, scale = _UNITS.get(mine[0].unit, (mine[0].unit, 1.0))
+        suffix = "" if i == 0 else str(i + 1)
+        top = 1 - i * (height + gap) / total
+        bottom = max(top - height / total, 0)
+        layout[f"yaxis{suffix}"] = {
+            "domain": [bottom, top],
+            "rangemode": "tozero",
+            "title": {"text": plain(unit)},
+            "anchor": "x",
+            "nticks": 5,
+        }
+        layout["annotations"].append(
+            {
+                "text": _legend(panel, [s.label for s in mine]),
+                "x": 0,
+                "y": top,
+                "xref": "paper",
+                "yref": "paper",
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "name": "panel",
+            }
+        )
+        for j, one in enumerate(mine):
+            cut = thin(one, _POINTS)
+            value = np.round(cut.value * scale, 4)
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "x": [round(t / 1e9, 4) for t in (cut.time_ns - zero).tolist()],
+                    "y": [None if v != v else v for v in value.tolist()],
+                    "yaxis": f"y{suffix}",
+                    "name": plain(one.label),
+                    "line": {"width": 1.5, "color": LINES[j % len(LINES)]},
+                    "hovertemplate": f"{plain(one.label)}: %{{y:.4~g}} {plain(unit)}<extra></extra>",
+                }
+            )
+    layout["xaxis"] = {
+        "title": {"text": "s since the first sample"},
+        "anchor": f"y{len(panels)}" if len(panels) > 1 else "y",
+    }
+    layout["shapes"] = _step_shades(attribution, zero)
+    return {"data": data, "layout": layout}
+
+
+def _legend(panel: str, labels: list[str]) -> str:
+    words = [f"<b>{plain(panel)}</b>"]
+    for j, label in enumerate(labels[:8]):
+        words.append(f'<span style="color:{LINES[j % len(LINES)]}">■</span> {plain(label)}')
+    if len(labels) > 8:
+        words.append(f"and {len(labels) - 8} more")
+    return "   ".join(words)
+
+
+def _step_shades(attribution: Attribution, zero: int) -> list[Figure]:
+    """A band for every traced step of the rank that has most; alternate steps are shaded."""
+    windows = attribution.windows
+    ranks = windows["rank"].to_numpy()
+    if not len(ranks):
+        return []
+    values, counts = np.unique(ranks, return_counts=True)
+    mine = ranks == values[counts.argmax()]
+    start = windows["start_ns"].to_numpy()[mine]
+    end = windows["end_ns"].to_numpy()[mine]
+    shades = [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": round((int(a) - zero) / 1e9, 4),
+            "x1": round((int(b) - zero) / 1e9, 4),
+            "y0": 0,
+            "y1": 1,
+            "line": {"width": 0},
+            "layer": "below",
+            "name": "step" if i % 2 else "step-odd",
+        }
+        for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True))
+    ]
+    if len(shades) > 200:
+        # Bands thinner than a pixel are one band.
+        shades = [{**shades[0], "x1": shades[-1]["x1"], "name": "step"}]
+    return shades

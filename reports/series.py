@@ -1,0 +1,252 @@
+"""Telemetry as series over time: one list for the figure of the run and the strips of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.run import Run
+
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One quantity over time.
+
+    Attributes:
+        panel: what it is drawn with; series of one panel share a unit.
+        label: short name within the panel.
+        unit: ``ratio``, ``bytes``, ``bytes_per_s`` or as recorded.
+        rank: rank that it belongs to; None for the host.
+        time_ns: Unix times, ascending.
+        value: values; NaN where nothing was recorded.
+    """
+
+    panel: str
+    label: str
+    unit: str
+    rank: int | None
+    time_ns: np.ndarray
+    value: np.ndarray
+
+
+def collect(run: Run) -> list[Series]:
+    """All telemetry of a run, host-wide first."""
+    series: list[Series] = []
+    for rank in run.ranks:
+        series += _cpu(run.table(rank, "cpu_core"), rank, run)
+        series += _host(run.table(rank, "host"), rank, run)
+        series += _nic(run.table(rank, "nic"), rank, run)
+    for rank in run.ranks:
+        series += _process(run.table(rank, "process"), rank)
+        series += _device_memory(run.table(rank, "device_memory"), rank)
+        series += _allocator(run.table(rank, "memory_event"), rank)
+        series += _counters(run.table(rank, "counter"), rank)
+    return [s for s in series if len(s.time_ns) > 1 and np.isfinite(s.value).any()]
+
+
+def _numbers(table: pa.Table, column: str) -> np.ndarray:
+    values: np.ndarray = table[column].to_numpy().astype(np.float64)
+    return values
+
+
+def _times(table: pa.Table) -> np.ndarray:
+    values: np.ndarray = table["time_ns"].to_numpy()
+    return values
+
+
+def _whose(run: Run, rank: int) -> str:
+    """A host's name where there are several, so that their series are told apart."""
+    hosts = {p.hostname for p in run.manifest.ranks}
+    name = run.part(rank).hostname
+    return f" {name}" if len(hosts) > 1 and name else ""
+
+
+def _cpu(table: pa.Table, rank: int, run: Run) -> list[Series]:
+    if not table.num_rows:
+        return []
+    times, busy = _times(table), _numbers(table, "busy_ratio")
+    instants, codes = np.unique(times, return_inverse=True)
+    valid = np.isfinite(busy)
+    counts = np.bincount(codes[valid], minlength=len(instants))
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(codes[valid], busy[valid], len(instants)) / np.where(
+            counts, counts, np.nan
+        )
+    highest = np.full(len(instants), -np.inf)
+    np.maximum.at(highest, codes[valid], busy[valid])
+    highest[~np.isfinite(highest)] = np.nan
+    whose = _whose(run, rank)
+    return [
+        Series("CPU", f"mean of cores{whose}", "ratio", None, instants, mean),
+        Series("CPU", f"busiest core{whose}", "ratio", None, instants, highest),
+    ]
+
+
+def _host(table: pa.Table, rank: int, run: Run) -> list[Series]:
+    if not table.num_rows:
+        return []
+    times, whose = _times(table), _whose(run, rank)
+    found = [
+        Series(
+            "Host memory available",
+            f"available{whose}",
+            "bytes",
+            None,
+            times,
+            _numbers(table, "memory_available_bytes"),
+        )
+    ]
+    for column, label in (
+        ("pressure_cpu_some_ns", "waiting for a core"),
+        ("pressure_memory_some_ns", "waiting for memory"),
+        ("pressure_io_some_ns", "waiting for I/O"),
+        ("cgroup_throttled_ns", "throttled by quota"),
+    ):
+        if column in table.column_names:
+            at, share = _derivative(times, _numbers(table, column))
+            if np.nanmax(share, initial=0) > 0:
+                found.append(Series("Pressure", f"{label}{whose}", "ratio", None, at, share))
+    return found
+
+
+def _derivative(times: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rate of a running total, per unit of time (ns/ns is a ratio); a reset counter is unknown."""
+    valid = np.isfinite(total)
+    times, total = times[valid], total[valid]
+    if len(times) < 2:
+        return times[:0], total[:0]
+    span = np.diff(times).astype(np.float64)
+    change = np.diff(total)
+    keep = span > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.where(change >= 0, change / span, np.nan)
+    return times[1:][keep], rate[keep]
+
+
+def _nic(table: pa.Table, rank: int, run: Run) -> list[Series]:
+    found: list[Series] = []
+    if not table.num_rows:
+        return found
+    names = table["interface"].to_numpy(zero_copy_only=False)
+    times, whose = _times(table), _whose(run, rank)
+    for name in dict.fromkeys(names.tolist()):
+        mine = names == name
+        for column, label in (("rx_bytes", "received"), ("tx_bytes", "sent")):
+            at, per_ns = _derivative(times[mine], _numbers(table, column)[mine])
+            if np.nanmax(per_ns, initial=0) > 0:
+                found.append(
+                    Series("Network", f"{name} {label}{whose}", "bytes_per_s", None, at, per_ns * 1e9)
+                )
+    return found
+
+
+def _process(table: pa.Table, rank: int) -> list[Series]:
+    if not table.num_rows:
+        return []
+    # The sampler of one rank may have watched all ranks of its host.
+    found = []
+    owner = table["rank"].to_numpy()
+    times, cpu, rss = _times(table), _numbers(table, "cpu_ratio"), _numbers(table, "rss_bytes")
+    for r in np.unique(owner):
+        mine = owner == r
+        found += [
+            Series("CPU of ranks", f"rank {r}", "ratio", int(r), times[mine], cpu[mine]),
+            Series("Memory of ranks", f"rank {r}", "bytes", int(r), times[mine], rss[mine]),
+        ]
+    return found
+
+
+def _device_memory(table: pa.Table, rank: int) -> list[Series]:
+    if not table.num_rows:
+        return []
+    times = _times(table)
+    return [
+        Series(
+            "Device memory",
+            f"rank {rank} {label}",
+            "bytes",
+            rank,
+            times,
+            _numbers(table, column),
+        )
+        for column, label in (("allocated_bytes", "in tensors"), ("reserved_bytes", "reserved"))
+    ]
+
+
+_HOST_DEVICE_TYPE = 0
+
+
+def _allocator(table: pa.Table, rank: int) -> list[Series]:
+    """Totals after each allocator event of a trace, per device."""
+    found: list[Series] = []
+    if not table.num_rows:
+        return found
+    kind = _numbers(table, "device_type")
+    device = _numbers(table, "device_id")
+    times = _times(table)
+    on_device = kind != _HOST_DEVICE_TYPE
+    for number in np.unique(device[on_device & np.isfinite(device)]):
+        mine = on_device & (device == number)
+        for column, label in (("allocated_bytes", "in tensors"), ("reserved_bytes", "reserved")):
+            values = _numbers(table, column)[mine]
+            order = np.argsort(times[mine], kind="stable")
+            found.append(
+                Series(
+                    "Device memory",
+                    f"rank {rank} {label}",
+                    "bytes",
+                    rank,
+                    times[mine][order],
+                    values[order],
+                )
+            )
+    return found
+
+
+def _counters(table: pa.Table, rank: int) -> list[Series]:
+    found: list[Series] = []
+    if not table.num_rows:
+        return found
+    track = np.array(table["track"].to_pylist(), dtype=object)
+    name = np.array(table["name"].to_pylist(), dtype=object)
+    times, values = _times(table), _numbers(table, "value")
+    for key in dict.fromkeys(zip(track.tolist(), name.tolist(), strict=True)):
+        mine = (track == key[0]) & (name == key[1])
+        order = np.argsort(times[mine], kind="stable")
+        found.append(
+            Series(
+                f"Counter {key[1]}", str(key[0]), "", rank, times[mine][order], values[mine][order]
+            )
+        )
+    return found
+
+
+def thin(series: Series, points: int) -> Series:
+    """At most about ``points`` samples: the extremes of each bin, so that no peak is lost."""
+    n = len(series.time_ns)
+    if n <= points:
+        return series
+    bins = max(points // 2, 1)
+    edges = np.linspace(0, n, bins + 1).astype(np.int64)[:-1]
+    value = np.nan_to_num(series.value, nan=-np.inf)
+    keep = set()
+    for start, end in zip(edges, [*edges[1:], n], strict=True):
+        part = value[start:end]
+        keep.add(int(start + part.argmax()))
+        part = np.where(np.isfinite(part), part, np.inf)
+        keep.add(int(start + part.argmin()))
+    index = np.array(sorted(keep))
+    return Series(
+        series.panel,
+        series.label,
+        series.unit,
+        series.rank,
+        series.time_ns[index],
+        series.value[index],
+    )
