@@ -734,6 +734,7 @@ def test_sglang_prefill_on_mi300x() -> None:
     )
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 24),
     st.integers(0, 24),
@@ -1084,6 +1085,7 @@ def sound(work: Work | None) -> None:
     assert expected is not None or work.reason
 
 
+@settings(deadline=None)
 @given(st.text(), *[st.none() | st.text()] * 3)
 def test_any_text_is_answered(
     name: str, dims: str | None, types: str | None, values: str | None
@@ -1091,6 +1093,7 @@ def test_any_text_is_answered(
     sound(estimate(name, dims, types, values))
 
 
+@settings(deadline=None)
 @given(names, *[st.none() | st.text() | json_values.map(json.dumps)] * 3)
 def test_any_json_is_answered(
     name: str, dims: str | None, types: str | None, values: str | None
@@ -1098,7 +1101,7 @@ def test_any_json_is_answered(
     sound(estimate(name, dims, types, values))
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(
     names,
     shapes,
