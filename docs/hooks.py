@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.cli import cli  # noqa: E402
+from chopper.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import ANALYSIS_TABLES, TELEMETRY_TABLES, TRACE_TABLES, Table  # noqa: E402
 
 COMMANDS = cli.list_commands(click.Context(cli))
@@ -170,7 +171,78 @@ def tables_page() -> str:
 
 def peaks_page() -> str:
     """What is known of devices, value by value with its source."""
-    return "# Device peaks\n"
+    devices = known_devices()
+    overview: list[tuple[object, ...]] = []
+    sections = []
+    for device in devices:
+        overview.append(
+            (
+                f"[{device.label}](#{device.id})",
+                scaled(device.peak_flop_per_s["bf16"], 1e12),
+                scaled(device.peak_flop_per_s["fp16"], 1e12),
+                scaled(device.peak_flop_per_s["fp8"], 1e12),
+                scaled(device.peak_flop_per_s["fp32"], 1e12),
+                scaled(device.memory_bandwidth_bytes_per_s, 1e9),
+                scaled(device.link_bytes_per_s, 1e9),
+            )
+        )
+        rates: list[tuple[object, ...]] = [
+            (
+                f"`{dtype}`",
+                scaled(device.peak_flop_per_s[dtype], 1e12),
+                scaled(device.reference_clock_hz[dtype], 1e6),
+                scaled(device.flop_per_clock_per_unit[dtype], 1),
+                device.source(dtype),
+            )
+            for dtype in DTYPES
+        ]
+        rest: list[tuple[object, ...]] = [
+            (name, scaled(value, unit), provenance(value))
+            for name, value, unit in (
+                (f"{device.unit_kind}s", device.units, 1),
+                ("memory, GiB", device.memory_bytes, 2**30),
+                ("memory bandwidth, GB/s", device.memory_bandwidth_bytes_per_s, 1e9),
+                ("L2, MiB", device.l2_bytes, 2**20),
+                ("last-level cache, MiB", device.last_level_cache_bytes, 2**20),
+                ("links, both directions, GB/s", device.link_bytes_per_s, 1e9),
+                ("PCIe generation", device.pcie_generation, 1),
+                ("board power, W", device.board_power_w, 1),
+            )
+        ]
+        header = ("type", "TFLOP/s", "at MHz", f"FLOP/clk/{device.unit_kind}", "source")
+        sections += [
+            f"### {device.label} {{ #{device.id} }}",
+            "Known by the name (a pattern) " + ", ".join(f"`{n}`" for n in device.names) + ".",
+            table(header, rates),
+            table(("quantity", "value", "source"), rest),
+        ]
+    return "\n\n".join(
+        [
+            "# Device peaks",
+            f"The {len(devices)} devices that Chopper knows, each value with its source. Rates are "
+            "dense (no structured sparsity) and the best that the device has for a matrix product "
+            "of that type; `fp32_vector` and `fp64_vector` are the rates outside of tensor and "
+            "matrix cores. A vendor quotes them at a clock of its own, so each has its reference "
+            "clock. A dash is unknown or impossible, and the source says which. A device that is "
+            "not here has no ideal time: it is never compared with its nearest relative. "
+            "[Measured peaks](../concepts/attribution.md#peaks) stand beside these.",
+            "## Overview",
+            "TFLOP/s, and GB/s of memory and of links (both directions).",
+            table(("device", "bf16", "fp16", "fp8", "fp32", "memory", "links"), overview),
+            "## Every value",
+            *sections,
+        ]
+    )
+
+
+def scaled(quantity: Sourced, unit: float) -> str | None:
+    """A value in a larger unit, five digits at most; None is unknown."""
+    return None if quantity.value is None else f"{quantity.value / unit:.5g}"
+
+
+def provenance(quantity: Sourced) -> str:
+    """Where a value came from."""
+    return quantity.source if quantity.note is None else f"{quantity.source} ({quantity.note})"
 
 
 # What each field of ``chopper.attribution/1`` means. A field that the program writes and this
