@@ -15,7 +15,7 @@ import numpy as np
 from chopper.analyzers import names
 from chopper.analyzers.columns import strings
 from chopper.analyzers.links import COMPUTE, PHASES
-from chopper.analyzers.work import Work, estimate, family, matmul_dtype
+from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,6 @@ COMPUTE_CAUSES = [
     _VECTOR_NO_BYTES,
     _UNMODELLED,
 ) = range(len(COMPUTE_CAUSES))
-_MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
 _LEVELS_UP = 3
 """How far above the innermost operator a better recorded one is looked for."""
 
@@ -145,8 +144,8 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
         found.roofline_ns[event] = roofline * fraction
         found.flop[event] = flop * fraction
         found.bytes_moved[event] = size * fraction
-        found.math[event] = work.family in _MATH_FAMILIES
-        found.vector[event] = work.family not in _MATH_FAMILIES
+        found.math[event] = work.family in MATH_FAMILIES
+        found.vector[event] = work.family not in MATH_FAMILIES
     return found
 
 
@@ -158,7 +157,7 @@ def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, flo
     memory_ns = nan
     if ceiling is not None and ceiling.memory_bytes_per_s and size == size:
         memory_ns = size / ceiling.memory_bytes_per_s * 1e9
-    if work.family not in _MATH_FAMILIES:
+    if work.family not in MATH_FAMILIES:
         return 0.0, memory_ns, float(flop) if flop is not None else nan, size
     dtype = matmul_dtype(work.dtype, kernel)
     peak = ceiling.flop_per_s(dtype) if ceiling is not None and dtype is not None else None
@@ -198,10 +197,10 @@ def _operator_work(links: Links, rows: np.ndarray) -> tuple[dict[int, Work], np.
             if work is not None:
                 if first is None:
                     first = (at, work)
-                if work.family not in _MATH_FAMILIES or work.flop_count is not None:
+                if work.family not in MATH_FAMILIES or work.flop_count is not None:
                     # The innermost that knows; a vector operator inside a product is its own.
-                    if first[1].family in _MATH_FAMILIES or work is first[1]:
-                        first = (at, work) if work.family in _MATH_FAMILIES else first
+                    if first[1].family in MATH_FAMILIES or work is first[1]:
+                        first = (at, work) if work.family in MATH_FAMILIES else first
                     break
             parent = int(host.nesting.parent[at])
             at = int(nearest[parent]) if parent >= 0 else -1

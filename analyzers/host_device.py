@@ -1,9 +1,10 @@
 """The device timeline of a run without a device: what the host's own threads computed and sent.
 
 Host operators become device events (kind `host_op`), spans of a CPU communication backend become
-`host_collective`. An operator counts when it and everything in it below is one piece of work: it
-contains no other working operator (views and allocations do not work). A `linear` that calls
-`addmm` is therefore dispatch around the `addmm`.
+`host_collective`. An operator counts when it, with what it calls, is one piece of work: a matrix
+product, convolution or attention with all its helpers, or an operator that contains no other
+working one (views and allocations do not work). A `linear` that calls `addmm` is dispatch around
+the `addmm`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 from chopper.analyzers import names
 from chopper.analyzers.columns import dictionary
 from chopper.analyzers.trace import HostSpans
+from chopper.analyzers.work import MATH_FAMILIES, family
 from chopper.tables import TABLES
 
 HOST_DEVICE_ID = -1
@@ -66,19 +68,41 @@ def _collective_spans(host: HostSpans) -> np.ndarray:
 
 
 def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
+    """Mask of the operators that are one piece of work each; they do not nest."""
     nesting = host.nesting
-    working = host.of("cpu_op") & ~host.named(
-        lambda n: (
-            names.is_metadata_operator(n) or names.is_wrapper(n) or names.is_host_communication(n)
+    operators = (
+        host.of("cpu_op")
+        & (nesting.end_ns > nesting.start_ns)
+        & ~host.named(
+            lambda n: (
+                names.is_metadata_operator(n)
+                or names.is_wrapper(n)
+                or names.is_host_communication(n)
+            )
         )
     )
-    working &= nesting.end_ns > nesting.start_ns
     # Work of data loading, and what a backend computes inside its collective, is not the model's.
     excluded = host.named(names.is_data_loading) | collective
-    working &= nesting.nearest(excluded) < 0
+    operators &= nesting.nearest(excluded) < 0
+    # A matrix product, convolution or attention is one piece whatever it calls to get ready.
+    math = operators & host.named(lambda n: family(n) in MATH_FAMILIES)
+    math &= ~_contains(host, math)
+    above = nesting.nearest(math)
+    others = operators & (above < 0) & ~_contains(host, math)
+    # Filling and copying inside another operator is part of its work, unless it does nothing else.
+    helpers = host.named(names.is_helper_operator)
+    others &= ~_contains(host, others & ~helpers)
+    composites = host.named(names.is_copying_composite)
+    others &= ~(composites & _contains(host, others & helpers))
+    outer = np.where(nesting.parent >= 0, nesting.nearest(others)[nesting.parent], -1)
+    return math | (others & (outer < 0))
+
+
+def _contains(host: HostSpans, marked: np.ndarray) -> np.ndarray:
+    """Mask of the spans that have a marked one somewhere below them."""
+    nesting = host.nesting
     contains = np.zeros(len(host), dtype=bool)
     for rows in reversed(nesting.levels()):
-        busy = rows[working[rows] | contains[rows]]
-        parents = nesting.parent[busy]
+        parents = nesting.parent[rows[marked[rows] | contains[rows]]]
         contains[parents[parents >= 0]] = True
-    return working & ~contains
+    return contains

@@ -16,8 +16,7 @@ _COPY_KERNEL = re.compile(r"^__amd_rocclr_(copy|fill)", re.IGNORECASE)
 _FILL_KERNEL = re.compile(r"^__amd_rocclr_fill|^Memset", re.IGNORECASE)
 
 _METADATA_OPERATORS = frozenset(
-    "aten::" + name
-    for name in [
+    (
         "view",
         "reshape",
         "_reshape_alias",
@@ -91,11 +90,8 @@ _METADATA_OPERATORS = frozenset(
         "record_stream",
         "_nested_tensor_size",
         "sym_size",
-        "contiguous",
-        "to",
         "data_ptr",
-    ]
-    if name not in ("contiguous", "to")
+    )
 )
 """Operators that touch sizes and strides only: no device would run anything for them."""
 
@@ -103,6 +99,45 @@ _WRAPPER = re.compile(
     r"^autograd::engine::|Backward\d*$|^torch::autograd::|^torch::jit|^chopper::|^TorchDynamo"
     r"|^Torch-Compiled|^CompiledFunction|^AOTDispatcher|^## |^Call CompiledFxGraph"
     r"|^PythonSubclass|^Optimizer\.|^ProfilerStep|^enumerate\(DataLoader|^nn\.Module: "
+)
+_CLASS_NAME = re.compile(r"^[A-Z]\w*$")
+_HELPERS = frozenset(
+    (
+        "aten::fill_",
+        "aten::zero_",
+        "aten::copy_",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::contiguous",
+        "aten::zeros",
+        "aten::ones",
+    )
+)
+_COPYING_COMPOSITES = frozenset(
+    (
+        "aten::zero_",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::contiguous",
+        "aten::zeros",
+        "aten::ones",
+        "aten::full",
+        "aten::zeros_like",
+        "aten::ones_like",
+        "aten::full_like",
+        "aten::new_zeros",
+        "aten::new_ones",
+        "aten::new_full",
+        "aten::type_as",
+        "aten::float",
+        "aten::half",
+        "aten::bfloat16",
+        "aten::double",
+        "aten::cpu",
+        "aten::cuda",
+    )
 )
 _HOST_COMMUNICATION = re.compile(r"^c10d::|^_c10d_functional::|^record_param_comms$|^nccl:|^gloo:")
 _BARRIER = re.compile(
@@ -149,12 +184,23 @@ def is_fill(name: str) -> bool:
 
 def is_metadata_operator(name: str) -> bool:
     """An operator that touches no data."""
-    return name in _METADATA_OPERATORS
+    # Redispatched views are recorded a second time, without their namespace.
+    return name.removeprefix("aten::") in _METADATA_OPERATORS
 
 
 def is_wrapper(name: str) -> bool:
-    """A span recorded as an operator that only contains others."""
-    return bool(_WRAPPER.search(name))
+    """A span recorded as an operator that only contains others (autograd nodes among them)."""
+    return bool(_WRAPPER.search(name)) or bool(_CLASS_NAME.match(name))
+
+
+def is_helper_operator(name: str) -> bool:
+    """An operator that others call to prepare or convert their memory."""
+    return name in _HELPERS
+
+
+def is_copying_composite(name: str) -> bool:
+    """An operator that does nothing but call a helper."""
+    return name in _COPYING_COMPOSITES
 
 
 def is_host_communication(name: str) -> bool:

@@ -16,7 +16,10 @@ from chopper.analyzers.work import attention, conv, gemm, vector
 from chopper.analyzers.work.kernels import matmul_dtype
 from chopper.analyzers.work.record import Direction, Shape, Unknown, Work, decode
 
-__all__ = ["MODELS", "Work", "estimate", "family", "matmul_dtype"]
+__all__ = ["MATH_FAMILIES", "MODELS", "Work", "estimate", "family", "matmul_dtype"]
+
+MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
+"""Families whose FLOP make the ideal time of a step."""
 
 MODELS: dict[str, vector.Model] = {
     **vector.MODELS,
