@@ -50,7 +50,6 @@ env: $(VENV)/dev.stamp  ## the environment of all targets, in .venv
 
 demo: $(VENV)/run.stamp  ## record a real 2-rank FSDP2 training run, attribute it, write report.html
 	@$(BIN)/chopper run fsdp2 --ranks 2 -o $(DEMO_RUN) --force
-	@$(BIN)/chopper analyze $(DEMO_RUN)
 	@$(BIN)/chopper report $(DEMO_RUN) -o $(DEMO_REPORT) --force
 
 # pytest comes last, so that its closing line is the last line.
