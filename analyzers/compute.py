@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.links import Links
     from chopper.analyzers.states import States
+    from chopper.analyzers.trace import HostSpans
 
 COMPUTE_CAUSES = [
     "compute.ideal",
@@ -122,30 +123,34 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     if not len(links.host) or not count:
         return found
     computing = (links.work_class == COMPUTE) & (links.op_row >= 0)
-    works, row_of = _operator_work(links, np.unique(links.op_row[computing]))
+    works, signature, row_of = _operator_work(links, np.unique(links.op_row[computing]))
     events = np.flatnonzero(computing)
     modelled = row_of[links.op_row[events]]
     events, modelled = events[modelled >= 0], modelled[modelled >= 0]
+    if not len(events):
+        return found
     found.modelled_row[events] = modelled
     dur = links.events.dur_ns[events].astype(np.float64)
-    total = np.zeros(len(links.host))
-    np.add.at(total, modelled, dur)
+    total = np.bincount(modelled, weights=dur, minlength=len(links.host))
     part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
+    # Few distinct pairs of operator signature and kernel repeat over many events.
     name_codes, name_values = links.events.names
-    seen: dict[tuple[int, int], tuple[float, float, float, float]] = {}
-    for event, row, fraction in zip(events, modelled, part, strict=True):
-        work = works[row]
-        key = (id(work), int(name_codes[event]))
-        numbers = seen.get(key)
-        if numbers is None:
-            numbers = seen[key] = _ideal(work, name_values[name_codes[event]], ceiling)
-        ideal, roofline, flop, size = numbers
-        found.ideal_ns[event] = ideal * fraction
-        found.roofline_ns[event] = roofline * fraction
-        found.flop[event] = flop * fraction
-        found.bytes_moved[event] = size * fraction
-        found.math[event] = work.family in MATH_FAMILIES
-        found.vector[event] = work.family not in MATH_FAMILIES
+    pairs, pair = np.unique(
+        signature[modelled] * len(name_values) + name_codes[events], return_inverse=True
+    )
+    numbers = np.array(
+        [
+            _ideal(works[key // len(name_values)], name_values[key % len(name_values)], ceiling)
+            for key in pairs
+        ]
+    )
+    found.ideal_ns[events] = numbers[pair, 0] * part
+    found.roofline_ns[events] = numbers[pair, 1] * part
+    found.flop[events] = numbers[pair, 2] * part
+    found.bytes_moved[events] = numbers[pair, 3] * part
+    is_math = np.array([work.family in MATH_FAMILIES for work in works])[signature[modelled]]
+    found.math[events] = is_math
+    found.vector[events] = ~is_math
     return found
 
 
@@ -167,47 +172,61 @@ def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, flo
     return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns, flop, size
 
 
-def _operator_work(links: Links, rows: np.ndarray) -> tuple[dict[int, Work], np.ndarray]:
-    """The work of each operator instance that launched something.
+def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarray, np.ndarray]:
+    """The work of the operators that launched something.
 
     Returns:
-        row → work, and per host row the row whose work its kernels are (-1 for none).
+        The distinct works, per host row the index into them (-1 where no model applies), and per
+        host row the row whose work its kernels are (-1 for none): the innermost modelled operator,
+        or one just above it that recorded more.
     """
     host = links.host
-    modelled = host.of("cpu_op") & host.named(lambda n: family(n) is not None)
-    nearest = host.nesting.nearest(modelled)
-    columns = [strings(host.table, c) for c in ("input_dims", "input_types", "concrete_inputs")]
-    name_codes, name_values = host.names
-
-    def text(column: tuple[np.ndarray, list[str]], row: int) -> str | None:
-        code = column[0][row]
-        return column[1][code] if code >= 0 else None
-
-    works: dict[int, Work] = {}
+    nearest = host.nesting.nearest(host.of("cpu_op") & host.named(lambda n: family(n) is not None))
+    chain = [nearest[rows]]
+    for _ in range(_LEVELS_UP - 1):
+        parent = np.where(chain[-1] >= 0, host.nesting.parent[chain[-1]], -1)
+        chain.append(np.where(parent >= 0, nearest[parent], -1))
+    asked = np.unique(np.concatenate(chain))
+    works, signature = _distinct_works(host, asked[asked >= 0])
+    math = np.array([w.family in MATH_FAMILIES for w in works] + [False])
+    known = np.array([w.flop_count is not None for w in works] + [False])
+    first = chain[0]
+    best = first.copy()
+    searching = (first >= 0) & math[signature[first]] & ~known[signature[first]]
+    for at in chain[1:]:
+        searching &= (at >= 0) & math[signature[at]]
+        better = searching & known[signature[at]]
+        best[better] = at[better]
+        searching &= ~better
+    best[(best >= 0) & (signature[best] < 0)] = -1
     row_of = np.full(len(host), -1, dtype=np.int64)
-    for row in rows:
-        first: tuple[int, Work] | None = None
-        at = int(nearest[row])
-        for _ in range(_LEVELS_UP):
-            if at < 0:
-                break
-            work = works.get(at) or estimate(
-                name_values[name_codes[at]], *(text(c, at) for c in columns)
-            )
-            if work is not None:
-                if first is None:
-                    first = (at, work)
-                if work.family not in MATH_FAMILIES or work.flop_count is not None:
-                    # The innermost that knows; a vector operator inside a product is its own.
-                    if first[1].family in MATH_FAMILIES or work is first[1]:
-                        first = (at, work) if work.family in MATH_FAMILIES else first
-                    break
-            parent = int(host.nesting.parent[at])
-            at = int(nearest[parent]) if parent >= 0 else -1
-        if first is not None:
-            row_of[row] = first[0]
-            works[first[0]] = first[1]
-    return works, row_of
+    row_of[rows] = best
+    return works, signature, row_of
+
+
+def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Work], np.ndarray]:
+    """Estimate each distinct call among ``rows`` once."""
+    columns = [
+        host.names,
+        *(strings(host.table, c) for c in ("input_dims", "input_types", "concrete_inputs")),
+    ]
+    calls, inverse = np.unique(
+        np.stack([codes[rows] for codes, _ in columns]), axis=1, return_inverse=True
+    )
+    works: list[Work] = []
+    index = np.full(calls.shape[1], -1, dtype=np.int64)
+    for i, call in enumerate(calls.T):
+        name, *arguments = (
+            values[code] if code >= 0 else None
+            for code, (_, values) in zip(call, columns, strict=True)
+        )
+        work = estimate(str(name), *arguments)
+        if work is not None:
+            index[i] = len(works)
+            works.append(work)
+    signature = np.full(len(host), -1, dtype=np.int64)
+    signature[rows] = index[inverse.reshape(-1)]
+    return works, signature
 
 
 def split_compute(states: States, links: Links, work: EventWork) -> ComputeSplit:
