@@ -442,6 +442,7 @@ def norm_inputs(*shape: int) -> tuple[Any, Any, Any]:
 VECTOR_CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "add": ("aten::add", lambda: torch.ones(64, 8) + torch.ones(8)),
     "add-int-float": ("aten::add", lambda: torch.ones(64, dtype=torch.int32) + torch.ones(64)),
+    "add-mixed": ("aten::add", lambda: torch.ones(64).bfloat16() + torch.ones(64)),
     "add-scalar-tensor": ("aten::mul", lambda: torch.ones(64).bfloat16() * torch.ones(())),
     "add_": ("aten::add_", lambda: torch.ones(64, 8).add_(torch.ones(8))),
     "eq": ("aten::eq", lambda: torch.ones(64, 8) == torch.ones(8)),
