@@ -151,7 +151,8 @@ def kernel_name(name: str) -> str:
     text = name.strip()
     if text.startswith("_Z"):
         return _mangled(text)
-    if "(" not in text and "<" not in text and "::" not in text:
+    # Not C++, or nothing to leave out: aten::mm, a Triton kernel, module.py(12): forward.
+    if ("(" not in text and "<" not in text) or "/" in text or ".py(" in text:
         return text
     if not re.match(r"^[\w:~(]", text):
         return text

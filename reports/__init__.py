@@ -44,15 +44,18 @@ def render(attribution: Attribution, format: str) -> str:
     if format == "html":
         from chopper.reports import html
 
-        return html.render(attribution)
-    if format == "md":
+        out = html.render(attribution)
+    elif format == "md":
         from chopper.reports import markdown
 
-        return markdown.render(attribution)
-    if format == "txt":
+        out = markdown.render(attribution)
+    elif format == "txt":
         from chopper.reports import text
 
-        return text.render(attribution)
-    if format == "json":
-        return json.dumps(attribution.to_dict(), indent=2, ensure_ascii=False) + "\n"
-    raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
+        out = text.render(attribution)
+    elif format == "json":
+        out = json.dumps(attribution.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    else:
+        raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
+    # A name with a lone surrogate could not be written: it shows as "?".
+    return out.encode("utf-8", "replace").decode("utf-8")

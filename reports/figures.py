@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper import _format as fmt
-from chopper.causes import CAUSES, LEAVES
+from chopper.causes import LEAVES
 from chopper.reports.palette import color
 from chopper.reports.series import Series, thin
+from chopper.reports.story import full_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,12 +66,12 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
         if observed and time_ns / observed < _SMALL_RATIO:
             small.append(cause)
             continue
-        bars.append((CAUSES[cause].label, start, time_ns, color(cause), cause))
+        bars.append((full_label(cause), start, time_ns, color(cause), cause))
         start += time_ns
     if small:
         rest = sum(per_window[c] for c in small)
-        label = CAUSES[small[0]].label if len(small) == 1 else f"{len(small)} smaller causes"
-        bars.append((label, start, rest, "#9aa0a8", ", ".join(CAUSES[c].label for c in small)))
+        label = full_label(small[0]) if len(small) == 1 else f"{len(small)} smaller causes"
+        bars.append((label, start, rest, "#9aa0a8", ", ".join(full_label(c) for c in small)))
         start += rest
     bars.append(("Observed", 0.0, observed, "", "observed"))
     share = [b[2] / observed if observed else 0.0 for b in bars]
@@ -81,7 +82,9 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
         "base": [_ms(b[1]) for b in bars],
         "x": [_ms(b[2]) for b in bars],
         "marker": {"color": [b[3] for b in bars]},
-        "text": [f"{fmt.duration(b[2])} · {fmt.ratio(s)}" for b, s in zip(bars, share, strict=True)],
+        "text": [
+            f"{fmt.duration(b[2])} · {fmt.ratio(s)}" for b, s in zip(bars, share, strict=True)
+        ],
         "textposition": "outside",
         "cliponaxis": False,
         "customdata": [
@@ -100,7 +103,9 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
             "height": 64 + 30 * len(bars),
             "margin": {"l": 8, "r": 110, "t": 8, "b": 44},
             "xaxis": {
-                "title": {"text": f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"},
+                "title": {
+                    "text": f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"
+                },
                 "rangemode": "tozero",
                 "range": [0, _ms(observed * 1.02) or 1],
             },
@@ -129,7 +134,9 @@ def steps(attribution: Attribution, story: Story) -> Figure:
     shape = len(rank_values), len(leaves), len(step)
     flat = (rank_codes * shape[1] + leaf_of[codes]) * shape[2] + at
     cube = np.bincount(
-        flat[leaf_of[codes] >= 0], time_ns[leaf_of[codes] >= 0], minlength=shape[0] * shape[1] * shape[2]
+        flat[leaf_of[codes] >= 0],
+        time_ns[leaf_of[codes] >= 0],
+        minlength=shape[0] * shape[1] * shape[2],
     ).reshape(shape)
     present = _windows_per_step(attribution, rank_values, step)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -139,12 +146,12 @@ def steps(attribution: Attribution, story: Story) -> Figure:
     data = [
         {
             "type": "bar",
-            "name": CAUSES[leaf].label,
+            "name": full_label(leaf),
             "x": labels,
             "y": _binned(mean[i], edges),
             "marker": {"color": color(leaf), "line": {"width": 0}},
             "meta": leaf,
-            "hovertemplate": f"{CAUSES[leaf].label}: %{{y:.4~g}} ms<extra></extra>",
+            "hovertemplate": f"{full_label(leaf)}: %{{y:.4~g}} ms<extra></extra>",
         }
         for i, leaf in enumerate(leaves)
     ]
@@ -162,6 +169,7 @@ def steps(attribution: Attribution, story: Story) -> Figure:
             "height": 380,
             "margin": {"l": 56, "r": 8, "t": 12, "b": 44},
             "hovermode": "x unified",
+            "showlegend": False,
             "xaxis": {"title": {"text": story.unit}, "type": "category"},
             "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
         },
@@ -184,9 +192,7 @@ def _step_axis(attribution: Attribution) -> tuple[np.ndarray, list[str]]:
     ]
 
 
-def _windows_per_step(
-    attribution: Attribution, ranks: np.ndarray, step: np.ndarray
-) -> np.ndarray:
+def _windows_per_step(attribution: Attribution, ranks: np.ndarray, step: np.ndarray) -> np.ndarray:
     present = np.zeros((len(ranks), len(step)))
     r = np.searchsorted(ranks, attribution.windows["rank"].to_numpy())
     s = np.searchsorted(step, attribution.windows["step_index"].to_numpy())
@@ -223,12 +229,12 @@ def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
     if not panels:
         return {"data": [], "layout": {}}
     zero = min(int(s.time_ns[0]) for s in series)
-    height, gap = 132, 40
-    total = len(panels) * (height + gap)
+    height, gap = 128, 44
+    total = len(panels) * height + (len(panels) - 1) * gap
     data: list[Figure] = []
     layout: Figure = {
-        "height": total + 56,
-        "margin": {"l": 64, "r": 8, "t": 28, "b": 40},
+        "height": total + 76,
+        "margin": {"l": 60, "r": 8, "t": 28, "b": 48},
         "hovermode": "x",
         "annotations": [],
         "shapes": [],

@@ -26,12 +26,13 @@ from chopper.errors import ChopperError
 from chopper.reports import figures, series, timeline
 from chopper.reports.advice import advice
 from chopper.reports.pack import deflate_text
-from chopper.reports.palette import PHASES, color
-from chopper.reports.story import Story, Views, tell
+from chopper.reports.palette import PHASES, color, ink
+from chopper.reports.story import Story, Views, coverage_label, full_label, tell
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow, Group, Level
     from chopper.manifest import CollectorReport, Overhead
+    from chopper.reports.story import TopCause
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("util.js", "table.js", "plots.js", "timeline.js", "main.js")
@@ -65,7 +66,11 @@ def _plotly() -> tuple[str, str, int]:
     """Plotly's script, deflated in base64; its hash for the policy; its size in bytes."""
     # Found without importing plotly, whose figure classes the page does not need.
     spec = importlib.util.find_spec("plotly")
-    where = Path(spec.origin).parent / "package_data" / "plotly.min.js" if spec and spec.origin else None
+    where = (
+        Path(spec.origin).parent / "package_data" / "plotly.min.js"
+        if spec and spec.origin
+        else None
+    )
     if where is None or not where.is_file():
         raise ChopperError(
             "plotly.min.js not found in the plotly package; reinstall it: pip install --force-reinstall plotly"
@@ -103,6 +108,7 @@ def render(attribution: Attribution) -> str:
     """The HTML report of an attribution."""
     prefetch()
     import jinja2
+    from markupsafe import Markup as safe
 
     views = Views(attribution)
     story = tell(views)
@@ -117,7 +123,6 @@ def render(attribution: Attribution) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string(_asset("report.html.j2"))
-    safe = jinja2.filters.Markup
     return template.render(
         **context,
         css=safe(_asset("report.css")),
@@ -162,7 +167,7 @@ def _data(
             "windows": story.windows,
             "observed_ns": attribution.observed_ns,
             "causes": [
-                {"id": c, "label": CAUSES[c].label, "color": color(c)}
+                {"id": c, "label": full_label(c), "color": color(c)}
                 for c in [*order, *(c for c in CAUSES if c not in number)]
             ],
             "phase_colors": PHASES,
@@ -200,7 +205,7 @@ def _level(views: Views, level: Level, label: str, number: dict[str, int]) -> di
             divisor = steps_of.get(int(group.key), 1)
         elif level == "step":
             divisor = per_step.get(group.key, 1)
-        count, busy = (calls or {}).get(group.key, (None, None))
+        count, busy = _NO_CALLS if calls is None else calls.get(group.key, _NO_CALLS)
         rows.append(
             [
                 None if group.key is None else str(group.key),
@@ -255,7 +260,12 @@ def _windows_per_step(attribution: Attribution) -> dict[Any, int]:
     return counts
 
 
-def _calls(attribution: Attribution, level: str) -> dict[str | None, tuple[int, int]]:
+_NO_CALLS: tuple[int | None, int | None] = (None, None)
+
+
+def _calls(
+    attribution: Attribution, level: str
+) -> dict[str | int | None, tuple[int | None, int | None]]:
     """Per value of a level: its device events in the windows, and how long they ran.
 
     Durations count overlapped time too, so they can exceed the attributed time.
@@ -264,7 +274,7 @@ def _calls(attribution: Attribution, level: str) -> dict[str | None, tuple[int, 
 
     from chopper.reports.timeline import dictionary
 
-    found: dict[str | None, tuple[int, int]] = {}
+    found: dict[str | int | None, tuple[int, int]] = {}
     for rank in attribution.run.ranks:
         links = attribution.links.get(rank)
         events = attribution.run.table(rank, "device_event")
@@ -282,7 +292,7 @@ def _calls(attribution: Attribution, level: str) -> dict[str | None, tuple[int, 
             if n:
                 before = found.get(value, (0, 0))
                 found[value] = before[0] + n, before[1] + int(t)
-    return found
+    return dict(found)
 
 
 def _context(
@@ -317,7 +327,7 @@ def _context(
         "has_telemetry": bool(telemetry),
         "no_telemetry": _no_telemetry(attribution),
         "coverage": [_coverage(name, value) for name, value in attribution.coverage.items()],
-        "environment": _environment(attribution, story),
+        "environment": _environment(attribution),
         "collectors": _collectors(attribution),
         "overhead": _overhead(attribution),
         "made": dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -361,8 +371,9 @@ def _composition(attribution: Attribution, story: Story) -> list[dict[str, Any]]
     return [
         {
             "id": row.id,
-            "label": row.label,
+            "label": full_label(row.id),
             "color": color(row.id),
+            "ink": ink(color(row.id)),
             "flex": row.time_ns,
             "time": fmt.duration(row.time_ns / story.windows),
             "share": fmt.ratio(row.share_ratio),
@@ -387,7 +398,12 @@ def _families(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
         mine = [leaf for leaf in leaves if leaf.id == row.id or leaf.id.startswith(row.id + ".")]
         shown = mine[:_FAMILY_PARTS]
         parts = [
-            {"id": p.id, "label": p.label, "color": color(p.id), "share": fmt.ratio(p.share_ratio)}
+            {
+                "id": p.id,
+                "label": full_label(p.id),
+                "color": color(p.id),
+                "share": fmt.ratio(p.share_ratio),
+            }
             for p in shown
         ]
         if len(mine) > len(shown):
@@ -411,13 +427,14 @@ def _families(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
     return families
 
 
-def _top(cause: Any) -> dict[str, Any]:
+def _top(cause: TopCause) -> dict[str, Any]:
     interval = None
     if cause.ci95_per_window_ns is not None:
         low, high = cause.ci95_per_window_ns
         interval = f"{fmt.duration(low)} to {fmt.duration(high)}"
     return {
         "label": cause.label,
+        "path": cause.path,
         "color": color(cause.id),
         "time": fmt.duration(cause.per_window_ns),
         "share": fmt.ratio(cause.share_ratio),
@@ -457,9 +474,8 @@ def _no_telemetry(attribution: Attribution) -> str:
 
 
 def _coverage(name: str, value: float | None) -> dict[str, Any]:
-    label = name.removesuffix("_ratio").replace("_", " ").replace(".", " ")
     return {
-        "label": label[:1].upper() + label[1:],
+        "label": coverage_label(name),
         "text": fmt.ratio(value) if value is not None else "not known",
         "width": None if value is None else round(100 * min(max(value, 0), 1), 1),
     }
@@ -479,7 +495,18 @@ def _ranks_text(ranks: list[int]) -> str:
     return ", ".join(parts)
 
 
-def _environment(attribution: Attribution, story: Story) -> list[tuple[str, str, bool]]:
+_ENVIRONMENT = {
+    "cpu": "CPU",
+    "cuda": "CUDA",
+    "hip": "HIP",
+    "nccl": "NCCL",
+    "platform": "Platform",
+    "python": "Python",
+    "torch": "PyTorch",
+}
+
+
+def _environment(attribution: Attribution) -> list[tuple[str, str, bool]]:
     run = attribution.run.manifest
     facts: list[tuple[str, str, bool]] = [("Run", run.name, False)]
     if run.command:
@@ -511,7 +538,7 @@ def _environment(attribution: Attribution, story: Story) -> list[tuple[str, str,
         for key, value in part.environment.items():
             if value not in merged.setdefault(key, []):
                 merged[key].append(value)
-    facts += [(key, _few(values), False) for key, values in merged.items()]
+    facts += [(_ENVIRONMENT.get(k, k), _few(values), False) for k, values in merged.items()]
     traces = [t for p in run.ranks for t in p.traces]
     if traces:
         facts.append(("Traces", _few([Path(t).name for t in traces]), False))
@@ -536,19 +563,17 @@ def _devices(attribution: Attribution) -> list[tuple[str, str, bool]]:
                 words.append(fmt.plural(device.multiprocessor_count, "multiprocessor"))
             text = ", ".join(words)
             counted[text] = counted.get(text, 0) + 1
-    return [
-        ("Device", text if n == 1 else f"{n} × {text}", False) for text, n in counted.items()
-    ]
+    return [("Device", text if n == 1 else f"{n} × {text}", False) for text, n in counted.items()]
 
 
 def _collectors(attribution: Attribution) -> list[dict[str, Any]]:
     """One row per collector and outcome, ranks that agree together."""
-    rows: dict[tuple[Any, ...], tuple[CollectorReport, list[int]]] = {}
+    rows: dict[tuple[object, ...], tuple[CollectorReport, list[int]]] = {}
     for part in attribution.run.manifest.ranks:
         for report in part.collectors:
-            key = (report.name, report.status, report.reason)
-            if key not in rows or report.samples_count is not None:
-                key = (*key, part.rank) if report.samples_count is not None else key
+            # What was sampled differs by rank; a refusal is the same everywhere.
+            alone = part.rank if report.samples_count is not None else None
+            key = (report.name, report.status, report.reason, alone)
             rows.setdefault(key, (report, []))[1].append(part.rank)
     tones = {"obtained": "ok", "refused": "warning", "failed": "error"}
     return [
@@ -566,7 +591,7 @@ def _collectors(attribution: Attribution) -> list[dict[str, Any]]:
             "call": _pair(report.call_p50_ns, report.call_p99_ns),
             "cpu": fmt.ratio(report.cpu_ratio),
         }
-        for report, ranks in rows.values()
+        for report, ranks in sorted(rows.values(), key=lambda r: (r[0].name, r[1]))
     ]
 
 
@@ -579,7 +604,11 @@ def _rate(report: CollectorReport) -> str:
 
 
 def _pair(low: int | None, high: int | None) -> str:
-    return fmt.UNKNOWN if low is None and high is None else f"{fmt.duration(low)} / {fmt.duration(high)}"
+    return (
+        fmt.UNKNOWN
+        if low is None and high is None
+        else f"{fmt.duration(low)} / {fmt.duration(high)}"
+    )
 
 
 def _overhead(attribution: Attribution) -> list[dict[str, str]]:
@@ -599,7 +628,9 @@ def _overhead(attribution: Attribution) -> list[dict[str, str]]:
                 "export": fmt.duration(cost.export_ns),
                 "traced": fmt.duration(cost.traced_step_ns),
                 "untraced": fmt.duration(cost.untraced_step_ns),
-                "cost": fmt.UNKNOWN if tracing is None else f"{100 * tracing:+.1f} %".replace("-", "−"),
+                "cost": fmt.UNKNOWN
+                if tracing is None
+                else f"{100 * tracing:+.1f} %".replace("-", "−"),
             }
         )
     return rows[:16]

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-_UNSIGNED = ((np.uint8, 2**8), (np.uint16, 2**16), (np.uint32, 2**32))
-_SIGNED = ((np.int8, 2**7), (np.int16, 2**15), (np.int32, 2**31))
 _LEVEL = 6
 
 
@@ -29,14 +27,11 @@ def narrow(values: np.ndarray) -> np.ndarray:
     if len(values) == 0:
         return values.astype(np.uint8)
     low, high = int(values.min()), int(values.max())
-    if low >= 0:
-        for kind, limit in _UNSIGNED:
-            if high < limit:
-                return values.astype(kind)
-    else:
-        for kind, limit in _SIGNED:
-            if -limit <= low and high < limit:
-                return values.astype(kind)
+    for bits in (8, 16, 32):
+        if low >= 0 and high < 2**bits:
+            return values.astype(f"u{bits // 8}")
+        if -(2 ** (bits - 1)) <= low < 0 and high < 2 ** (bits - 1):
+            return values.astype(f"i{bits // 8}")
     return values.astype(np.float64)
 
 

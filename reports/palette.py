@@ -75,3 +75,11 @@ def color(cause: str) -> str:
         if parent in COLORS:
             return COLORS[parent]
     return COLORS.get(cause.partition(".")[0], _FALLBACK)
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever reads better on a colour (WCAG 2 relative luminance)."""
+    channels = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#101114" if luminance > 0.26 else "#ffffff"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from chopper.run import Run
 
 
-
 @dataclass(frozen=True, slots=True)
 class Series:
     """One quantity over time.
@@ -43,7 +42,7 @@ def collect(run: Run) -> list[Series]:
         series += _host(run.table(rank, "host"), rank, run)
         series += _nic(run.table(rank, "nic"), rank, run)
     for rank in run.ranks:
-        series += _process(run.table(rank, "process"), rank)
+        series += _process(run.table(rank, "process"))
         series += _device_memory(run.table(rank, "device_memory"), rank)
         series += _allocator(run.table(rank, "memory_event"), rank)
         series += _counters(run.table(rank, "counter"), rank)
@@ -141,12 +140,14 @@ def _nic(table: pa.Table, rank: int, run: Run) -> list[Series]:
             at, per_ns = _derivative(times[mine], _numbers(table, column)[mine])
             if np.nanmax(per_ns, initial=0) > 0:
                 found.append(
-                    Series("Network", f"{name} {label}{whose}", "bytes_per_s", None, at, per_ns * 1e9)
+                    Series(
+                        "Network", f"{name} {label}{whose}", "bytes_per_s", None, at, per_ns * 1e9
+                    )
                 )
     return found
 
 
-def _process(table: pa.Table, rank: int) -> list[Series]:
+def _process(table: pa.Table) -> list[Series]:
     if not table.num_rows:
         return []
     # The sampler of one rank may have watched all ranks of its host.

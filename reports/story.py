@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chopper import _format as fmt
-from chopper.causes import CAUSES, LEAVES
+from chopper.causes import CAUSES, parents
 from chopper.reports.advice import advice
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class TopCause:
 
     id: str
     label: str
+    title: str
+    """The label with its context where it needs one: ``Transfer: at link peak``."""
+    path: str
+    """Its parents: ``Computing › Memory-bound work``."""
     per_window_ns: float
     share_ratio: float
     ci95_per_window_ns: tuple[float, float] | None
@@ -96,7 +100,7 @@ class Views:
     @property
     def windows(self) -> int:
         """Step windows over all ranks, at least 1."""
-        return max(self.attribution.windows.num_rows, 1)
+        return max(int(self.attribution.windows.num_rows), 1)
 
 
 def tell(views: Views) -> Story:
@@ -158,9 +162,15 @@ def devices(attribution: Attribution) -> list[str]:
     """Names of the devices that ranks compute on, with their number where it is not one."""
     names: dict[str, int] = {}
     for rank in attribution.ranks:
-        name = rank.device or "unknown device"
+        name = rank.device or ("CPU" if on_host(attribution, rank.rank) else "unknown device")
         names[name] = names.get(name, 0) + 1
     return [name if n == 1 else f"{n} × {name}" for name, n in names.items()]
+
+
+def on_host(attribution: Attribution, rank: int) -> bool:
+    """Whether a rank computed on the CPU: its device events are those of the host."""
+    devices = attribution.run.table(rank, "device_event")["device_id"]
+    return len(devices) > 0 and bool(devices[0].as_py() < 0)
 
 
 def _ceiling(attribution: Attribution) -> tuple[str, ...]:
@@ -180,6 +190,8 @@ def _why_no_ideal(attribution: Attribution) -> str:
         names = sorted({r.device for r in without if r.device})
         if names:
             return f"no peak is known for {', '.join(names)}"
+        if all(on_host(attribution, r.rank) for r in without):
+            return "the CPU of this run was not calibrated (chopper calibrate measures what it achieves)"
         return "the trace does not say which device it was recorded on"
     times = {row.id: row.time_ns for row in attribution.causes()}
     if not times.get("compute"):
@@ -236,6 +248,8 @@ def _top(views: Views, row: CauseRow) -> TopCause:
     return TopCause(
         id=row.id,
         label=row.label,
+        title=full_label(row.id),
+        path=" › ".join(CAUSES[p].label for p in reversed(parents(row.id))),
         per_window_ns=row.time_ns / windows,
         share_ratio=row.share_ratio or 0.0,
         ci95_per_window_ns=None
@@ -279,6 +293,21 @@ def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None
     return best.key, time_ns / total
 
 
-def leaf_order() -> dict[str, int]:
-    """Position of each leaf in the tree, for stacking in the same order everywhere."""
-    return {cause: i for i, cause in enumerate(LEAVES)}
+# Parents without which their leaves' labels say too little.
+_CONTEXT = frozenset({"compute.vector", "communication.transfer"})
+
+
+def full_label(cause: str) -> str:
+    """A cause's label, with its parent's where it needs one: ``Transfer: at link peak``."""
+    if cause not in CAUSES:
+        return cause
+    label, parent = CAUSES[cause].label, CAUSES[cause].parent
+    if parent not in _CONTEXT:
+        return label
+    return f"{CAUSES[parent].label}: {label[:1].lower()}{label[1:]}"
+
+
+def coverage_label(name: str) -> str:
+    """The name of a coverage ratio for people."""
+    label = name.removesuffix("_ratio").replace("_", " ").replace(".", " ")
+    return label[:1].upper() + label[1:]

@@ -68,7 +68,9 @@ def _head(console: Console, attribution: Attribution, story: Story) -> None:
     console.print(title)
     for finding in story.findings:
         mark, style = _MARK[finding.severity]
-        where = "" if finding.rank is None or len(attribution.ranks) < 2 else f"rank {finding.rank}: "
+        where = (
+            "" if finding.rank is None or len(attribution.ranks) < 2 else f"rank {finding.rank}: "
+        )
         line = Table.grid(padding=(0, 1))
         line.add_column(width=1)
         line.add_column()

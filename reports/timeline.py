@@ -255,8 +255,8 @@ class _Rank:
         """Device events that overlap the window."""
         first = int(np.searchsorted(self.start, window.start_ns - self.longest))
         last = int(np.searchsorted(self.start, window.end_ns))
-        rows = np.arange(first, last)
-        return rows[self.start[first:last] + self.dur[first:last] > window.start_ns]
+        overlap = self.start[first:last] + self.dur[first:last] > window.start_ns
+        return first + np.flatnonzero(overlap)
 
     def count(self, window: _Window) -> int:
         """How many there are, nearly."""
@@ -268,8 +268,7 @@ class _Rank:
     def host_rows(self, window: _Window) -> np.ndarray:
         """Host spans that overlap the window."""
         last = int(np.searchsorted(self.span_start, window.end_ns))
-        rows = np.arange(last)
-        return rows[self.span_start[:last] + self.span_dur[:last] > window.start_ns]
+        return np.flatnonzero(self.span_start[:last] + self.span_dur[:last] > window.start_ns)
 
     def host_count(self, window: _Window) -> int:
         """How many there are."""
@@ -331,18 +330,19 @@ class _Kinds:
     def many(self, columns: tuple[tuple[np.ndarray, np.ndarray], ...]) -> np.ndarray:
         """Numbers of rows given as (codes, number of each code) per field."""
         combined = np.zeros(len(columns[0][0]), dtype=np.int64)
-        for codes, numbers in columns:
-            combined = combined * len(numbers) + codes
+        for codes, of_code in columns:
+            combined = combined * len(of_code) + codes
         encoded = pc.dictionary_encode(pa.array(combined))
         distinct = encoded.dictionary.to_numpy()
         local = np.empty(len(distinct), dtype=np.int64)
         fields = []
-        for _, numbers in reversed(columns):
-            distinct, codes = np.divmod(distinct, len(numbers))
-            fields.append(numbers[codes].tolist())
+        for _, of_code in reversed(columns):
+            distinct, codes = np.divmod(distinct, len(of_code))
+            fields.append(of_code[codes].tolist())
         for i, key in enumerate(zip(*reversed(fields), strict=True)):
             local[i] = self._index.setdefault(key, len(self._index))
-        return local[encoded.indices.to_numpy(zero_copy_only=False)]
+        numbers: np.ndarray = local[encoded.indices.to_numpy(zero_copy_only=False)]
+        return numbers
 
     def dump(self) -> str:
         """Deflated JSON: ``names``, ``short`` (where it differs) and one column per field."""
@@ -465,9 +465,7 @@ class _Packer:
         thread_names = _thread_names(rank.threads) if host else {}
         for dev, lane in _pairs(device, stream):
             mine = np.flatnonzero((device == dev) & (stream == lane))
-            label = (
-                thread_names.get(lane, f"thread {lane}") if dev < 0 else f"stream {lane}"
-            )
+            label = thread_names.get(lane, f"thread {lane}") if dev < 0 else f"stream {lane}"
             if several:
                 label = f"device {dev} {label}"
             held = np.bincount(class_codes[mine], weights=end[mine] - start[mine])

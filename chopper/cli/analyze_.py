@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from chopper.attribution import Attribution, Level
 
 
+_CAUSE_COLUMNS = (
+    "id",
+    "parent",
+    "label",
+    "time_ns",
+    "share_ratio",
+    "ci95_low_ns",
+    "ci95_high_ns",
+    "basis",
+    "measured",
+)
+
+
 @click.command("analyze", short_help="Attribute a run: where did every millisecond go?")
 @click.argument("sources", metavar="RUN...", nargs=-1, required=True)
 @click.option(
@@ -55,7 +68,7 @@ def command(
     from chopper.api import attribute, load
 
     with progress("reading the run"):
-        run = load(*sources)
+        run = load(list(sources))
     with progress("attributing"):
         attribution = attribute(run)
     if as_json:
@@ -89,9 +102,7 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
     writer = csv.writer(out, lineterminator="\n")
     if by is None or by == "cause":
         rows = attribution.causes()
-        writer.writerow(
-            "id parent label time_ns share_ratio ci95_low_ns ci95_high_ns basis measured".split()
-        )
+        writer.writerow(_CAUSE_COLUMNS)
         for row in rows if top is None else rows[:top]:
             low, high = row.ci95_ns or ("", "")
             writer.writerow(

@@ -47,7 +47,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
     from chopper.api import attribute, load
 
     with progress("reading the run"):
-        run = load(*sources)
+        run = load(list(sources))
     with progress("attributing"):
         attribution = attribute(run)
     with progress("writing the report"):
@@ -64,7 +64,9 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
 def _check(output: Path, *, force: bool) -> None:
     """Refuse what cannot work before minutes are spent on the run."""
     if output.is_dir():
-        raise OutputError(f"{output}: is a directory; give a file, for example {output}/report.html")
+        raise OutputError(
+            f"{output}: is a directory; give a file, for example {output}/report.html"
+        )
     if not output.parent.is_dir():
         raise OutputError(
             f"{output}: the directory {output.parent} does not exist; create it or choose another -o"

@@ -52,9 +52,11 @@ document.querySelectorAll("main > section").forEach((s) => inView.observe(s));
 
 (async () => {
   try {
+    await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
     if (timeline) await timeline.start();
     document.documentElement.dataset.ready = "timeline";
     performance.mark("chopper-timeline");
+    plots.start();
     await plots.rest();
     document.documentElement.dataset.ready = "all";
     performance.mark("chopper-all");

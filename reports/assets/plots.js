@@ -29,7 +29,7 @@ function themed(figure) {
     if (key.startsWith("y") && axis.type === "category") { axis.ticks = ""; axis.showgrid = false; axis.ticklabelstandoff = 8; }
   }
   for (const note of layout.annotations || []) note.font = { size: 12, color: text };
-  for (const shape of layout.shapes || []) shape.fillcolor = shape.name === "step-odd" ? "rgba(0,0,0,0)" : css("--shade");
+  for (const shape of layout.shapes || []) shape.fillcolor = css(shape.name === "step-odd" ? "--shade" : "--shade-2");
   const data = figure.data.map((trace) => {
     const out = { ...trace };
     if (Array.isArray(trace.marker?.color)) out.marker = { ...trace.marker, color: trace.marker.color.map((c) => c || css("--text-3")) };
@@ -52,6 +52,10 @@ class Plots {
       host.classList.add("pending");
       host.textContent = "Drawing …";
     }
+  }
+
+  /** Figures are drawn when they come near the view. */
+  start() {
     const watch = new IntersectionObserver((entries) => {
       for (const entry of entries) if (entry.isIntersecting) { watch.unobserve(entry.target); this.draw(entry.target); }
     }, { rootMargin: "300px" });

@@ -5,7 +5,7 @@
  * that events cover (from running sums, so exactly), in the colour of the longest of them. The
  * cost of a frame depends on its width, not on the number of events.
  */
-const HEIGHTS = { phase: 20, layer: 20, state: 24, device: 22, host: 17, telemetry: 52 };
+const HEIGHTS = { phase: 20, layer: 20, state: 24, device: 22, host: 17, telemetry: 58 };
 const GROUP_GAP = 7, RULER = 26, MINI = 34, MIN_SPAN_NS = 40;
 const NAME_COLORS = ["#3b7dd8", "#12a17d", "#e07b1a", "#c05a9c", "#c9a227", "#6a5acd", "#3d9fc9", "#d1491b", "#7d7768", "#8fae3c"];
 const HOST_COLORS = { annotation: "#7d8aa5", cpu_op: "#9db2cf", runtime: "#d9a15f", driver: "#d9a15f", sync: "#c46a3b", python: "#b9c4b0", gc: "#8a8f3c", overhead: "#a7a7a7" };
@@ -146,7 +146,7 @@ class Timeline {
     }
     this.strips = this.stripList();
     if (this.strips.length) y += GROUP_GAP;
-    for (const strip of this.strips) { strip.y = y; strip.h = HEIGHTS.telemetry - 8; labels.push({ strip, y, h: HEIGHTS.telemetry, first: 20 }); y += HEIGHTS.telemetry; }
+    for (const strip of this.strips) { strip.y = y; strip.h = HEIGHTS.telemetry - 6; labels.push({ strip, y, h: HEIGHTS.telemetry, first: 20 }); y += HEIGHTS.telemetry; }
     this.height = y + 10;
     this.gutter.replaceChildren(...labels.map((l) => this.label(l)));
     this.gutter.style.height = `${this.height + MINI}px`;
@@ -305,13 +305,14 @@ class Timeline {
         g.globalAlpha = (p.faint[k] ? 0.38 : 1) * (searching && !hit ? 0.16 : 1);
         g.fillStyle = p.colors[k];
         g.fillRect(left, y, wide > 3 ? wide - 0.75 : wide, h);
-        if (wide > 34) this.text(g, k, left, y, wide, h, type, p.faint[k] || (searching && !hit));
+        if (wide > 34 && type !== "mini") this.text(g, k, left, y, wide, h, type, p.faint[k] || (searching && !hit));
         i++;
         continue;
       }
       // A pixel's worth of short events: one column, as opaque as they cover it.
       const column = Math.floor(x0), stop = this.t0 + (column + 1) / scale;
-      const j = Math.max(lowerBound(start, stop, i + 1, row.hi), i + 1);
+      let j = Math.max(lowerBound(start, stop, i + 1, row.hi), i + 1);
+      if (j - 1 > i && end[j - 1] > stop) j--; // begins in this pixel, ends elsewhere: drawn by itself
       const covered = Math.min(1, (sum[j] - sum[i]) * scale);
       let longest = i;
       const stride = Math.max(1, Math.floor((j - i) / 16));
@@ -369,7 +370,7 @@ class Timeline {
         if (Number.isNaN(v)) { pen = false; continue; }
         const x = this.x(one.time[i] + one.shift);
         if (x < -this.width) { lastX = x; }
-        const yy = y + h - ((v - strip.base) / range) * (h - 6);
+        const yy = y + h - ((v - strip.base) / range) * (h - 17);
         if (pen) g.lineTo(x, yy); else g.moveTo(x, yy);
         pen = true;
         if (x > this.width * 2 && lastX < this.width * 2) break;
@@ -382,13 +383,13 @@ class Timeline {
     g.textBaseline = "top";
     g.fillStyle = p.dim;
     const words = quantity(strip.max, strip.unit);
-    g.fillText(words, 6, y + 1);
+    g.fillText(words, 6, y + 2);
     let x = 12 + g.measureText(words).width + 10;
     strip.series.slice(0, 6).forEach((one, n) => {
       g.fillStyle = colors[n % colors.length];
-      g.fillRect(x, y + 3, 7, 7);
+      g.fillRect(x, y + 4, 7, 7);
       g.fillStyle = p.dim;
-      g.fillText(one.label, x + 11, y + 1);
+      g.fillText(one.label, x + 11, y + 2);
       x += 24 + g.measureText(one.label).width;
     });
     if (strip.base > 0) { g.textBaseline = "bottom"; g.fillText(quantity(strip.base, strip.unit), 6, y + h - 1); }

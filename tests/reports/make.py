@@ -144,7 +144,15 @@ class _Program:
         ):
             for layer in order:
                 rows += [
-                    (k, op if phase == "forward" else op + "_backward", layer, phase, w * factor, a, b)
+                    (
+                        k,
+                        op if phase == "forward" else op + "_backward",
+                        layer,
+                        phase,
+                        w * factor,
+                        a,
+                        b,
+                    )
                     for k, op, w, a, b in kernels
                 ]
         rows += [(ADAM, "Optimizer.step#AdamW.step", None, "optimizer", 1.5, 0, 0)] * max(
@@ -216,7 +224,9 @@ def make(shape: Shape | None = None) -> Attribution:
             "compute.roofline": model,
             "compute.efficiency": model,
             "communication.transfer.at_peak": Basis("message bytes, link peak calibrated", False),
-            "communication.transfer.below_peak": Basis("message bytes, link peak calibrated", False),
+            "communication.transfer.below_peak": Basis(
+                "message bytes, link peak calibrated", False
+            ),
         },
     )
 
@@ -433,7 +443,9 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
         ),
     )
     if shape.host:
-        _host(run, rank, program, step, kernel_start, dur, tail, op, layer, window_start, window_end)
+        _host(
+            run, rank, program, step, kernel_start, dur, tail, op, layer, window_start, window_end
+        )
     if shape.telemetry:
         _telemetry(run, rank, int(window_start[0]), int(window_end[-1]), rng)
     observed = int(window_end[-1] - window_start[0])
@@ -656,7 +668,14 @@ def _manifest(shape: Shape) -> m.RunManifest:
         chopper_version="0.1.0",
         kind="recorded",
         name="synthetic",
-        command=("torchrun", "--nproc-per-node", str(shape.ranks), "train.py", "--lr", "<b>3e-4</b>"),
+        command=(
+            "torchrun",
+            "--nproc-per-node",
+            str(shape.ranks),
+            "train.py",
+            "--lr",
+            "<b>3e-4</b>",
+        ),
         workload="fsdp2",
         created_ns=T0_NS,
         exit_code=0,
