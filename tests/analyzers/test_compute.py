@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from math import log
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank
+from chopper.analyzers.compute import Ceiling
+from chopper.tables import TABLES
+from tests.analyzers.make import kernel, kernels, span, spans
+
+# 1 FLOP and 1 byte per nanosecond: times can be read off the shapes.
+UNIT = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e9, source="test")
+FAST_MEMORY = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e18, source="test")
+
+
+def attribute(
+    host: pa.Table, device: pa.Table, ceiling: Ceiling | None = UNIT
+) -> tuple[dict[str, int], RankResult]:
+    result = attribute_rank(
+        RankInput(
+            rank=0,
+            host_span=host,
+            device_event=device,
+            step=TABLES["step"].empty(),
+            collective=TABLES["collective"].empty(),
+            ceiling=ceiling,
+            device_name="test device",
+            devices_listed=True,
+        )
+    )
+    times: dict[str, int] = {}
+    for row in result.piece.to_pylist():
+        times[row["cause"]] = times.get(row["cause"], 0) + row["time_ns"]
+    assert sum(times.values()) == result.observed_ns
+    return times, result
+
+
+def op(start: int, end: int, name: str, *dims: list[int], **more: Any) -> dict[str, Any]:
+    return span(
+        start,
+        end,
+        name,
+        input_dims=json.dumps(dims),
+        input_types=json.dumps(["float"] * len(dims)),
+        **more,
+    )
+
+
+def launch(at: int, correlation: int, **more: Any) -> dict[str, Any]:
+    return span(at, at + 1, "cudaLaunchKernel", "runtime", correlation_id=correlation, **more)
+
+
+def test_a_product_at_memory_speed_splits_by_the_logarithmic_mean() -> None:
+    # mm [10,10]x[10,10]: 2000 FLOP -> 2000 ns; 3*100*4 = 1200 bytes -> 1200 ns: not memory-bound.
+    times, _ = attribute(
+        spans(op(0, 10, "aten::mm", [10, 10], [10, 10]), launch(5, 1)),
+        kernels(kernel(100, 5100, correlation_id=1)),
+    )
+    assert times == {"compute.ideal": 2000, "compute.efficiency": 3000}
+
+
+def test_a_memory_bound_product() -> None:
+    # mm [100,1]x[1,100]: 20 000 FLOP; (100 + 100 + 10 000)*4 = 40 800 bytes: roofline 40 800 ns.
+    # Observed 60 000: gap 40 000 ns, split by ln(40800/20000) : ln(60000/40800).
+    times, _ = attribute(
+        spans(op(0, 10, "aten::mm", [100, 1], [1, 100]), launch(5, 1)),
+        kernels(kernel(100, 60_100, correlation_id=1)),
+    )
+    roofline = int(40_000 * log(40_800 / 20_000) / log(60_000 / 20_000))
+    assert times == {
+        "compute.ideal": 20_000,
+        "compute.roofline": roofline,
+        "compute.efficiency": 40_000 - roofline,
+    }
+
+
+def test_kernels_of_one_operator_share_its_work_by_time() -> None:
+    # 2000 FLOP over two kernels of 3000 and 1000 ns.
+    times, _ = attribute(
+        spans(op(0, 20, "aten::mm", [10, 10], [10, 10]), launch(5, 1), launch(8, 2)),
+        kernels(kernel(100, 3100, correlation_id=1), kernel(3100, 4100, correlation_id=2)),
+        FAST_MEMORY,
+    )
+    assert times == {"compute.ideal": 2000, "compute.efficiency": 2000}
+
+
+def test_the_innermost_modelled_operator_counts_once() -> None:
+    times, _ = attribute(
+        spans(
+            op(0, 30, "aten::linear", [10, 10], [10, 10]),
+            op(2, 28, "aten::mm", [10, 10], [10, 10]),
+            launch(5, 1),
+        ),
+        kernels(kernel(100, 4100, correlation_id=1)),
+    )
+    assert times["compute.ideal"] == 2000
+
+
+def test_faster_than_the_peak_is_capped_and_said() -> None:
+    # 2 000 000 FLOP need 2 ms at this peak; the kernel claims 50 µs.
+    times, result = attribute(
+        spans(op(0, 10, "aten::mm", [100, 100], [100, 100]), launch(5, 1)),
+        kernels(kernel(100, 50_100, correlation_id=1)),
+    )
+    assert times == {"compute.ideal": 50_000}
+    assert [f.count for f in result.findings if f.code == "compute.above_peak"] == [1]
+
+
+def test_memory_bound_work_at_and_above_its_roofline() -> None:
+    # add of two [100]: reads 800 bytes, writes 400: 1200 ns.
+    times, _ = attribute(
+        spans(op(0, 10, "aten::add", [100], [100]), launch(5, 1)),
+        kernels(kernel(100, 2100, correlation_id=1)),
+    )
+    assert times == {"compute.vector.roofline": 1200, "compute.vector.excess": 800}
+
+
+def test_without_a_peak_nothing_is_ideal() -> None:
+    times, result = attribute(
+        spans(op(0, 10, "aten::mm", [10, 10], [10, 10]), launch(5, 1)),
+        kernels(kernel(100, 5100, correlation_id=1)),
+        None,
+    )
+    assert times == {"compute.no_peak": 5000}
+    assert result.ideal_ns == 0
+    assert "device.no_peak" in [f.code for f in result.findings]
+
+
+@pytest.mark.parametrize(
+    ("around", "expected"),
+    [
+        ([span(0, 50, "Optimizer.step#AdamW.step", "annotation")], "compute.optimizer"),
+        (
+            [
+                span(0, 50, "autograd::engine::evaluate_function: AddBackward0"),
+                span(1, 49, "aten::linear", sequence_id=9, forward_tid=0),
+            ],
+            "compute.recompute",
+        ),
+        ([span(0, 50, "chopper::recompute::layers.3.w1")], "compute.recompute"),
+    ],
+)
+def test_work_that_is_not_model_math(around: list[dict[str, Any]], expected: str) -> None:
+    times, _ = attribute(
+        spans(*around, op(5, 40, "aten::mm", [10, 10], [10, 10]), launch(6, 1)),
+        kernels(kernel(100, 5100, correlation_id=1)),
+    )
+    assert times == {expected: 5000}
+
+
+def test_fsdp_copies_are_told_by_where_they_happen() -> None:
+    times, _ = attribute(
+        spans(
+            span(0, 20, "FSDP::all_gather_copy_out", "annotation"),
+            op(2, 10, "aten::copy_", [10], [10]),
+            launch(5, 1),
+            op(30, 40, "aten::copy_", [10], [10]),
+            launch(35, 2),
+        ),
+        kernels(kernel(100, 200, correlation_id=1), kernel(200, 300, correlation_id=2)),
+    )
+    assert times["compute.fsdp_copy"] == 100
+    assert times["compute.vector.roofline"] == 80
