@@ -10,6 +10,7 @@ fails it says so in one line and passes the rank's exit code on.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ def main(argv: Sequence[str]) -> int:
     _end_with(int(parent))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
+    # torchrun logs each signal and each failed rank, beside raising it; ranks log as they like.
+    logging.disable(logging.ERROR)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run

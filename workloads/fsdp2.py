@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from itertools import pairwise
 
@@ -139,4 +140,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        # Wanted, and recorded up to here; the traceback of each rank would only bury that.
+        sys.exit(130)

@@ -59,7 +59,7 @@ OPTIONS: tuple[Option, ...] = (
         default="debug",
         choices=("debug", "1b", "8b"),
     ),
-    Option(name="steps", help="optimizer steps", default=16, type=positive),
+    Option(name="steps", help="optimizer steps", default=12, type=positive),
     Option(name="batch", help="sequences per rank and step", default=4, type=positive),
     Option(name="sequence", help="tokens per sequence", default=256, type=positive),
     Option(

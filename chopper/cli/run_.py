@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from chopper.cli._progress import progress
+from chopper.errors import ChopperError
 
 
 class _Command(click.Command):
@@ -76,7 +77,13 @@ def command(
             f"is kept in {path}",
             err=True,
         )
-    _show(path, workload, exit_code, as_json=as_json)
+    try:
+        _show(path, workload, exit_code, as_json=as_json)
+    except ChopperError as exc:
+        # Nothing usable was recorded: of a run that failed, its own code says more.
+        if not exit_code:
+            raise
+        click.echo(f"chopper: {exc}", err=True)
     return exit_code
 
 
