@@ -48,9 +48,16 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 
 env: $(VENV)/dev.stamp  ## the environment of all targets, in .venv
 
+# Calibrated first (once per machine), so that machines without GPUs have a ceiling to compare with.
 demo: $(VENV)/run.stamp  ## record a real 2-rank FSDP2 training run, attribute it, write report.html
+	@$(BIN)/chopper calibrate --ranks 2 --quick
 	@$(BIN)/chopper run fsdp2 --ranks 2 -o $(DEMO_RUN) --force
 	@$(BIN)/chopper report $(DEMO_RUN) -o $(DEMO_REPORT) --force
+	@printf '%s\n' "next: source $(BIN)/activate        # then chopper is on the path:" \
+	  "      chopper analyze $(DEMO_RUN) --by layer" \
+	  "      chopper run fsdp1 --ranks 2" \
+	  "      chopper record -- torchrun --standalone --nproc-per-node 2 examples/train_plain.py" \
+	  "      chopper doctor" >&2
 
 # pytest comes last, so that its closing line is the last line.
 test: lint types layers docs unit  ## everything that guards the code
