@@ -90,3 +90,12 @@ class StepListener(Protocol):
     def on_step(self, step: int) -> None:
         """Read what belongs to the step that has just ended."""
         ...
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """What a collector may have besides: it can say what one reading costs, for ``doctor``."""
+
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Median cost of one reading of each of its sources, measured now."""
+        ...

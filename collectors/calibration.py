@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TIMEOUT_S = 180.0
-_MIN_REPEATS = 3
+# Everything is measured this often, in turn: a disturbance then spoils some repeats of each rate,
+# not all of one.
+_ROUNDS = 3
+_MIN_LINK_REPEATS = 3
 _MAX_REPEATS = 50
 
 Section = Literal["launch", "gemm", "memory", "transfer", "link"]
@@ -145,11 +148,11 @@ def calibrate(
         )
     if ranks < 1 or (threads is not None and threads < 1):
         raise UsageError("ranks and threads begin at 1")
-    cores = _usable_cores()
-    threads = threads or max(cores // ranks, 1)
+    cores = usable_cores()
+    threads = threads or default_threads(ranks)
     say = progress or (lambda _text: None)
     say("loading torch")
-    device_type, device_count = _find_device(device)
+    device_type, device_count = find_device(device)
     if device_type != "cpu" and ranks > device_count:
         raise UsageError(
             f"{ranks} ranks need {ranks} accelerators, torch sees {device_count}; "
@@ -239,7 +242,12 @@ def host_name_of_cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def default_threads(ranks: int) -> int:
+    """Threads of each of ``ranks`` processes that share this machine's cores evenly."""
+    return max(usable_cores() // ranks, 1)
+
+
+def usable_cores() -> int:
     """Cores that this process may use: its affinity, not what is plugged in."""
     try:
         return len(os.sched_getaffinity(0))
@@ -254,7 +262,7 @@ print(found.type if found is not None else "cpu", torch.accelerator.device_count
 """
 
 
-def _find_device(asked: str) -> tuple[str, int]:
+def find_device(asked: str) -> tuple[str, int]:
     """Kind and number of devices, found in a process of its own.
 
     Raises:
@@ -310,10 +318,13 @@ def _run_workers(
     Raises:
         CollectorUnavailable: one of them failed or hung.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    # This is not one of the program's ranks.
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CHOPPER_OUTPUT", "CHOPPER_LAUNCHED"):
-        environment.pop(name, None)
+    # This is not one of a program's ranks, and nothing to be recorded.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("CHOPPER_") and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
+    environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     package_parent = str(Path(chopper.__file__).resolve().parent.parent)
     workers: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="chopper-calibrate-") as directory:
@@ -505,7 +516,7 @@ class _Worker:
         while len(times_s) < _MAX_REPEATS:
             times_s.append(self._batch_s(work, calls))
             spent_s = time.perf_counter() - started_s
-            if spent_s > budget_s and (len(times_s) >= _MIN_REPEATS or spent_s > 3 * budget_s):
+            if spent_s > budget_s:
                 break
         return times_s
 
@@ -549,30 +560,41 @@ class _Worker:
         }
         if self.device.type == "cuda" and torch.version.hip is None:
             kinds["tf32"] = torch.float32
-        for name, dtype in kinds.items():
-            # Each begins with its peers: one that has a slow type must not leave the others alone.
-            self._in_step()
-            torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-            try:
-                self._gemm_of(name, dtype)
-            except (RuntimeError, TypeError) as exc:  # no such kernel, or too little memory
-                self.result.absent[f"gemm.{name}"] = _last_line(str(exc))
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-    def _gemm_of(self, name: str, dtype: Any) -> None:
-        torch = self.torch
-        plan = self.job.plan
+        largest = max(self.job.plan.gemm_sizes)
         # Random values: on a device the power, and with it the clock, depends on the data.
-        values = torch.randn(plan.gemm_sizes[-1], plan.gemm_sizes[-1], device=self.device)
-        found = self.result.gemm.setdefault(name, [])
-        for n in plan.gemm_sizes:
+        values = torch.randn(largest, largest, device=self.device)
+        times_s: dict[tuple[str, int], list[float]] = {}
+        for _ in range(_ROUNDS):
+            for name, dtype in kinds.items():
+                # Together with its peers: one that is slow must not leave the others alone.
+                self._in_step()
+                torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+                try:
+                    self._gemm_round(name, values.to(dtype), times_s)
+                except (RuntimeError, TypeError) as exc:  # no such kernel, or too little memory
+                    self.result.absent[f"gemm.{name}"] = _last_line(str(exc))
+        torch.backends.cuda.matmul.allow_tf32 = False
+        for (name, n), found_s in times_s.items():
+            what = f"{name} {n}x{n}x{n}"
+            rates = self.result.gemm.setdefault(name, [])
+            rates.append(_measured(what, 2 * n**3, found_s))
+
+    def _gemm_round(
+        self, name: str, values: Any, times_s: dict[tuple[str, int], list[float]]
+    ) -> None:
+        torch = self.torch
+        budget_s = self.job.plan.gemm_s
+        smaller: int | None = None
+        for n in self.job.plan.gemm_sizes:
             # A data type that the device emulates takes seconds at the next size: the last tells.
-            if found and 2 * n**3 / found[-1].best_per_s > plan.gemm_s:
-                break
-            a, b = values[:n, :n].to(dtype).contiguous(), values[-n:, -n:].to(dtype).contiguous()
-            out = torch.empty_like(a)
-            times_s = self._time_s(partial(torch.mm, a, b, out=out), plan.gemm_s)
-            found.append(_measured(f"{name} {n}x{n}x{n}", 2 * n**3, times_s))
+            if smaller is not None:
+                expected_s = min(times_s[name, smaller]) * (n / smaller) ** 3
+                if expected_s > budget_s and (name, n) not in times_s:
+                    break
+            a, b = values[:n, :n].contiguous(), values[-n:, -n:].contiguous()
+            work = partial(torch.mm, a, b, out=torch.empty_like(a))
+            times_s.setdefault((name, n), []).extend(self._time_s(work, budget_s / _ROUNDS))
+            smaller = n
 
     def _memory(self) -> None:
         torch = self.torch
@@ -583,11 +605,15 @@ class _Worker:
             ("copy", 2, lambda: out.copy_(a)),
             ("triad", 3, lambda: torch.add(a, b, alpha=2.0, out=out)),
         ]
-        for name, passes, call in work:
-            self._in_step()
-            times_s = self._time_s(call, self.job.plan.memory_s)
+        times_s: dict[str, list[float]] = {name: [] for name, _, _ in work}
+        for _ in range(_ROUNDS):
+            for name, _passes, call in work:
+                self._in_step()
+                times_s[name].extend(self._time_s(call, self.job.plan.memory_s / _ROUNDS))
+        for name, passes, _call in work:
             moved = passes * count * 4
-            self.result.memory.append(_measured(name, moved, times_s, size_bytes=moved))
+            rate = _measured(name, moved, times_s[name], size_bytes=moved)
+            self.result.memory.append(rate)
 
     def _memory_size_bytes(self) -> int:
         """Per array: far beyond the caches, far below what is free."""
@@ -651,7 +677,7 @@ class _Worker:
         self._barrier()
         once_s = self._batch_s(call, 1)
         wanted = self.torch.tensor(
-            [min(max(int(budget_s / once_s), _MIN_REPEATS), _MAX_REPEATS)], device=self.device
+            [min(max(int(budget_s / once_s), _MIN_LINK_REPEATS), _MAX_REPEATS)], device=self.device
         )
         self.torch.distributed.broadcast(wanted, src=0)
         times_s = []

@@ -88,6 +88,20 @@ class DeviceMemoryCollector:
             )
         return Availability(ok=True)
 
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Median cost of one reading.
+
+        Raises:
+            CollectorUnavailable: there is no accelerator.
+        """
+        _, read = _allocator(context.device)
+        costs_ns = []
+        for _ in range(30):
+            before_ns = time.monotonic_ns()
+            read()
+            costs_ns.append(time.monotonic_ns() - before_ns)
+        return {"allocator": sorted(costs_ns)[len(costs_ns) // 2]}
+
     def start(self, context: CollectorContext) -> None:
         """Take the first reading and create the file.
 

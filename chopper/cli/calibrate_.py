@@ -1,0 +1,165 @@
+"""``chopper calibrate``: what this machine achieves, kept for the attributions to come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chopper.errors import InputError
+
+if TYPE_CHECKING:
+    from chopper.calibration import Calibration, Measured
+
+# Above this the quartiles of a measurement lie so far apart that something else was running.
+_BUSY_RATIO = 0.2
+
+
+@click.command("calibrate", short_help="Measure what this machine achieves.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda", "xpu"]),
+    default="auto",
+    show_default=True,
+    help="What to measure; cuda is ROCm too.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes that measure at the same time, as many as will train on this machine.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of each.  [default: cores divided by ranks]",
+)
+@click.option("--quick", is_flag=True, help="Under 10 s instead of 30: fewer shapes and repeats.")
+@click.option("--force", is_flag=True, help="Measure again what was measured before.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to keep it in.  [default: ~/.local/share/chopper/calibration.json]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    device: str,
+    ranks: int,
+    threads: int | None,
+    quick: bool,
+    force: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure what this machine achieves: GEMM, copies, links, launches.
+
+    Attributions use it as the ceiling where no datasheet peak is known, so on every machine
+    without an accelerator. Rates are per rank, with --ranks processes at work at once; measure
+    with as many as you train with, while nothing else runs. What is stored for the same device,
+    ranks and threads is shown, not measured again, unless --force is given.
+
+    \b
+    Examples:
+      chopper calibrate
+      chopper calibrate --device cpu --ranks 2
+      chopper calibrate --quick --force --json
+    """
+    from chopper import calibration
+    from chopper.cli._progress import progress
+    from chopper.collectors.calibration import calibrate, default_threads, find_device
+
+    path = output or calibration.default_path()
+    with progress("looking for devices"):
+        kind, _ = find_device(device)
+    found = None if force else _stored(path, kind, ranks, threads or default_threads(ranks))
+    if found is None:
+        with progress("calibrating, which keeps the machine busy"):
+            found = calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
+        calibration.save(found, path, replace_damaged=force)
+        click.echo(f"stored in {path}", err=True)
+    else:
+        click.echo(f"stored in {path} before; measure again with --force", err=True)
+    if as_json:
+        document = {**calibration.to_manifest(found)}
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        click.echo(to_text(found), nl=False)
+    if (found.spread_ratio or 0) > _BUSY_RATIO:
+        click.echo(
+            f"warning: repeats differ by {found.spread_ratio:.0%}: something else was running; "
+            "measure again on an idle machine with --force",
+            err=True,
+        )
+
+
+def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibration | None:
+    import socket
+
+    from chopper import calibration
+
+    hostname = socket.gethostname()
+    for stored in calibration.load_all(path):
+        if (stored.hostname, stored.device_type, stored.ranks, stored.threads) == (
+            hostname,
+            device_type,
+            ranks,
+            threads,
+        ):
+            return stored
+    return None
+
+
+def to_text(found: Calibration) -> str:
+    """The result for people: best rate of each kind, and how far the repeats lay apart."""
+    from chopper import _format as fmt
+
+    def best(rates: list[Measured]) -> Measured:
+        return max(rates, key=lambda r: r.best_per_s)
+
+    rows: list[tuple[str, str, str]] = []
+    for dtype, rates in found.gemm.items():
+        top = best(rates)
+        rows.append(
+            (f"matrix product, {dtype}", fmt.flops(top.best_per_s), _spread(top, dtype + " "))
+        )
+    rows.extend(
+        (f"memory, {m.what}", fmt.rate(m.best_per_s), _spread(m, m.what)) for m in found.memory
+    )
+    rows.extend((m.what, fmt.rate(m.best_per_s), _spread(m, m.what)) for m in found.transfer)
+    if found.link:
+        for kind in dict.fromkeys(m.what.split()[0] for m in found.link):
+            top = best([m for m in found.link if m.what.startswith(kind)])
+            name = f"{kind}, {found.link_ranks} ranks, {found.link_backend}"
+            rows.append((name, fmt.rate(top.best_per_s), _spread(top, kind + " ")))
+    rows.append(("launching an operator", fmt.duration(found.launch_ns), ""))
+    rows.append(("launching one and waiting for it", fmt.duration(found.roundtrip_ns), ""))
+    width = max(len(name) for name, _, _ in rows)
+    lines = [found.source[:1].upper() + found.source[1:] + ":", ""]
+    lines.extend(f"  {n:<{width}}  {v:>14}  {s}".rstrip() for n, v, s in rows)
+    lines.extend(f"  no {what}: {why}" for what, why in sorted(found.absent.items()))
+    return "\n".join(lines) + "\n"
+
+
+def _spread(rate: Measured, drop: str) -> str:
+    from chopper import _format as fmt
+
+    at = rate.what.removeprefix(drop).strip()
+    return f"{at + ', ' if at else ''}{fmt.plural(rate.repeats_count, 'repeat')} within " + (
+        fmt.ratio(rate.spread_ratio)
+    )
+
+
+def stored_or_none() -> list[Calibration] | str:
+    """All stored results, or why they cannot be read."""
+    from chopper import calibration
+
+    try:
+        return calibration.load_all()
+    except InputError as exc:
+        return str(exc)

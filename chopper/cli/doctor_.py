@@ -1,0 +1,304 @@
+"""``chopper doctor``: what can be collected on this machine, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from chopper.collectors.base import CollectorContext
+
+SCHEMA = "chopper.doctor/1"
+
+
+@click.command("doctor", short_help="Show what can be collected here, and what is missing.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def command(as_json: bool) -> None:
+    """Show what can be collected on this machine, and what is missing.
+
+    Each collector is tried: available or not, why not, what would change that, and what one
+    sample of it costs here. Nothing is recorded. Collectors are per rank: run it where you train,
+    inside the container or the job.
+
+    \b
+    Examples:
+      chopper doctor
+      chopper doctor --json | jq '.collectors[] | select(.available | not)'
+    """
+    from chopper.cli._progress import progress
+
+    with progress("looking at this machine"):
+        found = examine()
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        click.echo(to_text(found), nl=False)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that the command shows, as data."""
+    return {
+        "schema": SCHEMA,
+        "environment": _environment(),
+        "devices": _devices(),
+        "calibrations": _calibrations(),
+        "permissions": _permissions(),
+        "collectors": _collectors(),
+    }
+
+
+def _environment() -> dict[str, Any]:
+    import platform
+    import socket
+
+    from chopper._version import __version__
+
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {
+        "chopper": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": _installed("torch"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "hostname": socket.gethostname(),
+        "cores_count": os.cpu_count(),
+        "usable_cores_count": None if usable is None else len(usable),
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def _installed(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _devices() -> list[dict[str, Any]]:
+    """Accelerators that torch sees, and whether their peaks are known."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.accelerator.is_available():
+        return []
+    from chopper.devices import lookup
+
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    module = torch.get_device_module(kind)
+    devices = []
+    for index in range(torch.accelerator.device_count()):
+        properties = module.get_device_properties(index)
+        memory_bytes = getattr(properties, "total_memory", None)
+        units = getattr(properties, "multi_processor_count", None)
+        peaks = lookup(properties.name, multi_processor_count=units, memory_bytes=memory_bytes)
+        devices.append(
+            {
+                "device": f"{kind.type}:{index}",
+                "name": properties.name,
+                "memory_bytes": memory_bytes,
+                "multi_processor_count": units,
+                "peaks": None if peaks is None else peaks.label,
+                "bf16_flop_per_s": None if peaks is None else peaks.flop_per_s("bf16"),
+            }
+        )
+    return devices
+
+
+def _calibrations() -> dict[str, Any]:
+    import socket
+
+    from chopper import calibration
+    from chopper.cli.calibrate_ import stored_or_none
+
+    stored = stored_or_none()
+    here = socket.gethostname()
+    return {
+        "file": str(calibration.default_path()),
+        "problem": stored if isinstance(stored, str) else None,
+        "stored": []
+        if isinstance(stored, str)
+        else [
+            {
+                "device": c.device_name,
+                "ranks": c.ranks,
+                "threads": c.threads,
+                "kind": c.kind,
+                "source": c.source,
+            }
+            for c in stored
+            if c.hostname == here
+        ],
+    }
+
+
+def _permissions() -> list[dict[str, Any]]:
+    """Switches of the kernel and of drivers that decide what may be measured."""
+    return [
+        {
+            "name": "kernel.perf_event_paranoid",
+            "value": _first_line("/proc/sys/kernel/perf_event_paranoid"),
+            "means": "above 1, hardware counters of the kernel side need CAP_PERFMON",
+        },
+        {
+            "name": "kernel.yama.ptrace_scope",
+            "value": _first_line("/proc/sys/kernel/yama/ptrace_scope"),
+            "means": "above 0, the proportional set size of other processes may be hidden",
+        },
+        {
+            "name": "nvidia RmProfilingAdminOnly",
+            "value": _parameter("/proc/driver/nvidia/params", "RmProfilingAdminOnly"),
+            "means": "1: GPU hardware counters are for administrators only",
+        },
+    ]
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _parameter(path: str, name: str) -> str | None:
+    for line in (_first_line(path) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _collectors() -> list[dict[str, Any]]:
+    """Probe every collector there is, in a run of its own that is thrown away."""
+    import socket
+    import tempfile
+
+    from chopper import registry
+    from chopper.collectors.base import CollectorContext
+    from chopper.run import RunWriter
+
+    classes, refused = registry.load_all()
+    hostname = socket.gethostname()
+    with tempfile.TemporaryDirectory(prefix="chopper-doctor-") as folder:
+        writer = RunWriter(Path(folder), 0)
+        writer.manifest.hostname = hostname
+        writer.save()
+        context = CollectorContext(
+            directory=writer.directory, run_path=Path(folder), pid=os.getpid(), hostname=hostname
+        )
+        return [
+            _probe(name, classes.get(name), refused.get(name), context) for name in registry.names()
+        ]
+
+
+def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext) -> dict[str, Any]:
+    from chopper import registry
+
+    shown: dict[str, Any] = {
+        "name": name,
+        "scope": getattr(kind, "scope", None),
+        "default": name in registry.defaults(),
+        "available": False,
+        "reason": refused,
+        "remedy": None,
+        "call_costs_ns": {},
+    }
+    if kind is None:
+        shown["remedy"] = "repair or remove the package that offers it"
+        return shown
+    try:
+        collector = kind()
+        answer = collector.probe(context)
+        shown |= {"available": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
+        if answer.ok and hasattr(collector, "call_costs_ns"):
+            shown["call_costs_ns"] = collector.call_costs_ns(context)
+    except Exception as exc:  # noqa: BLE001 - the others are shown all the same
+        shown |= {"available": False, "reason": f"its probe failed: {type(exc).__name__}: {exc}"}
+    return shown
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """The same for people."""
+    from chopper import _format as fmt
+
+    environment = found["environment"]
+    lines = [
+        f"chopper {environment['chopper']}, Python {environment['python']}, "
+        f"torch {environment['torch'] or 'not installed'}",
+        f"{environment['hostname']}: {environment['system']}, "
+        f"{environment['usable_cores_count'] or fmt.UNKNOWN} of "
+        f"{fmt.plural(environment['cores_count'] or 0, 'core')} usable, "
+        f"{fmt.bytes_(environment['memory_bytes'])} memory",
+        "",
+        "Collectors",
+    ]
+    for collector in found["collectors"]:
+        lines.extend(_collector_lines(collector))
+    lines += ["", "Devices and ceilings", *_device_lines(found["devices"])]
+    calibrations = found["calibrations"]
+    if calibrations["problem"] is not None:
+        lines.append(f"  ✗ {calibrations['problem']}")
+    for stored in calibrations["stored"]:
+        lines.append(f"  ✓ {stored['source']}")
+    if not calibrations["stored"] and calibrations["problem"] is None:
+        lines.append("  – no calibration of this machine; make one: chopper calibrate")
+    lines += ["", "Permissions"]
+    for switch in found["permissions"]:
+        value = switch["value"]
+        lines.append(
+            f"  {switch['name']}: {fmt.UNKNOWN + ' (not there)' if value is None else value}"
+            + ("" if value is None else f" ({switch['means']})")
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _collector_lines(collector: dict[str, Any]) -> list[str]:
+    from chopper import _format as fmt
+
+    mark = "✓" if collector["available"] else "✗"
+    state = "available" if collector["available"] else "not available"
+    extra = "" if collector["default"] else ", not used unless asked for"
+    lines = [f"  {mark} {collector['name']}: {state}{extra}"]
+    if collector["reason"]:
+        lines.append(f"      {collector['reason']}")
+    if collector["remedy"]:
+        lines.append(f"      remedy: {collector['remedy']}")
+    costs = collector["call_costs_ns"]
+    if costs:
+        parts = ", ".join(f"{name} {fmt.duration(cost)}" for name, cost in costs.items())
+        lines.append(f"      one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
+    return lines
+
+
+def _device_lines(devices: list[dict[str, Any]]) -> list[str]:
+    from chopper import _format as fmt
+
+    if not devices:
+        return ["  – no accelerator; the ceiling is what `chopper calibrate` measures"]
+    lines = []
+    for device in devices:
+        known = device["peaks"]
+        peaks = (
+            "not in the table of peaks: the ceiling is what `chopper calibrate` measures"
+            if known is None
+            else f"{known}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
+        )
+        lines.append(
+            f"  {'✓' if known else '–'} {device['device']}: {device['name']}, "
+            f"{fmt.bytes_(device['memory_bytes'])}; {peaks}"
+        )
+    return lines
