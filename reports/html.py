@@ -27,7 +27,7 @@ from chopper.reports import figures, series, timeline
 from chopper.reports.advice import advice
 from chopper.reports.pack import deflate_text
 from chopper.reports.palette import PHASES, color, ink
-from chopper.reports.story import Story, Views, coverage_label, full_label, tell
+from chopper.reports.story import Story, Views, coverage_label, full_label, sentence, tell
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow, Group, Level
@@ -122,6 +122,8 @@ def render(attribution: Attribution) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["code_parts"] = _code_parts
+    environment.filters["sentence"] = sentence
     template = environment.from_string(_asset("report.html.j2"))
     return template.render(
         **context,
@@ -299,8 +301,11 @@ def _context(
     views: Views, story: Story, lanes: timeline.Timeline, telemetry: list[series.Series]
 ) -> dict[str, Any]:
     attribution = views.attribution
-    alerts = [f for f in story.findings if f.severity != "info"][:4]
-    hidden = len(story.findings) - len(alerts)
+    # What the sentence under the verdict says already is not said again below it.
+    said = sum(f.message == story.ideal_reason for f in story.findings)
+    grave = [f for f in story.findings if f.severity != "info"]
+    alerts = [f for f in grave if f.message != story.ideal_reason][:4]
+    hidden = len(story.findings) - len(alerts) - said
     composition = _composition(attribution, story)
     run = attribution.run
     return {
@@ -350,7 +355,8 @@ def _code_parts(text: str) -> list[tuple[str, bool]]:
 def _more_findings(hidden: int, some_shown: bool) -> str | None:
     if not hidden:
         return None
-    return f"{hidden} more {'finding' if hidden == 1 else 'findings'}" if some_shown else None
+    words = fmt.plural(hidden, "more finding" if some_shown else "finding")
+    return f"{words} about the trace"
 
 
 def _windows_text(attribution: Attribution, story: Story) -> str:
@@ -441,7 +447,7 @@ def _top(cause: TopCause) -> dict[str, Any]:
         "interval": interval,
         "how": "measured" if cause.measured else "model",
         "meaning": cause.meaning,
-        "advice": _code_parts(advice(cause.id)),
+        "advice": advice(cause.id),
         "evidence": [(e.label, e.shown, e.value, e.name) for e in cause.evidence],
     }
 

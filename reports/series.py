@@ -233,16 +233,15 @@ def thin(series: Series, points: int) -> Series:
     n = len(series.time_ns)
     if n <= points:
         return series
-    bins = max(points // 2, 1)
-    edges = np.linspace(0, n, bins + 1).astype(np.int64)[:-1]
-    value = np.nan_to_num(series.value, nan=-np.inf)
-    keep = set()
-    for start, end in zip(edges, [*edges[1:], n], strict=True):
-        part = value[start:end]
-        keep.add(int(start + part.argmax()))
-        part = np.where(np.isfinite(part), part, np.inf)
-        keep.add(int(start + part.argmin()))
-    index = np.array(sorted(keep))
+    size = -(-2 * n // points)
+    rows = -(-n // size)
+    low = np.full(rows * size, np.inf)
+    low[:n] = np.nan_to_num(series.value, nan=np.inf)
+    high = np.full(rows * size, -np.inf)
+    high[:n] = np.nan_to_num(series.value, nan=-np.inf)
+    first = np.arange(rows) * size
+    found = [first + low.reshape(rows, size).argmin(1), first + high.reshape(rows, size).argmax(1)]
+    index = np.unique(np.concatenate(found))
     return Series(
         series.panel,
         series.label,

@@ -215,7 +215,7 @@ def _verdict(
     if ideal is None:
         return (
             f"{noun} takes {fmt.duration(observed)}{mean}; how fast it could be is not known.",
-            f"The ideal time is unknown: {reason}.",
+            sentence(reason or ""),
         )
     verdict = (
         f"{noun} takes {fmt.duration(observed)}{mean}; "
@@ -270,7 +270,9 @@ def evidence(views: Views, cause: str) -> list[Evidence]:
         if most is not None:
             name, share = str(most[0]), most[1]
             shown = fmt.kernel_name(name) if level == "kernel" else name
-            found.append(Evidence(word, name, shown, fmt.ratio(share)))
+            # On CPU-only runs an event's name is its operator's: once is enough.
+            if all(e.name != name for e in found):
+                found.append(Evidence(word, name, shown, fmt.ratio(share)))
     ranks = views.by("rank")
     if len(ranks) > 1:
         times = {str(g.key): g.causes.get(cause, 0) for g in ranks}
@@ -291,6 +293,12 @@ def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None
     if time_ns < 0.05 * total or best.key is None:
         return None
     return best.key, time_ns / total
+
+
+def sentence(text: str) -> str:
+    """A remark as a sentence: a capital and a full stop."""
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 # Parents without which their leaves' labels say too little.

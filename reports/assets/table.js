@@ -48,7 +48,7 @@ class Breakdown {
       { id: "share", label: "Share", num: true, width: "8%", value: (r) => r.time },
     ];
     if (level.calls) {
-      all.push({ id: "calls", label: level.id === "kernel" ? `Runs / ${unit}` : `Kernels / ${unit}`, num: true, width: "10%", value: (r) => r.calls ?? -1 });
+      all.push({ id: "calls", label: `Runs / ${unit}`, num: true, width: "10%", value: (r) => r.calls ?? -1 });
       all.push({ id: "mean", label: "Mean run", num: true, width: "9%", value: (r) => (r.calls ? r.busy / r.calls : -1) });
     }
     all.push({ id: "stack", label: "By cause", value: (r) => r.time });

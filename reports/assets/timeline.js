@@ -207,12 +207,12 @@ class Timeline {
     if (this.colors) return this.colors;
     const { kinds, data } = this, n = kinds.name.length;
     const cause = (i) => (i < 0 ? null : data.cause_colors[this.names[i]] || null);
-    const colors = new Array(n), faint = new Uint8Array(n);
+    const colors = new Array(n), faint = new Uint8Array(n), band = css("--band");
     for (let k = 0; k < n; k++) {
       const category = this.names[kinds.category[k]], name = this.names[kinds.name[k]];
       const phase = kinds.phase[k] < 0 ? null : this.names[kinds.phase[k]];
-      if (category === "phase") colors[k] = data.phase_colors[name] || data.phase_colors.other;
-      else if (category === "layer") colors[k] = NAME_COLORS[this.hash(name)];
+      if (category === "phase" && this.mode === "phase") colors[k] = data.phase_colors[name] || data.phase_colors.other;
+      else if (category === "phase" || category === "layer") colors[k] = band;
       else if (category === "state") colors[k] = cause(kinds.first[k]);
       else if (category in HOST_COLORS) colors[k] = HOST_COLORS[category];
       else if (this.mode === "phase") colors[k] = data.phase_colors[phase] || data.phase_colors.other;
@@ -286,7 +286,7 @@ class Timeline {
       g.beginPath(); g.moveTo(x, RULER - 6); g.lineTo(x, this.height); g.stroke();
       const label = step >= 1e3 ? `${(t / 1e6).toFixed(digits)} ms` : `${(t / 1e3).toFixed(step >= 100 ? 1 : 2)} µs`;
       g.fillStyle = p.dim;
-      if (x + 4 + label.length * 6 < this.width) g.fillText(label, x + 4, 12);
+      if (x + 8 + label.length * 6.4 < this.width) g.fillText(label, x + 4, 12);
     }
   }
 
