@@ -206,7 +206,6 @@ def _span_causes(host: HostSpans) -> np.ndarray:
     own[host.named(lambda n: n.startswith("chopper::"))] = _PYTHON
     own[host.of("runtime", "driver")] = _RUNTIME
     own[host.of("overhead")] = _PROFILER
-    own[host.of("gc")] = _GC
     calls = host.of("runtime", "driver")
     own[calls & host.named(names.is_allocator_call)] = _ALLOCATOR
     own[calls & host.named(names.is_synchronizing_call)] = _SYNC
@@ -216,8 +215,9 @@ def _span_causes(host: HostSpans) -> np.ndarray:
     region[host.named(names.is_synchronizing_operator)] = _SYNC
     region[host.named(names.is_barrier) & ~calls] = _COLLECTIVE
     region[host.named(names.is_collective_span)] = _COLLECTIVE
-    region[host.of("gc")] = _GC
+    collecting = host.of("gc") | host.named(names.is_garbage_collection)
+    region[collecting] = _GC
     marked = host.nesting.nearest(region >= 0)
     inherited = np.where(marked >= 0, region[marked], -1)
-    special = (own == _ALLOCATOR) | (own == _PROFILER) | (own == _GC)
+    special = (own == _ALLOCATOR) | (own == _PROFILER)
     return np.where((inherited >= 0) & ~special, inherited, own)

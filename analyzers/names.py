@@ -248,6 +248,11 @@ def is_optimizer(name: str) -> bool:
     return bool(_OPTIMIZER.match(name))
 
 
+def is_garbage_collection(name: str) -> bool:
+    """A span during which Python's collector ran."""
+    return name.startswith("chopper::gc") or name == "Python GC"
+
+
 def is_fsdp_region(name: str) -> bool:
     """A span of FSDP's own hooks."""
     return bool(_FSDP_REGION.match(name))
