@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from chopper.collectors.base import Collector, CollectorContext
 
+_Row = tuple[int, int, int, str, bool]
+"""Of the table ``step``."""
 Status = Literal["complete", "interrupted", "failed"]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -128,7 +130,6 @@ class _Capture:
 
     window: Window
     opened_ns: int
-    first_step: int
     rows: dict[str, list[Any]] = field(default_factory=dict)
     """``layer_sequence``."""
 
@@ -168,8 +169,8 @@ class Session:
         self._kept_steps = 0
         self._span: Any = None
         self._writer: StreamWriter | None = None
-        self._rows: list[tuple[int, int, int, str, bool]] = []
-        self._history: list[tuple[int, int, int, str, bool]] = []
+        self._rows: list[_Row] = []
+        self._history: list[_Row] = []
         self._flushed_ns = 0
         self._own_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
         self._durations: dict[bool, deque[int]] = {
@@ -341,14 +342,8 @@ class Session:
 
     def _start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""
-        if self._capture is not None:
-            self._end_capture()
-            self._trace.drop()
-        self._kept = None
-        self._kept_steps = 0
-        self._manifest.traces = ()
         self._rows, self._history = [], []
-        self._upcoming = deque(self.options.windows)
+        self._kept_steps = 0
         self.number = 0
         self._step_start_ns = self._start_ns
         self._rewrite_steps()
@@ -356,9 +351,9 @@ class Session:
     def _end_step(self, end_ns: int, began_ns: int) -> None:
         assert self.source is not None
         capture = self._capture
-        traced = capture is not None and capture.first_step <= self.number
+        traced = capture is not None and self.number >= capture.window.start
         self._rows.append((self.number, self._step_start_ns, end_ns, self.source, traced))
-        if not (traced and capture is not None and capture.window.cold) and self.number > 1:
+        if traced or (capture is None and self.number > 1):
             self._durations[traced].append(end_ns - self._step_start_ns)
         for name, on_step in tuple(self._on_step):
             try:
@@ -397,7 +392,7 @@ class Session:
             self._history = []
         self._write_steps(rows)
 
-    def _write_steps(self, rows: list[tuple[int, int, int, str, bool]]) -> None:
+    def _write_steps(self, rows: list[_Row]) -> None:
         if rows and self._writer is not None:
             names = ("number", "start_ns", "end_ns", "source", "traced")
             columns = zip(*rows, strict=True)
@@ -418,27 +413,27 @@ class Session:
         """Start or end tracing as the step that begins asks; whether anything was done."""
         if self._trace is None:
             return False
-        acted = False
-        capture = self._capture
-        if capture is not None and self.number >= capture.window.stop:
-            self._end_capture()
+        if self._capture is not None:
+            if self.number < self._capture.window.stop:
+                return False
+            capture = self._end_capture()
             self._keep(capture)
-            acted = True
-        if self._capture is None and self._upcoming:
-            start = self._upcoming[0].start
-            if self.number >= start:
-                window = self._upcoming.popleft()
-                self._annotator.install()
-                self._trace.begin()
-                self._capture = _Capture(window, time.time_ns(), self.number)
-                self._begin_span()
-                acted = True
-            elif self.number == start - 1:
-                self._trace.prepare()
-                acted = True
-        return acted
+            # Not even the next window could begin at this point: see TorchTrace.left_open.
+            return True
+        if not self._upcoming:
+            return False
+        if self.number >= self._upcoming[0].begin:
+            self._annotator.install()
+            self._trace.begin()
+            self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
+            self._begin_span()
+            return True
+        if self.number == self._upcoming[0].begin - 1:
+            self._trace.prepare()
+            return True
+        return False
 
-    def _end_capture(self) -> None:
+    def _end_capture(self) -> _Capture:
         capture, self._capture = self._capture, None
         assert capture is not None
         if self._span is not None:
@@ -447,34 +442,46 @@ class Session:
         self._annotator.remove()
         capture.rows = self._annotator.take_rows()
         self._trace.end()
+        return capture
 
-    def _untrace(self, steps: range) -> None:
-        """Say of ``steps`` that no trace covers them."""
+    def _correct(self, steps: range, traced: bool) -> None:
+        """Say of ``steps`` whether the trace that is kept covers them."""
 
-        def corrected(
-            rows: list[tuple[int, int, int, str, bool]],
-        ) -> list[tuple[int, int, int, str, bool]]:
-            return [(*row[:4], False) if row[0] in steps else row for row in rows]
+        def corrected(rows: list[_Row]) -> list[_Row]:
+            return [(*row[:4], traced) if row[0] in steps else row for row in rows]
 
         self._rows = corrected(self._rows)
-        if any(row[4] and row[0] in steps for row in self._history):
+        if any(row[4] != traced and row[0] in steps for row in self._history):
             self._history = corrected(self._history)
             self._rewrite_steps()
 
     def _keep(self, capture: _Capture) -> None:
         """Write a trace, in place of the one that was kept before."""
         began_ns = time.perf_counter_ns()
-        steps = self.number - capture.first_step
         written = self._trace.export()
+        window = capture.window
+        first = window.start if self.number > window.start else window.begin
         if self._kept is not None:
-            self._untrace(range(self._kept.first_step, self._kept.first_step + self._kept_steps))
-        self._kept, self._kept_steps = capture, steps
+            self._correct(range(first), False)
+        self._correct(range(first, self.number), True)
+        self._kept, self._kept_steps = capture, self.number - first
         layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
         try:
             if capture.rows["layer"]:
                 layers.write(capture.rows)
         finally:
             layers.close()
+        if self._upcoming and self._trace.left_open:
+            self._upcoming.clear()
+            self._manifest.findings.append(
+                m.Finding(
+                    code="run.window_skipped",
+                    severity="info",
+                    message="the later steps were not traced: the program was inside of a "
+                    "record_function when the first trace ended, and Kineto does not survive a "
+                    "second one then",
+                )
+            )
         self._manifest.traces = (written.name,)
         self._manifest.steps_source = self.source
         _environment.describe(self._manifest)
@@ -486,16 +493,15 @@ class Session:
 
     def _finish_windows(self) -> None:
         """At the end: keep the trace that runs, unless the one on disk is better."""
-        capture, kept = self._capture, self._kept
-        if capture is None:
+        if self._capture is None:
             return
-        self._end_capture()
-        whole_steps = self.number - capture.first_step
-        if kept is None or whole_steps >= (1 if kept.window.cold else self._kept_steps):
+        capture = self._end_capture()
+        whole_steps = self.number - capture.window.start
+        if self._kept is None or whole_steps >= self._kept_steps:
             self._keep(capture)
         else:
             self._trace.drop()
-            self._untrace(range(capture.first_step, self.number))
+            self._correct(range(capture.window.begin, self.number), False)
 
     @_harmless
     def enter_root(self, module: Any) -> None:
@@ -509,7 +515,7 @@ class Session:
         if (
             capture is not None
             and calls > _STEPLESS_CALLS
-            and self.number == capture.first_step
+            and self.number == capture.window.begin
             and time.time_ns() - capture.opened_ns > _STEPLESS_NS
         ):
             self._stop_stepless()
@@ -517,9 +523,7 @@ class Session:
     @_harmless
     def _stop_stepless(self) -> None:
         with self._at_work():
-            capture = self._capture
-            assert capture is not None
-            self._end_capture()
+            capture = self._end_capture()
             self._upcoming.clear()
             self._keep(capture)
             self._manifest.findings.append(
@@ -641,8 +645,8 @@ class Session:
     def _why_no_trace(self) -> str:
         if self._manifest.status == "interrupted":
             return "the program was ended before a trace was written"
-        first = self.options.windows[0].start
-        return f"the program ended in step {self.number}; steps from {first} on are traced"
+        first = self.options.windows[0].begin
+        return f"the program ended after {self.number} steps; steps from {first} on are traced"
 
     @_harmless
     def _close_files(self) -> None:

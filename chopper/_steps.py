@@ -15,22 +15,27 @@ WindowSpec = str | tuple[int, int] | range | None
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Steps [start, stop) that are traced, counted from 0."""
+    """Steps [start, stop) that count as traced, counted from 0."""
 
     start: int
     stop: int
-    cold: bool = False
-    """Holds the first steps, which no other step resembles: kept only until there is better."""
+    settle: int
+    """Steps before ``start`` that are traced too, and do not count: in them, ranks that took longer
+    to begin catch up. They count when the program ends before there is another."""
+
+    @property
+    def begin(self) -> int:
+        """The step in which tracing begins."""
+        return self.start - self.settle
 
 
-DEFAULT_WINDOWS = (Window(0, 2, cold=True), Window(2, 7), Window(50, 55))
-"""Each window's trace replaces that of the one before it.
+DEFAULT_WINDOWS = (Window(2, 7, settle=2), Window(50, 55, settle=1))
+"""The later window's trace replaces that of the first.
 
-A run's length is not known ahead. The first window lets a run of one or two steps have a trace; it
-gives way as soon as there is one step of another kind. The second serves short runs. The third sees
-the steady state of long ones: buffers that a data loader filled ahead have drained by then, and
-allocators have settled. Windows are fixed in steps, not in seconds, so that all ranks trace the
-same ones.
+A run's length is not known ahead. The first window serves short runs, of a single step even; the
+second sees the steady state of long ones: buffers that a data loader filled ahead have drained by
+then, and allocators have settled. Windows are fixed in steps, not in seconds, so that all ranks
+trace the same ones.
 """
 
 
@@ -56,7 +61,7 @@ def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
         ) from exc
     if not 0 <= start < stop:
         raise UsageError(f"steps to trace: {spec!r} holds none; expected 0 <= START < STOP")
-    return (Window(start, stop, cold=False),)
+    return (Window(start, stop, settle=min(start, 1)),)
 
 
 class OptimizerCycle:

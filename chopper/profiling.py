@@ -50,8 +50,8 @@ def profile(
         collect: names of the collectors to use, as a list or comma-separated; those that
             ``chopper doctor`` marks as default otherwise.
         steps: the steps to trace, from 0: ``(10, 15)``, ``range(10, 15)`` or ``"10:15"``. By
-            default steps 2 to 6, and instead of them 50 to 54 when the program gets that far;
-            the first ones when it is shorter.
+            default steps 3 to 7, and instead of them 50 to 54 when the program gets that far;
+            the first one when it is shorter.
         shapes: record operators' shapes; needed for FLOP and bytes.
         stacks: record Python's call stacks in the trace; costs much.
         memory: record each allocation in the trace.

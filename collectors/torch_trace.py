@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import mmap
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 TRACE = "trace.json"
 _GZIP_LEVEL = 1  # 8 times smaller at 150 MB/s; the default level gains 15 % for 5 times the time
 _STRAGGLERS_S = 0.002
+_SENTINEL = "chopper::end"
+_UNFINISHED = b'"finished": false'
+_CLOSE_SOON = (_SENTINEL.encode(), b"Optimizer.step#", b"gloo:")
+"""Spans that are open when a trace ends and closed long before another can begin."""
 
 
 class TorchTrace:
@@ -42,6 +47,12 @@ class TorchTrace:
         self._held: Any = None
         self._directory: Path | None = None
         self.active = False
+        self.left_open = False
+        """Whether spans were open when the last exported trace ended, or may have been.
+
+        When such a span closes while another trace is being taken, torch writes its end into the
+        freed memory of the first.
+        """
 
     def probe(self, context: CollectorContext) -> Availability:  # noqa: ARG002
         """Whether torch is there and was built with Kineto."""
@@ -85,12 +96,23 @@ class TorchTrace:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # gloo's threads close their spans some µs after they woke the one that waited.
             time.sleep(_STRAGGLERS_S)
-        self._profiler.stop_trace()
+        from torch.autograd.profiler import record_function
+
+        with record_function(_SENTINEL):
+            self._profiler.stop_trace()
         self._held, self._profiler = self._profiler, None
 
     def drop(self) -> None:
-        """Forget what is held in memory."""
-        self._held = None
+        """Free what is held in memory, now.
+
+        torch's profile object is part of a reference cycle, and Kineto's results are unsafe to free
+        once another trace began or the interpreter winds down: they cannot be left to the garbage
+        collector.
+        """
+        held, self._held = self._held, None
+        if held is not None and held.profiler is not None:
+            held.profiler.kineto_results = None
+            held.profiler = None
 
     def export(self) -> Path:
         """Write what is held as plain JSON, which is fast; ``compress`` follows later.
@@ -103,13 +125,14 @@ class TorchTrace:
         temporary = self._directory / f".{TRACE}.tmp"
         try:
             self._held.export_chrome_trace(str(temporary))
-            self._held = None
+            self.drop()
             # Kineto's writer does not say when the disk is full: look for the closing brace.
             with temporary.open("rb") as file:
                 file.seek(0, os.SEEK_END)
                 file.seek(max(0, file.tell() - 16))
                 if not file.read().rstrip().endswith(b"}"):
                     raise CaptureError(f"{target}: the trace was cut short; is the disk full?")
+                self.left_open = _left_open(file)
             temporary.replace(target)
         except (OSError, RuntimeError) as exc:
             temporary.unlink(missing_ok=True)
@@ -136,7 +159,9 @@ class TorchTrace:
         return packed.name
 
     def stop(self) -> CollectorReport:
-        """End a trace that still runs and drop it."""
+        """End a trace that still runs, or was prepared, and drop it."""
+        if self._profiler is not None and not self.active:
+            self.begin()
         self.end()
         self.drop()
         return CollectorReport(name=self.name, status="obtained")
@@ -152,6 +177,24 @@ class TorchTrace:
             experimental_config=_experimental_config(trace_only=not self._stacks),
             **self._options,
         )
+
+
+def _left_open(file: BinaryIO) -> bool:
+    """Whether a trace has spans that were open at its end, other than those that close soon.
+
+    The sentinel was: a version of Kineto that does not say so of it cannot be relied on.
+    """
+    file.seek(0)
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        open_spans = []
+        at = data.find(_UNFINISHED)
+        while at != -1:
+            start = data.rfind(b'"name":', 0, at)
+            open_spans.append(data[start : start + 120])
+            at = data.find(_UNFINISHED, at + 1)
+    if not any(_SENTINEL.encode() in span for span in open_spans):
+        return True
+    return any(not any(known in span for known in _CLOSE_SOON) for span in open_spans)
 
 
 def _experimental_config(*, trace_only: bool) -> Any:

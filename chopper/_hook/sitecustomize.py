@@ -41,7 +41,7 @@ def _run_hidden() -> None:
 
 
 def _arm() -> None:
-    """torch is imported: have the first sign of training start a recording."""
+    """Have the first sign of training start a recording; called when torch is imported."""
     try:
         from chopper._hook import arming
     except Exception as exc:  # noqa: BLE001 - chopper may be missing here, or any part of it
