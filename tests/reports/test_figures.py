@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from chopper.causes import LEAVES
+from chopper.reports import figures, series
+from chopper.reports.series import Series
+from chopper.reports.story import Views, tell
+from tests.reports.make import Shape, make
+
+EXACT = make()
+STORY = tell(Views(EXACT))
+
+
+def test_waterfall_begins_at_the_ideal_and_steps_up_to_the_observed() -> None:
+    trace = figures.waterfall(EXACT, STORY)["data"][0]
+    base, length = trace["base"], trace["x"]
+    assert trace["y"][0].startswith("Ideal")
+    assert trace["y"][-1] == "Observed"
+    assert base[0] == 0
+    for i in range(1, len(base) - 1):
+        assert base[i] == pytest.approx(base[i - 1] + length[i - 1], rel=1e-5)
+    assert base[-2] + length[-2] == pytest.approx(length[-1], rel=1e-5)
+    assert length[-1] == pytest.approx(STORY.observed_per_window_ns / 1e6, rel=1e-5)
+
+
+def test_waterfall_without_an_ideal_begins_at_zero() -> None:
+    attribution = make(Shape(peak=False))
+    trace = figures.waterfall(attribution, tell(Views(attribution)))["data"][0]
+    assert not trace["y"][0].startswith("Ideal")
+    assert trace["base"][0] == 0
+
+
+def test_steps_stack_to_each_steps_mean_over_ranks() -> None:
+    figure = figures.steps(EXACT, STORY)
+    heights = np.array([t["y"] for t in figure["data"]]).sum(axis=0)
+    windows = EXACT.windows.to_pydict()
+    for i in range(4):
+        times = [
+            e - s
+            for e, s, k in zip(
+                windows["end_ns"], windows["start_ns"], windows["step_index"], strict=True
+            )
+            if k == i
+        ]
+        assert heights[i] == pytest.approx(np.mean(times) / 1e6, rel=1e-4)
+    for rank in ("0", "1"):
+        assert len(figure["views"][rank]) == len(figure["data"])
+    both = np.array([figure["views"]["0"], figure["views"]["1"]]).mean(axis=0)
+    assert both == pytest.approx(np.array([t["y"] for t in figure["data"]]), rel=1e-4, abs=1e-9)
+
+
+def test_many_steps_are_averaged_in_bins() -> None:
+    attribution = make(Shape(ranks=1, steps=700, layers=1, host=False, telemetry=False))
+    figure = figures.steps(attribution, tell(Views(attribution)))
+    assert figure["binned"] == 700
+    assert len(figure["data"][0]["x"]) == figures.MAX_BARS
+    sizes = np.diff(np.linspace(0, 700, figures.MAX_BARS + 1).round())
+    total = sum((np.array(t["y"]) * sizes).sum() for t in figure["data"])
+    assert total == pytest.approx(attribution.observed_ns / 1e6, rel=1e-4)
+
+
+def test_labels_from_traces_are_escaped_for_plotly() -> None:
+    one = Series(
+        "<b>x</b>", "<a href='javascript:1'>y</a>", "", 0, np.arange(5) * 10**9, np.arange(5.0)
+    )
+    figure = figures.telemetry([one], EXACT)
+    # The legend is the only place with markup, and it is ours.
+    assert "<a" not in json.dumps(figure)
+    assert "&lt;b&gt;x" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_figures_are_json_without_nan() -> None:
+    values = np.array([1.0, np.nan, 3.0])
+    one = Series("p", "l", "ratio", None, np.arange(3) * 10**9, values)
+    figure = figures.telemetry([one], EXACT)
+    json.dumps(figure, allow_nan=False)
+    assert figure["data"][0]["y"] == [100.0, None, 300.0]
+    assert figures.telemetry([], EXACT)["data"] == []
+
+
+def test_series_of_the_synthetic_run() -> None:
+    found = series.collect(EXACT.run)
+    panels = {s.panel for s in found}
+    assert {
+        "CPU",
+        "CPU of ranks",
+        "Memory of ranks",
+        "Device memory",
+        "Network",
+        "Pressure",
+        "Host memory available",
+    } == panels
+    cpu = next(s for s in found if s.label == "mean of cores")
+    table = EXACT.run.table(0, "cpu_core").to_pydict()
+    at = table["time_ns"][0]
+    mean = np.mean(
+        [b for b, t in zip(table["busy_ratio"], table["time_ns"], strict=True) if t == at]
+    )
+    assert cpu.value[0] == pytest.approx(mean)
+    received = next(s for s in found if s.label == "eth0 received")
+    nic = EXACT.run.table(0, "nic").to_pydict()
+    # 10 ms apart: the difference of two totals, per second.
+    assert received.value[0] == pytest.approx((nic["rx_bytes"][1] - nic["rx_bytes"][0]) / 0.01)
+
+
+def test_a_counter_that_was_reset_is_unknown_not_negative() -> None:
+    at, rate = series._derivative(np.array([0, 10, 20, 30]), np.array([100.0, 200.0, 50.0, 70.0]))
+    assert at.tolist() == [10, 20, 30]
+    assert np.isnan(rate[1])
+    assert rate[[0, 2]].tolist() == [10.0, 2.0]
+
+
+@pytest.mark.parametrize("n", [2, 10, 99, 100, 101, 5000])
+def test_thinning_keeps_the_extremes(n) -> None:
+    rng = np.random.default_rng(n)
+    one = Series("p", "l", "", None, np.arange(n), rng.standard_normal(n))
+    thin = series.thin(one, 100)
+    assert len(thin.time_ns) <= max(n if n <= 100 else 101, 2)
+    assert thin.value.max() == one.value.max()
+    assert thin.value.min() == one.value.min()
+    assert (np.diff(thin.time_ns) > 0).all()
+
+
+def test_leaf_order_is_the_trees() -> None:
+    names = [t["meta"] for t in figures.steps(EXACT, STORY)["data"]]
+    assert names == sorted(names, key=LEAVES.index)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chopper import _format as fmt
+from tests.reports import make
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "shown"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (1, "1 ns"),
+        (999, "999 ns"),
+        (999.6, "1.00 µs"),
+        (1_234, "1.23 µs"),
+        (12_345, "12.3 µs"),
+        (999_499, "999 µs"),
+        (999_501, "1.00 ms"),
+        (12_345_678, "12.3 ms"),
+        (1_500_000_000, "1.50 s"),
+        (59_900_000_000, "59.9 s"),
+        (61_000_000_000, "1 min 01 s"),
+        (-5_000_000, "−5.00 ms"),
+    ],
+)
+def test_duration(time_ns: float | None, shown: str) -> None:
+    assert fmt.duration(time_ns) == shown
+
+
+@given(st.integers(min_value=1, max_value=10**18))
+def test_duration_keeps_three_digits(time_ns: int) -> None:
+    text = fmt.duration(time_ns)
+    if "min" in text:
+        minutes, _, seconds, _ = text.split()
+        assert abs(int(minutes) * 60 + int(seconds) - time_ns / 1e9) <= 0.5
+        return
+    number, unit = text.split()
+    scale = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    assert float(number) * scale == pytest.approx(time_ns, rel=5.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (fmt.ratio(None), "–"),
+        (fmt.ratio(0), "0 %"),
+        (fmt.ratio(0.00001), "<0.1 %"),
+        (fmt.ratio(0.238), "23.8 %"),
+        (fmt.ratio(1), "100 %"),
+        (fmt.bytes_(None), "–"),
+        (fmt.bytes_(0), "0 B"),
+        (fmt.bytes_(1536), "1.50 KiB"),
+        (fmt.bytes_(1024 * 1023.7), "1.00 MiB"),
+        (fmt.rate(3.35e12), "3.35 TB/s"),
+        (fmt.flops(989.4e12), "989 TFLOP/s"),
+        (fmt.hertz(99.8), "99.8 Hz"),
+        (fmt.hertz(1.98e9), "1.98 GHz"),
+        (fmt.count(216_092), "216\u202f092"),
+        (fmt.factor(2.8), "2.8×"),
+        (fmt.plural(1, "rank"), "1 rank"),
+        (fmt.plural(2, "rank"), "2 ranks"),
+    ],
+)
+def test_quantities(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (make.ADD, "vectorized_elementwise_kernel<CUDAFunctor_add<BFloat16>>"),
+        (make.MUL, "vectorized_elementwise_kernel<BinaryFunctor<BFloat16, MulFunctor<float>>>"),
+        (make.GEMM, "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8"),
+        (make.NCCL, "ncclDevKernel_AllGather_RING_LL"),
+        (make.ADAM, "multi_tensor_apply_kernel<FusedAdamMathFunctor<float>, float, double>"),
+        ("ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn"),
+        ("aten::mm", "aten::mm"),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
+        ("torch/nn/modules/module.py(1775): _call_impl", None),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+        ("_ZN2ck16tensor_operation11gemm_kernelILi64EEvv", "gemm_kernel"),
+        ("", ""),
+        *((name, None) for name in make.HOSTILE[:2]),
+        ("a<b<c<", None),
+        ("void f<<<>>>((", None),
+    ],
+)
+def test_kernel_names(name: str, short: str | None) -> None:
+    shown = fmt.kernel_name(name)
+    if short is None:
+        assert shown, "a name never vanishes"
+    else:
+        assert shown == short
+
+
+@given(st.text(alphabet="ab:<>(), *_Z9&{}#", max_size=60))
+def test_kernel_names_of_any_text_end(name: str) -> None:
+    assert len(fmt.kernel_name(name)) <= max(len(name) * 2, 8)
+
+
+@given(st.text(max_size=80), st.integers(min_value=1, max_value=40))
+def test_ellipsize_never_exceeds(text: str, width: int) -> None:
+    assert len(fmt.ellipsize(text, width)) <= width

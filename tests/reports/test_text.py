@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from chopper import reports
+from chopper.causes import CAUSES, LEAVES
+from chopper.errors import UsageError
+from chopper.reports import markdown, text
+from chopper.reports.advice import advice
+from chopper.reports.palette import COLORS, color, ink
+from chopper.reports.story import Views, tell
+from tests.reports.make import HOSTILE, Shape, make
+
+EXACT = make()
+
+
+@pytest.mark.parametrize("by", [None, "cause", "step", "phase", "layer", "op", "kernel", "rank"])
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_no_line_is_wider_than_asked(by, width) -> None:
+    for line in text.render(make(Shape(hostile=True)), by=by, width=width).splitlines():
+        assert len(line) <= width
+
+
+def test_plain_text_has_no_escape_codes_and_colour_has() -> None:
+    assert "\x1b" not in text.render(EXACT)
+    assert "\x1b[" in text.render(EXACT, color=True)
+
+
+def test_a_name_cannot_steer_the_terminal() -> None:
+    from chopper.reports.text import _printable
+
+    assert (
+        _printable("a\x1b[2Jb\r\nc")
+        == "a\N{REPLACEMENT CHARACTER}[2Jb" + "\N{REPLACEMENT CHARACTER}" * 2 + "c"
+    )
+
+
+def test_the_tree_shows_every_cause_once_and_ends_with_the_sum() -> None:
+    out = text.render(EXACT, width=120)
+    for row in EXACT.causes():
+        if row.time_ns:
+            assert len(re.findall(rf"^ *{re.escape(row.label)}( ~)?  ", out, re.M)) == 1, row.label
+    assert re.search(r"^observed +10\.2 ms +100 %", out, re.M)
+
+
+def test_top_limits_rows_and_says_what_is_left() -> None:
+    out = text.render(EXACT, by="kernel", top=2)
+    assert "6 more rows" in out
+    assert "--top" in out
+
+
+def test_verdict_with_and_without_an_ideal() -> None:
+    known = tell(Views(EXACT))
+    # 81 563 786 ns over 8 windows; 29 150 794 ns of it ideal.
+    assert known.observed_per_window_ns == 81_563_786 / 8
+    assert known.ideal_per_window_ns == 29_150_794 / 8
+    assert known.verdict == "A step takes 10.2 ms on average; at peak, its math would take 3.64 ms."
+    unknown = tell(Views(make(Shape(peak=False))))
+    assert unknown.ideal_per_window_ns is None
+    assert "not known" in unknown.verdict
+    assert unknown.detail == "No peak is known for Unheard-of Device."
+
+
+def test_the_three_largest_causes_are_the_largest_leaves_that_are_causes() -> None:
+    story = tell(Views(EXACT))
+    leaves = [r for r in EXACT.leaves() if r.id != "compute.ideal"]
+    assert [c.id for c in story.top] == [r.id for r in leaves[:3]]
+    for cause in story.top:
+        assert cause.meaning == CAUSES[cause.id].doc
+        assert cause.advice
+
+
+def test_every_leaf_has_a_colour_of_its_own_hex_and_advice() -> None:
+    for leaf in LEAVES:
+        assert re.fullmatch(r"#[0-9a-f]{6}", color(leaf))
+        assert advice(leaf), leaf
+    assert color("compute.newer_than_this") == COLORS["compute"]
+    assert ink("#ffffff") == "#101114"
+    assert ink("#000000") == "#ffffff"
+
+
+def test_markdown_escapes_names() -> None:
+    out = markdown.render(make(Shape(hostile=True)))
+    assert "<script" not in out.replace("\\<", "")
+    assert "<img" not in out.replace("\\<", "")
+    for line in out.splitlines():
+        if line.startswith("|"):
+            # Escaped pipes do not end a cell: as many cells as the table's header.
+            assert len(re.findall(r"(?<!\\)\|", line)) in (5, 6)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_escape_leaves_no_active_character(name) -> None:
+    assert not re.search(r"(?<!\\)[<>`*_\[\]|&]", markdown.escape(name))
+
+
+def test_json_is_the_documented_form() -> None:
+    import json
+
+    out = json.loads(reports.render(EXACT, "json"))
+    assert out == EXACT.to_dict()
+    assert sum(c["time_ns"] for c in out["causes"] if c["id"] in LEAVES) == out["observed_ns"]
+
+
+def test_the_extension_names_the_format(tmp_path) -> None:
+    for name, kind in (
+        ("a.html", "html"),
+        ("a.HTM", "html"),
+        ("a.md", "md"),
+        ("a.txt", "txt"),
+        ("a.json", "json"),
+    ):
+        assert reports.format_of(tmp_path / name) == kind
+    for name in ("a.pdf", "a", "html"):
+        with pytest.raises(UsageError, match=r"\.html, \.md, \.json, \.txt"):
+            reports.format_of(tmp_path / name)
+    with pytest.raises(UsageError, match="unknown"):
+        reports.render(EXACT, "pdf")
