@@ -15,6 +15,7 @@ hangs takes nothing else with it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
@@ -335,7 +336,8 @@ class SystemClock:
         if not heard:  # end of file: whoever held the other end has gone
             self.orphaned = True
             return True
-        self.stop_requested = b"stop" in heard
+        # A signal's handler may have set it just now: never unset it.
+        self.stop_requested = self.stop_requested or b"stop" in heard
         return self.stop_requested
 
 
@@ -492,7 +494,10 @@ class Sampler:
             self.flush()
         except OutputError as exc:
             self.status.state = "failed"
-            self.status.error = str(exc)
+            self.status.error = f"{exc}; what it had flushed is kept"
+            # On a full disk this fails too; the parent then reads it from stderr.
+            with contextlib.suppress(OutputError):
+                self._write_status()
             raise
         finally:
             self._close()
@@ -500,7 +505,7 @@ class Sampler:
 
     def flush(self) -> None:
         """Write the rows at hand and the status."""
-        from chopper.run import StreamWriter, write_atomic
+        from chopper.run import StreamWriter
         from chopper.tables import TABLES
 
         for table, rows in self._pending.items():
@@ -511,12 +516,11 @@ class Sampler:
             names = [column.name for column in TABLES[table].columns]
             self._writers[table].write(dict(zip(names, zip(*rows, strict=True), strict=True)))
             rows.clear()
-        self._update_status()
-        write_atomic(
-            status_file(self._directory, self.status.collector), msgspec.json.encode(self.status)
-        )
+        self._write_status()
 
-    def _update_status(self) -> None:
+    def _write_status(self) -> None:
+        from chopper.run import write_atomic
+
         status = self.status
         status.wall_ns = self._clock.monotonic_ns() - self._start_ns
         status.cpu_ns = self._clock.cpu_ns() - self._start_cpu_ns
@@ -526,6 +530,7 @@ class Sampler:
             status.absent.update(reader.source.absent)
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
+        write_atomic(status_file(self._directory, status.collector), msgspec.json.encode(status))
 
     def _close(self) -> None:
         for reader in self._readers:
@@ -676,6 +681,7 @@ class SamplerProcess:
         )
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
 
     @property
@@ -733,11 +739,12 @@ class SamplerProcess:
     def stop(self, *, timeout_s: float = 5.0) -> SamplerStatus | None:
         """End the process, by force when it does not answer, and return its last status.
 
-        None when it left none. In a process forked from the one that started it this does nothing:
+        None when it left none, or was stopped before. In a process forked from the one that started it this does nothing:
         the sampler is not theirs.
         """
-        if self._process is None or os.getpid() != self._config.parent_pid:
+        if self._process is None or self._stopped or os.getpid() != self._config.parent_pid:
             return None
+        self._stopped = True
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
