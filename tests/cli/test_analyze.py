@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from chopper import api
+from chopper.cli import cli
+from chopper.cli.analyze_ import to_csv, to_json
+from chopper.errors import UsageError
+from tests.reports.make import Shape, make
+
+EXACT = make()
+
+
+@pytest.fixture
+def trace(traces_dir) -> str:
+    return str(traces_dir / "hta" / "mi250-minitoy-train-rocm62.json.gz")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["analyze", *arguments], catch_exceptions=False)
+
+
+def test_text_goes_to_stdout_and_the_next_command_to_stderr(trace) -> None:
+    shown = run(trace)
+    assert shown.exit_code == 0
+    assert "where the time went" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert shown.stderr.splitlines()[-1] == f"next: chopper report {trace}"
+
+
+def test_json_is_the_attribution_and_nothing_else(trace) -> None:
+    shown = run(trace, "--json")
+    out = json.loads(shown.stdout)
+    assert out == json.loads(json.dumps(api.attribute(api.load(trace)).to_dict()))
+    assert "groups" not in out
+
+
+@pytest.mark.parametrize("level", ["cause", "step", "phase", "layer", "op", "kernel", "rank"])
+def test_groups_of_any_level_hold_the_same_nanoseconds(level) -> None:
+    out = to_json(EXACT, level, None)
+    assert out["level"] == level
+    assert sum(g["time_ns"] for g in out["groups"]) == EXACT.observed_ns
+    for group in out["groups"]:
+        assert sum(group["causes"].values()) == group["time_ns"]
+
+
+def test_top_cuts_groups_in_json_and_csv() -> None:
+    assert len(to_json(EXACT, "kernel", 3)["groups"]) == 3
+    assert len(to_csv(EXACT, "kernel", 3).splitlines()) == 4
+
+
+def test_csv_of_causes_and_of_groups() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(EXACT, None, None))))
+    assert [r["id"] for r in rows] == [c.id for c in EXACT.causes()]
+    assert {r["measured"] for r in rows} == {"true", "false"}
+    rows = list(csv.DictReader(io.StringIO(to_csv(EXACT, "op", None))))
+    assert sum(int(r["time_ns"]) for r in rows) == EXACT.observed_ns
+    for row in rows:
+        causes = [int(v) for k, v in row.items() if "." in k]
+        assert sum(causes) == int(row["time_ns"])
+
+
+def test_csv_survives_names_with_commas_quotes_and_newlines() -> None:
+    hostile = make(Shape(hostile=True))
+    rows = list(csv.reader(io.StringIO(to_csv(hostile, "kernel", None))))
+    assert len({len(r) for r in rows}) == 1
+    assert {r[0] for r in rows[1:]} == {g.key for g in hostile.by("kernel")}
+
+
+def test_what_cannot_be_is_a_usage_error(trace) -> None:
+    assert run(trace, "--by", "nothing").exit_code == 2
+    assert run(trace, "--top", "0").exit_code == 2
+    assert run().exit_code == 2
+    with pytest.raises(UsageError, match="exclude each other"):
+        run(trace, "--json", "--csv")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def trace(traces_dir) -> str:
+    return str(traces_dir / "hta" / "mi250-minitoy-train-rocm62.json.gz")
+
+
+def chopper(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "chopper", *arguments], cwd=cwd, capture_output=True, text=True
+    )
+
+
+def one_line(shown: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in shown.stderr
+    lines = [line for line in shown.stderr.splitlines() if "…" not in line]
+    assert len(lines) == 1, shown.stderr
+    return lines[0]
+
+
+def test_the_default_is_report_html_and_is_not_overwritten(trace, tmp_path) -> None:
+    shown = chopper("report", trace, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == "report.html\n"
+    assert "MiB written" in shown.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.rstrip().endswith("</html>")
+
+    (tmp_path / "report.html").write_text("mine")
+    again = chopper("report", trace, cwd=tmp_path)
+    assert again.returncode == 1
+    assert "pass --force" in one_line(again)
+    assert (tmp_path / "report.html").read_text() == "mine"
+    forced = chopper("report", trace, "--force", cwd=tmp_path)
+    assert forced.returncode == 0
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_extension_chooses_the_format(trace, tmp_path) -> None:
+    for name in ("r.md", "r.json", "r.txt"):
+        shown = chopper("report", trace, "-o", name, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout == f"{name}\n"
+        assert "next: chopper analyze" in shown.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["schema"] == "chopper.attribution/1"
+    assert (tmp_path / "r.md").read_text().startswith("# ")
+    assert "observed" in (tmp_path / "r.txt").read_text()
+    wrong = chopper("report", trace, "-o", "r.pdf", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert ".html, .md, .json, .txt" in one_line(wrong)
+
+
+def test_an_output_that_cannot_be_written_is_one_line(trace, tmp_path) -> None:
+    missing = chopper("report", trace, "-o", "nowhere/r.html", cwd=tmp_path)
+    assert missing.returncode == 1
+    assert "does not exist" in one_line(missing)
+    (tmp_path / "d.html").mkdir()
+    folder = chopper("report", trace, "-o", "d.html", cwd=tmp_path)
+    assert folder.returncode == 1
+    assert "is a directory" in one_line(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a full disk needs root")
+def test_a_full_disk_leaves_no_part_behind(trace, tmp_path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not let tests mount a tmpfs")
+    try:
+        shown = chopper("report", trace, "-o", str(disk / "r.html"), cwd=tmp_path)
+        assert shown.returncode == 1
+        assert "No space left" in one_line(shown)
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_what_is_no_run_is_one_line(tmp_path) -> None:
+    (tmp_path / "empty.json").write_text("")
+    for source in ("empty.json", "missing.json", "none-*.json", "."):
+        shown = chopper("report", source, "-o", "r.html", cwd=tmp_path)
+        assert shown.returncode == 1, source
+        assert one_line(shown).startswith("chopper: ")
+        assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,277 @@
+"""The report in a real browser, from a file, without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chopper import reports
+from tests.reports.make import Shape, make
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+_TIMEOUT_MS = 60_000
+
+
+def _chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        found = shutil.which(name)
+        if found:
+            return found
+    pytest.skip("no Chromium on this machine: install chromium or google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    attribution = make(Shape(ranks=2, steps=4, layers=4, hostile=True))
+    attribution.run.manifest.name = "</script><script>window.__pwned = 5</script>"
+    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(reports.render(attribution, "html"), encoding="utf-8")
+    return path
+
+
+class Opened:
+    """A page with everything that it said and asked for."""
+
+    def __init__(self, page: Page, path: Path) -> None:
+        self.page = page
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        page.set_default_timeout(_TIMEOUT_MS)
+        page.on("console", lambda m: self.messages.append(f"{m.type}: {m.text}"))
+        page.on("pageerror", lambda e: self.messages.append(f"error: {e}"))
+        page.on("request", lambda r: self.requests.append(r.url))
+        self.url = path.as_uri()
+        page.goto(self.url)
+        page.wait_for_selector("html[data-ready=all]", state="attached", timeout=_TIMEOUT_MS)
+
+    def pixels(self) -> str:
+        """The timeline's canvas, as a hash of its pixels."""
+        return str(
+            self.page.evaluate(
+                """() => {
+                  const shown = document.querySelector('.tl-canvas');
+                  const c = Object.assign(document.createElement('canvas'),
+                    { width: shown.width, height: shown.height });
+                  const g = c.getContext('2d', { willReadFrequently: true });
+                  g.drawImage(shown, 0, 0);
+                  const d = g.getImageData(0, 0, c.width, c.height).data;
+                  let h = 7, painted = 0;
+                  for (let i = 0; i < d.length; i += 4) {
+                    h = (h * 31 + d[i] * 3 + d[i + 1] * 5 + d[i + 2] * 7 + d[i + 3]) | 0;
+                    painted += d[i + 3] > 0;
+                  }
+                  return painted > 1000 ? String(h) : 'blank';
+                }"""
+            )
+        )
+
+    def frame(self) -> None:
+        """Let the page draw what it has been asked for."""
+        self.page.evaluate(
+            "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))"
+        )
+
+    def settled(self) -> str:
+        """The pixels after the next frames."""
+        self.frame()
+        return self.pixels()
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds within some hundred frames."""
+        for _ in range(300):
+            if condition():
+                return True
+            self.frame()
+        return False
+
+
+@pytest.fixture
+def opened(browser, report, request) -> Iterator[Opened]:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900},
+        color_scheme=getattr(request, "param", "light"),
+        offline=True,
+    )
+    yield Opened(context.new_page(), report)
+    context.close()
+
+
+@pytest.mark.parametrize("opened", ["light", "dark"], indirect=True)
+def test_it_renders_silently_and_alone(opened) -> None:
+    assert opened.messages == []
+    assert opened.requests == [opened.url]
+    for figure in ("waterfall", "steps", "telemetry"):
+        assert opened.page.locator(f"#fig-{figure} svg.main-svg").count() >= 1, figure
+    assert opened.page.locator("#fig-waterfall .bars .point").count() > 5
+    assert opened.pixels() != "blank"
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_names_are_shown_not_run(opened) -> None:
+    page = opened.page
+    page.get_by_role("tab", name="Kernel").click()
+    for name in (
+        "<script>window.__pwned = 1</script>",
+        '"><img src=x onerror="window.__pwned = 3">',
+    ):
+        assert page.get_by_role("button", name=name, exact=True).count() == 1
+    page.fill("#tl-search", "__pwned = 3")
+    page.locator("#tl-next:not(:disabled)").click()
+    assert "__pwned" in page.locator("#tl-detail h4").inner_text()
+    assert page.evaluate("window.__pwned") is None
+    assert page.locator("main img").count() == 0
+    assert opened.messages == []
+
+
+def _times(page: Page) -> list[float]:
+    scale = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
+    texts = page.locator("#breakdown-table tbody tr.row td:nth-child(2)").all_inner_texts()
+    return [float(t.split()[0]) * scale[t.split()[1]] for t in texts]
+
+
+def test_tables_sort_and_filter(opened) -> None:
+    page = opened.page
+    page.get_by_role("tab", name="Operator").click()
+    falling = _times(page)
+    assert len(falling) > 5
+    assert falling == sorted(falling, reverse=True)
+    page.get_by_role("button", name="Per step").click()
+    assert _times(page) == sorted(falling)
+    page.get_by_role("columnheader", name="Operator").get_by_role("button").click()
+    names = page.locator("#breakdown-table tbody .name").all_inner_texts()
+    assert [n.lower() for n in names] == sorted(n.lower() for n in names)
+    page.fill("#filter", "mean backward")
+    assert page.locator("#breakdown-table tbody .name").all_inner_texts() == ["aten::mean_backward"]
+    page.fill("#filter", "no such operator")
+    assert "No row" in page.locator("#breakdown-table").inner_text()
+
+
+def test_a_row_opens_to_its_causes_by_keyboard(opened) -> None:
+    page = opened.page
+    row = page.locator("#breakdown-table tbody .name button").first
+    row.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#breakdown-table .causes li").count() > 2
+    page.keyboard.press("Enter")
+    assert page.locator("#breakdown-table .causes li").count() == 0
+
+
+def test_the_timeline_zooms_by_wheel_drag_keys_and_buttons(opened) -> None:
+    page = opened.page
+    canvas = page.locator(".tl-canvas")
+    canvas.scroll_into_view_if_needed()
+    whole = opened.settled()
+    box = canvas.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + 60
+
+    page.mouse.move(x - 100, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y, steps=4)
+    page.mouse.up()
+    page.mouse.move(5, 5)
+    dragged = opened.settled()
+    assert dragged != whole
+
+    page.locator("#tl-body").focus()
+    page.keyboard.press("0")
+    assert opened.settled() == whole
+    page.keyboard.press("+")
+    zoomed = opened.settled()
+    assert zoomed != whole
+    page.keyboard.press("ArrowRight")
+    assert opened.settled() != zoomed
+    page.keyboard.press("0")
+
+    page.mouse.move(x, y)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.mouse.move(5, 5)
+    assert opened.settled() != whole
+    page.locator("#tl-fit").click()
+    assert opened.settled() == whole
+    page.locator("#tl-in").click()
+    assert opened.settled() != whole
+    assert opened.messages == []
+
+
+def test_the_timeline_tells_what_is_under_the_pointer(opened) -> None:
+    page = opened.page
+    canvas = page.locator(".tl-canvas")
+    canvas.scroll_into_view_if_needed()
+    page.fill("#tl-search", "flash_fwd")
+    page.locator("#tl-next:not(:disabled)").click()
+    detail = page.locator("#tl-detail").inner_text()
+    assert "flash_fwd_kernel" in detail
+    assert "aten::_scaled_dot_product_flash_attention" in detail
+    box = canvas.bounding_box()
+    assert box is not None
+    top = (
+        page.locator(".tl-gutter", has_text="stream 7")
+        .locator("div", has_text="stream 7")
+        .first.bounding_box()
+    )
+    assert top is not None
+    page.mouse.move(box["x"] + box["width"] / 2, top["y"] + 8)
+    tip = page.locator("#tip")
+    tip.wait_for(state="visible")
+    assert "flash_fwd_kernel" in tip.inner_text()
+    assert "model.layers" in tip.inner_text() or "pwned" in tip.inner_text()
+
+
+def test_ranks_and_steps_can_be_chosen(opened) -> None:
+    page = opened.page
+    first = opened.settled()
+    page.select_option("#tl-rank", "0")
+    page.select_option("#tl-step", index=0)
+    assert opened.until(lambda: opened.pixels() != first)
+    bars = page.locator("#fig-steps .bars").first
+    before = bars.inner_html()
+    page.select_option("#steps-rank", "1")
+    assert opened.until(lambda: bars.inner_html() != before)
+    assert opened.messages == []
+
+
+@pytest.mark.parametrize("width", [1920, 1280, 1024, 600])
+def test_no_width_scrolls_sideways(browser, report, width) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+    opened = Opened(context.new_page(), report)
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    context.close()
+
+
+def test_it_tells_its_story_without_scripts(browser, report) -> None:
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    text = page.locator("main").inner_text()
+    assert "A step takes" in text
+    assert "Waiting for a straggler" in text
+    context.close()
