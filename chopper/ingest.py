@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import glob as globbing
+import os
 import re
+import shutil
+import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chopper import manifest
 from chopper._version import __version__
-from chopper.errors import InputError
+from chopper.errors import InputError, OutputError
 from chopper.manifest import Finding, RankManifest, RunManifest
-from chopper.run import Run, is_run
+from chopper.run import MANIFEST, Run, is_run, rank_dir_name, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
+
     from chopper.collectors.kineto import ParsedTrace
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d+)(?!\d)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
+_SLOW_S = 2.0
+"""Foreign traces that took longer to read are kept as tables for the next time."""
+_QUICK_BYTES = 1 << 20
+"""Smaller files are read faster than that in any case, so nobody looks for their tables."""
+
+
+class _Found(dict[Path, bool]):
+    """Trace files in order → whether the user named the very file."""
 
 
 def find_sources(named: Sequence[str | Path]) -> list[Path]:
@@ -29,26 +44,60 @@ def find_sources(named: Sequence[str | Path]) -> list[Path]:
     Raises:
         InputError: nothing is there, or a directory holds no traces.
     """
-    found: dict[Path, None] = {}
+    return list(_find(named))
+
+
+def _find(named: Sequence[str | Path]) -> _Found:
+    found = _Found()
     for item in named:
         path = Path(item)
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.is_file() and _TRACE_NAME.search(p.name))
-            if not inside:
+        try:
+            if is_run(path):
                 raise InputError(
-                    f"{path}: a directory without traces (no *.json or *.json.gz) and not a run"
+                    f"{path}: is a run directory already; expected trace files, or a directory or "
+                    "pattern of them"
                 )
-            found.update(dict.fromkeys(inside))
-        elif path.exists():
-            found[path] = None
-        elif globbing.has_magic(str(item)):
-            matches = sorted(Path(p) for p in globbing.glob(str(item), recursive=True))  # noqa: PTH207
-            if not matches:
-                raise InputError(f"{item}: the pattern matches no file")
-            found.update(dict.fromkeys(p for p in matches if p.is_file()))
-        else:
-            raise InputError(f"{path}: no such file or directory")
-    return list(found)
+            if path.is_dir():
+                for file in _in_directory(path):
+                    found.setdefault(file, False)
+            elif path.exists():
+                found[path] = True
+            elif globbing.has_magic(str(item)):
+                matches = globbing.glob(str(item), recursive=True)  # noqa: PTH207
+                files = [p for p in map(Path, sorted(matches)) if p.is_file()]
+                if not files:
+                    raise InputError(f"{item}: the pattern matches no file")
+                found.update(dict.fromkeys(files, True))
+            else:
+                raise InputError(f"{path}: no such file or directory")
+        except ValueError as exc:
+            raise InputError(f"{str(item)!r}: no file can have this name ({exc})") from exc
+        except OSError as exc:
+            raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
+    return found
+
+
+def _in_directory(path: Path) -> list[Path]:
+    """The traces of a directory.
+
+    Raises:
+        InputError: there are none; says what is there instead.
+    """
+    entries = sorted(path.iterdir())
+    inside = [
+        p
+        for p in entries
+        if _TRACE_NAME.search(p.name) and not p.name.startswith(".") and p.is_file()
+    ]
+    if inside:
+        return inside
+    runs = [p.name for p in entries if p.is_dir() and (p / MANIFEST).is_file()]
+    message = f"{path}: a directory without traces (no *.json or *.json.gz) and not a run"
+    if runs:
+        message += f"; it holds runs, pass one of them: {path / runs[-1]}"
+    elif any(_TRACE_NAME.search(p.name) for p in path.glob("*/*")):
+        message += f"; there are traces deeper in it, pass '{path}/*/*.json*'"
+    raise InputError(message)
 
 
 def load(named: Sequence[str | Path]) -> Run:
@@ -60,31 +109,129 @@ def load(named: Sequence[str | Path]) -> Run:
     Raises:
         InputError: what is named is neither; one line says what was found.
     """
+    if not named:
+        raise InputError("nothing to load: name a run directory or trace files")
     if len(named) == 1 and is_run(Path(named[0])):
         return Run.open(Path(named[0]))
     for item in named:
         if is_run(Path(item)):
             raise InputError(f"{item}: is a run directory; name it alone, not with other files")
-    return import_traces(find_sources(named), source=" ".join(str(n) for n in named))
+    found = _find(named)
+    if len(found) == 1 and (file := next(iter(found))).name == MANIFEST and is_run(file.parent):
+        return Run.open(file.parent)
+    return _import(found, source=" ".join(str(n) for n in named))
 
 
 def import_traces(files: Sequence[Path], *, source: str | None = None) -> Run:
-    """Read trace files as one run, one rank per file (or several, where they were merged).
+    """Read trace files as one run: a rank per file, or several where they were merged.
 
     Raises:
         InputError: a file is no trace, two files are the same rank, or they are of two runs.
     """
-    from chopper.collectors.kineto import read_trace
+    return _import(_Found(dict.fromkeys(files, True)), source=source)
 
+
+def _import(found: _Found, *, source: str | None) -> Run:
+    began = time.perf_counter()
+    numbered, findings, fresh = _collect(found)
+    run = _as_run(numbered, findings, source)
+    if fresh and time.perf_counter() - began > _SLOW_S:
+        # When the run is let go of, so that results come first.
+        weakref.finalize(run, _keep, fresh)
+    return run
+
+
+def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
+    """Read traces and write them, with their tables, as a run directory.
+
+    Args:
+        found: files, globs and directories.
+        directory: an empty directory that exists.
+
+    Raises:
+        InputError: as :func:`import_traces`.
+        OutputError: it cannot be written; what was written is the caller's to remove.
+    """
+    from chopper import cache
+
+    numbered, findings, _ = _collect(_find(found))
+    run = _as_run(numbered, findings, None)
+    run.manifest.name = directory.resolve().name
+    run.manifest.created_ns = time.time_ns()
+    raw: dict[Path, Path] = {}
+    try:
+        (directory / "tables").mkdir()
+        for part in run.manifest.ranks:
+            file, trace = numbered[part.rank]
+            folder = directory / rank_dir_name(part.rank)
+            folder.mkdir()
+            kept = folder / ("trace.json.gz" if _is_gzip(file) else "trace.json")
+            _copy(raw.setdefault(file, kept), kept, file)
+            part.traces = (kept.name,)
+            part.source_digest = cache.digest([kept])
+            write_atomic(folder / MANIFEST, manifest.encode(part))
+            cache.write(
+                directory / "tables" / folder.name, part.source_digest, trace.tables, _head(trace)
+            )
+    except OSError as exc:
+        raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
+    write_atomic(directory / MANIFEST, manifest.encode(run.manifest))
+    return run.manifest
+
+
+def _copy(first: Path, kept: Path, file: Path) -> None:
+    """Copy a raw trace; further ranks of the same file share the first copy where links work."""
+    if first != kept:
+        try:
+            os.link(first, kept)
+        except OSError:
+            pass
+        else:
+            return
+    shutil.copyfile(file, kept)
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+_Numbered = dict[int, "tuple[Path, ParsedTrace]"]
+
+
+def _collect(
+    found: _Found,
+) -> tuple[_Numbered, list[Finding], list[tuple[Path, list[ParsedTrace]]]]:
+    """The traces of files by rank, what is odd about them, and which were read afresh."""
     traces: list[tuple[Path, ParsedTrace]] = []
-    for file in files:
-        traces += [(file, trace) for trace in read_trace(file)]
-    findings = _check_one_run(traces)
+    fresh: list[tuple[Path, list[ParsedTrace]]] = []
+    findings: list[Finding] = []
+    refused: InputError | None = None
+    for file, is_named in found.items():
+        try:
+            kept = _from_cache(file)
+            read = kept or _read(file)
+        except InputError as exc:
+            if is_named or len(found) == 1:
+                raise
+            # One bad file in a directory must not hide the others.
+            refused = refused or exc
+            findings.append(
+                Finding(code="run.file_left_out", severity="warning", message=f"left out: {exc}")
+            )
+            continue
+        traces += [(file, trace) for trace in read]
+        if kept is None:
+            fresh.append((file, read))
+    if refused is not None and not traces:
+        raise refused
+    findings += _check_one_run(traces)
     numbered = _number_ranks(traces)
-    worlds = {t.world_size for _, t in traces if t.world_size}
-    if worlds and len(numbered) < max(worlds):
-        missing = sorted(set(range(max(worlds))) - set(numbered))
-        findings.append(_missing_ranks(missing, max(worlds)))
+    return numbered, findings + _check_ranks(numbered), fresh
+
+
+def _as_run(numbered: _Numbered, findings: list[Finding], source: str | None) -> Run:
+    files = list(dict.fromkeys(file for file, _ in numbered.values()))
     run = Run(
         RunManifest(
             chopper_version=__version__,
@@ -102,13 +249,131 @@ def import_traces(files: Sequence[Path], *, source: str | None = None) -> Run:
     return run
 
 
+def _read(file: Path) -> list[ParsedTrace]:
+    from chopper.collectors.kineto import read_trace
+
+    return read_trace(file)
+
+
+def _from_cache(file: Path) -> list[ParsedTrace] | None:
+    """The traces of a file as an earlier run kept them, or None."""
+    from chopper import cache
+
+    try:
+        if file.stat().st_size < _QUICK_BYTES:
+            return None
+        base = cache.directory("")
+        if base is None or not base.is_dir():
+            return None
+        key = cache.digest([file])
+    except OSError:
+        return None
+    folder = base / key
+    traces: list[ParsedTrace] = []
+    count = 1
+    while len(traces) < count:
+        kept = cache.read(folder / str(len(traces)), key)
+        if kept is None:
+            return None
+        tables, about = kept
+        count = about.count
+        trace = _rebuilt(about.head, tables)
+        if trace is None:
+            return None
+        trace.source = file.name
+        traces.append(trace)
+    cache.prune(folder)
+    return traces
+
+
+def _rebuilt(head: bytes, tables: dict[str, pa.Table]) -> ParsedTrace | None:
+    import msgspec
+
+    from chopper.collectors.kineto import ParsedTrace, TraceHead
+
+    try:
+        known = msgspec.json.decode(head, type=TraceHead)
+    except msgspec.MsgspecError:
+        return None
+    return ParsedTrace(**vars(known), tables=tables)
+
+
+def _keep(fresh: list[tuple[Path, list[ParsedTrace]]]) -> None:
+    """Write what was read to the user's cache; best effort."""
+    from chopper import cache
+
+    for file, traces in fresh:
+        try:
+            if file.stat().st_size < _QUICK_BYTES:
+                continue
+            key = cache.digest([file])
+            folder = cache.directory(key)
+            if folder is None:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return
+        for i, trace in enumerate(traces):
+            written = cache.write(
+                folder / str(i), key, trace.tables, _head(trace), count=len(traces)
+            )
+            if not written:
+                return
+        cache.prune(folder)
+
+
+def _head(trace: ParsedTrace) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(trace.head())
+
+
+def _check_ranks(numbered: _Numbered) -> list[Finding]:
+    """What the ranks that are there say about those that should be."""
+    findings: list[Finding] = []
+    main = {rank: item for rank, item in numbered.items() if item[1].main}
+    worlds = {t.world_size for _, t in main.values() if t.world_size}
+    if not worlds:
+        return findings
+    world = max(worlds)
+    unknown = [file.name for file, t in main.values() if t.rank is None]
+    if unknown and len(main) > 1:
+        findings.append(
+            Finding(
+                code="run.rank_unknown",
+                severity="warning",
+                count=len(unknown),
+                message=f"{_some(unknown)} do not say which rank they are, beside files of a job "
+                f"of {world}: they may be of another run, and their numbers are guessed",
+            )
+        )
+    beyond = [rank for rank in main if rank >= world]
+    if beyond:
+        findings.append(
+            Finding(
+                code="run.rank_beyond_world",
+                severity="warning",
+                count=len(beyond),
+                message=f"rank {_some(beyond)} of a job of {world}: ranks count from 0 to "
+                f"{world - 1}",
+            )
+        )
+    missing = sorted(set(range(world)) - set(main)) if world < 1 << 20 else []
+    if missing:
+        findings.append(_missing_ranks(missing, world))
+    return findings
+
+
+def _some(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
+
+
 def _missing_ranks(missing: list[int], world: int) -> Finding:
-    shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
     return Finding(
         code="run.ranks_missing",
         severity="warning" if len(missing) < world - 1 else "info",
         count=len(missing),
-        message=f"{len(missing)} of {world} ranks are not here ({shown}): waiting for them cannot "
+        message=f"{len(missing)} of {world} ranks are not here ({_some(missing)}): waiting for them cannot "
         "be told from transfer",
     )
 
@@ -117,7 +382,7 @@ def _part(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
     span = trace.span_ns
     return RankManifest(
         rank=rank,
-        label=None if trace.rank is not None else file.name,
+        label=_label(rank, file, trace),
         world_size=trace.world_size,
         start_ns=span[0] if span else None,
         end_ns=span[1] if span else None,
@@ -131,6 +396,17 @@ def _part(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
         findings=trace.findings,
         pid=trace.host_pid,
     )
+
+
+def _label(rank: int, file: Path, trace: ParsedTrace) -> str | None:
+    """What is shown instead of a rank's number, where the number alone says too little."""
+    if trace.rank is not None:
+        named = f"rank {trace.rank}"
+    else:
+        named = f"{file.name} {trace.process}" if trace.process else file.name
+    if not trace.main:
+        return f"{named} device {trace.device_id}"
+    return named if trace.rank != rank else None
 
 
 def _check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
@@ -149,6 +425,8 @@ def _check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
     spans = sorted(
         ((trace.span_ns, file) for file, trace in traces if trace.span_ns), key=lambda s: s[0]
     )
+    if not spans:
+        return []
     end, last = spans[0][0][1], spans[0][1]
     for (start, this_end), file in spans[1:]:
         if start - end > _APART_NS:
@@ -172,24 +450,27 @@ def _check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
     ]
 
 
-def _number_ranks(
-    traces: list[tuple[Path, ParsedTrace]],
-) -> dict[int, tuple[Path, ParsedTrace]]:
-    """Ranks as recorded, else from the file's name, else in order."""
-    numbered: dict[int, tuple[Path, ParsedTrace]] = {}
+def _number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> _Numbered:
+    """Ranks as recorded, else from the file's name, else in order.
+
+    Further devices of a process come after all ranks.
+    """
+    numbered: _Numbered = {}
+    main = [item for item in traces if item[1].main]
+    others = [item for item in traces if not item[1].main]
     rest: list[tuple[Path, ParsedTrace]] = []
-    for file, trace in traces:
+    for file, trace in main:
         rank = trace.rank
         if rank is None:
             rest.append((file, trace))
             continue
         if rank in numbered:
             raise InputError(
-                f"two traces claim rank {rank}: {numbered[rank][0]} and {file}; pass one of them, "
-                "or analyze them apart"
+                f"two traces claim rank {rank}: {numbered[rank][0]} and {file}; pass one of them "
+                "(they may be two windows of that rank, or two runs), or analyze them apart"
             )
         numbered[rank] = (file, trace)
-    named: dict[int, tuple[Path, ParsedTrace]] = {}
+    named: _Numbered = {}
     for file, trace in rest:
         match = _RANK_IN_NAME.search(file.name)
         rank = int(match.group(1)) if match else None
@@ -198,44 +479,99 @@ def _number_ranks(
             break
         named[rank] = (file, trace)
     if len(named) == len(rest):
-        return numbered | named
-    free = (i for i in range(len(traces) + len(numbered)) if i not in numbered)
-    return numbered | {next(free): item for item in rest}
+        numbered |= named
+    else:
+        free = (i for i in range(len(main) + len(numbered)) if i not in numbered)
+        numbered |= {next(free): item for item in rest}
+    first = max([*numbered, *(t.world_size - 1 for _, t in main if t.world_size), -1]) + 1
+    return numbered | {first + i: item for i, item in enumerate(others)}
 
 
 def ingest_rank(run: Run, rank: int) -> None:
-    """Make the trace tables of one rank of a recorded run from its raw traces."""
+    """Make the trace tables of one rank of a run directory from its raw traces.
+
+    Tables that an earlier call left in ``tables/`` are used when they were made from these very
+    files; else they are made and, when the run is let go of, left there.
+    """
     from chopper import cache
-    from chopper.collectors.kineto import read_trace
-    from chopper.run import rank_dir_name
 
     part = run.part(rank)
-    files = [run.rank_dir(rank) / name for name in part.traces]
-    files = [f for f in files if f.is_file()]
+    directory = run.rank_dir(rank)
+    files = [f for f in (directory / name for name in part.traces) if f.is_file()]
     if not files:
-        part.findings.append(
+        _note(
+            run,
+            rank,
             Finding(
                 code="trace.absent",
                 severity="warning",
                 rank=rank,
                 message=f"rank {rank} has no kernel trace: nothing to attribute there",
                 withholds=("attribution",),
-            )
+            ),
         )
         return
-    key = cache.digest(files)
-    folder = run.path / "tables" / rank_dir_name(rank) if run.path is not None else None
-    tables = cache.read(folder, key) if folder is not None and part.source_digest == key else None
-    if tables is None:
-        traces = read_trace(files[-1])
-        trace = next((t for t in traces if t.host_pid == part.pid), traces[0])
-        tables = trace.tables
-        known = {(f.code, f.message) for f in part.findings}
-        part.findings += [f for f in trace.findings if (f.code, f.message) not in known]
-        if part.device_id is None:
-            part.device_id = trace.device_id
-        if not part.devices:
-            part.devices = trace.devices
-    for name, table in tables.items():
-        if (rank, name) not in run.store:
+    try:
+        key = cache.digest(files)
+    except OSError as exc:
+        raise InputError(f"{files[-1]}: cannot be read ({exc.strerror})") from exc
+    folder = directory.parent / "tables" / rank_dir_name(rank)
+    kept = cache.read(folder, key)
+    trace = None if kept is None else _rebuilt(kept[1].head, kept[0])
+    if trace is None:
+        try:
+            traces = _read(files[-1])
+        except InputError as exc:
+            # A rank that was killed while it wrote leaves a file without events.
+            _note(
+                run,
+                rank,
+                Finding(
+                    code="trace.unreadable",
+                    severity="warning",
+                    rank=rank,
+                    message=f"rank {rank}: {exc}",
+                    withholds=("attribution",),
+                ),
+            )
+            return
+        trace = _of_part(traces, part)
+        weakref.finalize(run, _keep_in_run, folder.absolute(), key, trace)
+    for finding in trace.findings:
+        _note(run, rank, finding)
+    if part.device_id is None:
+        part.device_id = trace.device_id
+    if not part.devices:
+        part.devices = trace.devices
+    for name, table in trace.tables.items():
+        # What was recorded beside the trace knows better: it goes on where the trace stops.
+        if (rank, name) not in run.store and not (directory / f"{name}.arrow").is_file():
             run.put(rank, name, table)
+
+
+def _of_part(traces: list[ParsedTrace], part: RankManifest) -> ParsedTrace:
+    """The trace in a file that is this part's: its process and its device."""
+    mine = [t for t in traces if t.host_pid == part.pid] or traces
+    # The main device comes first.
+    return next((t for t in mine if t.device_id == part.device_id), mine[0])
+
+
+def _note(run: Run, rank: int, finding: Finding) -> None:
+    """Add a finding to a rank, once."""
+    findings = run.part(rank).findings
+    # An imported run has it from the import, under the file's first name.
+    if all((f.code, f.count) != (finding.code, finding.count) for f in findings):
+        findings.append(finding)
+
+
+def _keep_in_run(folder: Path, key: str, trace: ParsedTrace) -> None:
+    """Leave tables in a run directory that is still there; best effort."""
+    from chopper import cache
+
+    try:
+        if not folder.parent.parent.is_dir():
+            return
+        folder.parent.mkdir(exist_ok=True)
+    except OSError:
+        return
+    cache.write(folder, key, trace.tables, _head(trace))

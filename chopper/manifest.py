@@ -149,6 +149,10 @@ class RunManifest(msgspec.Struct, kw_only=True):
 _M = TypeVar("_M", RankManifest, RunManifest)
 
 
+class NewerRunError(RunFormatError):
+    """The run was written by a newer chopper: nothing in it may be guessed."""
+
+
 class _Versioned(msgspec.Struct):
     schema_version: int
 
@@ -174,7 +178,7 @@ def _decode(data: bytes, where: str, kind: type[_M]) -> _M:
     except msgspec.MsgspecError as exc:
         raise RunFormatError(f"{where}: not a chopper manifest ({exc})") from exc
     if version > SCHEMA_VERSION:
-        raise RunFormatError(
+        raise NewerRunError(
             f"{where}: written by a newer chopper (schema {version}, this one reads up to "
             f"{SCHEMA_VERSION}); upgrade chopper-profiler"
         )

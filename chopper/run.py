@@ -9,6 +9,7 @@ tables/rank-00000/*.parquet   what was derived from the raw files; safe to delet
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -36,9 +37,35 @@ def rank_dir_name(rank: int) -> str:
 
 def is_run(path: Path) -> bool:
     """Whether ``path`` is a run directory, complete or half written."""
-    return path.is_dir() and (
-        (path / MANIFEST).is_file() or any(_RANK_DIR.match(p.name) for p in path.iterdir())
-    )
+    try:
+        return path.is_dir() and (
+            (path / MANIFEST).is_file() or any(_RANK_DIR.match(p.name) for p in path.iterdir())
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def check_output(path: Path, *, force: bool = False) -> bool:
+    """Refuse a place where a run must not be written; changes nothing.
+
+    Returns:
+        Whether a run is there that ``force`` allows to replace.
+
+    Raises:
+        OutputError: it exists and is not empty, or is not a directory.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
+        if not path.is_dir() or not any(path.iterdir()):
+            return False
+        if not is_run(path):
+            raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
+        if not force:
+            raise OutputError(f"{path}: holds a run already; pass --force to replace it")
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot be read ({exc.strerror}); choose another -o") from exc
+    return True
 
 
 def prepare_output(path: Path, *, force: bool = False) -> Path:
@@ -52,16 +79,9 @@ def prepare_output(path: Path, *, force: bool = False) -> Path:
     """
     import shutil
 
+    replace = check_output(path, force=force)
     try:
-        if path.exists() and not path.is_dir():
-            raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
-        if path.is_dir() and any(path.iterdir()):
-            if not is_run(path):
-                raise OutputError(
-                    f"{path}: holds files that are not a chopper run; choose another -o"
-                )
-            if not force:
-                raise OutputError(f"{path}: holds a run already; pass --force to replace it")
+        if replace:
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".chopper-probe"
@@ -83,7 +103,8 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError as exc:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
 
 
@@ -110,19 +131,31 @@ class RunWriter:
         write_atomic(self.directory / MANIFEST, m.encode(self.manifest))
 
 
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as exc:
+        raise RunFormatError(f"{file}: cannot be read ({exc.strerror})") from exc
+
+
 def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
     parts: list[m.RankManifest] = []
     findings: list[m.Finding] = []
     for folder in sorted(p for p in path.iterdir() if _RANK_DIR.match(p.name)):
         file = folder / MANIFEST
+        why = "the rank died before it wrote one"
         try:
-            part = m.decode_rank(file.read_bytes(), str(file))
-        except FileNotFoundError:
+            part = m.decode_rank(_bytes_of(file), str(file)) if file.is_file() else None
+        except m.NewerRunError:
+            raise
+        except RunFormatError as exc:
+            part, why = None, str(exc)
+        if part is None:
             findings.append(
                 m.Finding(
                     code="run.part_missing",
                     severity="warning",
-                    message=f"{folder.name} has no manifest: the rank died before it wrote one",
+                    message=f"{folder.name} has no readable manifest: {why}",
                 )
             )
             part = m.RankManifest(rank=int(folder.name[5:]), status="running")
@@ -139,6 +172,14 @@ def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
             )
         parts.append(part)
     return parts, findings
+
+
+def _is_part(data: bytes) -> bool:
+    try:
+        m.decode_rank(data, "")
+    except RunFormatError:
+        return False
+    return True
 
 
 def finalize(
@@ -219,11 +260,30 @@ class Run:
             RunFormatError: not a run, damaged, or written by a newer version.
         """
         file = path / MANIFEST
-        if file.is_file():
-            return cls(m.decode_run(file.read_bytes(), str(file)), path)
         if not is_run(path):
             raise RunFormatError(f"{path}: not a chopper run: no {MANIFEST} and no rank-* folder")
+        damage: m.Finding | None = None
+        if file.is_file():
+            data = _bytes_of(file)
+            try:
+                return cls(m.decode_run(data, str(file)), path)
+            except m.NewerRunError:
+                raise
+            except RunFormatError as exc:
+                if _is_part(data):
+                    raise RunFormatError(
+                        f"{path}: is the folder of one rank; pass the run: {path.resolve().parent}"
+                    ) from exc
+                if not any(_RANK_DIR.match(p.name) for p in path.iterdir()):
+                    raise
+                damage = m.Finding(
+                    code="run.manifest_damaged",
+                    severity="warning",
+                    message=f"{exc}; the ranks' own manifests are used",
+                )
         parts, findings = _read_parts(path)
+        if damage is not None:
+            findings.insert(0, damage)
         return cls(
             m.RunManifest(
                 chopper_version=__version__,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli._progress import progress
 from chopper.errors import OutputError
+
+if TYPE_CHECKING:
+    from chopper.manifest import RunManifest
 
 
 @click.command(name="import", no_args_is_help=True)
@@ -30,49 +36,79 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
       chopper import trace.json.gz
       chopper import 'logs/rank*.json.gz' -o runs/imported
     """
-    from chopper import cache, manifest
-    from chopper.cli._progress import progress
-    from chopper.ingest import find_sources, import_traces
-    from chopper.run import MANIFEST, prepare_output, rank_dir_name, write_atomic
+    from chopper import manifest
+    from chopper.ingest import find_sources
 
     files = find_sources(traces)
-    with progress(f"reading {len(files)} trace(s)"):
-        run = import_traces(files, source=" ".join(traces))
     target = output or Path("runs") / _name(files)
-    prepare_output(target, force=force)
-    try:
-        for part in run.manifest.ranks:
-            folder = target / rank_dir_name(part.rank)
-            folder.mkdir(parents=True)
-            raw = Path(part.traces[0])
-            kept = folder / ("trace.json.gz" if _is_gzip(raw) else "trace.json")
-            shutil.copyfile(raw, kept)
-            part.traces = (kept.name,)
-            part.source_digest = cache.digest([kept])
-            write_atomic(folder / MANIFEST, manifest.encode(part))
-            cache.write(
-                target / "tables" / rank_dir_name(part.rank),
-                part.source_digest,
-                {name: table for (rank, name), table in run.store.items() if rank == part.rank},
-            )
-    except OSError as exc:
-        raise OutputError(f"{target}: cannot be written ({exc.strerror})") from exc
-    run.manifest.name = target.resolve().name
-    run.manifest.created_ns = time.time_ns()
-    write_atomic(target / MANIFEST, manifest.encode(run.manifest))
+    with progress(f"importing {len(files)} trace(s)"):
+        made = _write(traces, target, force=force)
     if as_json:
-        click.echo(manifest.encode(run.manifest), nl=False)
+        click.echo(manifest.encode(made), nl=False)
     else:
         click.echo(str(target))
-    for finding in [*run.manifest.findings, *(f for p in run.manifest.ranks for f in p.findings)]:
+    for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
         click.echo(f"{finding.severity}: {finding.message}", err=True)
-    click.echo(f"next: chopper analyze {target}", err=True)
-    click.echo(f"      chopper report {target} -o report.html", err=True)
+    named = shlex.quote(str(target))
+    click.echo(f"next: chopper analyze {named}", err=True)
+    click.echo(f"      chopper report {named} -o report.html", err=True)
 
 
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+def _write(traces: tuple[str, ...], target: Path, *, force: bool) -> RunManifest:
+    """Write the run; a run that is replaced goes only when the new one is whole.
+
+    Raises:
+        InputError: a trace cannot be read.
+        OutputError: the run cannot be written; nothing of it is left.
+    """
+    from chopper.ingest import write_run
+    from chopper.run import check_output, prepare_output
+
+    replace = check_output(target, force=force)
+    existed = target.is_dir()
+    # A link to a run stays a link.
+    place = target.resolve() if replace else target
+    fresh = place.with_name(f".{place.name}.{os.getpid()}.new") if replace else place
+    prepare_output(fresh)
+    try:
+        made = write_run(traces, fresh)
+        if replace:
+            made.name = place.name
+            _swap(fresh, place, made)
+    except BaseException:
+        _remove(fresh, itself=replace or not existed)
+        raise
+    return made
+
+
+def _swap(fresh: Path, place: Path, made: RunManifest) -> None:
+    from chopper import manifest
+    from chopper.run import MANIFEST, write_atomic
+
+    write_atomic(fresh / MANIFEST, manifest.encode(made))
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    try:
+        place.replace(old)
+        try:
+            fresh.replace(place)
+        except OSError:
+            old.replace(place)
+            raise
+    except OSError as exc:
+        raise OutputError(f"{place}: cannot be replaced ({exc.strerror})") from exc
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove(directory: Path, *, itself: bool) -> None:
+    """Remove what a failed import wrote, and the directory itself when the import made it."""
+    if itself:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def _name(files: list[Path]) -> str:

@@ -1,10 +1,11 @@
 """Reader of Kineto traces: every dialect that PyTorch has written, whole or damaged.
 
-``read_trace(path)`` gives one :class:`ParsedTrace` per rank in the file, as declared tables.
+``read_trace(path)`` gives one :class:`ParsedTrace` per rank and device in the file, as declared
+tables.
 """
 
 from __future__ import annotations
 
-from chopper.collectors.kineto._assemble import ParsedTrace, read_trace
+from chopper.collectors.kineto._assemble import ParsedTrace, TraceHead, read_trace
 
-__all__ = ["ParsedTrace", "read_trace"]
+__all__ = ["ParsedTrace", "TraceHead", "read_trace"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.kineto._columns import number, text_of
+from chopper.collectors.kineto._columns import integer, text_of
+from chopper.collectors.kineto._processes import Part, main_and_others, parts_of_file
 from chopper.collectors.kineto._reader import FileReader
 from chopper.errors import InputError
 from chopper.manifest import Device, Finding
@@ -31,6 +32,7 @@ _COUNT_MESSAGES: dict[str, tuple[str, str]] = {
         "warning",
         "events with an overflowing dur (over 30 days) were taken as points",
     ),
+    "event.nested_too_deep": ("warning", "events nested deeper than any trace were dropped"),
     "event.not_an_object": ("warning", "entries of traceEvents that are no objects were dropped"),
     "event.without_ph": ("warning", "events without a phase (ph) were dropped"),
     "event.without_category": ("info", "events without a category were not used"),
@@ -38,35 +40,65 @@ _COUNT_MESSAGES: dict[str, tuple[str, str]] = {
         "warning",
         "events count in nanoseconds where the format says microseconds; converted",
     ),
+    "event.far_in_time": (
+        "warning",
+        "events lie more than a day from the rest of the trace (another clock, or a wrong ts) and "
+        "were dropped",
+    ),
     "event.duplicate": ("warning", "events were recorded twice; the repetitions were dropped"),
 }
 
 
-@dataclass
-class ParsedTrace:
-    """One rank of one file.
+_DAY_NS = 24 * 3600 * 10**9
+"""A trace is held in memory while it is recorded: none is a day long."""
+
+
+@dataclass(kw_only=True)
+class TraceHead:
+    """What is known of one device of one rank of one file, beside its events.
 
     Attributes:
         source: name of the file.
         rank: as recorded; None when the file does not say.
         world_size: as recorded.
-        tables: the declared trace tables by name, times in Unix nanoseconds.
+        backend: of the communication, as recorded.
         devices: from deviceProperties.
         host_pid: process that launched the work.
+        process: its name where several ranks are in the file, else None.
         device_id: device that ran it, None on a host-only trace.
+        main: False for further devices of the same process, which are timelines of their own.
+        process_groups: as recorded.
+        environment: facts of the header worth keeping.
+        findings: what must be known about it.
     """
 
     source: str
     rank: int | None
     world_size: int | None
     backend: str | None
-    tables: dict[str, pa.Table]
     devices: list[Device]
     host_pid: int | None
+    process: str | None
     device_id: int | None
+    main: bool
     process_groups: list[dict[str, Any]]
     environment: dict[str, str]
     findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class ParsedTrace(TraceHead):
+    """One device of one rank of one file.
+
+    Attributes:
+        tables: the declared trace tables by name, times in Unix nanoseconds.
+    """
+
+    tables: dict[str, pa.Table]
+
+    def head(self) -> TraceHead:
+        """Everything but the tables."""
+        return TraceHead(**{f.name: getattr(self, f.name) for f in fields(TraceHead)})
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
@@ -81,30 +113,56 @@ class ParsedTrace:
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
-    """Read one file: usually one rank, several when their traces were merged into it.
+    """Read one file.
+
+    Usually that is one rank with one device. Several ranks that a tool merged into one file, and
+    several devices that one process drives, come as one trace each: every device is a timeline.
 
     Raises:
         InputError: the file is missing, empty, or no Kineto trace; one line says which.
     """
     reader = FileReader(path)
     host, device = reader.host.finish(), reader.device.finish()
-    header = reader.header
-    info = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
-    findings = list(reader.findings)
-    findings += _count_findings(reader, path.name)
     if not len(host["start_ns"]) and not len(device["start_ns"]):
-        raise InputError(
-            f"{path}: a trace without a single usable event; was the profiler active while the "
-            "program worked?"
-        )
-    groups = _ranks_in_file(host, device)
+        raise InputError(f"{path}: a trace without a single usable event{_what_else(reader)}")
+    far = _far_in_time(host, device)
+    if far is not None:
+        reader.counts.add("event.far_in_time", int(far[0].sum() + far[1].sum()))
+    findings = [*reader.findings, *_count_findings(reader, path.name)]
+    parts, doubt = parts_of_file(path, reader, host, device)
+    findings += doubt
+    if far is not None:
+        for part in parts:
+            part.leave_out(*far)
     traces = []
-    for host_mask, device_mask, pid in groups:
-        traces.append(
-            _one_rank(reader, path, info, host, device, host_mask, device_mask, pid, len(groups))
-        )
+    for part in parts:
+        traces += _timelines(reader, path, host, device, part, len(parts))
     traces[0].findings[:0] = findings
     return traces
+
+
+def _what_else(reader: FileReader) -> str:
+    """Why nothing could be used, as far as it can be told."""
+    if reader.unknown:
+        listed = ", ".join(f"{k} ({v})" for k, v in sorted(reader.unknown.items())[:5])
+        return f": its events are of categories that Kineto does not write: {listed}"
+    if reader.counts.values:
+        code, count = max(reader.counts.values.items(), key=lambda item: item[1])
+        return f": {count} {_COUNT_MESSAGES[code][1]}"
+    return "; was the profiler active while the program worked?"
+
+
+def _far_in_time(
+    host: dict[str, Any], device: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Masks of the events that lie more than a day from the middle of the trace, if any do."""
+    starts = host["start_ns"], device["start_ns"]
+    both = np.concatenate(starts)
+    if int(both.max()) - int(both.min()) <= _DAY_NS:
+        return None
+    middle = np.partition(both, len(both) // 2)[len(both) // 2]
+    far = np.abs(starts[0] - middle) > _DAY_NS, np.abs(starts[1] - middle) > _DAY_NS
+    return far if far[0].any() or far[1].any() else None
 
 
 def _count_findings(reader: FileReader, source: str) -> list[Finding]:
@@ -130,94 +188,65 @@ def _count_findings(reader: FileReader, source: str) -> list[Finding]:
     return findings
 
 
-def _ranks_in_file(
-    host: dict[str, Any], device: dict[str, Any]
-) -> list[tuple[np.ndarray | None, np.ndarray | None, int | None]]:
-    """Which host processes and devices belong together: (host rows, device rows, pid).
-
-    A process that launches, or that runs steps, is a rank; other processes (data loader
-    workers) go with the first. None for rows means all of them.
-    """
-    pids = host["pid"]
-    correlation = host["correlation_id"].fill_null(-1).to_numpy()
-    category_codes, categories = host["category"]
-    launches = np.isin(
-        category_codes, [i for i, c in enumerate(categories) if c in ("runtime", "driver")]
-    )
-    ranks = [int(p) for p in np.unique(pids[launches & (correlation >= 0)])]
-    if len(ranks) < 2 or not len(device["start_ns"]):
-        busiest = _busiest_process(host)
-        return [(None, None, ranks[0] if len(ranks) == 1 else busiest)]
-    device_keys = device["pid"] * 4096 + device["device_id"]
-    device_correlation = device["correlation_id"].fill_null(-1).to_numpy()
-    owner: dict[int, int] = {}
-    for key in np.unique(device_keys):
-        rows = device_keys == key
-        votes = {}
-        for pid in ranks:
-            mine = launches & (pids == pid)
-            votes[pid] = _causal_matches(
-                device_correlation[rows],
-                device["start_ns"][rows],
-                correlation[mine],
-                host["start_ns"][mine],
-            )
-        owner[int(key)] = max(votes, key=lambda p: votes[p])
-    owners = np.array([owner[int(k)] for k in device_keys])
-    used = [pid for pid in ranks if (owners == pid).any()]
-    if len(used) < 2:
-        return [(None, None, used[0])]
-    return [
-        (
-            (pids == pid) | (~np.isin(pids, used) if pid == used[0] else False),
-            owners == pid,
-            pid,
-        )
-        for pid in used
-    ]
-
-
-def _busiest_process(host: dict[str, Any]) -> int | None:
-    category_codes, categories = host["category"]
-    operators = [i for i, c in enumerate(categories) if c in ("cpu_op", "annotation")]
-    rows = np.isin(category_codes, operators)
-    pids, counts = np.unique(host["pid"][rows], return_counts=True)
-    return int(pids[np.argmax(counts)]) if len(pids) else None
-
-
-def _causal_matches(
-    correlation: np.ndarray, start: np.ndarray, launch: np.ndarray, launch_start: np.ndarray
-) -> int:
-    """How many device events have a launch of the same correlation shortly before them."""
-    order = np.argsort(launch, kind="stable")
-    launch, launch_start = launch[order], launch_start[order]
-    at = np.searchsorted(launch, correlation)
-    inside = at < len(launch)
-    at = np.where(inside, at, 0)
-    delay = start - launch_start[at]
-    return int((inside & (launch[at] == correlation) & (delay >= 0) & (delay < 10**10)).sum())
-
-
-def _one_rank(
+def _timelines(
     reader: FileReader,
     path: Path,
-    info: dict[str, Any],
     host: dict[str, Any],
     device: dict[str, Any],
-    host_mask: np.ndarray | None,
-    device_mask: np.ndarray | None,
-    pid: int | None,
+    part: Part,
     ranks_in_file: int,
-) -> ParsedTrace:
-    base_ns = reader.base_ns
-    host_table, host_rows = _sorted_table("host_span", host, host_mask, base_ns)
-    device_table, device_rows = _sorted_table("device_event", device, device_mask, base_ns)
-    findings: list[Finding] = []
-    host_table, host_rows, dropped_host = _drop_duplicates(host_table, host_rows, ("pid", "tid"))
-    device_table, device_rows, dropped_device = _drop_duplicates(
-        device_table, device_rows, ("device_id", "stream_id")
-    )
-    dropped = dropped_host + dropped_device
+) -> list[ParsedTrace]:
+    """One trace per device that the process drives, the busiest first."""
+    base_ns, pid = reader.base_ns, part.pid
+    info = reader.header.distributedInfo
+    info = info if isinstance(info, dict) else {}
+    host_table, host_rows = _sorted_table("host_span", host, part.host_rows, base_ns)
+    host_table, host_rows, dropped = _drop_duplicates(host_table, host_rows, ("pid", "tid"))
+    shared = {
+        "host_span": host_table,
+        "thread": _threads(reader),
+        "step": _steps(host_table, pid),
+        "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
+        "counter": _counters(reader, base_ns),
+    }
+    main, others, findings = main_and_others(device, part.device_rows, path.name)
+    rank = integer(info.get("rank"))
+    world = integer(info.get("world_size"))
+    recorded = rank if rank is not None and rank >= 0 and ranks_in_file == 1 else part.rank
+    traces = []
+    for device_id in [main, *others]:
+        rows = part.device_rows
+        if others and device_id is not None:
+            on_device = device["device_id"] == device_id
+            rows = on_device if rows is None else rows & on_device
+        elif device_id is not None and findings:
+            # Stray work on other devices is left out, and said.
+            rows = (device["device_id"] == device_id) & (True if rows is None else rows)
+        device_table, device_rows = _sorted_table("device_event", device, rows, base_ns)
+        device_table, device_rows, dropped_device = _drop_duplicates(
+            device_table, device_rows, ("device_id", "stream_id")
+        )
+        dropped += dropped_device
+        traces.append(
+            ParsedTrace(
+                source=path.name,
+                rank=recorded,
+                world_size=world if world is not None and world > 0 else None,
+                backend=str(info["backend"]) if info.get("backend") else None,
+                tables={
+                    **shared,
+                    "device_event": device_table,
+                    "collective": _collectives(reader, host_rows, device_rows),
+                },
+                devices=_devices(reader.header),
+                host_pid=pid,
+                process=part.name if ranks_in_file > 1 else None,
+                device_id=device_id,
+                main=device_id == main,
+                process_groups=_process_groups(info),
+                environment=_environment(reader.header, info),
+            )
+        )
     if dropped:
         findings.append(
             Finding(
@@ -227,31 +256,13 @@ def _one_rank(
                 message=f"{path.name}: {dropped} {_COUNT_MESSAGES['event.duplicate'][1]}",
             )
         )
-    tables = {
-        "host_span": host_table,
-        "device_event": device_table,
-        "collective": _collectives(reader, host_rows, device_rows),
-        "thread": _threads(reader),
-        "step": _steps(host_table, pid),
-        "memory_event": _memory(reader, base_ns, pid if ranks_in_file > 1 else None),
-        "counter": _counters(reader, base_ns),
-    }
-    devices = _devices(reader.header)
-    rank = info.get("rank")
-    world = info.get("world_size")
-    return ParsedTrace(
-        source=path.name,
-        rank=rank if isinstance(rank, int) and rank >= 0 and ranks_in_file == 1 else None,
-        world_size=world if isinstance(world, int) and world > 0 else None,
-        backend=str(info["backend"]) if info.get("backend") else None,
-        tables=tables,
-        devices=devices,
-        host_pid=pid,
-        device_id=_main_device(device_table),
-        process_groups=[g for g in info.get("pg_config") or [] if isinstance(g, dict)],
-        environment=_environment(reader.header, info),
-        findings=findings,
-    )
+    traces[0].findings += findings
+    return traces
+
+
+def _process_groups(info: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = info.get("pg_config")
+    return [g for g in listed if isinstance(g, dict)] if isinstance(listed, list) else []
 
 
 def _sorted_table(
@@ -271,18 +282,18 @@ def _sorted_table(
     indices = pa.array(order)
     declared = TABLES[name]
     arrays: list[pa.Array] = []
-    for fields in declared.arrow:
-        value = columns[fields.name]
-        if fields.name == "start_ns":
+    for column in declared.arrow:
+        value = columns[column.name]
+        if column.name == "start_ns":
             arrays.append(pa.array(start[order] + base_ns))
         elif isinstance(value, tuple):
             arrays.append(_dictionary(value[0][order], value[1]))
         elif isinstance(value, np.ndarray):
             picked = value[order]
-            if fields.type == pa.float64():
+            if column.type == pa.float64():
                 arrays.append(pa.array(picked, mask=np.isnan(picked)))
             else:
-                arrays.append(pa.array(picked.astype(fields.type.to_pandas_dtype())))
+                arrays.append(pa.array(picked.astype(column.type.to_pandas_dtype())))
         else:
             arrays.append(value.take(indices))
     return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
@@ -365,23 +376,18 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
         "source": [r[0] for r in rows],
         "row": [r[1] for r in rows],
         "collective": [a.collective for _, _, a in rows],
-        "in_elements_count": [_int(a.in_elements) for _, _, a in rows],
-        "out_elements_count": [_int(a.out_elements) for _, _, a in rows],
+        "in_elements_count": [integer(a.in_elements) for _, _, a in rows],
+        "out_elements_count": [integer(a.out_elements) for _, _, a in rows],
         "dtype": [text_of(a.dtype) for _, _, a in rows],
-        "group_size_count": [_int(a.group_size) for _, _, a in rows],
+        "group_size_count": [integer(a.group_size) for _, _, a in rows],
         "group_name": [text_of(a.group_name) for _, _, a in rows],
         "group_ranks": [text_of(a.group_ranks) for _, _, a in rows],
-        "sequence_id": [_int(a.collective_sequence) for _, _, a in rows],
+        "sequence_id": [integer(a.collective_sequence) for _, _, a in rows],
     }
     return pa.table(
         {f.name: pa.array(values[f.name], type=f.type) for f in declared.arrow},
         schema=declared.arrow,
     )
-
-
-def _int(value: Any) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
 
 
 def _threads(reader: FileReader) -> pa.Table:
@@ -465,13 +471,15 @@ def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
 
 def _counters(reader: FileReader, base_ns: int) -> pa.Table:
     declared = TABLES["counter"]
-    rows = sorted(reader.counters, key=lambda r: r[0])
+    time_ns, rows = reader.counters.finish()
+    order = np.argsort(time_ns, kind="stable")
+    rows = [rows[i] for i in order]
     return pa.table(
         {
-            "time_ns": pa.array([int(r[0] * 1000) + base_ns for r in rows], type=pa.int64()),
-            "track": pa.array([r[1] for r in rows], type=declared.arrow.field("track").type),
-            "name": pa.array([r[2] for r in rows], type=declared.arrow.field("name").type),
-            "value": pa.array([r[3] for r in rows], type=pa.float64()),
+            "time_ns": pa.array(time_ns[order] + base_ns),
+            "track": pa.array([r[0] for r in rows], type=declared.arrow.field("track").type),
+            "name": pa.array([r[1] for r in rows], type=declared.arrow.field("name").type),
+            "value": pa.array([r[2] for r in rows], type=pa.float64()),
         },
         schema=declared.arrow,
     )
@@ -485,11 +493,11 @@ def _devices(header: Header) -> list[Device]:
     for position, entry in enumerate(listed):
         if not isinstance(entry, dict):
             continue
-        device_id = entry.get("id", position)
+        device_id = integer(entry.get("id"))
         name = entry.get("name")
         devices.append(
             Device(
-                device_id=device_id if isinstance(device_id, int) else position,
+                device_id=position if device_id is None else device_id,
                 name=name if isinstance(name, str) and name else None,
                 memory_bytes=_positive(entry.get("totalGlobalMem")),
                 multiprocessor_count=_positive(entry.get("numSms")),
@@ -499,7 +507,7 @@ def _devices(header: Header) -> list[Device]:
 
 
 def _positive(value: Any) -> int | None:
-    found = _int(value)
+    found = integer(value)
     return found if found is not None and found > 0 else None
 
 
@@ -510,12 +518,3 @@ def _environment(header: Header, info: dict[str, Any]) -> dict[str, str]:
         "nccl_version": info.get("nccl_version"),
     }
     return {k: str(v) for k, v in found.items() if v}
-
-
-def _main_device(device: pa.Table) -> int | None:
-    """The device with most work; a rank's stray copies elsewhere do not move it."""
-    if not device.num_rows:
-        return None
-    ids, inverse = np.unique(device["device_id"].to_numpy(), return_inverse=True)
-    busy = np.bincount(inverse, weights=device["dur_ns"].to_numpy().astype(np.float64))
-    return int(ids[np.argmax(busy)])

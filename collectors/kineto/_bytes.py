@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import zlib
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,26 @@ from chopper.manifest import Finding
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_NOT_JSON = (
+    (b"\x28\xb5\x2f\xfd", "is zstd-compressed; decompress it first (zstd -d)"),
+    (b"PK\x03\x04", "is a zip archive; unpack it and pass the trace inside"),
+    (b"\xfd7zXZ\x00", "is xz-compressed; decompress it first (xz -d)"),
+    (b"BZh", "is bzip2-compressed; decompress it first (bzip2 -d)"),
+    (b"\x89PNG", "is a PNG image, not a trace in JSON"),
+    (b"\x7fELF", "is a program, not a trace in JSON"),
+    (
+        b"SQLite format 3\x00",
+        "is an SQLite database (nsys and rpd write such), not a Kineto trace in JSON",
+    ),
+    (b"PAR1", "is a Parquet file, not a trace in JSON"),
+    (b"ARROW1", "is an Arrow file, not a trace in JSON"),
+    (b"\x80\x02", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (b"\x80\x03", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (b"\x80\x04", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (b"\x80\x05", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+)
+"""What people pass by mistake, by its first bytes."""
 
 
 def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
@@ -28,15 +49,28 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         raise InputError(f"{path}: is a directory, expected a trace file") from exc
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise InputError(f"{str(path)!r}: no file can have this name ({exc})") from exc
     if not data:
         raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
+    findings: list[Finding] = []
     if data[:2] == b"\x1f\x8b":
-        return _gunzip(data, path)
-    if data[:4] == b"\x28\xb5\x2f\xfd":
-        raise InputError(f"{path}: is zstd-compressed; decompress it first (zstd -d)")
-    if data[:4] == b"PK\x03\x04":
-        raise InputError(f"{path}: is a zip archive; unpack it and pass the trace inside")
-    return data, []
+        data, findings = _gunzip(data, path)
+    for magic, what in _NOT_JSON:
+        if data.startswith(magic):
+            raise InputError(f"{path}: {what}")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        findings.append(
+            Finding(
+                code="trace.utf16",
+                severity="info",
+                message=f"{path.name}: is UTF-16, where JSON is UTF-8; converted",
+            )
+        )
+        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
+    if not data.strip():
+        raise InputError(f"{path}: holds nothing but blanks, expected a Kineto trace in JSON")
+    return data, findings
 
 
 def _gunzip(data: bytes, path: Path) -> tuple[bytes, list[Finding]]:

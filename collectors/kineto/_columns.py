@@ -7,21 +7,34 @@ become integer nanoseconds before anything is added to them: float64 holds the s
 
 from __future__ import annotations
 
+import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.kineto._events import NOTHING, Args, Event, ExactTimes, Number
+from chopper.collectors.kineto._events import (
+    NOTHING,
+    Args,
+    CounterEvent,
+    Event,
+    ExactTimes,
+    Number,
+)
 
 NO_ARGS = Args()
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longer spans are overflows of the recorder: no step takes a month."""
 EXACT_FLOAT_US = float(1 << 43)
 """Above this a float64 of microseconds no longer tells nanoseconds apart."""
+
+
+_NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE)
+LAST_NS = 1 << 62
+"""Times beyond the year 2116, or as long before 1970, are no times."""
 
 
 class Counts:
@@ -37,7 +50,10 @@ class Counts:
 
 
 class Ids(dict[Any, int]):
-    """Process and thread ids as integers; ``stream 7`` is 7, other words get negative numbers."""
+    """Process and thread ids as integers; ``stream 7`` is 7, other words get negative numbers.
+
+    Merge tools write ``rank0_4711`` for what was 4711: such words stay apart from each other.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,13 +66,16 @@ class Ids(dict[Any, int]):
         if isinstance(value, bool) or value is None:
             found = -1
         elif isinstance(value, int):
-            found = value if -(2**63) <= value < 2**63 else value - 2**64
+            # An unsigned 64-bit id keeps its bits.
+            found = value - 2**64 if 2**63 <= value < 2**64 else value
+            if not -(2**63) <= found < 2**63:
+                found = -1
         elif isinstance(value, float):
             found = int(value) if value == value and abs(value) < 2**62 else -1
         else:
-            match = re.search(r"-?\d+$", value)
-            if match and int(match.group()) < 2**63:
-                found = int(match.group())
+            match = _NUMBERED.fullmatch(value)
+            if match and len(value) < 30 and abs(int(match.group(1))) < 2**63:
+                found = int(match.group(1))
             else:
                 found = -1000 - len(self.labels)
                 self.labels[found] = str(value)
@@ -69,22 +88,24 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if number == number and abs(number) != float("inf") else None
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else None
-    try:
-        number = int(value) if isinstance(value, str) else int(float(value))
+        found = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if -(2**63) <= number < 2**63 else None
+    return found if math.isfinite(found) else None
+
+
+def integer(value: Any) -> int | None:
+    """An integer of 64 bits, or None for what is none; strings are parsed."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
+        real = number(value)
+        if real is None:
+            return None
+        found = int(real)
+    return found if -(2**63) <= found < 2**63 else None
 
 
 def _ints(values: list[Any]) -> pa.Array:
@@ -92,11 +113,12 @@ def _ints(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values, type=pa.int64())
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError):
-        return pa.array([_integer(v) for v in values], type=pa.int64())
+        return pa.array([integer(v) for v in values], type=pa.int64())
 
 
-def _exact_ns(raw: msgspec.Raw) -> int | None:
-    text = bytes(raw).decode("ascii", "replace").strip('"')
+def _exact_thousandths(text: str) -> int | None:
+    """A decimal number times 1000, rounded half up, from its digits."""
+    text = text.strip()
     head, dot, tail = text.partition(".")
     try:
         if dot and tail.isdigit():
@@ -105,45 +127,86 @@ def _exact_ns(raw: msgspec.Raw) -> int | None:
             return int(head) * 1000 + sign * ((fraction + 5) // 10)
         if not dot and "e" not in text and "E" not in text:
             return int(text) * 1000
-        return round(Decimal(text) * 1000)
-    except (ValueError, InvalidOperation):
+        value = Decimal(text)
+        return round(value * 1000) if value.adjusted() < 20 else None
+    except (ValueError, ArithmeticError):
         return None
 
 
-def _numbers(values: list[Any]) -> np.ndarray:
-    """An integer array where all values are integers, else float64 with NaN for what is none."""
+def _thousandths(value: Any, stamp: msgspec.Raw | None) -> int | None:
+    """A recorded number times 1000, without loss; None for what is no number of 64 bits."""
+    if stamp is not None:
+        found = _exact_thousandths(bytes(stamp).decode("ascii", "replace").strip('"'))
+    elif isinstance(value, str):
+        found = _exact_thousandths(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = value * 1000
+    elif isinstance(value, float) and math.isfinite(value):
+        whole = math.floor(value)
+        found = whole * 1000 + round((value - whole) * 1000)
+    else:
+        found = None
+    return found if found is not None and abs(found) < 1000 << 63 else None
+
+
+def _as_array(values: list[Any]) -> np.ndarray | None:
+    """The values as int64 or float64 when they all are numbers of that kind, else None.
+
+    Floats are refused where float64 no longer tells thousandths apart.
+    """
     try:
         array = np.array(values)
     except (TypeError, ValueError, OverflowError):
-        array = np.empty(0, dtype=object)
-    if array.dtype.kind == "u":
-        array = np.minimum(array, np.uint64(2**63 - 1)).astype(np.int64)
-    if array.dtype.kind in "if":
+        return None
+    if array.dtype == np.int64:
         return array
-    numbers = [number(v) for v in values]
-    return np.array([np.nan if n is None else n for n in numbers], dtype=np.float64)
+    if array.dtype != np.float64 or not len(array):
+        return None
+    if not np.isfinite(array).all() or np.abs(array).max() > EXACT_FLOAT_US:
+        return None
+    return array
 
 
-def _microseconds_to_ns(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Recorded microseconds → (integer ns, usable mask); what is not usable is 0.
+def _to_ns(
+    values: list[Any], stamps: list[msgspec.Raw] | None, unit: float | np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Recorded times → (integer ns, usable, recorded in ns); what is not usable is 0.
 
     The whole and the fractional part are converted apart, so that no digit is lost.
+
+    Args:
+        values: as decoded.
+        stamps: their digits, where float64 may have lost some.
+        unit: values from this magnitude on are nanoseconds, all others microseconds; or a mask
+            that says which are nanoseconds.
     """
-    array = _numbers(values)
-    if array.dtype.kind == "i":
-        ok = np.abs(array) < 9_200_000_000_000_000
-        return np.where(ok, array, 0) * 1000, ok
-    ok = np.isfinite(array) & (np.abs(array) < 9.2e15)
-    safe = np.where(ok, array, 0.0)
-    whole = np.floor(safe)
-    return whole.astype(np.int64) * 1000 + np.rint((safe - whole) * 1000).astype(np.int64), ok
-
-
-def _exact_to_ns(raws: list[msgspec.Raw]) -> tuple[np.ndarray, np.ndarray]:
-    """The same from the digits themselves, for times that float64 cannot hold."""
-    found = [_exact_ns(r) for r in raws]
-    ok = np.array([f is not None and abs(f) < 2**63 for f in found], dtype=bool)
-    return np.array([f if k else 0 for f, k in zip(found, ok, strict=True)], dtype=np.int64), ok
+    array = None if stamps is not None else _as_array(values)
+    if array is not None and array.dtype == np.int64:
+        magnitude = np.abs(array)
+        in_ns = magnitude >= unit if isinstance(unit, float) else unit
+        # The one value without a positive counterpart has a negative magnitude.
+        ok = (magnitude >= 0) & (in_ns | (magnitude < (1 << 63) // 1000))
+        return np.where(ok, np.where(in_ns, array, np.where(ok, array, 0) * 1000), 0), ok, in_ns
+    if array is not None and not (
+        (np.abs(array).max() >= unit) if isinstance(unit, float) else unit.any()
+    ):
+        whole = np.floor(array)
+        ns = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000).astype(np.int64)
+        return ns, np.ones(len(ns), dtype=bool), np.zeros(len(ns), dtype=bool)
+    found = np.zeros(len(values), dtype=np.int64)
+    ok = np.zeros(len(values), dtype=bool)
+    in_ns = np.zeros(len(values), dtype=bool) if isinstance(unit, float) else unit
+    for i, value in enumerate(values):
+        exact = _thousandths(value, None if stamps is None else stamps[i])
+        if exact is None:
+            continue
+        if isinstance(unit, float):
+            in_ns[i] = abs(exact) >= unit * 1000
+        if in_ns[i]:
+            exact //= 1000
+        if abs(exact) < 1 << 63:
+            found[i], ok[i] = exact, True
+    return found, ok, in_ns
 
 
 class _Interner(dict[Any, int]):
@@ -191,11 +254,16 @@ def text_of(value: Any) -> str | None:
             return None
         if text.startswith('"'):
             try:
-                return str(msgspec.json.decode(value))
+                return clean(str(msgspec.json.decode(value)))
             except msgspec.DecodeError:
                 return text
         return text
-    return None if value is None else str(value)
+    return None if value is None else clean(str(value))
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair, as broken names have, is replaced."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class _TimedBuilder:
@@ -203,32 +271,33 @@ class _TimedBuilder:
 
     Args:
         counts: where oddities are counted.
+        base_ns: what will be added to every start.
         ns_threshold: a ``ts`` of at least this many microseconds can only be nanoseconds.
+
+    Attributes:
+        positions: event → its place in the file, when places are asked for.
+        places: place of every row, when they are.
     """
 
-    def __init__(self, counts: Counts, ns_threshold: float) -> None:
+    def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
         self.counts = counts
+        self.base_ns = base_ns
         self.ns_threshold = ns_threshold
         self.start: list[np.ndarray] = []
         self.dur: list[np.ndarray] = []
+        self.positions: dict[int, int] | None = None
+        self.places: list[np.ndarray] = []
 
     def _starts(
-        self, group: list[Event], stamps: list[ExactTimes] | None
+        self, group: list[Any], stamps: list[ExactTimes] | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Start in ns, usable mask, and which events count in nanoseconds."""
-        recorded = _numbers([e.ts for e in group])
-        in_ns = np.abs(np.nan_to_num(recorded.astype(np.float64))) >= self.ns_threshold
-        if stamps is not None:
-            start, ok = _exact_to_ns([s.ts for s in stamps])
-            start = np.where(in_ns, start // 1000, start)
-        elif in_ns.any():
-            start, ok = _microseconds_to_ns([e.ts for e in group])
-            start = np.where(in_ns, np.nan_to_num(recorded, posinf=0, neginf=0), start).astype(
-                np.int64
-            )
-            ok = ok | (in_ns & (np.abs(recorded.astype(np.float64)) < 9.2e18))
-        else:
-            start, ok = _microseconds_to_ns([e.ts for e in group])
+        start, ok, in_ns = _to_ns(
+            [e.ts for e in group],
+            None if stamps is None else [s.ts for s in stamps],
+            self.ns_threshold,
+        )
+        ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + self.base_ns) < LAST_NS)
         self.counts.add("event.without_ts", int((~ok).sum()))
         self.counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
         return start, ok, in_ns
@@ -236,13 +305,10 @@ class _TimedBuilder:
     def _times(self, group: list[Event], stamps: list[ExactTimes] | None) -> list[Event]:
         """Append the times of the usable events and return those events."""
         start, ok, in_ns = self._starts(group, stamps)
-        if stamps is not None:
-            dur, dur_ok = _exact_to_ns([s.dur for s in stamps])
-        else:
-            dur, dur_ok = _microseconds_to_ns([e.dur for e in group])
+        dur, dur_ok, _ = _to_ns(
+            [e.dur for e in group], None if stamps is None else [s.dur for s in stamps], in_ns
+        )
         missing = np.array([e.dur is None for e in group], dtype=bool)
-        if in_ns.any():
-            dur = np.where(in_ns, dur // 1000, dur)
         named = np.array([e.name is not None for e in group], dtype=bool)
         self.counts.add("event.without_name", int((ok & ~named).sum()))
         ok &= named
@@ -257,6 +323,8 @@ class _TimedBuilder:
             start, dur = start[ok], dur[ok]
         self.start.append(start)
         self.dur.append(dur)
+        if self.positions is not None:
+            self.places.append(np.array([self.positions[id(e)] for e in group], dtype=np.int64))
         return group
 
     def _base(self) -> dict[str, Any]:
@@ -276,8 +344,8 @@ class HostBuilder(_TimedBuilder):
 
     _INTS = ("correlation_id", "external_id", "sequence_id", "forward_tid")
 
-    def __init__(self, counts: Counts, ns_threshold: float) -> None:
-        super().__init__(counts, ns_threshold)
+    def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
+        super().__init__(counts, base_ns, ns_threshold)
         self.pid: list[np.ndarray] = []
         self.tid: list[np.ndarray] = []
         self.name, self.category = _Strings(), _Strings()
@@ -352,8 +420,8 @@ class DeviceBuilder(_TimedBuilder):
         "graph_node_id",
     )
 
-    def __init__(self, counts: Counts, ns_threshold: float) -> None:
-        super().__init__(counts, ns_threshold)
+    def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
+        super().__init__(counts, base_ns, ns_threshold)
         self.pid: list[np.ndarray] = []
         self.device: list[np.ndarray] = []
         self.stream: list[np.ndarray] = []
@@ -374,15 +442,14 @@ class DeviceBuilder(_TimedBuilder):
         group = self._times(group, stamps)
         args = [e.args or NO_ARGS for e in group]
         self.pid.append(np.array([ids[e.pid] for e in group], dtype=np.int64))
-        self.device.append(
-            np.array(
-                [
-                    ids[e.pid if a.device is None else a.device]
-                    for e, a in zip(group, args, strict=True)
-                ],
-                dtype=np.int64,
-            )
+        device = np.array(
+            [
+                ids[e.pid if a.device is None else a.device]
+                for e, a in zip(group, args, strict=True)
+            ],
+            dtype=np.int64,
         )
+        self.device.append(np.where(np.abs(device) < 1 << 31, device, -1))
         self.stream.append(
             np.array(
                 [
@@ -453,11 +520,38 @@ def _mtia_work(
     return kept, [s for s, k in zip(stamps, keep, strict=True) if k]
 
 
+class CounterBuilder(_TimedBuilder):
+    """Counter samples under construction."""
+
+    def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
+        super().__init__(counts, base_ns, ns_threshold)
+        self.rows: list[tuple[str, str, float | None]] = []
+        self.lengths: list[np.ndarray] = []
+
+    def add(self, group: list[CounterEvent], stamps: list[ExactTimes] | None) -> None:
+        """Append samples; one event holds a value per track."""
+        start, ok, _ = self._starts(group, stamps)
+        lengths = np.zeros(len(group), dtype=np.int64)
+        for i, event in enumerate(group):
+            if not ok[i] or not event.args:
+                continue
+            lengths[i] = len(event.args)
+            for key, value in event.args.items():
+                name = key if event.name in (None, key) else f"{event.name}.{key}"
+                self.rows.append((clean(str(event.pid)), clean(name), number(value)))
+        self.start.append(start)
+        self.lengths.append(lengths)
+
+    def finish(self) -> tuple[np.ndarray, list[tuple[str, str, float | None]]]:
+        """Times, and (track, name, value) of each."""
+        return np.repeat(_concat(self.start), _concat(self.lengths)), self.rows
+
+
 class MemoryBuilder(_TimedBuilder):
     """Allocator instants under construction."""
 
-    def __init__(self, counts: Counts, ns_threshold: float) -> None:
-        super().__init__(counts, ns_threshold)
+    def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
+        super().__init__(counts, base_ns, ns_threshold)
         self.pid: list[np.ndarray] = []
         self.tid: list[np.ndarray] = []
         self.ints: dict[str, list[pa.Array]] = {

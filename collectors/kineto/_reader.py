@@ -10,12 +10,15 @@ import msgspec
 from chopper.collectors.kineto._bytes import read_bytes
 from chopper.collectors.kineto._columns import (
     EXACT_FLOAT_US,
+    LAST_NS,
+    CounterBuilder,
     Counts,
     DeviceBuilder,
     HostBuilder,
     Ids,
     MemoryBuilder,
-    number,
+    clean,
+    integer,
 )
 from chopper.collectors.kineto._events import (
     DEVICE_CATEGORIES,
@@ -34,7 +37,7 @@ from chopper.errors import InputError
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 _CHUNK_BYTES = 8 << 20
@@ -56,80 +59,106 @@ class FileReader:
 
     Attributes:
         header: what the file says about itself.
-        host, device, memory: builders of columns.
-        counters: (ts in recorded microseconds, track, name, value).
+        host, device, memory, counters: builders of columns.
         names: (pid, tid or None, "process_name" | "thread_name") → name.
         findings: what was damaged.
         counts: single events that were repaired or dropped, by code.
         unknown: events of categories nobody knows, by category.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, places: bool = False) -> None:
+        """Read.
+
+        Args:
+            path: the file.
+            places: also note every row's place in the file (costs time).
+        """
         self.path = path
         self.counts = Counts()
         self.ids = Ids()
-        self.counters: list[tuple[float, str, str, float | None]] = []
+        self._places = places
+        self._position = 0
         self.names: dict[tuple[int, int | None, str], str] = {}
         self.unknown: dict[str, int] = {}
         text, self.findings = read_bytes(path)
-        self.header = Header()
-        self._start_builders()
-        try:
-            self._read_strict(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            self._read_damaged(text)
+        self._start(Header())
+        for attempt in (self._read_chunks, self._read_whole, self._read_damaged):
+            try:
+                if attempt(text):
+                    break
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                continue
+        base = self.header.baseTimeNanoseconds
+        if base is not None and _base_ns(self.header) is None and base != 0:
+            self.findings.append(
+                Finding(
+                    code="trace.base_time",
+                    severity="warning",
+                    message=f"{path.name}: baseTimeNanoseconds is {_shown(base)}, expected Unix "
+                    "nanoseconds; times are taken without it",
+                )
+            )
 
-    def _start_builders(self) -> None:
-        based = _base_ns(self.header) is not None
-        threshold = _RELATIVE_NS_THRESHOLD if based else _ABSOLUTE_NS_THRESHOLD
+    def _start(self, header: Header) -> None:
+        """Begin with empty builders, whatever an earlier attempt left."""
+        self.header = header
+        threshold = _ABSOLUTE_NS_THRESHOLD
+        if _base_ns(header) is not None:
+            threshold = _RELATIVE_NS_THRESHOLD
         self.counts.values.clear()
         self.unknown.clear()
-        self.counters.clear()
-        self.host = HostBuilder(self.counts, threshold)
-        self.device = DeviceBuilder(self.counts, threshold)
-        self.memory = MemoryBuilder(self.counts, threshold)
+        self.names.clear()
+        self._position = 0
+        how = (self.counts, self.base_ns, threshold)
+        self.host = HostBuilder(*how)
+        self.device = DeviceBuilder(*how)
+        self.memory = MemoryBuilder(*how)
+        self.counters = CounterBuilder(*how)
 
-    def _read_strict(self, text: bytes) -> None:
+    def _read_chunks(self, text: bytes) -> bool:
+        """Kineto's own layout, in pieces: never more than one piece is held decoded."""
         chunks = _chunks(text)
-        if chunks is not None:
-            header, ranges = chunks
-            self.header = _decode_header(header)
-            self._start_builders()
-            for start, end in ranges:
-                piece = b"[%b]" % text[start:end]
-                self._add(_decode_events(piece), piece)
-            return
+        if chunks is None:
+            return False
+        header, ranges = chunks
+        self._start(_decode_header(header))
+        for start, end in ranges:
+            piece = b"[%b]" % text[start:end]
+            self._add(_decode_events(piece), piece)
+        return True
+
+    def _read_whole(self, text: bytes) -> bool:
+        """Any strict JSON: an object with traceEvents, or a list of events."""
         if text.lstrip()[:1] == b"[":
+            self._start(Header())
             self._add(_decode_events(text), text)
-            return
+            return True
         document = _decode_document(text)
-        self.header = document
         if document.traceEvents is NOTHING:
             raise InputError(
                 f"{self.path}: JSON, but not a trace: no traceEvents; expected a Kineto (Chrome "
                 "JSON) trace as torch.profiler exports"
             )
-        self._start_builders()
+        self._start(document)
         piece = bytes(document.traceEvents)
         self._add(_decode_events(piece), piece)
+        return True
 
-    def _read_damaged(self, text: bytes) -> None:
-        self._start_builders()
-        found = repair(text, self.counts)
+    def _read_damaged(self, text: bytes) -> bool:
+        """What a strict parser refuses, event by event."""
+        self._start(Header())
+        found = repair(text)
         if not found.is_trace:
-            why = next((m for c, m in found.notes if c == "trace.not_json"), None)
             raise InputError(
-                f"{self.path}: {why}"
-                if why
-                else f"{self.path}: JSON of another kind ({found.top_level} without trace events); "
-                "expected a Kineto (Chrome JSON) trace as torch.profiler exports"
+                f"{self.path}: {found.why}; expected a Kineto (Chrome JSON) trace as "
+                "torch.profiler exports"
             )
-        self.header = found.header
-        kept = dict(self.counts.values)
-        self._start_builders()
-        self.counts.values.update(kept)
-        self._add(found.events, None)
-        self._add_counters(found.counters)
+        self._start(found.header)
+        for code, count in found.counts.items():
+            self.counts.add(code, count)
+        self._add(found.events, None, found.stamps)
+        if found.counters:
+            self.counters.add(found.counters, found.counter_stamps)
         self.findings += [
             Finding(
                 code=code,
@@ -138,12 +167,27 @@ class FileReader:
             )
             for code, message in found.notes
         ]
+        return True
 
-    def _add(self, events: Sequence[Event], piece: bytes | None) -> None:
-        """Sort one chunk of events into the builders."""
-        exact: Sequence[ExactTimes] | None = None
+    def _add(
+        self,
+        events: Sequence[Event],
+        piece: bytes | None,
+        exact: Sequence[ExactTimes] | None = None,
+    ) -> None:
+        """Sort one chunk of events into the builders.
+
+        Args:
+            events: decoded.
+            piece: their text, where there is one.
+            exact: their times as digits, where they are known already.
+        """
         if piece is not None and _needs_exact_times(events):
             exact = _decode_times(piece)
+        if self._places:
+            positions = {id(e): self._position + i for i, e in enumerate(events)}
+            self.host.positions = self.device.positions = positions
+            self._position += len(events)
         groups: dict[str | None, list[Event]] = {}
         times: dict[str | None, list[ExactTimes]] = {}
         has_counters = False
@@ -170,7 +214,11 @@ class FileReader:
                 times[key].append(exact[i])
         if has_counters and piece is not None:
             # Their arguments have names of their own: a second, rare decoding.
-            self._add_counters(_decode_counters(piece))
+            samples = [(i, e) for i, e in enumerate(_decode_counters(piece)) if e.ph == "C"]
+            self.counters.add(
+                [e for _, e in samples],
+                None if exact is None else [exact[i] for i, _ in samples],
+            )
         for category, group in groups.items():
             stamps = times[category] if exact is not None else None
             if category in HOST_CATEGORIES:
@@ -184,23 +232,14 @@ class FileReader:
             elif category not in SKIPPED_CATEGORIES:
                 self.unknown[category] = self.unknown.get(category, 0) + len(group)
 
-    def _add_counters(self, events: Iterable[CounterEvent]) -> None:
-        for event in events:
-            at = number(event.ts)
-            if event.ph != "C" or not event.args or at is None:
-                continue
-            for key, value in event.args.items():
-                name = key if event.name in (None, key) else f"{event.name}.{key}"
-                self.counters.append((at, str(event.pid), name, number(value)))
-
     def _metadata(self, event: Event) -> None:
         if event.name not in ("process_name", "thread_name"):
             return
         if event.args is None or event.args.name is NOTHING:
             return
         try:
-            text = str(msgspec.json.decode(event.args.name))
-        except msgspec.DecodeError:
+            text = clean(str(msgspec.json.decode(event.args.name)))
+        except (msgspec.DecodeError, RecursionError):
             return
         tid = None if event.name == "process_name" else self.ids[event.tid]
         self.names[self.ids[event.pid], tid, str(event.name)] = text
@@ -212,14 +251,20 @@ class FileReader:
 
 
 def _base_ns(header: Header) -> int | None:
-    value: Any = header.baseTimeNanoseconds
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value else None
+    found = integer(header.baseTimeNanoseconds)
+    return found if found is not None and 0 < found < LAST_NS else None
+
+
+def _shown(value: Any) -> str:
+    """A value of a file, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _needs_exact_times(events: Sequence[Event]) -> bool:
-    return any(type(e.ts) is float and e.ts > EXACT_FLOAT_US for e in events)
+    return any(
+        type(e.ts) is str or (type(e.ts) is float and abs(e.ts) > EXACT_FLOAT_US) for e in events
+    )
 
 
 def _chunks(text: bytes) -> tuple[bytes, list[tuple[int, int]]] | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from chopper.collectors.kineto._columns import Counts
-from chopper.collectors.kineto._events import Args, CounterEvent, Event, Header
+from chopper.collectors.kineto._columns import Counts, clean
+from chopper.collectors.kineto._events import Args, CounterEvent, Event, ExactTimes, Header
 
 _ARGUMENTS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
 _RAW = frozenset(
@@ -23,7 +24,22 @@ _HEADER = frozenset(
     msgspec.structs.fields(Header)[i].name for i in range(len(msgspec.structs.fields(Header)))
 )
 _SPACE = re.compile(r"[\s,]*")
-_scanner = json.JSONDecoder()
+_NOT_A_NUMBER = re.compile(r"[:\[,]\s*-?(?:NaN|Infinity)\b")
+_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+# Floats keep their digits until it is known which of them are times.
+_scanner = json.JSONDecoder(parse_float=Decimal)
+
+
+def _decode_at(source: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins at ``at``, and where it ends.
+
+    Raises:
+        ValueError: there is none, or it is nested deeper than any trace.
+    """
+    try:
+        return _scanner.raw_decode(source, at)
+    except RecursionError as exc:
+        raise ValueError("nested too deep") from exc
 
 
 class Repaired(msgspec.Struct):
@@ -31,21 +47,22 @@ class Repaired(msgspec.Struct):
 
     header: Header
     events: list[Event]
+    stamps: list[ExactTimes]
+    """The times of the events as their digits."""
     counters: list[CounterEvent]
+    counter_stamps: list[ExactTimes]
+    counts: dict[str, int]
+    """Events that could not be used, by code."""
     notes: list[tuple[str, str]]
     """(code, message) for each kind of damage."""
-    documents: int = 1
-    is_trace: bool = True
-    top_level: str = "object"
+    is_trace: bool
+    why: str
+    """What was found instead of a trace."""
 
 
-def repair(text: bytes, counts: Counts) -> Repaired:
-    """Read what can be read.
-
-    Args:
-        text: JSON text, or what remains of it.
-        counts: repairs of single events are counted here.
-    """
+def repair(text: bytes) -> Repaired:
+    """Read what can be read of JSON text, or of what remains of it."""
+    counts = Counts()
     notes: list[tuple[str, str]] = []
     if text.startswith(b"\xef\xbb\xbf"):
         notes.append(("trace.byte_order_mark", "starts with a UTF-8 byte order mark; skipped"))
@@ -65,20 +82,28 @@ def repair(text: bytes, counts: Counts) -> Repaired:
     documents = 0
     at = _SPACE.match(source).end()  # type: ignore[union-attr]
     is_trace = False
-    top_level = "nothing"
+    why = "no JSON in it"
     while at < len(source):
         try:
-            document, end = _scanner.raw_decode(source, at)
+            document, end = _decode_at(source, at)
         except ValueError:
             found = _scan_open_document(source, at)
             if found is None:
                 if documents == 0:
-                    notes.append(("trace.not_json", _where(source, at)))
+                    why = _where(source, at)
+                else:
+                    notes.append(
+                        (
+                            "trace.trailing_text",
+                            f"{len(source) - at} characters after the JSON are no JSON; ignored",
+                        )
+                    )
                 break
             part_header, part_events, message = found
-            is_trace = True
+            # A list cut off before its first whole event may be anything.
+            is_trace = is_trace or source[at] == "{" or any(_is_event(e) for e in part_events)
+            why = "a list that is cut off and holds no event"
             documents += 1
-            top_level = "object" if source[at] == "{" else "list"
             _merge(header, part_header)
             raw_events += part_events
             notes.append(message)
@@ -86,58 +111,71 @@ def repair(text: bytes, counts: Counts) -> Repaired:
         at = _SPACE.match(source, end).end()  # type: ignore[union-attr]
         documents += 1
         if isinstance(document, list):
-            top_level = "list"
+            why = "JSON of another kind: a list without trace events"
             is_trace = is_trace or not document or any(_is_event(e) for e in document)
             raw_events += document
         elif isinstance(document, dict):
-            top_level = "object"
-            events = document.get("traceEvents")
-            if isinstance(events, list):
+            listed = document.get("traceEvents")
+            if isinstance(listed, list):
                 is_trace = True
-                raw_events += events
+                raw_events += listed
                 _merge(header, document)
+            elif "traceEvents" in document:
+                why = f"traceEvents is {_KINDS.get(type(listed), 'a number')}, not a list"
+            else:
+                why = "JSON, but not a trace: no traceEvents"
         else:
-            top_level = type(document).__name__
-    if documents > 1:
+            why = f"JSON of another kind: {_KINDS.get(type(document), 'a number')}"
+    if documents > 1 and is_trace:
         notes.append(
             (
                 "trace.concatenated",
                 f"{documents} JSON documents in one file; their events are taken together",
             )
         )
-    if "NaN" in source or "Infinity" in source:
+    if _NOT_A_NUMBER.search(source):
         notes.append(("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown"))
-    events = []
-    counters = []
+    events: list[Event] = []
+    stamps: list[ExactTimes] = []
+    counters: list[CounterEvent] = []
+    counter_stamps: list[ExactTimes] = []
     for raw in raw_events:
         if not isinstance(raw, dict):
             counts.add("event.not_an_object")
             continue
         if raw.get("ph") == "C":
             if isinstance(raw.get("args"), dict):
+                counter_stamps.append(_stamp(raw))
                 counters.append(
                     CounterEvent(
                         ph="C",
-                        name=str(raw.get("name")),
+                        name=raw["name"] if isinstance(raw.get("name"), str) else None,
                         pid=_scalar(raw.get("pid")),
                         ts=_scalar(raw.get("ts")),
                         args=raw["args"],
                     )
                 )
             continue
-        event = _event(raw)
+        try:
+            event = _event(raw)
+        except RecursionError:
+            counts.add("event.nested_too_deep")
+            continue
         if event is not None:
             events.append(event)
+            stamps.append(_stamp(raw))
         elif raw:
             counts.add("event.without_ph")
     return Repaired(
-        header=Header(**{k: v for k, v in header.items() if k in _HEADER}),
+        header=_header(header),
         events=events,
+        stamps=stamps,
         counters=counters,
+        counter_stamps=counter_stamps,
+        counts=counts.values,
         notes=notes,
-        documents=documents,
         is_trace=is_trace,
-        top_level=top_level,
+        why=why,
     )
 
 
@@ -173,7 +211,7 @@ def _scan_open_document(
     position = _SPACE.match(source, start).end()  # type: ignore[union-attr]
     while position < len(source) and source[position] != "]":
         try:
-            event, position = _scanner.raw_decode(source, position)
+            event, position = _decode_at(source, position)
         except ValueError:
             lost = len(source) - position
             return (
@@ -214,7 +252,7 @@ def _open_header(source: str) -> dict[str, Any]:
     body = source.rstrip().rstrip(",").rstrip()
     for closing in ("", "}"):
         try:
-            value, _ = _scanner.raw_decode(body + closing)
+            value, _ = _decode_at(body + closing, 0)
         except ValueError:
             continue
         if isinstance(value, dict):
@@ -225,11 +263,44 @@ def _open_header(source: str) -> dict[str, Any]:
 def _scalar(value: Any) -> int | float | str | None:
     if isinstance(value, bool):
         return None
+    if isinstance(value, Decimal):
+        value = float(value)
     if isinstance(value, int | str):
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     return None
+
+
+def _stamp(raw: dict[str, Any]) -> ExactTimes:
+    return ExactTimes(ts=_digits(raw.get("ts")), dur=_digits(raw.get("dur")))
+
+
+def _digits(value: Any) -> msgspec.Raw:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        return msgspec.Raw(b"null")
+    try:
+        return msgspec.Raw(str(value).encode("ascii", "replace"))
+    except ValueError:  # an integer of thousands of digits
+        return msgspec.Raw(b"null")
+
+
+def _header(members: dict[str, Any]) -> Header:
+    try:
+        return Header(**{k: _plain(v) for k, v in members.items() if k in _HEADER})
+    except RecursionError:
+        return Header()
+
+
+def _plain(value: Any) -> Any:
+    """A decoded value with floats as floats."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value
 
 
 def _event(raw: dict[str, Any]) -> Event | None:
@@ -242,7 +313,7 @@ def _event(raw: dict[str, Any]) -> Event | None:
     return Event(
         ph=ph,
         cat=category if isinstance(category, str) else None,
-        name=name if isinstance(name, str) else None if name is None else str(name),
+        name=None if name is None else clean(str(name)),
         pid=_scalar(raw.get("pid")),
         tid=_scalar(raw.get("tid")),
         ts=_scalar(raw.get("ts")),
@@ -258,9 +329,9 @@ def _args(raw: dict[str, Any]) -> Args:
         if name is None or value is None:
             continue
         if key in _RAW:
-            values[name] = msgspec.Raw(json.dumps(value).encode())
+            values[name] = msgspec.Raw(json.dumps(_plain(value)).encode())
         elif key == "Collective name":
-            values[name] = str(value)
+            values[name] = clean(str(value))
         else:
             values[name] = _scalar(value)
     return Args(**values)
