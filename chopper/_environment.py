@@ -186,3 +186,27 @@ def describe(manifest: RankManifest) -> None:
         with contextlib.suppress(RuntimeError, ValueError):
             manifest.backend = dist.get_backend()
         manifest.process_groups = _process_groups(dist) or manifest.process_groups
+
+
+def calibration(manifest: RankManifest) -> dict[str, Any] | None:
+    """What ``chopper calibrate`` measured for this rank's device, in these conditions if any.
+
+    What the host's cores achieve depends on how many processes and threads share them: for ranks
+    on the host, only a measurement under the same number of both will do.
+    """
+    from chopper import calibration as stored
+    from chopper.errors import ChopperError
+
+    torch = sys.modules.get("torch")
+    try:
+        if manifest.device_id is None:
+            found = stored.load(
+                None,
+                ranks=manifest.world_size,
+                threads=torch.get_num_threads() if torch is not None else None,
+            )
+        else:
+            found = stored.load(manifest.devices[0].name)
+    except ChopperError:  # a damaged file: `chopper calibrate` says so
+        return None
+    return stored.to_manifest(found) if found is not None else None

@@ -656,6 +656,7 @@ class Session:
         if self._writer is not None:
             self._writer.close()
         _environment.describe(manifest)
+        manifest.calibration = _environment.calibration(manifest)
         self._check_rank()
         manifest.end_ns = time.time_ns()
         manifest.clock_anchors.append(_environment.clock_anchor())
@@ -701,6 +702,9 @@ class Session:
         with contextlib.suppress(Exception):
             self._give_up_trace()
         self._stop_collectors()
+        with contextlib.suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
         with contextlib.suppress(Exception):
             manifest = self._manifest
             manifest.status = "failed"

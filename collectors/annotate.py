@@ -20,6 +20,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ FORWARD = "chopper::forward"
 GC_PREFIX = "chopper::gc::"
 DATA = "chopper::data"
 
+_COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 _WRAPPER_PARTS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
 _WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
 
@@ -129,6 +131,9 @@ class Annotator:
         self._graph_task = torch._C._current_graph_task_id
         self._sequence_nr = torch._C._autograd._get_sequence_nr
         _leave_to_python(self._before, self._after)
+        # torch.compile's modules say so at each call; the second firing is for the wrapper, whose
+        # name is the same.
+        warnings.filterwarnings("ignore", message=_COMPILE_WARNING, category=UserWarning)
         self._handles = [
             nn_module.register_module_forward_pre_hook(self._before),
             # Recomputation ends a module early by an exception: ordinary hooks would not see it.
