@@ -46,7 +46,7 @@ class RankInput:
     Attributes:
         host_span, device_event, step, collective: declared tables.
         ceiling: peaks, None when they are not known.
-        device_name: for messages.
+        no_peak_remedy: what to do when they are not, for the message.
         devices_listed: the trace names devices, so that a lack of device events is a lack.
     """
 
@@ -56,7 +56,7 @@ class RankInput:
     step: pa.Table
     collective: pa.Table
     ceiling: Ceiling | None
-    device_name: str | None
+    no_peak_remedy: str
     devices_listed: bool
 
 
@@ -141,7 +141,7 @@ def attribute_rank(given: RankInput) -> RankResult:
             given.rank,
             links,
             windows,
-            device_name=given.device_name,
+            no_peak_remedy=given.no_peak_remedy,
             devices_listed=given.devices_listed,
             host_only=host_only,
             ceiling=ceiling,
@@ -168,7 +168,7 @@ def _empty(
             given.rank,
             links,
             windows,
-            device_name=given.device_name,
+            no_peak_remedy=given.no_peak_remedy,
             devices_listed=given.devices_listed,
             host_only=host_only,
             ceiling=None,

@@ -25,7 +25,7 @@ def check_rank(
     links: Links,
     windows: Windows,
     *,
-    device_name: str | None,
+    no_peak_remedy: str,
     devices_listed: bool,
     host_only: bool,
     ceiling: Ceiling | None,
@@ -104,17 +104,11 @@ def check_rank(
             None,
             "compute.ideal",
         )
-    if ceiling is None:
-        what = f"device {device_name!r}" if device_name else "this device"
-        remedy = (
-            "run `chopper calibrate` to measure it"
-            if host_only and not devices_listed
-            else "its peaks are not in the table"
-        )
+    if ceiling is None and not (host_only and devices_listed):
         add(
             "device.no_peak",
             "warning",
-            f"no peak is known for {what}: {remedy}; ideal time is unknown",
+            f"the peak is not known, so no ideal time is: {no_peak_remedy}",
             None,
             "compute.ideal",
         )

@@ -53,13 +53,13 @@ def attribute(run: Run | str | Path) -> Attribution:
         }
         device = _device_of(part)
         on_host = tables["device_event"].num_rows == 0
-        ceiling = host_ceiling(part) if on_host else device_ceiling(device)
+        ceiling = host_ceiling(run, part) if on_host else device_ceiling(device)
         result = attribute_rank(
             RankInput(
                 rank=rank,
                 **tables,
                 ceiling=ceiling,
-                device_name=device.name if device else None,
+                no_peak_remedy=_no_peak_remedy(run, part, device),
                 devices_listed=bool(part.devices),
             )
         )
@@ -150,14 +150,17 @@ def device_ceiling(device: Device | None) -> Ceiling | None:
     )
 
 
-def host_ceiling(part: RankManifest) -> Ceiling | None:
-    """What ``chopper calibrate`` measured on the machine that recorded this part."""
-    if part.calibration is None:
-        return None
-    from chopper.analyzers.compute import Ceiling
-    from chopper.calibration import Calibration, from_manifest
+def host_ceiling(run: Run, part: RankManifest) -> Ceiling | None:
+    """What ``chopper calibrate`` measured on the machine that recorded this part.
 
-    measured: Calibration | None = from_manifest(part.calibration)
+    The result kept in the run counts first, else one stored on this machine for as many ranks.
+    """
+    from chopper import calibration
+    from chopper.analyzers.compute import Ceiling
+
+    measured = calibration.from_manifest(part.calibration) if part.calibration else None
+    if measured is None and part.hostname is not None:
+        measured = calibration.load(None, part.hostname, ranks=_ranks_beside(run, part))
     if measured is None:
         return None
     return Ceiling(
@@ -165,6 +168,20 @@ def host_ceiling(part: RankManifest) -> Ceiling | None:
         memory_bytes_per_s=measured.memory_bytes_per_s,
         source=measured.source,
     )
+
+
+def _ranks_beside(run: Run, part: RankManifest) -> int:
+    return sum(other.hostname == part.hostname for other in run.manifest.ranks)
+
+
+def _no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
+    """What a user can do about unknown peaks."""
+    if part.devices:
+        name = f"device {device.name!r}" if device and device.name else "the device"
+        return f"{name} is not in the table of peaks (docs: device peaks)"
+    if part.status == "imported":
+        return "the machine that recorded it was not calibrated"
+    return f"run `chopper calibrate --ranks {_ranks_beside(run, part)}` there, then analyze again"
 
 
 def _gathered(findings: list[Finding]) -> list[Finding]:

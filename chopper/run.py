@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper import manifest as m
 from chopper._version import __version__
-from chopper.errors import OutputError, RunFormatError
+from chopper.errors import InputError, OutputError, RunFormatError
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ def finalize(
                 f"{_some(missing)}; waiting for them cannot be told from transfer",
             )
         )
+    _embed_calibration(parts)
     run = m.RunManifest(
         chopper_version=__version__,
         kind="recorded",
@@ -224,6 +226,24 @@ def finalize(
     )
     write_atomic(path / MANIFEST, m.encode(run))
     return run
+
+
+def _embed_calibration(parts: list[m.RankManifest]) -> None:
+    """Keep what this machine was measured to achieve with the ranks that computed on it.
+
+    The ceiling of a host-only run travels with the run: it can be attributed elsewhere.
+    """
+    from chopper import calibration
+
+    here = [p for p in parts if p.hostname == socket.gethostname() and not p.devices]
+    try:
+        found = calibration.load(None, ranks=len(here)) if here else None
+    except InputError:
+        # A damaged store is `chopper calibrate`'s to report; the recording is worth more.
+        return
+    if found is not None:
+        for part in here:
+            part.calibration = part.calibration or calibration.to_manifest(found)
 
 
 def _some(values: list[int]) -> str:

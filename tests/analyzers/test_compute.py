@@ -28,7 +28,7 @@ def attribute(
             step=TABLES["step"].empty(),
             collective=TABLES["collective"].empty(),
             ceiling=ceiling,
-            device_name="test device",
+            no_peak_remedy="",
             devices_listed=True,
         )
     )

@@ -18,7 +18,7 @@ def attribute(host: pa.Table, device: pa.Table, step: pa.Table | None = None) ->
             step=TABLES["step"].empty() if step is None else step,
             collective=TABLES["collective"].empty(),
             ceiling=None,
-            device_name=None,
+            no_peak_remedy="",
             devices_listed=True,
         )
     )
@@ -145,7 +145,7 @@ def test_a_host_only_run_computes_in_its_operators() -> None:
             step=steps((0, 1000)),
             collective=TABLES["collective"].empty(),
             ceiling=None,
-            device_name=None,
+            no_peak_remedy="",
             devices_listed=False,
         )
     )
