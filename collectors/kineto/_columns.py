@@ -77,7 +77,7 @@ class Ids(dict[Any, int]):
             if match and len(value) < 30 and abs(int(match.group(1))) < 2**63:
                 found = int(match.group(1))
             else:
-                found = -1000 - len(self.labels)
+                found = -1_000_000 + len(self.labels)
                 self.labels[found] = str(value)
         self[value] = found
         return found

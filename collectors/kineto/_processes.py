@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _RANK = re.compile(r"\brank[\s_:#=-]*(\d{1,6})(?!\d)", re.IGNORECASE)
 _LATE_NS = 10 * 10**9
 """No device event starts this long after its launch; an older launch is another's."""
+_PID_LIMIT = 1 << 22
+"""Linux gives no higher process ids."""
 _TIMELINE_RATIO = 0.01
 """A device with less of the busiest device's kernel time was touched, not used."""
 
@@ -72,7 +74,7 @@ def parts_of_file(
     doubt: list[Finding] = []
     if has_device:
         sharing = _Launches(host, device, launches, candidates)
-        owner, unsure = _owners(path, sharing, host, device)
+        owner, unsure = _owners(path, reader, sharing, host, device)
         used = [pid for pid in candidates if (owner == pid).any()]
         if len(used) < 2:
             return [Part(used[0] if used else candidates[0])], []
@@ -83,8 +85,8 @@ def parts_of_file(
                     severity="warning",
                     count=unsure,
                     message=f"{path.name}: {unsure} device events fit the launches of several "
-                    "merged ranks alike (same ids, same device); they went to them in time "
-                    "order: load the ranks' own files to be sure",
+                    "merged ranks alike (same ids), and went to them in order of time and device: "
+                    "load the ranks' own files to be sure",
                 )
             )
     else:
@@ -183,81 +185,104 @@ class _Launches:
 
 
 def _owners(
-    path: Path, launches: _Launches, host: dict[str, Any], device: dict[str, Any]
-) -> tuple[np.ndarray, int]:
-    """The process of each device event, and how many of them could be of another as well."""
-    key = device["pid"] * 65536 + device["device_id"]
-    keys, group = np.unique(key, return_inverse=True)
-    explained = {pid: launches.explains(pid) for pid in launches.pids}
-    votes = np.stack(
-        [
-            np.bincount(group, weights=explained[pid] >= 0, minlength=len(keys))
-            for pid in launches.pids
-        ]
-    )
-    best = votes.argmax(axis=0)
-    owner = np.array(launches.pids)[best][group]
-    # A process whose launches are answered on a device that another one owns shares it.
-    unsure = 0
-    shared: dict[int, list[int]] = {}
-    for i, pid in enumerate(launches.pids):
-        if i in best:
-            continue
-        where = int(votes[i].argmax())
-        if votes[i, where] * 2 >= len(launches.of[pid][0]) * _answered(launches, device):
-            shared.setdefault(where, []).append(pid)
-    for where, guests in shared.items():
-        rows = np.flatnonzero(group == where)
-        pids = [launches.pids[best[where]], *guests]
-        found, doubtful = _divide(path, rows, pids, explained, launches, host, device)
-        owner[rows] = found
-        unsure += doubtful
-    return owner, unsure
-
-
-def _answered(launches: _Launches, device: dict[str, Any]) -> float:
-    """Share of all launches that a device event answers: many calls launch nothing."""
-    total = sum(len(ids) for ids, _ in launches.of.values())
-    return min(len(device["start_ns"]) / total, 1.0) if total else 0.0
-
-
-def _divide(
     path: Path,
-    rows: np.ndarray,
-    pids: list[int],
-    explained: dict[int, np.ndarray],
+    reader: FileReader,
     launches: _Launches,
     host: dict[str, Any],
     device: dict[str, Any],
 ) -> tuple[np.ndarray, int]:
-    """Share the events of one device ordinal among processes that all claim it.
-
-    Merge tools append one file to the next: then the place in the file tells. Where they sorted
-    by time instead, each launch gets the events of its id that follow it, in order.
-    """
-    claims = np.stack([explained[pid][rows] >= 0 for pid in pids])
-    count = claims.sum(axis=0)
-    found = claims.argmax(axis=0)
-    placed = _by_place(path, rows, pids, host)
+    """The process of each device event, and how many of them could be of another as well."""
+    pids = np.array(launches.pids)
+    keys, first, group = np.unique(
+        device["pid"] * 65536 + device["device_id"], return_index=True, return_inverse=True
+    )
+    explained = np.stack([launches.explains(pid) for pid in launches.pids])
+    votes = np.stack([np.bincount(group, weights=e >= 0, minlength=len(keys)) for e in explained])
+    best = votes.argmax(axis=0)
+    ranked = np.sort(votes, axis=0)
+    # Where the ids of ranks collide, several processes explain a device equally well.
+    open_keys = np.flatnonzero(ranked[-2] >= 0.9 * ranked[-1])
+    owner = pids[best][group]
+    if not len(open_keys):
+        return owner, 0
+    rows = np.flatnonzero(np.isin(group, open_keys))
+    placed = _by_place(path, rows, launches.pids, host)
     if placed is not None:
-        fits = (count == 0) | claims[placed, np.arange(len(rows))]
-        return np.array(pids)[np.where(fits, placed, found)], 0
+        claims = explained[:, rows] >= 0
+        fits = ~claims.any(axis=0) | claims[placed, np.arange(len(rows))]
+        owner[rows] = pids[np.where(fits, placed, claims.argmax(axis=0))]
+        return owner, 0
+    named = _by_name(reader, [int(p) for p in device["pid"][first[open_keys]]], launches.pids)
+    if named is not None:
+        best[open_keys] = named
+        return pids[best][group], 0
+    taken = np.delete(best, open_keys)
+    free = [i for i in range(len(pids)) if i not in taken and votes[i, open_keys].any()]
+    if len(free) == len(open_keys):
+        # One each: launchers give devices out in the order in which they start processes.
+        best[open_keys] = free
+        return pids[best][group], len(rows)
+    if len(free) < 2:
+        return owner, len(rows)
+    found, unsure = _divide(rows, free, explained, launches, device)
+    owner[rows] = pids[found]
+    return owner, unsure
+
+
+def _by_name(reader: FileReader, devices: list[int], processes: list[int]) -> list[int] | None:
+    """Which process each device belongs to by how a merge tool renamed them; None if by none.
+
+    Tools put the rank before both, as a word or as a multiple that no process id reaches.
+    """
+    labels = reader.ids.labels
+    if all(d in labels for d in devices):
+        shared = {_stem(labels[p]): i for i, p in enumerate(processes) if p in labels}
+        found = [shared.get(_stem(labels[d])) for d in devices]
+    elif max(devices) >= _PID_LIMIT:
+        order = sorted(range(len(processes)), key=lambda i: processes[i])
+        at = np.searchsorted(np.sort(processes), devices)
+        found = [order[i] if i < len(order) else None for i in at]
+    else:
+        return None
+    return None if None in found else [i for i in found if i is not None]
+
+
+def _stem(label: str) -> str:
+    """A name without its last number: ``rank2_1002`` and ``rank2_0`` are of one rank."""
+    return re.sub(r"(?:GPU|CPU|python)?[\s_:-]*\d+\D*$", "", label)
+
+
+def _divide(
+    rows: np.ndarray,
+    processes: list[int],
+    explained: np.ndarray,
+    launches: _Launches,
+    device: dict[str, Any],
+) -> tuple[np.ndarray, int]:
+    """Share events that several processes explain among them, launch by launch, in time order.
+
+    Returns:
+        The process of each row, and how many rows were in doubt.
+    """
+    claims = explained[processes][:, rows] >= 0
+    count = claims.sum(axis=0)
+    found = np.array(processes)[claims.argmax(axis=0)]
     if not _several_events_per_launch(device, rows):
-        return np.full(len(rows), pids[0]), 0
+        return np.full(len(rows), processes[0]), 0
     taken: dict[tuple[int, int], int] = {}
     several = np.flatnonzero(count > 1)
     for at in several[np.argsort(device["start_ns"][rows[several]], kind="stable")]:
         options = []
-        for i, pid in enumerate(pids):
-            launch = int(explained[pid][rows[at]])
+        for i in processes:
+            launch = int(explained[i, rows[at]])
             if launch >= 0:
                 # A launch that has had no event yet comes first, then the earliest.
-                began = int(launches.of[pid][1][launch])
+                began = int(launches.of[launches.pids[i]][1][launch])
                 options.append((taken.get((i, launch), 0), began, i, launch))
         had, _, i, launch = min(options)
         taken[i, launch] = had + 1
         found[at] = i
-    return np.array(pids)[found], len(several) + int((count == 0).sum())
+    return found, len(several) + int((count == 0).sum())
 
 
 def _several_events_per_launch(device: dict[str, Any], rows: np.ndarray) -> bool:
