@@ -150,7 +150,7 @@ def load_all(path: Path | None = None) -> list[Calibration]:
     path = path or default_path()
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
@@ -223,13 +223,24 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
         if not replace_damaged:
             raise
         others = []
+    check_writable(path)
+    store = _Store(calibrations=[result, *others])
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(store), indent=2) + b"\n")
+    return path
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of a file that is going to be written.
+
+    Raises:
+        OutputError: it cannot be made, or not be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise OutputError(f"{path.parent}: cannot be created ({exc.strerror})") from exc
-    store = _Store(calibrations=[result, *others])
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(store), indent=2) + b"\n")
-    return path
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{path}: cannot be written; choose another --output")
 
 
 def to_manifest(calibration: Calibration) -> dict[str, Any]:

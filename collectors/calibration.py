@@ -142,10 +142,7 @@ def calibrate(
         CollectorUnavailable: torch is missing, or a worker failed; the message says why.
         UsageError: the device is not there, or too few of them.
     """
-    if find_spec("torch") is None:
-        raise CollectorUnavailable(
-            "calibration needs torch, which is not installed; pip install torch"
-        )
+    require_torch()
     if ranks < 1 or (threads is not None and threads < 1):
         raise UsageError("ranks and threads begin at 1")
     cores = usable_cores()
@@ -227,6 +224,14 @@ def quick(threads: int | None = None, *, ranks: int = 1) -> Calibration:
         CollectorUnavailable: torch is missing, or a worker failed.
     """
     return calibrate(device="cpu", ranks=ranks, threads=threads, quick=True)
+
+
+def require_torch() -> None:
+    """Raises CollectorUnavailable without torch; does not load it."""
+    if find_spec("torch") is None:
+        raise CollectorUnavailable(
+            "calibration needs torch, which is not installed; pip install torch"
+        )
 
 
 def host_name_of_cpu() -> str:

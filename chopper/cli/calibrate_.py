@@ -72,21 +72,26 @@ def command(
     """
     from chopper import calibration
     from chopper.cli._progress import progress
-    from chopper.collectors.calibration import calibrate, default_threads, find_device
+    from chopper.collectors import calibration as measuring
 
     path = output or calibration.default_path()
+    # What cannot end well is said before time is spent.
+    measuring.require_torch()
+    calibration.check_writable(path)
     with progress("looking for devices"):
-        kind, _ = find_device(device)
-    found = None if force else _stored(path, kind, ranks, threads or default_threads(ranks))
+        kind, _ = measuring.find_device(device)
+    found = (
+        None if force else _stored(path, kind, ranks, threads or measuring.default_threads(ranks))
+    )
     if found is None:
         with progress("calibrating, which keeps the machine busy"):
-            found = calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
+            found = measuring.calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
         calibration.save(found, path, replace_damaged=force)
         click.echo(f"stored in {path}", err=True)
     else:
         click.echo(f"stored in {path} before; measure again with --force", err=True)
     if as_json:
-        document = {**calibration.to_manifest(found)}
+        document = calibration.to_manifest(found)
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         click.echo(to_text(found), nl=False)

@@ -1,0 +1,105 @@
+"""``chopper schema`` and ``chopper completion``; the rules that table declarations keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chopper.cli import _COMMANDS, cli
+from chopper.errors import UsageError
+from chopper.tables import TABLES, TELEMETRY_TABLES
+
+SUFFIXES = ("ns", "bytes", "hz", "w", "j", "c", "flop", "ratio", "count")
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_all_tables_are_listed() -> None:
+    listed = {line.split()[0] for line in invoke("schema").splitlines() if line[:1].strip()}
+    assert listed == set(TABLES)
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_a_table_is_printed_from_its_declaration(name: str) -> None:
+    text = invoke("schema", name)
+    words = text.split()
+    for column in TABLES[name].columns:
+        assert column.name in words
+    [shown] = json.loads(invoke("schema", name, "--json"))["tables"]
+    assert shown["version"] == TABLES[name].version
+    assert [
+        (c["name"], c["type"], c["unit"], c["nullable"], c["doc"]) for c in shown["columns"]
+    ] == [(c.name, c.type, c.unit, c.nullable, c.doc) for c in TABLES[name].columns]
+
+
+def test_the_json_form_names_its_version() -> None:
+    document = json.loads(invoke("schema", "--json"))
+    assert document["schema"] == "chopper.tables/1"
+    assert [t["name"] for t in document["tables"]] == list(TABLES)
+
+
+def test_an_unknown_table_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"no table is called 'proces'; did you mean process"):
+        invoke("schema", "proces")
+
+
+def test_telemetry_times_its_rows_and_names_its_units() -> None:
+    for table in TELEMETRY_TABLES:
+        assert [c.name for c in table.columns[:2]] == ["time_ns", "span_ns"]
+        for column in table.columns:
+            assert column.doc.endswith(".")
+            suffix = column.name.rsplit("_", 1)[-1]
+            assert column.unit == (suffix if suffix in SUFFIXES else None), column.name
+            if suffix == "ns":
+                assert column.type == "int64"
+
+
+COMPLETE = """
+eval "$(chopper completion bash)"
+COMP_WORDS=(chopper c); COMP_CWORD=1
+_chopper_completion chopper
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def test_bash_completes_commands(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    program = tmp_path / "chopper"
+    program.write_text(f"#!{sys.executable}\nfrom chopper.cli import main\nmain()\n")
+    program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([bash, "-c", COMPLETE], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {n for n in _COMMANDS if n.startswith("c")}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_scripts_are_accepted_by_their_shells(shell: str) -> None:
+    script = invoke("completion", shell)
+    assert "_CHOPPER_COMPLETE" in script
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    checked = subprocess.run(
+        [program, "-n"], input=script, capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_an_unknown_shell_is_a_usage_error() -> None:
+    result = CliRunner().invoke(cli, ["completion", "tcsh"])
+    assert result.exit_code == 2
+    assert "bash" in result.output
