@@ -78,8 +78,8 @@ _ADVICE: dict[str, str] = {
     "idle.preparation.runtime": "Fewer launches and driver queries: fuse kernels or replay graphs.",
     "idle.preparation.profiler": "The profiler's own cost, absent without it; record fewer steps, "
     "or without shapes and stacks.",
-    "idle.preparation.python": "Python between operators: hoist it out of the loop, or let "
-    "torch.compile take it.",
+    "idle.preparation.python": "Hoist what does not change out of the loop, log less often, or let "
+    "torch.compile take the step.",
     "idle.preparation.unobserved": "Record with `chopper record` (host operators on) to see what "
     "the launching thread did.",
     "idle.unlaunched": "Record whole steps, with runtime calls on, so that each kernel has its "

@@ -115,7 +115,7 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
 
 
 def steps(attribution: Attribution, story: Story) -> Figure:
-    """Causes of each step, stacked; one set of heights for all ranks and one per rank.
+    """Causes of each step, stacked, in seconds; heights for the mean of ranks and for each.
 
     Returns:
         A figure with one bar trace per leaf cause (mean over ranks), and ``views``: rank label →
@@ -151,7 +151,7 @@ def steps(attribution: Attribution, story: Story) -> Figure:
             "y": _binned(mean[i], edges),
             "marker": {"color": color(leaf), "line": {"width": 0}},
             "meta": leaf,
-            "hovertemplate": f"{full_label(leaf)}: %{{y:.4~g}} ms<extra></extra>",
+            "hovertemplate": f"{full_label(leaf)}: %{{y:.3~s}}s<extra></extra>",
         }
         for i, leaf in enumerate(leaves)
     ]
@@ -170,8 +170,9 @@ def steps(attribution: Attribution, story: Story) -> Figure:
             "margin": {"l": 56, "r": 8, "t": 12, "b": 44},
             "hovermode": "x unified",
             "showlegend": False,
-            "xaxis": {"title": {"text": story.unit}, "type": "category"},
-            "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": story.unit}, "type": "category", "showspikes": False},
+            # Seconds with SI prefixes: 5ms, 800µs.
+            "yaxis": {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"},
         },
     }
 
@@ -215,7 +216,7 @@ def _bin_labels(number: list[str], edges: np.ndarray) -> list[str]:
 
 def _binned(values: np.ndarray, edges: np.ndarray) -> list[float]:
     sums = np.add.reduceat(values, edges[:-1]) if len(values) else values
-    return [_ms(v) for v in (sums / np.diff(edges)).tolist()]
+    return [float(f"{v / 1e9:.6g}") for v in (sums / np.diff(edges)).tolist()]
 
 
 _UNITS = {"ratio": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "bytes_per_s": ("MB/s", 1e-6)}

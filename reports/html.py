@@ -233,7 +233,6 @@ def _level(views: Views, level: Level, label: str, number: dict[str, int]) -> di
         "id": level,
         "label": label,
         "ordered": ordered,
-        "mono": level in ("kernel", "op", "layer"),
         "calls": calls is not None,
         "rows": rows,
         "cut": cut,
@@ -322,6 +321,7 @@ def _context(
         + ", ".join(f"{p['label']} {p['share']}" for p in composition),
         "families": _families(attribution, story),
         "top": [_top(cause) for cause in story.top],
+        "top_title": _top_title(attribution, story),
         "windows_text": _windows_text(attribution, story),
         "observed_text": fmt.duration(story.observed_per_window_ns),
         "ideal_text": fmt.duration(story.ideal_per_window_ns),
@@ -431,6 +431,15 @@ def _families(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
             }
         )
     return families
+
+
+def _top_title(attribution: Attribution, story: Story) -> str:
+    noun = "cause" if len(story.top) == 1 else "causes"
+    if story.ideal_per_window_ns is not None:
+        return f"The largest {noun} of the gap"
+    # What a model could not split may be larger, but is no cause.
+    known = bool(story.top) and attribution.leaves()[0].id == story.top[0].id
+    return f"The largest {noun}" if known else f"The largest known {noun}"
 
 
 def _top(cause: TopCause) -> dict[str, Any]:
@@ -545,9 +554,9 @@ def _environment(attribution: Attribution) -> list[tuple[str, str, bool]]:
             if value not in merged.setdefault(key, []):
                 merged[key].append(value)
     facts += [(_ENVIRONMENT.get(k, k), _few(values), False) for k, values in merged.items()]
-    traces = [t for p in run.ranks for t in p.traces]
-    if traces:
-        facts.append(("Traces", _few([Path(t).name for t in traces]), False))
+    traces = [Path(t).name for p in run.ranks for t in p.traces]
+    if traces and run.kind == "imported":
+        facts.append(("Traces", _few(traces), False))
     return facts
 
 

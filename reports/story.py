@@ -264,7 +264,7 @@ def _top(views: Views, row: CauseRow) -> TopCause:
 
 def evidence(views: Views, cause: str) -> list[Evidence]:
     """Where most of a cause's time lies: operator, kernel, phase, rank."""
-    found = []
+    found: list[Evidence] = []
     for level, word in (_WORDS_IDLE if cause.startswith("idle") else _WORDS).items():
         most = _dominant(views.by(level), cause)
         if most is not None:

@@ -9,6 +9,7 @@ and tooltips need nothing else.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ HOST_BUDGET = 240_000
 """Host spans embedded in one report."""
 MAX_WINDOWS = 400
 _MAX_THREADS = 12
-_MAX_DEPTH = 24
+_MAX_DEPTH = 48
 _POINTS_PER_SERIES = 6_000
 # Fast compression for much data: 3 costs a third of 6's time for a tenth more bytes.
 _LEVEL = 4
@@ -121,17 +122,16 @@ def build(
     host_share = _host_shares(chosen, ranks, host_budget)
     packs: dict[str, str] = {}
     entries: list[dict[str, Any]] = []
-    dropped_total = 0
-    merged_total = 0
+    short = deep = 0
     for window in chosen:
         rank = ranks[window.rank]
-        packer = _Packer(window, rank, kinds, device_budget)
+        packer = _Packer(window, rank, kinds)
         packer.device()
-        dropped = packer.host(host_share[window.rank, window.step_index])
+        dropped, hidden = packer.host(host_share[window.rank, window.step_index])
         key = f"w{len(packs)}"
         packs[key] = packer.finish()
-        dropped_total += dropped
-        merged_total += packer.merged
+        short += dropped
+        deep += hidden
         entries.append(
             {
                 "id": key,
@@ -141,20 +141,18 @@ def build(
                 "start_ns": str(window.start_ns),
                 "dur_ns": window.dur_ns,
                 "events": packer.events,
-                "host_dropped": dropped,
+                "host_dropped": dropped + hidden,
             }
         )
-    if dropped_total:
+    if short:
         notes.append(
-            f"{fmt.plural(dropped_total, 'host span')} are left out: the shortest of their step, "
-            "beyond what a page can hold. Device events are never left out for being short."
-            if not merged_total
-            else f"{fmt.plural(dropped_total, 'host span')} are left out: the shortest of their step."
+            f"{fmt.plural(short, 'host span')} are left out: the shortest of their step, beyond "
+            "what one page can hold. No device event is left out for being short."
         )
-    if merged_total:
+    if deep:
         notes.append(
-            f"{fmt.plural(merged_total, 'device event')} are merged with their neighbours: shorter "
-            "than can be seen at a sensible zoom."
+            f"{fmt.plural(deep, 'host span')} are not drawn: more than {_MAX_DEPTH} levels deep, or "
+            f"on threads beyond the {_MAX_THREADS} busiest."
         )
     telemetry = _telemetry(series, entries)
     return Timeline(entries, packs, kinds.dump(), telemetry, notes)
@@ -391,12 +389,10 @@ def _levels(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 class _Packer:
     """Rows of one window."""
 
-    def __init__(self, window: _Window, rank: _Rank, kinds: _Kinds, budget: int) -> None:
+    def __init__(self, window: _Window, rank: _Rank, kinds: _Kinds) -> None:
         self.window = window
         self.rank = rank
         self.kinds = kinds
-        self.budget = budget
-        self.merged = 0
         self.rows: list[dict[str, Any]] = []
         self._start: list[np.ndarray] = []
         self._dur: list[np.ndarray] = []
@@ -549,12 +545,17 @@ class _Packer:
             kind[order],
         )
 
-    def host(self, keep: int) -> int:
-        """Host threads, level by level; returns how many spans were left out."""
+    def host(self, keep: int) -> tuple[int, int]:
+        """Host threads, level by level.
+
+        Returns:
+            How many spans were left out for being short, and how many for lying too deep or on
+            too quiet a thread.
+        """
         rank = self.rank
         rows = rank.host_rows(self.window)
         if not len(rows):
-            return 0
+            return 0, 0
         available = len(rows)
         if available > keep:
             long = np.argpartition(rank.span_dur[rows], available - keep)[available - keep :]
@@ -587,7 +588,7 @@ class _Packer:
                     end[at],
                     kind[at],
                 )
-        return available - shown
+        return available - len(rows), len(rows) - shown
 
     def finish(self) -> str:
         """The pack: ``start`` is coded as differences within each row."""
@@ -614,12 +615,18 @@ def _pairs(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _thread_names(threads: pa.Table) -> dict[int, str]:
-    return {
-        tid: f"{name} {tid}" if name else f"thread {tid}"
-        for tid, name in zip(
-            threads["tid"].to_pylist(), threads["thread_name"].to_pylist(), strict=True
+    """Labels of threads: their name and number, ``python 3358``."""
+    found = {}
+    for tid, name in zip(
+        threads["tid"].to_pylist(), threads["thread_name"].to_pylist(), strict=True
+    ):
+        # Kineto names threads "thread 3358 (python)".
+        kineto = re.fullmatch(r"thread -?\d+ \((.*)\)", name or "")
+        brief = kineto[1] if kineto else name
+        found[tid] = (
+            f"{brief} {tid}" if brief and str(tid) not in brief else brief or f"thread {tid}"
         )
-    }
+    return found
 
 
 def _exclusive(

@@ -107,7 +107,7 @@ class Breakdown {
     };
     const cells = {
       key: () => el("td", { class: "name", title: row.full },
-        el("button", { type: "button", "aria-expanded": String(opened), class: `${this.level.mono ? "mono" : ""}${row.none ? " none" : ""}`,
+        el("button", { type: "button", "aria-expanded": String(opened), class: row.none ? "none" : null,
           "data-row": this.level.rows.indexOf(row), onclick: (e) => { e.stopPropagation(); toggle(); } }, row.shown)),
       time: () => el("td", { class: "num" }, duration(row.time / row.per)),
       share: () => el("td", { class: "num" }, percent(row.time / this.data.observed_ns)),

@@ -51,11 +51,18 @@ function bytes(n) {
   return i ? `${three(n)} ${units[i]}` : `${n.toFixed(0)} B`;
 }
 
+function rate(n) {
+  const units = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
+  let i = 0;
+  while (Math.abs(n) >= 999.5 && i < units.length - 1) { n /= 1000; i++; }
+  return `${i ? three(n) : n.toFixed(0)} ${units[i]}`;
+}
+
 function quantity(value, unit) {
   if (value === null || Number.isNaN(value)) return DASH;
   if (unit === "ratio") return percent(value);
   if (unit === "bytes") return bytes(value);
-  if (unit === "bytes_per_s") return bytes(value) + "/s";
+  if (unit === "bytes_per_s") return rate(value);
   return `${three(value)}${unit ? " " + unit : ""}`;
 }
 

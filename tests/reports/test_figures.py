@@ -46,7 +46,7 @@ def test_steps_stack_to_each_steps_mean_over_ranks() -> None:
             )
             if k == i
         ]
-        assert heights[i] == pytest.approx(np.mean(times) / 1e6, rel=1e-4)
+        assert heights[i] == pytest.approx(np.mean(times) / 1e9, rel=1e-4)
     for rank in ("0", "1"):
         assert len(figure["views"][rank]) == len(figure["data"])
     both = np.array([figure["views"]["0"], figure["views"]["1"]]).mean(axis=0)
@@ -60,7 +60,7 @@ def test_many_steps_are_averaged_in_bins() -> None:
     assert len(figure["data"][0]["x"]) == figures.MAX_BARS
     sizes = np.diff(np.linspace(0, 700, figures.MAX_BARS + 1).round())
     total = sum((np.array(t["y"]) * sizes).sum() for t in figure["data"])
-    assert total == pytest.approx(attribution.observed_ns / 1e6, rel=1e-4)
+    assert total == pytest.approx(attribution.observed_ns / 1e9, rel=1e-4)
 
 
 def test_labels_from_traces_are_escaped_for_plotly() -> None:

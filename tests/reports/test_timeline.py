@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,7 +39,7 @@ def test_the_smallest_type(values, kind) -> None:
     assert narrow(np.array(values, dtype=np.int64)).dtype == np.dtype(kind)
 
 
-def _decode(lanes: timeline.Timeline, window: dict) -> list[dict]:
+def _decode(lanes: timeline.Timeline, window: dict[str, Any]) -> list[dict[str, Any]]:
     meta, arrays = unpack(lanes.packs[window["id"]])
     names = names_of(lanes.names)
     rows, at = [], 0
