@@ -40,6 +40,15 @@ function stepsFigure() {
 }
 stepsFigure();
 
+// Printed pages are light, figures and timeline too.
+function printing(on) {
+  css.printing = on;
+  plots.redraw();
+  if (timeline) { timeline.colors = null; timeline.paint(); }
+}
+addEventListener("beforeprint", () => printing(true));
+addEventListener("afterprint", () => printing(false));
+
 // The section in view is marked in the bar.
 const links = new Map([...document.querySelectorAll(".bar nav a")].map((a) => [a.hash.slice(1), a]));
 const inView = new IntersectionObserver((entries) => {

@@ -27,6 +27,7 @@ function themed(figure) {
     axis.title = { ...axis.title, font: { size: 12, color: faint }, standoff: 10 };
     axis.tickfont = { color: key.startsWith("y") && axis.type === "category" ? css("--text") : faint, size: key.startsWith("y") && axis.type === "category" ? 12.5 : 11.5 };
     if (key.startsWith("y") && axis.type === "category") { axis.ticks = ""; axis.showgrid = false; axis.ticklabelstandoff = 8; }
+    if (key.startsWith("x") && axis.type === "category") axis.showgrid = false;
   }
   for (const note of layout.annotations || []) note.font = { size: 12, color: text };
   for (const shape of layout.shapes || []) shape.fillcolor = css(shape.name === "step-odd" ? "--shade" : "--shade-2");
@@ -45,6 +46,7 @@ class Plots {
   constructor(figures) {
     this.figures = figures;
     this.drawn = new Map();
+    this.done = new Set();
     for (const name of Object.keys(figures)) {
       const host = document.querySelector(`[data-figure="${name}"]`);
       if (!host || !figures[name].data.length) { if (host) host.replaceChildren(el("p", { class: "empty" }, "Nothing to draw.")); continue; }
@@ -73,6 +75,7 @@ class Plots {
         host.textContent = "";
         host.classList.remove("pending");
         await Plotly.newPlot(host, data, layout, CONFIG);
+        this.done.add(name);
         host.dispatchEvent(new CustomEvent("drawn"));
       } catch (error) {
         host.textContent = `This figure needs a browser of 2023 or later (${error.message}).`;
@@ -91,9 +94,9 @@ class Plots {
     }
   }
 
-  async redraw() {
-    for (const [name, job] of this.drawn) {
-      await job;
+  /** Drawn figures again, in the colours of now; at once, so that it can precede printing. */
+  redraw() {
+    for (const name of this.done) {
       const { data, layout } = themed(this.figures[name]);
       window.Plotly.react(document.querySelector(`[data-figure="${name}"]`), data, layout, CONFIG);
     }

@@ -66,8 +66,9 @@ function quantity(value, unit) {
   return `${three(value)}${unit ? " " + unit : ""}`;
 }
 
+/** A colour or font of the style sheet; while printing, of the light scheme. */
 function css(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  return getComputedStyle(css.printing ? $("light") : document.documentElement).getPropertyValue(name).trim();
 }
 
 function fromBase64(text) {
