@@ -37,7 +37,7 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
 @click.option(
     "--steps",
     metavar="START:STOP",
-    help="Steps to trace, counted from 0.  [default: 2:7, then 50:55 in their place]",
+    help="Steps to trace, counted from 0.  [default: 3:8, then 50:55 in their place]",
 )
 @click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
 @click.option("--force", is_flag=True, help="Replace an earlier run in the output directory.")
@@ -77,22 +77,23 @@ def command(
     )
     shown = output if output is not None else Path(os.path.relpath(path))
     _say(f"recording to {shown}")
-    with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
-        code = launch(
-            command_line,
-            env=hooked_environment(
-                path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
-            ),
-        )
-        seen = _Notes(Path(notes.name))
     try:
+        with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
+            code = launch(
+                command_line,
+                env=hooked_environment(
+                    path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
+                ),
+            )
+            seen = _Notes(Path(notes.name))
         run = finalize(path, command=command_line, exit_code=code)
     except RunFormatError:
-        if not any(path.iterdir()):
-            path.rmdir()
         ended = f"; the command ended with exit code {code}" if code else ""
         _say(f"nothing was recorded: {seen.explain(command_line)}{ended}")
         return code or 1
+    finally:
+        if not any(path.iterdir()):
+            path.rmdir()
     _summarize(run, path, shown, code)
     return code
 

@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chopper.run import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAIN = ROOT / "examples" / "train_plain.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+import os, sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(x=None):
+    model(torch.ones(4, 8) if x is None else x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+class Recorder:
+    """Runs `chopper record` in a directory, with children that can be told from all others."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.mark = f"chopper-test-{os.getpid()}-{directory.name}"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("CHOPPER_")}
+        self.env |= {"CHOPPER_TEST_MARK": self.mark, "OMP_NUM_THREADS": "1"}
+
+    def script(self, body, name="script.py"):
+        path = self.directory / name
+        path.write_text(MODEL + textwrap.dedent(body))
+        return str(path)
+
+    def argv(self, *command, options=("-o", "run")):
+        return [sys.executable, "-m", "chopper", "record", *options, "--", *command]
+
+    def popen(self, *command, options=("-o", "run"), **more):
+        return subprocess.Popen(
+            self.argv(*command, options=options),
+            cwd=self.directory,
+            env=self.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **more,
+        )
+
+    def __call__(self, *command, options=("-o", "run")):
+        with self.popen(*command, options=options) as process:
+            out, err = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run(self):
+        return Run.open(self.directory / "run")
+
+    def left(self):
+        """Processes that a recording left behind."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("CHOPPER_TEST_MARK") == self.mark:
+                    found.append(process.cmdline())
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def record(tmp_path):
+    recorder = Recorder(tmp_path)
+    yield recorder
+    assert recorder.left() == []
+
+
+def lines_of_chopper(err):
+    return [line for line in err.splitlines() if line.startswith("chopper: ")]
+
+
+def test_torchrun_and_a_script_that_knows_nothing_of_chopper(record):
+    done = record(*TORCHRUN, str(PLAIN), "--steps", "9")
+    assert done.returncode == 0, done.stderr
+    run = record.run()
+    assert run.ranks == [0, 1]
+    assert run.manifest.exit_code == 0
+    assert run.manifest.command is not None
+    assert str(PLAIN) in run.manifest.command
+    assert run.manifest.findings == []
+    for rank in run.ranks:
+        part = run.part(rank)
+        assert (part.status, part.world_size, part.backend) == ("complete", 2, "gloo")
+        assert part.steps_source == "optimizer"
+        steps = run.table(rank, "step").to_pylist()
+        assert [row["number"] for row in steps] == list(range(9))
+        assert [row["number"] for row in steps if row["traced"]] == [2, 3, 4, 5, 6]
+        spans = set(run.table(rank, "host_span")["name"].to_pylist())
+        assert "gloo:all_reduce" in spans
+        assert "chopper::layer::0.0" in spans
+        assert any(name.startswith("enumerate(DataLoader)#") for name in spans)
+        layers = set(run.table(rank, "layer_sequence")["layer"].to_pylist())
+        # DistributedDataParallel's prefix is not part of a name; the root goes by its class.
+        assert {"Sequential", "0.0", "0.1", "5"} <= layers
+    assert {r.name for r in run.part(0).collectors} == {"torch_trace", "host", "device_memory"}
+    assert {r.name for r in run.part(1).collectors} == {"torch_trace", "device_memory"}
+    ours = lines_of_chopper(done.stderr)
+    assert ours == [
+        "chopper: recording to run",
+        "chopper: recorded 2 ranks, 9 steps, steps 2 to 6 traced",
+        "chopper: next:",
+    ]
+    assert "  chopper report run -o report.html" in done.stderr
+
+
+def test_a_plain_script(record):
+    script = record.script("for _ in range(3): step()\nprint('out', sys.argv[1:])")
+    done = record(sys.executable, script, "--steps", "8", "-o", "x")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "out ['--steps', '8', '-o', 'x']\n"
+    assert record.run().table(0, "step").num_rows == 3
+    names = record.run().table(0, "host_span")["name"].to_pylist()
+    # The recording began inside the first forward, which is named all the same.
+    assert names.count("chopper::layer::Sequential") == 3
+    assert names.count("chopper::layer::0") == 3
+
+
+def test_options_reach_the_ranks(record):
+    script = record.script("for _ in range(8): step()")
+    done = record(
+        sys.executable,
+        script,
+        options=("-o", "run", "--steps", "4:6", "--collect", "torch_trace"),
+    )
+    assert done.returncode == 0, done.stderr
+    steps = record.run().table(0, "step").to_pylist()
+    assert [row["number"] for row in steps if row["traced"]] == [4, 5]
+    assert [r.name for r in record.run().part(0).collectors] == ["torch_trace"]
+    done = record(sys.executable, script, options=("-o", "run", "--no-trace", "--force"))
+    assert done.returncode == 0, done.stderr
+    assert record.run().part(0).traces == ()
+
+
+def test_a_profile_in_the_program_is_the_same_recording(record):
+    script = record.script(
+        """
+        import chopper
+        with chopper.profile("somewhere else") as prof:
+            for _ in range(4):
+                step()
+                prof.step()
+        """
+    )
+    done = record(sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert not (record.directory / "somewhere else").exists()
+    assert record.run().part(0).steps_source == "mark"
+
+
+def test_an_exception_keeps_its_exit_code_and_what_was_recorded(record):
+    script = record.script("for _ in range(4): step()\nraise ValueError('loss is nan')")
+    done = record(sys.executable, script)
+    assert done.returncode == 1
+    assert "ValueError: loss is nan" in done.stderr
+    part = record.run().part(0)
+    assert (part.status, part.error) == ("failed", "ValueError: loss is nan")
+    assert record.run().table(0, "step").num_rows == 4
+    assert record.run().manifest.exit_code == 1
+    assert any("what it had recorded is kept" in line for line in lines_of_chopper(done.stderr))
+
+
+def test_an_exit_code_is_passed_on(record):
+    script = record.script("for _ in range(2): step()\nsys.exit(17)")
+    assert record(sys.executable, script).returncode == 17
+    assert record.run().manifest.exit_code == 17
+
+
+LOOP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+rank = dist.get_rank()
+n = 0
+while True:
+    step()
+    n += 1
+    if n == 9:
+        if rank == {dies}:
+            os.kill(os.getpid(), 9)
+        print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_reaches_all_and_keeps_what_was_recorded(record, number):
+    script = record.script(LOOP.format(dies=-1))
+    with record.popen(*TORCHRUN, script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode not in (0, None)
+    assert record.left() == []
+    run = record.run()
+    assert run.ranks == [0, 1]
+    for rank in run.ranks:
+        # A peer that went first may be what ended a rank: its own error, or torchrun's signal.
+        assert run.part(rank).status in ("interrupted", "failed"), err
+        steps = run.table(rank, "step").to_pylist()
+        assert [row["number"] for row in steps if row["traced"]] == [2, 3, 4, 5, 6]
+    assert any("next:" in line for line in lines_of_chopper(err))
+
+
+def test_a_rank_that_is_killed_takes_nothing_with_it(record):
+    script = record.script(LOOP.format(dies=1))
+    done = record(*TORCHRUN, script)
+    assert done.returncode == 1
+    run = record.run()
+    assert run.part(1).status == "running"
+    assert run.part(0).status in ("interrupted", "failed")
+    assert [f.code for f in run.manifest.findings] == ["run.rank_died"]
+    for rank in run.ranks:
+        steps = run.table(rank, "step").to_pylist()
+        assert [row["number"] for row in steps if row["traced"]] == [2, 3, 4, 5, 6]
+        assert run.part(rank).traces
+        assert run.table(rank, "host_span").num_rows
+
+
+def test_processes_that_outlive_the_command_are_ended(record):
+    script = record.script(
+        """
+        import subprocess
+        for _ in range(2): step()
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        """
+    )
+    assert record(sys.executable, script).returncode == 0
+    assert record.left() == []
+
+
+def test_ranks_of_multiprocessing(record):
+    script = record.script(
+        """
+        import torch.distributed as dist, torch.multiprocessing as mp
+
+        def main(rank):
+            dist.init_process_group(
+                "gloo", init_method=f"file://{os.getcwd()}/rendezvous", rank=rank, world_size=2
+            )
+            for _ in range(4): step()
+            dist.barrier()
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            mp.start_processes(main, nprocs=2, start_method=sys.argv[1])
+        """
+    )
+    for method in ("spawn", "fork"):
+        (record.directory / "rendezvous").unlink(missing_ok=True)
+        done = record(sys.executable, script, method, options=("-o", "run", "--force"))
+        assert done.returncode == 0, done.stderr
+        run = record.run()
+        assert run.ranks == [0, 1]
+        assert {run.part(rank).status for rank in run.ranks} == {"complete"}
+        assert run.table(1, "step").num_rows == 4
+
+
+def test_data_loader_workers_do_not_record(record):
+    script = record.script(
+        """
+        from torch.utils.data import DataLoader, Dataset
+
+        class Augmented(Dataset):
+            def __init__(self): self.transform = torch.nn.Linear(8, 8)
+            def __len__(self): return 6
+            def __getitem__(self, index): return self.transform(torch.ones(8)).detach()
+
+        if __name__ == "__main__":
+            loader = DataLoader(
+                Augmented(), 2, num_workers=2, multiprocessing_context=sys.argv[1]
+            )
+            for x in loader: step(x)
+        """
+    )
+    for method in ("spawn", "fork"):
+        done = record(sys.executable, script, method, options=("-o", "run", "--force"))
+        assert done.returncode == 0, done.stderr
+        assert sorted(p.name for p in (record.directory / "run").iterdir()) == [
+            "manifest.json",
+            "rank-00000",
+        ]
+        assert record.run().table(0, "step").num_rows == 3
+        assert len(lines_of_chopper(done.stderr)) == 3
+
+
+def test_one_process_after_another(record):
+    script = record.script("for _ in range(int(sys.argv[1])): step()")
+    done = record("sh", "-c", f"{sys.executable} {script} 2 && {sys.executable} {script} 3")
+    assert done.returncode == 0, done.stderr
+    assert record.run().table(0, "step").num_rows == 3
+    earlier = Run.open(record.directory / "run" / "attempt-0")
+    assert earlier.table(0, "step").num_rows == 2
+    assert "warning" not in done.stderr
+    assert "attempt-0" in done.stderr
+
+
+def test_another_sitecustomize_runs_too(record):
+    other = record.directory / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import builtins; builtins.customized = 'yes'\n")
+    record.env["PYTHONPATH"] = str(other)
+    script = record.script(
+        """
+        for _ in range(2): step()
+        import sitecustomize
+        print(customized, sitecustomize.__file__, any(entry.endswith("chopper/_hook") for entry in sys.path))
+        """
+    )
+    done = record(sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"yes {other / 'sitecustomize.py'} False\n"
+    assert record.run().table(0, "step").num_rows == 2
+
+
+# -- nothing to record --------------------------------------------------------------------------
+
+
+def test_a_python_that_cannot_be_hooked(record):
+    script = record.script("for _ in range(2): step()\nsys.exit(int(sys.argv[1]))")
+    for code, expected in (("0", 1), ("3", 3)):
+        done = record(sys.executable, "-I", script, code)
+        assert done.returncode == expected
+        last = lines_of_chopper(done.stderr)[-1]
+        assert "started no Python that could be hooked" in last
+        assert "call chopper.profile in the program instead" in last
+        assert not (record.directory / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("pass", "Python was started, but torch was never imported"),
+        ("import torch; torch.nn.Linear(2, 2).eval()(torch.ones(1, 2))", "nothing trained"),
+    ],
+)
+def test_a_program_that_does_not_train(record, body, why):
+    done = record(sys.executable, "-c", body)
+    assert done.returncode == 1
+    assert why in lines_of_chopper(done.stderr)[-1]
+
+
+def test_no_such_command(record):
+    done = record("no-such-command-here")
+    assert done.returncode == 127
+    assert done.stdout == ""
+    assert "no-such-command-here: command not found" in lines_of_chopper(done.stderr)[-1]
+    assert not (record.directory / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--steps", "5:2"), "holds none"),
+        (("--collect", "hots"), "no collector is called 'hots'"),
+    ],
+)
+def test_wrong_options(record, options, why):
+    done = record("true", options=options)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert not (record.directory / "runs").exists()
+
+
+def test_no_command(record):
+    done = record()
+    assert done.returncode == 2
+    assert "no command given" in done.stderr
+
+
+def test_an_earlier_run_is_kept(record):
+    run = record.directory / "run" / "rank-00000"
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text(json.dumps({"schema_version": 1, "rank": 0}))
+    done = record("true")
+    assert done.returncode == 1
+    assert "holds a run already; pass --force" in done.stderr
+    assert (run / "manifest.json").exists()
