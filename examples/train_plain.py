@@ -6,6 +6,7 @@
 A convolutional network learns to tell apart four synthetic textures, on GPUs when there is one
 for each process, else on the CPU.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -87,6 +88,9 @@ def main() -> None:
             optimizer.zero_grad()
             if dist.get_rank() == 0:
                 print(f"step {step:4d}   loss {loss.item():.4f}", flush=True)
+        # Gloo's threads need Python's lock to let go of the last tensors. Waiting here leaves it
+        # to them; at the interpreter's end, wanting it would abort the process (torch 2.13).
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 

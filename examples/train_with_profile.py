@@ -6,6 +6,7 @@
 
 The three marked lines are all that chopper needs; only the first is required.
 """
+
 from __future__ import annotations
 
 import sys

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from chopper.workloads import options  # noqa: E402
+from chopper.workloads.llama import (  # noqa: E402
+    SIZES,
+    Attention,
+    Llama,
+    LlamaConfig,
+    initial_value,
+    parameter_count,
+    rotary_table,
+    rotate,
+    training_bytes,
+)
+
+TINY = LlamaConfig(dim=32, layer_count=2, head_count=4, kv_head_count=2, ffn_dim=64, vocabulary=101)
+
+
+def built(config: LlamaConfig = TINY, seed: int = 0) -> Llama:
+    model = Llama(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(initial_value(name, weight.shape, config, seed=seed, device=weight.device))
+    return model
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_counts_the_parameters_of_the_model_that_is_built(size):
+    with torch.device("meta"):
+        model = Llama(SIZES[size])
+    assert sum(p.numel() for p in model.parameters()) == parameter_count(SIZES[size])
+
+
+def test_8b_is_the_published_llama_3_8b():
+    assert parameter_count(SIZES["8b"]) == 8_030_261_248
+
+
+def test_every_size_can_be_asked_for():
+    (size,) = (option for option in options.OPTIONS if option.name == "size")
+    assert size.choices == tuple(SIZES)
+
+
+def test_layers_are_named_by_number():
+    names = dict(Llama(TINY).named_modules())
+    assert {"layers.0", "layers.1", "layers.0.attention", "layers.1.ffn"} <= names.keys()
+
+
+def test_logits_do_not_depend_on_later_tokens():
+    model = built()
+    tokens = torch.arange(12).reshape(1, 12)
+    changed = tokens.clone()
+    changed[0, 7] = 99
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_attention_equals_one_written_out_by_hand():
+    attention = built().get_submodule("layers.0.attention")
+    assert isinstance(attention, Attention)
+    x = torch.randn(2, 9, TINY.dim, generator=torch.Generator().manual_seed(1))
+    cos, sin = rotary_table(TINY, 9, device=x.device, dtype=x.dtype)
+
+    def heads(projected):
+        return projected.view(2, 9, -1, TINY.head_dim).transpose(1, 2)
+
+    q, k, v = heads(attention.wq(x)), heads(attention.wk(x)), heads(attention.wv(x))
+    # Each key head serves two query heads next to each other.
+    k, v = rotate(k, cos, sin).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    scores = rotate(q, cos, sin) @ k.transpose(-1, -2) / TINY.head_dim**0.5
+    scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
+    mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 9, TINY.dim)
+    torch.testing.assert_close(attention(x, cos, sin), attention.wo(mixed))
+
+
+def test_rotation_keeps_lengths_and_sees_only_distances():
+    cos, sin = rotary_table(TINY, 20, device=torch.device("cpu"), dtype=torch.float32)
+    q, k = torch.randn(2, TINY.head_dim, generator=torch.Generator().manual_seed(2))
+    turned_q, turned_k = rotate(q.expand(20, -1), cos, sin), rotate(k.expand(20, -1), cos, sin)
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(20))
+    torch.testing.assert_close(turned_q[3] @ turned_k[1], turned_q[15] @ turned_k[13])
+
+
+def test_initial_values_depend_on_name_and_seed_alone():
+    def value(name, seed=0):
+        return initial_value(
+            name, torch.Size((64, 64)), TINY, seed=seed, device=torch.device("cpu")
+        )
+
+    assert torch.equal(value("layers.0.ffn.w1.weight"), value("layers.0.ffn.w1.weight"))
+    assert not torch.equal(value("layers.0.ffn.w1.weight"), value("layers.1.ffn.w1.weight"))
+    assert not torch.equal(value("head.weight"), value("head.weight", seed=1))
+    assert torch.equal(value("norm.weight"), torch.ones(64, 64))
+    # Two blocks add to the residual stream four times.
+    assert value("layers.0.ffn.w2.weight").std().item() == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["none", "full"])
+def test_activation_estimate_is_near_what_autograd_keeps(checkpoint):
+    from torch.utils.checkpoint import checkpoint as recompute
+
+    config = replace(SIZES["debug"], layer_count=6)
+    model = built(config)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    if checkpoint:
+        for layer in model.layers:
+            inner = layer.forward
+            layer.forward = lambda *a, inner=inner: recompute(inner, *a, use_reentrant=False)
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes(), tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.zeros(2, 128, dtype=torch.long))
+    measured = sum(nbytes for nbytes, _ in kept.values())
+
+    def estimate(batch):
+        return training_bytes(
+            config, ranks=1, batch=batch, sequence=128, element_bytes=4, checkpoint=checkpoint
+        )
+
+    estimated = estimate(4) - estimate(2) - 2 * 128 * config.vocabulary * 12
+    if checkpoint:
+        # One whole block is recomputed at a time, in backward: not seen here.
+        ratio = 6 + 2 * config.kv_head_count / config.head_count + 4 * config.ffn_dim / config.dim
+        estimated -= int(4 * 2 * 128 * config.dim * ratio)
+    assert estimated == pytest.approx(measured, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_count": 5}, "dim 32 does not divide into 5 heads"),
+        ({"head_count": 32, "kv_head_count": 32}, "heads are 1 wide"),
+        ({"kv_head_count": 3}, "4 query heads cannot share 3 key heads"),
+    ],
+)
+def test_refuses_shapes_that_cannot_be_built(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **change)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from chopper import _workloads
+from chopper._workloads import WORKLOADS, WorkloadUnavailable, options_of, prepare
+from chopper.errors import UsageError
+
+SHORT = ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
+
+
+def test_every_workload_is_described_and_exists():
+    for name, workload in WORKLOADS.items():
+        assert workload.summary
+        assert importlib.util.find_spec(workload.module)
+        assert {option.name for option in options_of(name)} >= {"steps", "size", "dtype"}
+        assert all(option.help for option in options_of(name))
+
+
+def test_listing_needs_no_torch():
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        "from chopper.cli.workloads_ import command\ncommand(['--json'], standalone_mode=False)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    listed = json.loads(done.stdout)
+    assert listed["schema"] == "chopper.workloads/1"
+    assert [w["name"] for w in listed["workloads"]] == [*WORKLOADS]
+    size = next(o for o in listed["workloads"][0]["options"] if o["name"] == "--size")
+    assert size["choices"] == ["debug", "1b", "8b"]
+    assert size["default"] == "debug"
+
+
+def test_listing_for_people_names_all_workloads_and_options():
+    from chopper.cli.workloads_ import command
+
+    shown = CliRunner().invoke(command).stdout
+    for name in WORKLOADS:
+        assert name in shown
+        for option in options_of(name):
+            assert f"--{option.name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "fsdp3"}, "'fsdp3': no such workload: there are fsdp1, fsdp2; did you mean"),
+        ({"ranks": 0}, "--ranks 0: a run needs at least one rank"),
+        ({"ranks": -1}, "--ranks -1: a run needs at least one rank"),
+        ({"steps": 0}, "argument --steps: '0' is not a whole number of at least 1"),
+        ({"steps": 2, "options": ["--steps=3"]}, "--steps is given twice"),
+        ({"options": ["--output", "x"]}, "name the run's directory with -o"),
+        ({"options": ["--size", "9b"]}, "argument --size: invalid choice: '9b'"),
+        ({"options": ["--batch", "many"]}, "'many' is not a whole number of at least 1"),
+        ({"options": ["--seed", "-1"]}, "'-1' is not a whole number of at least 0"),
+        ({"options": ["--size"]}, "argument --size: expected one argument"),
+        ({"options": ["--wings", "2"]}, "unrecognized arguments: --wings 2"),
+        ({"options": ["--si", "8b"]}, "unrecognized arguments: --si 8b"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(arguments, message):
+    with pytest.raises(UsageError) as refused:
+        prepare(**{"name": "fsdp2", **arguments})
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
+    with pytest.raises(WorkloadUnavailable, match=r"pip install 'chopper-profiler\[torch\]'"):
+        prepare("fsdp2")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr(_workloads, "usable_memory_bytes", lambda: 24_000_000_000)
+    with pytest.raises(WorkloadUnavailable) as refused:
+        prepare("fsdp2", ranks=2, options=["--size", "8b", "--device", "cpu"])
+    # 16 bytes for each of 8.03 billion parameters, and what is not sharded.
+    assert "8.03 B parameters" in str(refused.value)
+    assert "needs about 177 GB, 2 ranks here can have 24 GB" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_debug_fits_where_the_readme_says_it_runs(monkeypatch):
+    monkeypatch.setattr(_workloads, "usable_memory_bytes", lambda: 1_000_000_000)
+    assert prepare("fsdp1", ranks=2, options=["--device", "cpu"]).ranks == 2
+
+
+def test_more_gpus_than_there_are_cannot_be_asked_for():
+    with pytest.raises(WorkloadUnavailable, match="4096 ranks need 4096 GPUs, found"):
+        prepare("fsdp2", ranks=4096, options=["--device", "cuda"])
+
+
+def test_automatic_choices_carry_their_reason(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    launch = prepare("fsdp2", ranks=2)
+    assert launch.command[-2:] == ("--device", "cpu")
+    assert any(n.startswith("on the CPU: 1 GPU visible to torch") for n in launch.notes)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "2 ranks (the workload's default on CPUs)" in prepare("fsdp2").notes[0]
+
+
+def test_too_many_ranks_for_the_cores_are_warned_of(monkeypatch):
+    monkeypatch.setattr(_workloads, "usable_cores", lambda: 2)
+    options = ["--device", "cpu"]
+    assert any(
+        "3 ranks share 2 cores" in n for n in prepare("fsdp2", ranks=3, options=options).notes
+    )
+    assert not prepare("fsdp2", ranks=2, options=options).notes
+
+
+def test_an_option_of_the_workload_before_the_dashes_is_explained():
+    from chopper.cli.run_ import command
+
+    result = CliRunner().invoke(command, ["fsdp2", "--size", "8b"])
+    assert result.exit_code == 2
+    assert "go behind --" in result.stderr
+
+
+def chopper_run(output, *words):
+    command = [sys.executable, "-m", "chopper", "run", "fsdp2", "--ranks", "2"]
+    return [*command, "-o", str(output), *words]
+
+
+@pytest.mark.slow
+def test_runs_records_and_attributes(tmp_path):
+    output = tmp_path / "my run"
+    done = subprocess.run(
+        chopper_run(output, "--steps", "4", "--json", *SHORT),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    attribution = json.loads(done.stdout)
+    assert attribution["schema"] == "chopper.attribution/1"
+    parents = {cause["parent"] for cause in attribution["causes"]}
+    leaves = [cause for cause in attribution["causes"] if cause["id"] not in parents]
+    assert sum(leaf["time_ns"] for leaf in leaves) == attribution["observed_ns"] > 0
+    assert len(attribution["ranks"]) == 2
+    assert "step    3   loss" in done.stderr
+    assert f"chopper report '{output}' -o report.html" in done.stderr
+    assert f"chopper analyze '{output}' --by layer" in done.stderr
+    manifest = json.loads((output / "manifest.json").read_bytes())
+    assert manifest["workload"] == "fsdp2"
+    assert manifest["exit_code"] == 0
+
+    again = subprocess.run(chopper_run(output, *SHORT), capture_output=True, text=True)
+    assert again.returncode == 1
+    assert "holds a run already; pass --force" in again.stderr
+
+
+def processes_of(output):
+    """Living processes that were told to record into ``output``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CHOPPER_OUTPUT") == str(output):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="signals of parents' deaths are Linux's")
+@pytest.mark.parametrize(
+    ("victim", "number", "exit_code"),
+    [
+        ("chopper", signal.SIGINT, 130),
+        ("chopper", signal.SIGTERM, 143),
+        ("chopper", signal.SIGKILL, -signal.SIGKILL),
+        ("rank", signal.SIGKILL, 128 + signal.SIGKILL),
+        ("launcher", signal.SIGKILL, 128 + signal.SIGKILL),
+    ],
+    ids=["ctrl-c", "terminated", "killed", "rank killed", "launcher killed"],
+)
+def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, number, exit_code):
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        chopper_run(output, "--steps", "100000", *SHORT), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        # The window of steps to trace closes at once in some rank, and the trace is written.
+        wait_until(lambda: len([*output.glob("rank-*/trace.json.gz")]) == 2)
+        if victim == "chopper":
+            os.kill(process.pid, number)
+        else:
+            wanted = "chopper._torchrun" if victim == "launcher" else "chopper.workloads.fsdp2"
+            alive = [p for p in processes_of(output) if p.cmdline()[-1:] and wanted in p.cmdline()]
+            ranks = [p for p in alive if p.environ().get("RANK") == "1"]
+            (ranks if victim == "rank" else alive)[0].send_signal(number)
+        _, messages = process.communicate(timeout=60)
+        assert process.returncode == exit_code
+        assert "Traceback" not in messages
+        wait_until(lambda: not processes_of(output))
+    finally:
+        process.kill()
+        process.communicate()
+    if number == signal.SIGKILL and victim == "rank":
+        assert "chopper: rank 1" in messages
+        assert "by SIGKILL" in messages
+
+    import chopper
+
+    run = chopper.load(output)
+    assert run.ranks == [0, 1]
+    assert chopper.attribute(run).observed_ns > 0
