@@ -78,8 +78,17 @@ unit: $(VENV)/dev.stamp  ## pytest with coverage
 docs: $(VENV)/dev.stamp  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/dev.stamp  ## the figures of the README, each beside its peer
-	$(BIN)/python -m benchmarks
+# The peers have dependencies of their own, so an environment of their own.
+$(VENV)/peers.stamp: benchmarks/peers.txt $(VENV)/run.stamp
+	@echo "chopper: installing the peers to compare with in $(VENV)/peers" >&2
+	@$(BIN)/python -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) -r benchmarks/peers.txt
+	@touch $@
+
+bench: $(VENV)/dev.stamp $(VENV)/peers.stamp  ## the figures of the README, each beside its peer
+	@for script in benchmarks/[a-z]*.py; do \
+	  echo "== $$script"; PYTHONPATH=$(CURDIR) CHOPPER_PEERS=$(abspath $(VENV))/peers/bin/python $(BIN)/python $$script || exit 1; \
+	done
 
 clean:  ## remove the environment and everything that was built (recorded runs stay)
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* *.egg-info
