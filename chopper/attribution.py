@@ -213,10 +213,12 @@ class Attribution:
         shown = [c for c in CAUSES if c in per_step and per_step[c].any()]
         intervals = _bootstrap_totals(np.stack([per_step[c] for c in shown])) if shown else None
         observed = self.observed_ns
+        # A parent rests on the leaves with time in them, not on those that could have had some.
+        spent = [name for name in names if per_step[name].any()]
         rows = []
         for i, cause_id in enumerate(shown):
             total = int(per_step[cause_id].sum())
-            basis = self._basis(cause_id, names)
+            basis = self._basis(cause_id, spent)
             rows.append(
                 CauseRow(
                     id=cause_id,
