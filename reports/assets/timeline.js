@@ -279,12 +279,14 @@ class Timeline {
     const { step, first } = this.ticks();
     g.font = `11px ${css("--sans")}`;
     g.textBaseline = "middle";
-    const digits = step >= 1e6 ? 0 : step >= 1e3 ? Math.max(0, Math.ceil(-Math.log10(step / 1e6))) : 0;
+    // The unit of the step, with as many digits as tell neighbours apart.
+    const [unit, size] = step >= 1e9 ? ["s", 1e9] : step >= 1e4 ? ["ms", 1e6] : ["µs", 1e3];
+    const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
     for (let t = first; t <= this.t1; t += step) {
       const x = Math.round(this.x(t)) + 0.5;
       g.strokeStyle = p.grid;
       g.beginPath(); g.moveTo(x, RULER - 6); g.lineTo(x, this.height); g.stroke();
-      const label = step >= 1e3 ? `${(t / 1e6).toFixed(digits)} ms` : `${(t / 1e3).toFixed(step >= 100 ? 1 : 2)} µs`;
+      const label = `${(t / size).toFixed(digits)} ${unit}`;
       g.fillStyle = p.dim;
       if (x + 8 + label.length * 6.4 < this.width) g.fillText(label, x + 4, 12);
     }
