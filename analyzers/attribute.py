@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers import names
+from chopper.analyzers.collectives import Communication, Matched, describe
 from chopper.analyzers.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.compute import (
     COMPUTE_CAUSES,
@@ -36,7 +37,17 @@ _COPY_CAUSES = [
     "copy.other",
 ]
 _H2D, _D2H, _D2D, _MEMSET, _OTHER_COPY = range(len(_COPY_CAUSES))
-_EXPOSED = ["communication.unseparated"]
+_EXPOSED_CAUSES = [
+    *_COPY_CAUSES,
+    "communication.wait",
+    "communication.unseparated",
+    "communication.transfer.no_peak",
+    "communication.transfer.at_peak",
+    "communication.transfer.below_peak",
+]
+_WAIT, _UNSEPARATED, _NO_LINK_PEAK, _AT_LINK_PEAK, _BELOW_LINK_PEAK = range(
+    len(_COPY_CAUSES), len(_EXPOSED_CAUSES)
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ class RankInput:
         ceiling: peaks, None when they are not known.
         no_peak_remedy: what to do when they are not, for the message.
         devices_listed: the trace names devices, so that a lack of device events is a lack.
+        world_size: ranks of the run, None when not known.
     """
 
     rank: int
@@ -58,6 +70,7 @@ class RankInput:
     ceiling: Ceiling | None
     no_peak_remedy: str
     devices_listed: bool
+    world_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,28 +96,57 @@ class RankResult:
     """name → (covered, of how much), to be added up over ranks."""
 
 
-def attribute_rank(given: RankInput) -> RankResult:
-    """HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE of one rank -> PIECE, WINDOW, GAP, EVENT_LINK."""
+@dataclass(frozen=True)
+class JoinedRank:
+    """One rank with its events joined to the host: what ranks are matched by, then attributed."""
+
+    given: RankInput
+    host_only: bool
+    links: Links
+    windows: Windows
+    communication: Communication
+
+    @property
+    def ceiling(self) -> Ceiling | None:
+        """Peaks, unless host times stand in for a device that was not recorded."""
+        return None if self.host_only and self.given.devices_listed else self.given.ceiling
+
+
+def join_rank(given: RankInput) -> JoinedRank:
+    """HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE of one rank -> its links and windows."""
     host = HostSpans(given.host_span)
     host_only = given.device_event.num_rows == 0
     host_rows = None
     device_table = given.device_event
     if host_only:
         device_table, host_rows = host_as_device(host)
-    events = DeviceEvents(device_table)
-    # Host times of a program that computes elsewhere say nothing about its operators' peaks.
-    ceiling = None if host_only and given.devices_listed else given.ceiling
-    links = link(host, events, given.step, given.collective, host_rows)
+    links = link(host, DeviceEvents(device_table), given.step, given.collective, host_rows)
     traced = given.step.filter(given.step["traced"]) if given.step.num_rows else given.step
-    windows = cut_windows(links, ints(traced, "number"))
+    return JoinedRank(
+        given,
+        host_only,
+        links,
+        cut_windows(links, ints(traced, "number")),
+        describe(links, given.collective, given.world_size),
+    )
+
+
+def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankResult:
+    """Attribute one rank -> PIECE, WINDOW, GAP, EVENT_LINK.
+
+    Args:
+        joined: from :func:`join_rank`.
+        matched: its collectives matched with the other ranks'; None when it is alone.
+    """
+    given, links, windows = joined.given, joined.links, joined.windows
+    events = links.events
     declared = TABLES["piece"]
     if not len(windows):
-        return _empty(given, device_table, links, windows, host_only)
-    states = exclusive_states(events.start_ns, events.end_ns, links.work_class, windows)
+        return _empty(joined)
+    states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
-    work = event_work(links, ceiling)
-    compute = split_compute(states, links, work)
-    names_of, fragment, codes, time_ns = _exposed(states, links)
+    compute = split_compute(states, links, event_work(links, joined.ceiling))
+    exposed = _exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)
     piece = pa.concat_tables(
         [
@@ -116,7 +158,11 @@ def attribute_rank(given: RankInput) -> RankResult:
                 compute.time_ns,
             ),
             columns.pieces(
-                states.window[fragment], codes, names_of, states.event_row[fragment], time_ns
+                states.window[exposed.fragment],
+                exposed.cause,
+                _EXPOSED_CAUSES,
+                states.event_row[exposed.fragment],
+                exposed.time_ns,
             ),
             columns.pieces(
                 gaps.window, gaps.cause, IDLE_CAUSES, gaps.event_row, gaps.end_ns - gaps.start_ns
@@ -132,48 +178,42 @@ def attribute_rank(given: RankInput) -> RankResult:
     is_ideal = compute.cause == COMPUTE_CAUSES.index("compute.ideal")
     return RankResult(
         rank=given.rank,
-        device_event=device_table,
+        device_event=events.table,
         event_link=links.table(),
         piece=declared.validate(piece),
         window=_window_table(given.rank, windows),
         gap=_gap_table(given.rank, gaps),
-        findings=check_rank(
-            given.rank,
-            links,
-            windows,
-            no_peak_remedy=given.no_peak_remedy,
-            devices_listed=given.devices_listed,
-            host_only=host_only,
-            ceiling=ceiling,
-            too_fast=compute.too_fast,
-        ),
+        findings=_findings(joined, compute.too_fast),
         observed_ns=observed,
         ideal_ns=int(compute.time_ns[is_ideal].sum()),
         steps=len(windows),
-        coverage=_coverage(links, compute.cause, compute.time_ns),
+        coverage=_coverage(links, compute.cause, compute.time_ns)
+        | {"collectives_matched_ratio": _matched_share(joined.communication, matched)},
     )
 
 
-def _empty(
-    given: RankInput, device_table: pa.Table, links: Links, windows: Windows, host_only: bool
-) -> RankResult:
+def _findings(joined: JoinedRank, too_fast: int) -> list[Finding]:
+    return check_rank(
+        joined.given.rank,
+        joined.links,
+        joined.windows,
+        no_peak_remedy=joined.given.no_peak_remedy,
+        devices_listed=joined.given.devices_listed,
+        host_only=joined.host_only,
+        ceiling=joined.ceiling,
+        too_fast=too_fast,
+    )
+
+
+def _empty(joined: JoinedRank) -> RankResult:
     return RankResult(
-        rank=given.rank,
-        device_event=device_table,
-        event_link=links.table(),
+        rank=joined.given.rank,
+        device_event=joined.links.events.table,
+        event_link=joined.links.table(),
         piece=TABLES["piece"].empty(),
         window=TABLES["window"].empty(),
         gap=TABLES["gap"].empty(),
-        findings=check_rank(
-            given.rank,
-            links,
-            windows,
-            no_peak_remedy=given.no_peak_remedy,
-            devices_listed=given.devices_listed,
-            host_only=host_only,
-            ceiling=None,
-            too_fast=0,
-        ),
+        findings=_findings(joined, 0),
         observed_ns=0,
         ideal_ns=0,
         steps=0,
@@ -181,14 +221,98 @@ def _empty(
     )
 
 
-def _exposed(states: States, links: Links) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-    """Exposed communication and copies: (cause names, fragment, cause code, time)."""
+def _states(joined: JoinedRank, matched: Matched | None) -> tuple[States, np.ndarray]:
+    """Sweep the rank's events, matched collectives cut where the last rank came.
+
+    Returns:
+        The states, with ``event_row`` in rows of `device_event`, and per fragment whether it lies
+        before the last rank came.
+    """
+    events, work_class = joined.links.events, joined.links.work_class
+    start, end = events.start_ns, events.end_ns
+    if matched is None or not (matched.ready_ns >= 0).any():
+        states = exclusive_states(start, end, work_class, joined.windows)
+        return states, np.zeros(len(states.event_row), dtype=bool)
+    ready = np.clip(matched.ready_ns, start, end)
+    cut = (matched.ready_ns >= 0) & (ready > start)
+    rows = np.flatnonzero(cut)
+    # The waiting part stands in the event's place; the transfer comes as a row of its own.
+    swept = exclusive_states(
+        np.concatenate([start, ready[rows]]),
+        np.concatenate([np.where(cut, ready, end), end[rows]]),
+        np.concatenate([work_class, work_class[rows]]),
+        joined.windows,
+    )
+    origin = np.concatenate([np.arange(len(events)), rows])
+    waits = np.concatenate([cut, np.zeros(len(rows), dtype=bool)])
+    return replace(swept, event_row=origin[swept.event_row]), waits[swept.event_row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    fragment: np.ndarray
+    cause: np.ndarray
+    time_ns: np.ndarray
+
+
+def _exposed(
+    states: States, joined: JoinedRank, matched: Matched | None, waiting: np.ndarray
+) -> _Split:
+    """Exposed communication and copies by cause."""
+    links = joined.links
     klass = links.work_class[states.event_row]
-    fragment = np.flatnonzero(((klass == COMMUNICATION) | (klass == COPY)) & (states.share_ns > 0))
-    event = states.event_row[fragment]
-    direction = copy_direction(links.events)[event]
-    codes = np.where(links.work_class[event] == COPY, len(_EXPOSED) + direction, 0)
-    return _EXPOSED + _COPY_CAUSES, fragment, codes, states.share_ns[fragment]
+    copies = np.flatnonzero((klass == COPY) & (states.share_ns > 0))
+    sent = np.flatnonzero((klass == COMMUNICATION) & (states.share_ns > 0))
+    copy_cause = copy_direction(links.events)[states.event_row[copies]]
+    if matched is None:
+        is_matched = np.zeros(len(sent), dtype=bool)
+    else:
+        is_matched = matched.ready_ns[states.event_row[sent]] >= 0
+    waits = sent[is_matched & waiting[sent]]
+    transfers = sent[is_matched & ~waiting[sent]]
+    alone = sent[~is_matched]
+    ideal = _transfer_ideal(states, joined, transfers)
+    known = ~np.isnan(ideal)
+    share = states.share_ns[transfers]
+    at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
+    parts = [
+        (copies, copy_cause, states.share_ns[copies]),
+        (waits, _WAIT, states.share_ns[waits]),
+        (alone, _UNSEPARATED, states.share_ns[alone]),
+        (transfers[~known], _NO_LINK_PEAK, share[~known]),
+        (transfers[known], _AT_LINK_PEAK, at_peak[known]),
+        (transfers[known], _BELOW_LINK_PEAK, (share - at_peak)[known]),
+    ]
+    fragment = np.concatenate([f for f, _, _ in parts])
+    cause = np.concatenate([np.broadcast_to(c, len(f)) for f, c, _ in parts])
+    time_ns = np.concatenate([t for _, _, t in parts])
+    keep = time_ns > 0
+    return _Split(fragment[keep], cause[keep], time_ns[keep])
+
+
+def _transfer_ideal(states: States, joined: JoinedRank, transfers: np.ndarray) -> np.ndarray:
+    """Time at link peak of each transfer's exposed part, NaN where unknown."""
+    ceiling, links = joined.ceiling, joined.links
+    peak = ceiling.link_bytes_per_s if ceiling is not None else None
+    if not peak:
+        return np.full(len(transfers), np.nan)
+    bus = np.full(len(links.events), np.nan)
+    bus[joined.communication.event_row] = joined.communication.bus_bytes
+    event = states.event_row[transfers]
+    whole = np.zeros(len(links.events), dtype=np.int64)
+    np.add.at(whole, event, states.share_ns[transfers])
+    # A transfer that is hidden in part needs the link for its exposed part only.
+    length = np.maximum(links.events.dur_ns[event], 1)
+    exposed = np.minimum(whole[event] / length, 1.0)
+    part = states.share_ns[transfers] / np.maximum(whole[event], 1)
+    ideal: np.ndarray = bus[event] / peak * 1e9 * exposed * part
+    return ideal
+
+
+def _matched_share(communication: Communication, matched: Matched | None) -> tuple[float, float]:
+    rows = communication.event_row
+    hit = 0 if matched is None else int((matched.ready_ns[rows] >= 0).sum())
+    return float(hit), float(len(rows))
 
 
 def copy_direction(events: DeviceEvents) -> np.ndarray:

@@ -62,11 +62,13 @@ class Ceiling:
         flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
         memory_bytes_per_s: bandwidth of its memory, None for unknown.
         source: where these come from.
+        link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
     """
 
     flop_per_s: Callable[[str], float | None]
     memory_bytes_per_s: float | None
     source: str
+    link_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from chopper.ingest import load as _load
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.attribute import RankResult
+    from chopper.analyzers.attribute import JoinedRank, RankResult
     from chopper.analyzers.compute import Ceiling
     from chopper.attribution import Attribution, Basis, RankSummary
     from chopper.manifest import Device, Finding, RankManifest
@@ -39,12 +39,14 @@ def attribute(run: Run | str | Path) -> Attribution:
     """
     import pyarrow as pa
 
-    from chopper.analyzers.attribute import RankInput, attribute_rank
+    from chopper.analyzers.attribute import RankInput, attribute_rank, join_rank
+    from chopper.analyzers.collectives import match
     from chopper.attribution import Attribution, RankSummary
 
     run = load(run) if isinstance(run, str | Path) else run
-    results: list[RankResult] = []
+    joined: list[JoinedRank] = []
     summaries: list[RankSummary] = []
+    world_size = _world_size(run)
     for rank in run.ranks:
         part = run.part(rank)
         tables = {
@@ -53,24 +55,31 @@ def attribute(run: Run | str | Path) -> Attribution:
         }
         device = _device_of(part)
         on_host = tables["device_event"].num_rows == 0
-        ceiling = host_ceiling(run, part) if on_host else device_ceiling(device)
-        result = attribute_rank(
-            RankInput(
-                rank=rank,
-                **tables,
-                ceiling=ceiling,
-                no_peak_remedy=_no_peak_remedy(run, part, device),
-                devices_listed=bool(part.devices),
+        ceiling = host_ceiling(run, part) if on_host else device_ceiling(run, part, device)
+        joined.append(
+            join_rank(
+                RankInput(
+                    rank=rank,
+                    **tables,
+                    ceiling=ceiling,
+                    no_peak_remedy=_no_peak_remedy(run, part, device),
+                    devices_listed=bool(part.devices),
+                    world_size=world_size,
+                )
             )
         )
-        run.put(rank, "device_event", result.device_event)
-        results.append(result)
+    matched = match([(j.given.rank, j.links, j.communication) for j in joined], world_size)
+    results = [attribute_rank(j, matched[j.given.rank]) for j in joined]
+    for j, result in zip(joined, results, strict=True):
+        part = run.part(result.rank)
+        device = _device_of(part)
+        run.put(result.rank, "device_event", result.device_event)
         summaries.append(
             RankSummary(
-                rank=rank,
-                label=part.label or f"rank {rank}",
-                device=None if on_host else device.name if device else None,
-                peak_source=ceiling.source if ceiling else None,
+                rank=result.rank,
+                label=part.label or f"rank {result.rank}",
+                device=None if j.host_only else device.name if device else None,
+                peak_source=j.ceiling.source if j.ceiling else None,
                 observed_ns=result.observed_ns,
                 ideal_ns=result.ideal_ns,
                 steps=result.steps,
@@ -80,14 +89,14 @@ def attribute(run: Run | str | Path) -> Attribution:
     for part, result in zip(run.manifest.ranks, results, strict=True):
         findings += [*part.findings, *result.findings]
 
-    def joined(tables: list[pa.Table]) -> pa.Table:
+    def stacked(tables: list[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
     return Attribution(
         run=run,
-        pieces=joined([r.piece for r in results]),
-        windows=joined([r.window for r in results]),
-        gaps=joined([r.gap for r in results]),
+        pieces=stacked([r.piece for r in results]),
+        windows=stacked([r.window for r in results]),
+        gaps=stacked([r.gap for r in results]),
         links={r.rank: r.event_link for r in results},
         ranks=summaries,
         findings=_gathered(findings),
@@ -128,8 +137,17 @@ def _device_of(part: RankManifest) -> Device | None:
     return part.devices[0] if len(kinds) == 1 else None
 
 
-def device_ceiling(device: Device | None) -> Ceiling | None:
-    """Datasheet peaks of a device, None when it is not in the table."""
+def _world_size(run: Run) -> int | None:
+    """Ranks of the run as recorded, None when nothing says."""
+    return max((p.world_size for p in run.manifest.ranks if p.world_size), default=None)
+
+
+def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceiling | None:
+    """Datasheet peaks of a device, None when it is not in the table.
+
+    The link counts only where all ranks can sit on the one node that the part lists: between
+    nodes another link decides, which no table knows.
+    """
     from chopper.analyzers.compute import Ceiling
     from chopper.devices import lookup
 
@@ -146,6 +164,9 @@ def device_ceiling(device: Device | None) -> Ceiling | None:
     return Ceiling(
         flop_per_s=peaks.flop_per_s,
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
+        link_bytes_per_s=_link_per_direction(peaks.link_bytes_per_s.value)
+        if (_world_size(run) or len(run.ranks)) <= len(part.devices)
+        else None,
         source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
     )
 
@@ -167,7 +188,13 @@ def host_ceiling(run: Run, part: RankManifest) -> Ceiling | None:
         flop_per_s=measured.flop_per_s,
         memory_bytes_per_s=measured.memory_bytes_per_s,
         source=measured.source,
+        link_bytes_per_s=measured.link_bytes_per_s,
     )
+
+
+def _link_per_direction(total: int | float | None) -> float | None:
+    """Datasheets add up both directions of all links."""
+    return float(total) / 2 if total else None
 
 
 def _ranks_beside(run: Run, part: RankManifest) -> int:
@@ -228,6 +255,15 @@ def _bases(ranks: list[RankSummary]) -> dict[str, Basis]:
         "compute.vector.excess": Basis("recorded time less the roofline", False),
         "compute.no_peak": Basis("recorded times; peak or shapes unknown", True),
         "communication.unseparated": Basis(
-            "recorded times; ranks were not matched, so waiting is not told from transfer", True
+            "recorded times; not matched on all ranks, so waiting is not told from transfer", True
+        ),
+        "communication.wait": Basis(
+            "recorded times; the same collective matched on all ranks of its group", True
+        ),
+        "communication.transfer.at_peak": Basis(
+            f"bytes times nccl-tests' bus factor, link of {peak}", False
+        ),
+        "communication.transfer.below_peak": Basis(
+            "recorded time after the last rank came, less the time at link peak", False
         ),
     }

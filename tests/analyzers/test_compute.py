@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank
+from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
 from chopper.analyzers.compute import Ceiling
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans
@@ -21,15 +21,17 @@ def attribute(
     host: pa.Table, device: pa.Table, ceiling: Ceiling | None = UNIT
 ) -> tuple[dict[str, int], RankResult]:
     result = attribute_rank(
-        RankInput(
-            rank=0,
-            host_span=host,
-            device_event=device,
-            step=TABLES["step"].empty(),
-            collective=TABLES["collective"].empty(),
-            ceiling=ceiling,
-            no_peak_remedy="",
-            devices_listed=True,
+        join_rank(
+            RankInput(
+                rank=0,
+                host_span=host,
+                device_event=device,
+                step=TABLES["step"].empty(),
+                collective=TABLES["collective"].empty(),
+                ceiling=ceiling,
+                no_peak_remedy="",
+                devices_listed=True,
+            )
         )
     )
     times: dict[str, int] = {}

@@ -4,22 +4,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank
+from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, steps
 
 
 def attribute(host: pa.Table, device: pa.Table, step: pa.Table | None = None) -> RankResult:
     return attribute_rank(
-        RankInput(
-            rank=0,
-            host_span=host,
-            device_event=device,
-            step=TABLES["step"].empty() if step is None else step,
-            collective=TABLES["collective"].empty(),
-            ceiling=None,
-            no_peak_remedy="",
-            devices_listed=True,
+        join_rank(
+            RankInput(
+                rank=0,
+                host_span=host,
+                device_event=device,
+                step=TABLES["step"].empty() if step is None else step,
+                collective=TABLES["collective"].empty(),
+                ceiling=None,
+                no_peak_remedy="",
+                devices_listed=True,
+            )
         )
     )
 
@@ -138,15 +140,17 @@ def test_a_host_only_run_computes_in_its_operators() -> None:
         span(300, 400, "gloo:all_reduce", "annotation", tid=9),
     )
     result = attribute_rank(
-        RankInput(
-            rank=0,
-            host_span=host,
-            device_event=TABLES["device_event"].empty(),
-            step=steps((0, 1000)),
-            collective=TABLES["collective"].empty(),
-            ceiling=None,
-            no_peak_remedy="",
-            devices_listed=False,
+        join_rank(
+            RankInput(
+                rank=0,
+                host_span=host,
+                device_event=TABLES["device_event"].empty(),
+                step=steps((0, 1000)),
+                collective=TABLES["collective"].empty(),
+                ceiling=None,
+                no_peak_remedy="",
+                devices_listed=False,
+            )
         )
     )
     events = [(e["name"], e["start_ns"], e["dur_ns"]) for e in result.device_event.to_pylist()]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def windows(*bounds: int) -> Windows:
     return Windows(np.array(bounds), np.arange(len(bounds) - 1), 0, 0)
 
 
-def sweep(events: list[tuple[int, int, int]], *bounds: int):  # type: ignore[no-untyped-def]
+def sweep(events: list[tuple[int, int, int]], *bounds: int):
     events = sorted(events, key=lambda e: (e[0], e[0] - e[1]))
     start = np.array([e[0] for e in events], dtype=np.int64)
     end = np.array([e[1] for e in events], dtype=np.int64)
@@ -85,7 +87,7 @@ def test_states_equal_brute_force_in_every_window(
     bounds = sorted(bounds)
     states, klass = sweep(events, *bounds)
     assert (states.share_ns >= 0).all()
-    for w, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for w, (low, high) in enumerate(itertools.pairwise(bounds)):
         times, idle = brute_force(events, low, high)
         mine = states.window == w
         for k in _PRIORITY:

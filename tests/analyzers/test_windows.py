@@ -10,7 +10,7 @@ from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, steps
 
 
-def launch(at: int, correlation: int, name: str = "cudaLaunchKernel"):  # type: ignore[no-untyped-def]
+def launch(at: int, correlation: int, name: str = "cudaLaunchKernel"):
     return span(at, at + 2, name, "runtime", correlation_id=correlation)
 
 
