@@ -320,7 +320,7 @@ class Trace:
                 found["distributedInfo"]["world_size"] = self.world
         if self.dialect.clock == "relative":
             found["baseTimeNanoseconds"] = self.base_ns
-        return found | self.header | {"traceEvents": [self._timed(e) for e in self.events]}
+        return found | self.header | {"traceEvents": list(map(self._timed, self.events))}
 
     def _timed(self, event: dict[str, Any]) -> dict[str, Any]:
         timed = dict(event)
@@ -406,6 +406,9 @@ def _kineto(document: dict[str, Any]) -> str:
     )
     blocks = []
     for event in document["traceEvents"]:
+        if not isinstance(event, dict):
+            blocks.append("  " + _text(event, None))
+            continue
         first = ", ".join(
             f'"{k}": {_text(v, None)}' for k, v in event.items() if k not in ("ts", "dur", "args")
         )

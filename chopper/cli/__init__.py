@@ -6,7 +6,9 @@ or a failed gate, 2 a wrong command line; ``record`` and ``run`` pass the comman
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 
 import click
@@ -93,6 +95,13 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
+        sys.exit(1)
+    except OSError as exc:
+        if exc.filename is not None or exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        click.echo(f"chopper: standard output: cannot be written ({exc.strerror})", err=True)
+        # What is still buffered would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

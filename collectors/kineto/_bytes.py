@@ -106,13 +106,18 @@ def _gunzip(data: bytes, path: Path) -> tuple[bytes, list[Finding]]:
 
 
 def _salvage(data: bytes) -> bytes:
-    """What a damaged gzip member yields before its first bad block."""
+    """What a damaged gzip member yields before its first bad byte."""
     inflate = zlib.decompressobj(wbits=31)
     good: list[bytes] = []
-    step = 4096
-    for at in range(0, len(data), step):
+    at, step = 0, 1 << 16
+    while at < len(data):
+        # A failing call gives nothing of what it had decompressed: go back, and go slower.
+        before = inflate.copy()
         try:
             good.append(inflate.decompress(data[at : at + step]))
+            at += step
         except zlib.error:
-            break
+            if step == 1:
+                break
+            inflate, step = before, step // 4
     return b"".join(good)
