@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from chopper.cli._light import without_pandas
 from chopper.cli._progress import progress
 from chopper.errors import OutputError
 
@@ -35,6 +36,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
       chopper report runs/mine -o mine.html --force --open
       chopper report "traces/rank*.json.gz" -o summary.md
     """
+    without_pandas()
     from chopper import reports
 
     kind = reports.format_of(output)
