@@ -14,6 +14,7 @@ import sys
 import click
 
 from chopper._version import __version__
+from chopper.cli._light import without_pandas
 from chopper.errors import ChopperError
 
 _COMMANDS = {
@@ -28,6 +29,7 @@ _COMMANDS = {
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
+_WITHOUT_PANDAS = frozenset(("analyze", "report", "import"))
 
 
 class _Group(click.Group):
@@ -77,6 +79,8 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
+    if sys.argv[1:] and sys.argv[1] in _WITHOUT_PANDAS:
+        without_pandas()
     try:
         code = cli.main(standalone_mode=False)
     except click.UsageError as exc:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.attribution import LEVELS
-from chopper.cli._light import without_pandas
 from chopper.cli._progress import progress
 from chopper.errors import UsageError
 
@@ -66,7 +65,6 @@ def command(
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv exclude each other: choose one")
-    without_pandas()
     from chopper.api import attribute, load
 
     with progress("reading the run"):

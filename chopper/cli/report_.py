@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from chopper.cli._light import without_pandas
 from chopper.cli._progress import progress
 from chopper.errors import OutputError
 
@@ -36,16 +35,15 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
       chopper report runs/mine -o mine.html --force --open
       chopper report "traces/rank*.json.gz" -o summary.md
     """
-    without_pandas()
     from chopper import reports
 
     kind = reports.format_of(output)
     _check(output, force=force)
     if kind == "html":
-        from chopper.reports import html
+        from chopper.reports import plotly_script
 
-        # Compressing plotly takes as long as reading a trace and needs nothing of it.
-        html.prefetch()
+        # Compressing Plotly takes as long as reading a trace and needs nothing of it.
+        plotly_script.prefetch()
     from chopper.api import attribute, load
 
     with progress("reading the run"):
