@@ -8,13 +8,9 @@ hashes, and no request.
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
-import hashlib
-import importlib.util
 import json
 import re
-import threading
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 from chopper import _format as fmt
 from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
-from chopper.errors import ChopperError
-from chopper.reports import figures, series, timeline
+from chopper.reports import figures, plotly_script, series, timeline
 from chopper.reports.advice import advice
-from chopper.reports.pack import deflate_text
 from chopper.reports.palette import PHASES, color, ink
 from chopper.reports.story import Story, Views, coverage_label, full_label, sentence, tell
 
@@ -61,52 +55,9 @@ _WIDE_RATIO = 0.045
 """Parts of the composition wide enough for a figure in them."""
 
 
-@cache
-def _plotly() -> tuple[str, str, int]:
-    """Plotly's script, deflated in base64; its hash for the policy; its size in bytes."""
-    # Found without importing plotly, whose figure classes the page does not need.
-    spec = importlib.util.find_spec("plotly")
-    where = (
-        Path(spec.origin).parent / "package_data" / "plotly.min.js"
-        if spec and spec.origin
-        else None
-    )
-    if where is None or not where.is_file():
-        raise ChopperError(
-            "plotly.min.js not found in the plotly package; reinstall it: pip install --force-reinstall plotly"
-        )
-    code = where.read_bytes()
-    return deflate_text(code), _hash(code), len(code)
-
-
-def _hash(code: bytes) -> str:
-    return "'sha256-" + base64.b64encode(hashlib.sha256(code).digest()).decode() + "'"
-
-
-_prefetching: threading.Thread | None = None
-
-
-def prefetch() -> None:
-    """Start compressing Plotly in a thread, to be ready when the rest of the report is.
-
-    zlib works without the interpreter's lock, so this costs nothing beside reading a trace.
-    """
-    global _prefetching
-    if _prefetching is None:
-        _prefetching = threading.Thread(target=_quietly, name="plotly", daemon=True)
-        _prefetching.start()
-
-
-def _quietly() -> None:
-    try:
-        _plotly()
-    except ChopperError:
-        return  # raised again, to be shown, by whoever renders
-
-
 def render(attribution: Attribution) -> str:
     """The HTML report of an attribution."""
-    prefetch()
+    plotly_script.prefetch()
     import jinja2
     from markupsafe import Markup as safe
 
@@ -116,9 +67,7 @@ def render(attribution: Attribution) -> str:
     lanes = timeline.build(attribution, telemetry)
     context = _context(views, story, lanes, telemetry)
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(s) for s in _SCRIPTS) + "\n})();"
-    if _prefetching is not None:
-        _prefetching.join()
-    plotly, plotly_hash, plotly_bytes = _plotly()
+    plotly = plotly_script.get()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -133,9 +82,9 @@ def render(attribution: Attribution) -> str:
         names=safe(lanes.names),
         telemetry=safe(lanes.telemetry),
         packs=[(key, safe(blob)) for key, blob in lanes.packs.items()],
-        plotly=safe(plotly),
-        plotly_bytes=plotly_bytes,
-        script_hashes=safe(f"{_hash(script.encode())} {plotly_hash}"),
+        plotly=safe(plotly.deflated),
+        plotly_bytes=plotly.size_bytes,
+        script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
     )
 
 

@@ -1,0 +1,84 @@
+"""Plotly's script, compressed in the background while something else is being done.
+
+Light on purpose: ``prefetch`` is called before numpy and pyarrow are loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import threading
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from chopper.errors import ChopperError
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script as the page holds it."""
+
+    deflated: str
+    """zlib, base64."""
+    policy_hash: str
+    """Its source expression in a content security policy."""
+    size_bytes: int
+    """As it is evaluated."""
+
+
+@cache
+def _load() -> Script:
+    # Found without importing plotly, whose figure classes the page does not need.
+    spec = importlib.util.find_spec("plotly")
+    origin = Path(spec.origin).parent if spec and spec.origin else Path()
+    where = origin / "package_data" / "plotly.min.js"
+    if not where.is_file():
+        raise ChopperError(
+            "plotly.min.js is not in the plotly package; reinstall it: "
+            "pip install --force-reinstall plotly"
+        )
+    code = where.read_bytes()
+    deflated = base64.b64encode(zlib.compress(code, 6)).decode("ascii")
+    return Script(deflated, policy_hash(code), len(code))
+
+
+def policy_hash(code: bytes) -> str:
+    """The source expression that lets exactly this script run."""
+    return "'sha256-" + base64.b64encode(hashlib.sha256(code).digest()).decode("ascii") + "'"
+
+
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def prefetch() -> None:
+    """Start compressing, to be ready when the rest of the report is.
+
+    zlib works without the interpreter's lock, so this costs nothing beside reading a trace.
+    """
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = threading.Thread(target=_quietly, name="plotly", daemon=True)
+            _thread.start()
+
+
+def _quietly() -> None:
+    try:
+        _load()
+    except (ChopperError, OSError):
+        return  # raised again by get(), for the user to see
+
+
+def get() -> Script:
+    """The script, waited for where it is being prepared.
+
+    Raises:
+        ChopperError: the plotly package does not hold it.
+    """
+    if _thread is not None:
+        _thread.join()
+    return _load()
