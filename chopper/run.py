@@ -434,14 +434,14 @@ class StreamWriter:
         import pyarrow as pa
 
         self._declared = TABLES[name]
+        self.path = path
         try:
             self._sink = path.open("wb")
-            options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-            self._writer = pa.ipc.new_stream(self._sink, self._declared.arrow, options=options)
-            self._sink.flush()
         except OSError as exc:
             raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
-        self.path = path
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        # Writes nothing yet: the schema goes out with the first batch.
+        self._writer = pa.ipc.new_stream(self._sink, self._declared.arrow, options=options)
 
     def write(self, columns: dict[str, Any]) -> None:
         """Append one batch; ``columns`` maps every declared column to a sequence.
@@ -463,9 +463,18 @@ class StreamWriter:
             raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
 
     def close(self) -> None:
-        """End the stream; safe to call twice."""
-        if not self._sink.closed:
-            try:
-                self._writer.close()
-            finally:
+        """End the stream; safe to call twice.
+
+        Raises:
+            OutputError: its end cannot be written; the batches before it are readable.
+        """
+        if self._sink.closed:
+            return
+        try:
+            self._writer.close()
+            self._sink.close()
+        except OSError as exc:
+            raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
+        finally:
+            with contextlib.suppress(OSError):
                 self._sink.close()

@@ -330,9 +330,11 @@ def main_and_others(
     is_kernel = np.isin(codes, [i for i, k in enumerate(kinds) if k == "kernel"])
     busy = np.bincount(inverse, weights=dur * is_kernel)
     all_work = np.bincount(inverse, weights=dur)
-    main = int(np.lexsort((all_work, busy))[-1])
+    # The first of those that do most: equal partners keep their order from run to run.
+    work = busy if busy.any() else all_work
+    main = int(np.flatnonzero(work * 2 >= work.max())[0])
     used = [
-        i for i in range(len(found)) if i != main and 0 < busy[main] * _TIMELINE_RATIO <= busy[i]
+        i for i in range(len(found)) if i != main and 0 < busy.max() * _TIMELINE_RATIO <= busy[i]
     ]
     left = [i for i in range(len(found)) if i != main and i not in used]
     findings: list[Finding] = []

@@ -1,0 +1,341 @@
+"""From trace files to a run: which files, which ranks, and tables kept for the next time."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import chopper
+from chopper import cache, ingest
+from chopper.errors import InputError
+from chopper.run import Run, RunWriter, StreamWriter
+from chopper.tables import TABLES
+from tests.kineto_writer import BASE_NS, Trace, encode, merged, small_trace
+
+
+def write(path: Path, trace: Trace) -> Path:
+    path.write_bytes(trace.encode_gzip() if path.suffix == ".gz" else trace.encode())
+    return path
+
+
+def totals(run: Run) -> dict[str, Any]:
+    """Everything the attribution says but the source's name."""
+    found = chopper.attribute(run)
+    assert sum(c.time_ns for c in found.leaves()) == found.observed_ns
+    said = found.to_dict()
+    return {k: said[k] for k in ("observed_ns", "ideal_ns", "steps", "ranks", "causes", "coverage")}
+
+
+# ---------------------------------------------------------------- which files
+
+
+def test_sources_come_in_order_and_once(tmp_path: Path) -> None:
+    for name in ("b.json", "a.json.gz", ".hidden.json", "notes.txt", "c.jsonl"):
+        (tmp_path / name).write_bytes(b"{}")
+    a, b = tmp_path / "a.json.gz", tmp_path / "b.json"
+    assert ingest.find_sources([tmp_path]) == [a, b]
+    assert ingest.find_sources([b, tmp_path, str(tmp_path / "*.json*")]) == [
+        b,
+        a,
+        tmp_path / "c.jsonl",
+    ]
+    assert ingest.find_sources([str(tmp_path / "**" / "*.json")]) == [b]
+    # A file that is named like a pattern is the file.
+    odd = tmp_path / "t[1].json"
+    odd.write_bytes(b"{}")
+    assert ingest.find_sources([odd]) == [odd]
+
+
+def test_nothing_named_is_an_error() -> None:
+    with pytest.raises(InputError, match="nothing to load"):
+        chopper.load([])
+
+
+# ---------------------------------------------------------------- which ranks
+
+
+def ranks_of(*files: Path) -> dict[int, str | None]:
+    run = chopper.load(list(files))
+    return {p.rank: p.label for p in run.manifest.ranks}
+
+
+def test_recorded_ranks_come_first(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / "rank7.json", small_trace(rank=1, world=2, pid=1)),
+        write(tmp_path / "rank5.json", small_trace(rank=0, world=2, pid=2)),
+    ]
+    assert ranks_of(*files) == {0: None, 1: None}
+
+
+def test_ranks_from_file_names(tmp_path: Path) -> None:
+    names = ["worker2_step_12.1694128201545.pt.trace.json", "worker10.json", "x_rank-0.json.gz"]
+    files = [write(tmp_path / n, small_trace(pid=i)) for i, n in enumerate(names)]
+    assert ranks_of(*files) == {0: names[2], 2: names[0], 10: names[1]}
+
+
+def test_ranks_in_order_where_nothing_tells(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{n}.json", small_trace(pid=i)) for i, n in enumerate("xyz")]
+    assert ranks_of(*files) == {0: "x.json", 1: "y.json", 2: "z.json"}
+
+
+def test_further_devices_come_after_all_ranks(tmp_path: Path) -> None:
+    files = []
+    for rank in range(2):
+        trace = Trace(rank=rank, world=4, pid=50 + rank, device=rank)
+        for i in range(4):
+            for device in (rank, rank + 4):
+                trace.launch("k", 1_000 * i, 50, kernel_at=1_000 * i + 100, kernel_for=700,
+                             device=device)  # fmt: skip
+        files.append(write(tmp_path / f"{rank}.json", trace))
+    run = chopper.load(files)
+    assert [(p.rank, p.label, p.device_id) for p in run.manifest.ranks] == [
+        (0, None, 0),
+        (1, None, 1),
+        (4, "rank 0 device 4", 4),
+        (5, "rank 1 device 5", 5),
+    ]
+    # Ranks 2 and 3 are missing; the further devices are not taken for them.
+    assert [f.count for f in run.manifest.findings if f.code == "run.ranks_missing"] == [2]
+    found = chopper.attribute(run)
+    assert [r.label for r in found.ranks] == [
+        "rank 0",
+        "rank 1",
+        *["rank 0 device 4", "rank 1 device 5"],
+    ]
+    # Each timeline from 100 to 3 800, 4 × 700 ns of it at work.
+    assert [r.observed_ns for r in found.ranks] == [3_700] * 4
+
+
+def test_merged_ranks_are_named_by_their_process(tmp_path: Path) -> None:
+    documents = [small_trace(pid=10 + r, device=r).document() for r in range(2)]
+    path = tmp_path / "all.json"
+    path.write_bytes(encode(merged(*documents)))
+    assert ranks_of(path) == {0: "all.json process 10", 1: "all.json process 11"}
+    found = chopper.attribute(path)
+    alone = chopper.attribute(write(tmp_path / "one.json", small_trace()))
+    assert found.observed_ns == 2 * alone.observed_ns
+    assert [(c.id, c.time_ns) for c in found.causes()] == [
+        (c.id, 2 * c.time_ns) for c in alone.causes()
+    ]
+
+
+# ---------------------------------------------------------------- kept tables of a run
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A recorded run of one rank, never analyzed."""
+    writer = RunWriter(tmp_path / "run", 0)
+    writer.manifest.traces = ("trace.json.gz",)
+    writer.manifest.status = "complete"
+    writer.manifest.pid = 4711
+    write(writer.directory / "trace.json.gz", small_trace())
+    writer.save()
+    return tmp_path / "run"
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Raw files that are read from now on."""
+    seen: list[Path] = []
+    read = ingest._read
+
+    def counted(file: Path) -> Any:
+        seen.append(file)
+        return read(file)
+
+    monkeypatch.setattr(ingest, "_read", counted)
+    return seen
+
+
+def load_totals(source: Path) -> dict[str, Any]:
+    run = chopper.load(source)
+    found = totals(run)
+    del run
+    gc.collect()
+    return found
+
+
+def test_tables_of_a_run_are_kept_and_used(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = reads(monkeypatch)
+    first = load_totals(run_dir)
+    kept = run_dir / "tables" / "rank-00000"
+    assert {p.name for p in kept.iterdir()} == {
+        cache.ABOUT,
+        *(f"{t.name}.parquet" for t in cache.KEPT_TABLES),
+    }
+    assert load_totals(run_dir) == first
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("damage", ["deleted", "one table", "cut table", "about", "stale", "wrong"])
+def test_kept_tables_are_made_again_when_they_are_not_right(
+    run_dir: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_totals(run_dir)
+    kept = run_dir / "tables" / "rank-00000"
+    table = kept / "device_event.parquet"
+    match damage:
+        case "deleted":
+            shutil.rmtree(run_dir / "tables")
+        case "one table":
+            table.unlink()
+        case "cut table":
+            table.write_bytes(table.read_bytes()[:100])
+        case "about":
+            (kept / cache.ABOUT).write_text("{")
+        case "stale":
+            about = json.loads((kept / cache.ABOUT).read_text())
+            (kept / cache.ABOUT).write_text(json.dumps(about | {"key": "0" * 32}))
+        case "wrong":
+            pq.write_table(TABLES["thread"].empty(), table)
+    seen = reads(monkeypatch)
+    assert load_totals(run_dir) == first
+    assert load_totals(run_dir) == first
+    assert len(seen) == 1
+
+
+def test_a_changed_trace_is_read_again(run_dir: Path) -> None:
+    first = load_totals(run_dir)
+    longer = small_trace()
+    longer.launch("late", 17_000, 10, kernel_at=30_000, kernel_for=5_000)
+    write(run_dir / "rank-00000" / "trace.json.gz", longer)
+    assert load_totals(run_dir)["observed_ns"] == first["observed_ns"] + 16_000
+
+
+def test_results_come_before_tables_are_kept(run_dir: Path) -> None:
+    run = chopper.load(run_dir)
+    found = chopper.attribute(run)
+    assert not (run_dir / "tables").exists()
+    del run, found
+    gc.collect()
+    assert (run_dir / "tables" / "rank-00000" / cache.ABOUT).is_file()
+
+
+def test_a_run_that_was_removed_is_not_made_again(run_dir: Path) -> None:
+    run = chopper.load(run_dir)
+    run.table(0, "device_event")
+    shutil.rmtree(run_dir)
+    del run
+    gc.collect()
+    assert not run_dir.exists()
+
+
+def test_findings_survive_in_kept_tables(run_dir: Path) -> None:
+    path = run_dir / "rank-00000" / "trace.json.gz"
+    path.write_bytes(small_trace().encode()[:-200])
+    for _ in range(2):
+        codes = [f.code for f in chopper.attribute(run_dir).findings]
+        gc.collect()
+        assert codes.count("trace.truncated") == 1
+
+
+@pytest.mark.parametrize("first", ["step", "host_span"])
+def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path, first: str) -> None:
+    """The recorder saw steps 0 to 3; the trace's window holds 10 and 11."""
+    stream = StreamWriter(run_dir / "rank-00000" / "step.arrow", "step")
+    stream.write(
+        {
+            "number": [0, 1],
+            "start_ns": [BASE_NS, BASE_NS + 10_000],
+            "end_ns": [BASE_NS + 10_000, BASE_NS + 20_000],
+            "source": ["mark", "mark"],
+            "traced": [True, True],
+        }
+    )
+    stream.close()
+    run = chopper.load(run_dir)
+    run.table(0, first)
+    assert run.table(0, "step")["number"].to_pylist() == [0, 1]
+
+
+def test_the_rank_of_a_recorded_run_is_its_own_process(run_dir: Path) -> None:
+    documents = [small_trace(pid=p, device=p % 2).document() for p in (4710, 4711)]
+    (run_dir / "rank-00000" / "trace.json.gz").write_bytes(encode(merged(*documents)))
+    run = chopper.load(run_dir)
+    assert set(run.table(0, "host_span")["pid"].to_pylist()) == {4711}
+
+
+# ---------------------------------------------------------------- kept tables of foreign traces
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As if any trace were large and slow to read; returns the cache's directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ingest, "_SLOW_S", 0.0)
+    monkeypatch.setattr(ingest, "_QUICK_BYTES", 0)
+    return tmp_path / "cache" / "chopper"
+
+
+def test_foreign_traces_that_were_slow_are_kept(
+    slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [small_trace(pid=10 + r, device=r).document() for r in range(2)]
+    path = tmp_path / "t.json"
+    path.write_bytes(encode(merged(*documents))[:-150])
+    seen = reads(monkeypatch)
+    run = chopper.load(path)
+    first = totals(run)
+    codes = [f.code for p in run.manifest.ranks for f in p.findings]
+    assert "trace.truncated" in codes
+    assert not slow.exists()
+    del run
+    gc.collect()
+    (entry,) = slow.iterdir()
+    assert sorted(p.name for p in entry.iterdir()) == ["0", "1"]
+    # A copy under another name has the same content: its tables are there already.
+    other = tmp_path / "u.json"
+    shutil.copy(path, other)
+    again = chopper.load(other)
+    assert [p.label for p in again.manifest.ranks] == ["u.json process 10", "u.json process 11"]
+    assert [f.code for p in again.manifest.ranks for f in p.findings] == codes
+    assert totals(again)["causes"] == first["causes"]
+    assert len(seen) == 1
+    # Incomplete or changed: read again.
+    shutil.rmtree(entry / "1")
+    assert load_totals(path) == first
+    assert len(seen) == 2
+    assert load_totals(path) == first
+    assert len(seen) == 2
+    write(path, small_trace())
+    assert load_totals(path) != first
+    assert len(seen) == 3
+
+
+def test_foreign_traces_that_were_quick_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load_totals(write(tmp_path / "t.json", small_trace()))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "t.json", small_trace())
+    slow.parent.write_text("a file, where the cache should be")
+    first = load_totals(path)
+    assert load_totals(path) == first
+    # No home either.
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert load_totals(path) == first
+
+
+def test_entries_that_nobody_reads_are_dropped(slow: Path, tmp_path: Path) -> None:
+    old = slow / "old"
+    old.mkdir(parents=True)
+    month_ago = time.time() - 40 * 24 * 3600
+    os.utime(old, (month_ago, month_ago))
+    load_totals(write(tmp_path / "t.json", small_trace()))
+    assert not old.exists()
+    assert len(list(slow.iterdir())) == 1
