@@ -600,7 +600,7 @@ def _settle(config: SamplerConfig, clock: SystemClock) -> None:
     with contextlib.suppress(OSError):
         os.nice(config.nice)
     _ask_for_short_slices()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):
         # A rank pinned to its cores passes that on; the sampler belongs wherever there is room.
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
