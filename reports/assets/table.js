@@ -124,8 +124,10 @@ class Breakdown {
 
   stack(row, longest) {
     const width = (100 * row.time) / row.per / longest;
-    return el("div", { class: "stack", style: { width: `${Math.max(width, 0.4)}%` }, "aria-hidden": "true" },
-      row.causes.map(([i, t]) => {
+    // Too short to be cut into causes: the largest one's colour.
+    const parts = width < 3 && row.causes.length ? [row.causes.reduce((a, b) => (b[1] > a[1] ? b : a))] : row.causes;
+    return el("div", { class: "stack", style: { width: `${Math.max(width, 0.6)}%` }, "aria-hidden": "true" },
+      parts.map(([i, t]) => {
         const cause = this.data.causes[i];
         return el("i", { style: { flex: `${t} 1 0`, background: cause.color }, title: `${cause.label}: ${duration(t / row.per)}` });
       }));
