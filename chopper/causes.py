@@ -39,8 +39,8 @@ _CAUSES = (
     Cause(
         "compute.roofline",
         "Memory-bound shape",
-        "What the same products take longer because their bytes do not fit through memory in the "
-        "time that their FLOP need: max(FLOP/peak, bytes/bandwidth) - FLOP/peak.",
+        "The same products' bytes do not fit through memory in the time that their FLOP need: the "
+        "share (by the logarithmic mean) of the factor max(FLOP/peak, bytes/bandwidth) / (FLOP/peak).",
     ),
     Cause(
         "compute.efficiency",
@@ -73,12 +73,12 @@ _CAUSES = (
     Cause(
         "compute.vector.roofline",
         "At memory bandwidth",
-        "What their bytes take at the device's memory bandwidth.",
+        "What the bytes of memory-bound work take at the device's memory bandwidth.",
     ),
     Cause(
         "compute.vector.excess",
         "Above memory bandwidth",
-        "What they took longer than that.",
+        "What memory-bound work took longer than its bytes need at the device's bandwidth.",
     ),
     Cause(
         "compute.vector.no_bytes",
@@ -113,7 +113,7 @@ _CAUSES = (
     Cause(
         "communication.transfer.below_peak",
         "Below link peak",
-        "What the transfer took longer than that.",
+        "What transfers took longer than their bytes need at the link's peak.",
     ),
     Cause(
         "communication.transfer.no_peak",
@@ -123,7 +123,8 @@ _CAUSES = (
     Cause(
         "communication.unseparated",
         "Wait and transfer together",
-        "Collectives seen from one rank only, or not matched: waiting cannot be told from transfer.",
+        "Collectives seen from one rank only, or not matched on all ranks of their group: waiting "
+        "cannot be told from transfer.",
     ),
     Cause("copy", "Exposed copies", "A copy or memset was running and nothing hid it."),
     Cause("copy.host_to_device", "Host to device", "Copies to the device."),
