@@ -58,9 +58,11 @@ class _Group(click.Group):
             from difflib import get_close_matches
 
             close = get_close_matches(args[0], _COMMANDS, n=1)
-            if close and "did you mean" not in exc.message.lower():
-                exc.message += f" Did you mean {close[0]!r}?"
-            raise
+            if not close or "did you mean" in exc.message.lower():
+                raise
+            raise click.UsageError(
+                f"{exc.message} Did you mean {close[0]!r}?", ctx=exc.ctx
+            ) from None
 
 
 @click.command(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
