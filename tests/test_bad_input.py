@@ -905,6 +905,7 @@ PLACES = list(_places(PLAIN))
 )
 @example(edits=[(("baseTimeNanoseconds",), 2**62 - 1)], strict=True)
 @example(edits=[(("traceEvents", 2, "args", "correlation"), 2**64 - 1)], strict=True)
+@example(edits=[(("traceEvents", 4, "cat"), "\ud800")], strict=False)
 @fuzz
 def test_any_value_in_any_place_gives_a_closed_run_or_an_error(
     edits: list[tuple[tuple[Any, ...], Any]], strict: bool

@@ -265,7 +265,9 @@ def _scalar(value: Any) -> int | float | str | None:
         return None
     if isinstance(value, Decimal):
         value = float(value)
-    if isinstance(value, int | str):
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, int):
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
@@ -293,11 +295,13 @@ def _header(members: dict[str, Any]) -> Header:
 
 
 def _plain(value: Any) -> Any:
-    """A decoded value with floats as floats."""
+    """A decoded value with floats as floats, and text that UTF-8 can hold."""
     if isinstance(value, Decimal):
         return float(value)
+    if isinstance(value, str):
+        return clean(value)
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {clean(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return value
@@ -312,7 +316,7 @@ def _event(raw: dict[str, Any]) -> Event | None:
     name = raw.get("name")
     return Event(
         ph=ph,
-        cat=category if isinstance(category, str) else None,
+        cat=clean(category) if isinstance(category, str) else None,
         name=None if name is None else clean(str(name)),
         pid=_scalar(raw.get("pid")),
         tid=_scalar(raw.get("tid")),
