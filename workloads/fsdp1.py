@@ -96,7 +96,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     sharded = FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({unit}),
-        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        # One rank has nobody to share with, and FSDP warns when it has to find that out itself.
+        sharding_strategy=ShardingStrategy.FULL_SHARD if ranks > 1 else ShardingStrategy.NO_SHARD,
         mixed_precision=MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32),
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         param_init_fn=materialize,
