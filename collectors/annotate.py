@@ -44,7 +44,7 @@ class _Thread(threading.local):
     """What one thread is inside of."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Any, Any, _Names, bool, int, int]] = []
+        self.stack: list[tuple[Any, Any, Any, str, bool, int, int]] = []
         self.tid = threading.get_native_id()
 
 
@@ -130,6 +130,7 @@ class Annotator:
         self._is_compiling = torch.compiler.is_compiling
         self._graph_task = torch._C._current_graph_task_id
         self._sequence_nr = torch._C._autograd._get_sequence_nr
+        self._now = time.time_ns
         _leave_to_python(self._before, self._after)
         # torch.compile's modules say so at each call; the second firing is for the wrapper, whose
         # name is the same.
@@ -174,8 +175,7 @@ class Annotator:
     def _before(self, module: torch.nn.Module, args: Any) -> None:  # noqa: ARG002
         if self._is_compiling():
             return
-        threads = self._threads
-        stack = threads.stack
+        stack = self._threads.stack
         in_backward = self._graph_task() != -1
         names = self._names.get(id(module))
         if names is None or names.module() is not module:
@@ -190,7 +190,9 @@ class Annotator:
             phase = self._phase(FORWARD)
             phase.__enter__()
         span = self._span(names.recompute if in_backward else names.forward)
-        stack.append((span, phase, names, in_backward, self._sequence_nr(), time.time_ns()))
+        stack.append(
+            (module, span, phase, names.layer, in_backward, self._sequence_nr(), self._now())
+        )
         span.__enter__()
 
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
@@ -198,20 +200,20 @@ class Annotator:
             return
         threads = self._threads
         stack = threads.stack
+        if not stack:
+            return
         # An exception that is not an Exception skips hooks: what it left open ends here too.
-        if not any(entry[2].module() is module for entry in reversed(stack)):
+        if stack[-1][0] is not module and not any(entry[0] is module for entry in stack):
             return
         while True:
-            span, phase, names, recompute, low, start_ns = stack.pop()
+            called, span, phase, layer, recompute, low, start_ns = stack.pop()
             span.__exit__(None, None, None)
             if phase is not None:
                 phase.__exit__(None, None, None)
             high = self._sequence_nr()
             if high > low:
-                self._rows.append(
-                    (names.layer, recompute, threads.tid, low, high, start_ns, time.time_ns())
-                )
-            if names.module() is module:
+                self._rows.append((layer, recompute, threads.tid, low, high, start_ns, self._now()))
+            if called is module:
                 return
 
     def _name(self, module: torch.nn.Module, in_backward: bool) -> _Names:
@@ -219,7 +221,7 @@ class Annotator:
         kind = type(module).__name__
         stack = self._threads.stack
         if stack:  # made during the forward of its parent
-            names = {id(module): f"{stack[-1][2].layer}.{kind}"}
+            names = {id(module): f"{stack[-1][3]}.{kind}"}
         elif in_backward:
             names = {id(module): kind}
         else:
