@@ -451,11 +451,10 @@ class StreamWriter:
         """
         import pyarrow as pa
 
+        from chopper._arrow import to_arrow
+
         schema = self._declared.arrow
-        batch = pa.record_batch(
-            [pa.array(columns[f.name], type=f.type, from_pandas=False) for f in schema],
-            schema=schema,
-        )
+        batch = pa.record_batch([to_arrow(columns[f.name], f.type) for f in schema], schema=schema)
         try:
             self._writer.write_batch(batch)
             self._sink.flush()
