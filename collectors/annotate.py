@@ -70,7 +70,7 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
     """Names of all modules under ``root`` by id: as in ``named_modules``, without wrappers."""
     names: dict[int, str] = {}
     within: list[str] = []  # names of DDP-like wrappers, whose child is called `module`
-    root_class = type(_unwrap(root)).__name__
+    root_class = _class_name(_unwrap(root))
     for name, module in root.named_modules():
         own = name
         for wrapper in within:
@@ -81,6 +81,13 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
             within.append(name)
         names[id(module)] = strip_wrappers(own) or root_class
     return names
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    """The module's class as the program wrote it: ``fully_shard`` makes it one of its own."""
+    kind = type(module)
+    wrote = kind.__name__.removeprefix("FSDP")
+    return wrote if any(base.__name__ == wrote for base in kind.__bases__) else kind.__name__
 
 
 def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
@@ -218,7 +225,7 @@ class Annotator:
 
     def _name(self, module: torch.nn.Module, in_backward: bool) -> _Names:
         """Name a module that was not seen before, and all modules below it."""
-        kind = type(module).__name__
+        kind = _class_name(module)
         stack = self._threads.stack
         if stack:  # made during the forward of its parent
             names = {id(module): f"{stack[-1][3]}.{kind}"}
