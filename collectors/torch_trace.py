@@ -60,9 +60,9 @@ class TorchTrace:
 
         if find_spec("torch") is None:
             return Availability(False, "torch is not installed", "pip install torch")
-        import torch
+        from torch.autograd.profiler import kineto_available
 
-        if not torch.autograd.kineto_available():
+        if not kineto_available():
             return Availability(
                 False, "this torch was built without Kineto", "install an official build of torch"
             )
@@ -167,13 +167,16 @@ class TorchTrace:
         return CollectorReport(name=self.name, status="obtained")
 
     def _make(self) -> Any:
-        from torch.profiler import ProfilerActivity, profile, supported_activities
+        import torch.profiler
+        from torch.profiler import ProfilerActivity
+
+        torch_profiler: Any = torch.profiler
 
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
         if hasattr(ProfilerActivity, "XPU"):
             wanted.add(ProfilerActivity.XPU)
-        return profile(
-            activities=list(wanted & supported_activities()),
+        return torch_profiler.profile(
+            activities=list(wanted & torch_profiler.supported_activities()),
             experimental_config=_experimental_config(trace_only=not self._stacks),
             **self._options,
         )
@@ -206,12 +209,13 @@ def _experimental_config(*, trace_only: bool) -> Any:
     """
     from torch._C._profiler import _ExperimentalConfig
 
-    options: dict[str, bool] = {}
+    options: dict[str, Any] = {}
     wanted = {"enable_cuda_sync_events": True, "trace_only": trace_only}
     for name, value in wanted.items():
         if value:
             try:
-                _ExperimentalConfig(**{name: value})
+                trial: dict[str, Any] = {name: value}
+                _ExperimentalConfig(**trial)
             except TypeError:
                 continue
             options[name] = value
