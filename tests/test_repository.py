@@ -132,6 +132,12 @@ def test_links_lead_somewhere(document: str) -> None:
                 assert anchor in slugs, f"{document}: {link}"
 
 
+def test_files_on_the_map_of_the_house_exist() -> None:
+    named = re.findall(r"`([a-z_]+/[\w/]+\.(?:py|json|md))`", read("CONTRIBUTING.md"))
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
 def test_no_path_of_a_workplace_is_committed() -> None:
     found = []
     for path in tracked_files():
