@@ -60,7 +60,7 @@ class TorchTrace:
 
         if find_spec("torch") is None:
             return Availability(False, "torch is not installed", "pip install torch")
-        from torch.autograd.profiler import kineto_available
+        from torch.profiler import kineto_available
 
         if not kineto_available():
             return Availability(
