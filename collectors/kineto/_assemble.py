@@ -17,6 +17,7 @@ from chopper.manifest import Device, Finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from chopper.collectors.kineto._events import Args, Header
@@ -122,7 +123,7 @@ def read_trace(path: Path) -> list[ParsedTrace]:
         InputError: the file is missing, empty, or no Kineto trace; one line says which.
     """
     reader = FileReader(path)
-    host, device = reader.host.finish(), reader.device.finish()
+    host, device = reader.host.columns, reader.device.columns
     if not len(host["start_ns"]) and not len(device["start_ns"]):
         raise InputError(f"{path}: a trace without a single usable event{_what_else(reader)}")
     far = _far_in_time(host, device)
@@ -299,16 +300,22 @@ def _sorted_table(
     return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
 
 
-def _dictionary(codes: np.ndarray, values: list[str | None]) -> pa.Array:
-    """Codes with 0 for null → a dictionary array."""
+def _dictionary(codes: np.ndarray, values: Sequence[str | None]) -> pa.Array:
+    """Codes with 0 for null → a dictionary array, its values in order of appearance."""
+    first = np.full(len(values), len(codes), dtype=np.int64)
+    # Of several rows with one code the last assignment stands: go backwards.
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    used = np.argsort(first)[: np.count_nonzero(first < len(codes))]
     distinct: dict[str, int] = {}
-    remap = np.zeros(len(values), dtype=np.int32)
-    for code, value in enumerate(values):
+    remap = np.full(len(values), -1, dtype=np.int32)
+    for code in used.tolist():
+        value = values[code]
         if value is not None:
             remap[code] = distinct.setdefault(value, len(distinct))
-    null = codes == 0
+    indices = remap[codes]
+    null = indices < 0
     return pa.DictionaryArray.from_arrays(
-        pa.array(remap[codes], mask=null) if null.any() else pa.array(remap[codes]),
+        pa.array(indices, mask=null) if null.any() else pa.array(indices),
         pa.array(list(distinct), type=pa.string()),
     )
 
@@ -451,7 +458,7 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
 
 def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
     declared = TABLES["memory_event"]
-    columns = reader.memory.finish()
+    columns = reader.memory
     keep = np.flatnonzero(columns["pid"] == pid) if pid is not None else None
     order = np.argsort(columns["time_ns"], kind="stable")
     if keep is not None:
@@ -471,7 +478,7 @@ def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
 
 def _counters(reader: FileReader, base_ns: int) -> pa.Table:
     declared = TABLES["counter"]
-    time_ns, rows = reader.counters.finish()
+    time_ns, rows = reader.counters
     order = np.argsort(time_ns, kind="stable")
     rows = [rows[i] for i in order]
     return pa.table(

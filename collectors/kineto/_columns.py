@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from decimal import Decimal
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from chopper.collectors.kineto._events import (
     CounterEvent,
     Event,
     ExactTimes,
+    Header,
     Number,
 )
 
@@ -35,6 +38,12 @@ EXACT_FLOAT_US = float(1 << 43)
 _NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE)
 LAST_NS = 1 << 62
 """Times beyond the year 2116, or as long before 1970, are no times."""
+
+
+RELATIVE_NS_THRESHOLD = 1e14
+"""With a base, ``ts`` counts from it, less than a few months (8e12 µs); more is nanoseconds."""
+ABSOLUTE_NS_THRESHOLD = 9.2e15
+"""Without a base, ``ts`` may be Unix microseconds (1.8e15); more is nanoseconds."""
 
 
 class Counts:
@@ -106,6 +115,35 @@ def integer(value: Any) -> int | None:
             return None
         found = int(real)
     return found if -(2**63) <= found < 2**63 else None
+
+
+def base_of(header: Header) -> int | None:
+    """What is to be added to every recorded time, in ns; None when the file does not say."""
+    found = integer(header.baseTimeNanoseconds)
+    return found if found is not None and 0 < found < LAST_NS else None
+
+
+def threshold_of(header: Header) -> float:
+    """A recorded ``ts`` of at least this can only be nanoseconds."""
+    return ABSOLUTE_NS_THRESHOLD if base_of(header) is None else RELATIVE_NS_THRESHOLD
+
+
+Names = dict[tuple[int, int | None, str], str]
+"""(pid, tid or None, "process_name" | "thread_name") → name."""
+
+
+def note_name(names: Names, ids: Ids, event: Event) -> None:
+    """Note what a metadata event calls a process or thread, if it does."""
+    if event.name not in ("process_name", "thread_name"):
+        return
+    if event.args is None or event.args.name is NOTHING:
+        return
+    try:
+        text = clean(str(msgspec.json.decode(event.args.name)))
+    except (msgspec.DecodeError, RecursionError):
+        return
+    tid = None if event.name == "process_name" else ids[event.tid]
+    names[ids[event.pid], tid, str(event.name)] = text
 
 
 def _ints(values: list[Any]) -> pa.Array:
@@ -266,6 +304,89 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+def usable_starts(
+    counts: Counts, base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
+) -> np.ndarray:
+    """Mask of the events with a possible start, whichever way they were read; counts the others.
+
+    Args:
+        counts: where they are counted.
+        base_ns: what will be added to every start.
+        start: in ns.
+        ok: what could be read at all.
+        in_ns: what was recorded in ns instead of µs; None for nothing.
+    """
+    ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + base_ns) < LAST_NS)
+    counts.add("event.without_ts", int((~ok).sum()))
+    if in_ns is not None:
+        counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
+    return ok
+
+
+def usable_spans(
+    counts: Counts,
+    ok: np.ndarray,
+    named: np.ndarray,
+    dur: np.ndarray,
+    dur_ok: np.ndarray,
+    missing: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mask of the usable spans and all durations, repaired; counts the others and the repairs.
+
+    Args:
+        counts: where they are counted.
+        ok: spans with a usable start.
+        named: spans with a name.
+        dur: in ns.
+        dur_ok: what could be read.
+        missing: spans without a duration.
+    """
+    counts.add("event.without_name", int((ok & ~named).sum()))
+    ok = ok & named
+    negative = dur_ok & (dur < 0)
+    overflow = (~dur_ok & ~missing) | (dur_ok & (dur > MAX_DURATION_NS))
+    counts.add("event.without_dur", int((ok & missing).sum()))
+    counts.add("event.negative_duration", int((ok & negative).sum()))
+    counts.add("event.overflowing_duration", int((ok & overflow).sum()))
+    good = dur_ok & ~negative & ~overflow
+    return ok, dur if good.all() else np.where(good, dur, 0)
+
+
+@dataclass
+class Rows:
+    """Spans or device events of a file, in its order.
+
+    Attributes:
+        columns: by name; arrays of numpy or Arrow, dictionary columns as (codes, values) where
+            code 0 is null.
+        collectives: (row, arguments) of those with a collective's metadata.
+        places: each row's place among the events of the file.
+    """
+
+    columns: dict[str, Any]
+    collectives: list[tuple[int, Args]]
+    places: np.ndarray
+
+
+def _in_file_order(
+    columns: dict[str, Any], collectives: list[tuple[int, Args]], parts: list[np.ndarray]
+) -> Rows:
+    """Rows that were grouped by category, as the file has them: ties in time keep that order."""
+    places = _concat(parts)
+    if (places[1:] > places[:-1]).all():
+        return Rows(columns, collectives, places)
+    order = np.argsort(places)
+    moved = np.empty_like(order)
+    moved[order] = np.arange(len(order))
+    indices = pa.array(order)
+    for name, value in columns.items():
+        if isinstance(value, tuple):
+            columns[name] = value[0][order], value[1]
+        else:
+            columns[name] = value[order] if isinstance(value, np.ndarray) else value.take(indices)
+    return Rows(columns, [(int(moved[row]), args) for row, args in collectives], places[order])
+
+
 class _TimedBuilder:
     """Shared part: start, duration, and counting what is not usable.
 
@@ -275,8 +396,7 @@ class _TimedBuilder:
         ns_threshold: a ``ts`` of at least this many microseconds can only be nanoseconds.
 
     Attributes:
-        positions: event → its place in the file, when places are asked for.
-        places: place of every row, when they are.
+        places: place of every row in the file.
     """
 
     def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
@@ -285,7 +405,6 @@ class _TimedBuilder:
         self.ns_threshold = ns_threshold
         self.start: list[np.ndarray] = []
         self.dur: list[np.ndarray] = []
-        self.positions: dict[int, int] | None = None
         self.places: list[np.ndarray] = []
 
     def _starts(
@@ -297,12 +416,11 @@ class _TimedBuilder:
             None if stamps is None else [s.ts for s in stamps],
             self.ns_threshold,
         )
-        ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + self.base_ns) < LAST_NS)
-        self.counts.add("event.without_ts", int((~ok).sum()))
-        self.counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
-        return start, ok, in_ns
+        return start, usable_starts(self.counts, self.base_ns, start, ok, in_ns), in_ns
 
-    def _times(self, group: list[Event], stamps: list[ExactTimes] | None) -> list[Event]:
+    def _times(
+        self, group: list[Event], stamps: list[ExactTimes] | None, places: np.ndarray
+    ) -> list[Event]:
         """Append the times of the usable events and return those events."""
         start, ok, in_ns = self._starts(group, stamps)
         dur, dur_ok, _ = _to_ns(
@@ -310,21 +428,13 @@ class _TimedBuilder:
         )
         missing = np.array([e.dur is None for e in group], dtype=bool)
         named = np.array([e.name is not None for e in group], dtype=bool)
-        self.counts.add("event.without_name", int((ok & ~named).sum()))
-        ok &= named
-        negative = dur_ok & (dur < 0)
-        overflow = (~dur_ok & ~missing) | (dur_ok & (dur > MAX_DURATION_NS))
-        self.counts.add("event.without_dur", int((ok & missing).sum()))
-        self.counts.add("event.negative_duration", int((ok & negative).sum()))
-        self.counts.add("event.overflowing_duration", int((ok & overflow).sum()))
-        dur = np.where(dur_ok & ~negative & ~overflow, dur, 0)
+        ok, dur = usable_spans(self.counts, ok, named, dur, dur_ok, missing)
         if not ok.all():
             group = [e for e, keep in zip(group, ok, strict=True) if keep]
-            start, dur = start[ok], dur[ok]
+            start, dur, places = start[ok], dur[ok], places[ok]
         self.start.append(start)
         self.dur.append(dur)
-        if self.positions is not None:
-            self.places.append(np.array([self.positions[id(e)] for e in group], dtype=np.int64))
+        self.places.append(places)
         return group
 
     def _base(self) -> dict[str, Any]:
@@ -355,10 +465,15 @@ class HostBuilder(_TimedBuilder):
         self.count = 0
 
     def add(
-        self, group: list[Event], category: str, stamps: list[ExactTimes] | None, ids: Ids
+        self,
+        group: list[Event],
+        category: str,
+        stamps: list[ExactTimes] | None,
+        ids: Ids,
+        places: np.ndarray,
     ) -> None:
         """Append spans of one category."""
-        group = self._times(group, stamps)
+        group = self._times(group, stamps, places)
         self.pid.append(np.array([ids[e.pid] for e in group], dtype=np.int64))
         self.tid.append(np.array([ids[e.tid] for e in group], dtype=np.int64))
         self.name.add([e.name for e in group])
@@ -392,9 +507,9 @@ class HostBuilder(_TimedBuilder):
                 column.add_constant(None, len(group))
         self.count += len(group)
 
-    def finish(self) -> dict[str, Any]:
-        """All columns; dictionary columns as (codes, values)."""
-        return {
+    def rows(self) -> Rows:
+        """All of them."""
+        columns = {
             **self._base(),
             "pid": _concat(self.pid),
             "tid": _concat(self.tid),
@@ -405,6 +520,7 @@ class HostBuilder(_TimedBuilder):
             "input_types": self.types.finish(),
             "concrete_inputs": self.concrete.finish(),
         }
+        return _in_file_order(columns, self.collectives, self.places)
 
 
 class DeviceBuilder(_TimedBuilder):
@@ -432,14 +548,25 @@ class DeviceBuilder(_TimedBuilder):
         self.collectives: list[tuple[int, Args]] = []
         self.count = 0
 
-    def add(self, group: list[Event], kind: str, stamps: list[ExactTimes] | None, ids: Ids) -> None:
+    def add(
+        self,
+        group: list[Event],
+        kind: str,
+        stamps: list[ExactTimes] | None,
+        ids: Ids,
+        places: np.ndarray,
+    ) -> None:
         """Append events of one kind."""
         if kind == "mtia":
-            group, stamps = _mtia_work(group, stamps)
+            # Its queue rows hold waits and marks too, which are no work of the device.
+            work = [not str(e.name).startswith("event_") for e in group]
+            group = list(compress(group, work))
+            stamps = None if stamps is None else list(compress(stamps, work))
+            places = places[work]
             for e in group:
                 if e.args is not None and e.args.bytes is None:
                     e.args.bytes = e.args.size
-        group = self._times(group, stamps)
+        group = self._times(group, stamps, places)
         args = [e.args or NO_ARGS for e in group]
         self.pid.append(np.array([ids[e.pid] for e in group], dtype=np.int64))
         device = np.array(
@@ -491,9 +618,9 @@ class DeviceBuilder(_TimedBuilder):
             ]
         self.count += len(group)
 
-    def finish(self) -> dict[str, Any]:
-        """All columns; dictionary columns as (codes, values)."""
-        return {
+    def rows(self) -> Rows:
+        """All of them."""
+        columns = {
             **self._base(),
             "pid": _concat(self.pid),
             "device_id": _concat(self.device),
@@ -507,17 +634,7 @@ class DeviceBuilder(_TimedBuilder):
             if self.occupancy
             else np.zeros(0, np.float64),
         }
-
-
-def _mtia_work(
-    group: list[Event], stamps: list[ExactTimes] | None
-) -> tuple[list[Event], list[ExactTimes] | None]:
-    """MTIA's queue rows without the waits and marks, which are no work of the device."""
-    keep = [not str(e.name).startswith("event_") for e in group]
-    kept = [e for e, k in zip(group, keep, strict=True) if k]
-    if stamps is None:
-        return kept, None
-    return kept, [s for s, k in zip(stamps, keep, strict=True) if k]
+        return _in_file_order(columns, self.collectives, self.places)
 
 
 class CounterBuilder(_TimedBuilder):

@@ -74,7 +74,7 @@ def parts_of_file(
     doubt: list[Finding] = []
     if has_device:
         sharing = _Launches(host, device, launches, candidates)
-        owner, unsure = _owners(path, reader, sharing, host, device)
+        owner, unsure = _owners(reader, sharing, host, device)
         used = [pid for pid in candidates if (owner == pid).any()]
         if len(used) < 2:
             return [Part(used[0] if used else candidates[0])], []
@@ -185,7 +185,6 @@ class _Launches:
 
 
 def _owners(
-    path: Path,
     reader: FileReader,
     launches: _Launches,
     host: dict[str, Any],
@@ -206,7 +205,7 @@ def _owners(
     if not len(open_keys):
         return owner, 0
     rows = np.flatnonzero(np.isin(group, open_keys))
-    placed = _by_place(path, rows, launches.pids, host)
+    placed = _by_place(reader, rows, launches.pids, host)
     if placed is not None:
         claims = explained[:, rows] >= 0
         fits = ~claims.any(axis=0) | claims[placed, np.arange(len(rows))]
@@ -293,12 +292,10 @@ def _several_events_per_launch(device: dict[str, Any], rows: np.ndarray) -> bool
 
 
 def _by_place(
-    path: Path, rows: np.ndarray, pids: list[int], host: dict[str, Any]
+    reader: FileReader, rows: np.ndarray, pids: list[int], host: dict[str, Any]
 ) -> np.ndarray | None:
     """Which process each event stands with in the file; None where their events are mixed."""
-    reader = FileReader(path, places=True)
-    host_place = np.concatenate(reader.host.places)
-    device_place = np.concatenate(reader.device.places)
+    host_place, device_place = reader.host.places, reader.device.places
     blocks = []
     for i, pid in enumerate(pids):
         places = host_place[host["pid"] == pid]

@@ -6,19 +6,21 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from chopper.collectors.kineto._bytes import read_bytes
 from chopper.collectors.kineto._columns import (
     EXACT_FLOAT_US,
-    LAST_NS,
     CounterBuilder,
     Counts,
     DeviceBuilder,
     HostBuilder,
     Ids,
     MemoryBuilder,
-    clean,
-    integer,
+    Names,
+    base_of,
+    note_name,
+    threshold_of,
 )
 from chopper.collectors.kineto._events import (
     DEVICE_CATEGORIES,
@@ -32,6 +34,7 @@ from chopper.collectors.kineto._events import (
     ExactTimes,
     Header,
 )
+from chopper.collectors.kineto._native import scan_file
 from chopper.collectors.kineto._repair import repair
 from chopper.errors import InputError
 from chopper.manifest import Finding
@@ -42,11 +45,6 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 8 << 20
 _EVENT_BREAK = b"\n  },\n  {"
-_RELATIVE_NS_THRESHOLD = 1e14
-"""With a base, ``ts`` counts from it, less than a few months (8e12 µs); more is nanoseconds."""
-_ABSOLUTE_NS_THRESHOLD = 9.2e15
-"""Without a base, ``ts`` may be Unix microseconds (1.8e15); more is nanoseconds."""
-
 _decode_events = msgspec.json.Decoder(list[Event]).decode
 _decode_times = msgspec.json.Decoder(list[ExactTimes]).decode
 _decode_counters = msgspec.json.Decoder(list[CounterEvent]).decode
@@ -55,41 +53,41 @@ _decode_document = msgspec.json.Decoder(Document).decode
 
 
 class FileReader:
-    """Reads one file; afterwards its builders hold the columns.
+    """Reads one file.
+
+    What is whole and strict is read by the scanner in C; what that refuses, and everything where
+    it could not be compiled, is read here. Both give the same.
 
     Attributes:
         header: what the file says about itself.
-        host, device, memory, counters: builders of columns.
-        names: (pid, tid or None, "process_name" | "thread_name") → name.
+        host, device: spans and device events, in the order of the file.
+        memory: columns of the allocator's instants.
+        counters: times, and (track, name, value) of each sample.
+        ids: process and thread ids that were recorded as words.
+        names: of processes and threads.
         findings: what was damaged.
         counts: single events that were repaired or dropped, by code.
         unknown: events of categories nobody knows, by category.
     """
 
-    def __init__(self, path: Path, *, places: bool = False) -> None:
-        """Read.
-
-        Args:
-            path: the file.
-            places: also note every row's place in the file (costs time).
-        """
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.counts = Counts()
         self.ids = Ids()
-        self._places = places
-        self._position = 0
-        self.names: dict[tuple[int, int | None, str], str] = {}
+        self.names: Names = {}
         self.unknown: dict[str, int] = {}
-        text, self.findings = read_bytes(path)
-        self._start(Header())
-        for attempt in (self._read_chunks, self._read_whole, self._read_damaged):
-            try:
-                if attempt(text):
-                    break
-            except (msgspec.MsgspecError, UnicodeError, RecursionError):
-                continue
+        self.findings: list[Finding] = []
+        scanned = scan_file(path)
+        if scanned is not None:
+            self.header = scanned.header
+            self.host, self.device = scanned.host, scanned.device
+            self.memory, self.counters = scanned.memory, scanned.counters
+            self.counts, self.ids = scanned.counts, scanned.ids
+            self.names, self.unknown = scanned.names, scanned.unknown
+        else:
+            self._read()
         base = self.header.baseTimeNanoseconds
-        if base is not None and _base_ns(self.header) is None and base != 0:
+        if base is not None and base_of(self.header) is None and base != 0:
             self.findings.append(
                 Finding(
                     code="trace.base_time",
@@ -99,21 +97,31 @@ class FileReader:
                 )
             )
 
+    def _read(self) -> None:
+        text, self.findings = read_bytes(self.path)
+        self._start(Header())
+        for attempt in (self._read_chunks, self._read_whole, self._read_damaged):
+            try:
+                if attempt(text):
+                    break
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                continue
+        self.host, self.device = self._host.rows(), self._device.rows()
+        self.memory, self.counters = self._memory.finish(), self._counters.finish()
+
     def _start(self, header: Header) -> None:
         """Begin with empty builders, whatever an earlier attempt left."""
         self.header = header
-        threshold = _ABSOLUTE_NS_THRESHOLD
-        if _base_ns(header) is not None:
-            threshold = _RELATIVE_NS_THRESHOLD
         self.counts.values.clear()
         self.unknown.clear()
         self.names.clear()
+        self.ids = Ids()
         self._position = 0
-        how = (self.counts, self.base_ns, threshold)
-        self.host = HostBuilder(*how)
-        self.device = DeviceBuilder(*how)
-        self.memory = MemoryBuilder(*how)
-        self.counters = CounterBuilder(*how)
+        how = (self.counts, self.base_ns, threshold_of(header))
+        self._host = HostBuilder(*how)
+        self._device = DeviceBuilder(*how)
+        self._memory = MemoryBuilder(*how)
+        self._counters = CounterBuilder(*how)
 
     def _read_chunks(self, text: bytes) -> bool:
         """Kineto's own layout, in pieces: never more than one piece is held decoded."""
@@ -158,7 +166,7 @@ class FileReader:
             self.counts.add(code, count)
         self._add(found.events, None, found.stamps)
         if found.counters:
-            self.counters.add(found.counters, found.counter_stamps)
+            self._counters.add(found.counters, found.counter_stamps)
         self.findings += [
             Finding(
                 code=code,
@@ -184,13 +192,9 @@ class FileReader:
         """
         if piece is not None and _needs_exact_times(events):
             exact = _decode_times(piece)
-        if self._places:
-            positions = {id(e): self._position + i for i, e in enumerate(events)}
-            self.host.positions = self.device.positions = positions
-            self._position += len(events)
-        groups: dict[str | None, list[Event]] = {}
-        times: dict[str | None, list[ExactTimes]] = {}
+        groups: dict[str | None, list[int]] = {}
         has_counters = False
+        ids = self.ids
         for i, event in enumerate(events):
             ph = event.ph
             if ph == "X":
@@ -198,61 +202,51 @@ class FileReader:
             elif ph == "i" and event.name == MEMORY_NAME:
                 key = MEMORY_NAME
             elif ph == "M":
-                self._metadata(event)
-                continue
+                key = None
             elif ph == "C":
                 has_counters = True
                 continue
             else:
                 continue
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = []
-                times[key] = []
-            group.append(event)
-            if exact is not None:
-                times[key].append(exact[i])
+            if (type(event.pid) is str or type(event.tid) is str) and (
+                ph != "X" or key in HOST_CATEGORIES or key in DEVICE_CATEGORIES
+            ):
+                # Words are numbered in their order in the file, whoever has them.
+                _ = ids[event.pid], ids[event.tid]
+            if ph == "M":
+                note_name(self.names, ids, event)
+                continue
+            at = groups.get(key)
+            if at is None:
+                at = groups[key] = []
+            at.append(i)
         if has_counters and piece is not None:
             # Their arguments have names of their own: a second, rare decoding.
             samples = [(i, e) for i, e in enumerate(_decode_counters(piece)) if e.ph == "C"]
-            self.counters.add(
+            self._counters.add(
                 [e for _, e in samples],
                 None if exact is None else [exact[i] for i, _ in samples],
             )
-        for category, group in groups.items():
-            stamps = times[category] if exact is not None else None
+        for category, at in groups.items():
+            group = [events[i] for i in at]
+            stamps = None if exact is None else [exact[i] for i in at]
+            places = np.array(at) + self._position
             if category in HOST_CATEGORIES:
-                self.host.add(group, HOST_CATEGORIES[category], stamps, self.ids)
+                self._host.add(group, HOST_CATEGORIES[category], stamps, ids, places)
             elif category in DEVICE_CATEGORIES:
-                self.device.add(group, DEVICE_CATEGORIES[category], stamps, self.ids)
+                self._device.add(group, DEVICE_CATEGORIES[category], stamps, ids, places)
             elif category == MEMORY_NAME:
-                self.memory.add(group, stamps, self.ids)
+                self._memory.add(group, stamps, ids)
             elif category is None:
                 self.counts.add("event.without_category", len(group))
             elif category not in SKIPPED_CATEGORIES:
                 self.unknown[category] = self.unknown.get(category, 0) + len(group)
-
-    def _metadata(self, event: Event) -> None:
-        if event.name not in ("process_name", "thread_name"):
-            return
-        if event.args is None or event.args.name is NOTHING:
-            return
-        try:
-            text = clean(str(msgspec.json.decode(event.args.name)))
-        except (msgspec.DecodeError, RecursionError):
-            return
-        tid = None if event.name == "process_name" else self.ids[event.tid]
-        self.names[self.ids[event.pid], tid, str(event.name)] = text
+        self._position += len(events)
 
     @property
     def base_ns(self) -> int:
         """What is added to every recorded time."""
-        return _base_ns(self.header) or 0
-
-
-def _base_ns(header: Header) -> int | None:
-    found = integer(header.baseTimeNanoseconds)
-    return found if found is not None and 0 < found < LAST_NS else None
+        return base_of(self.header) or 0
 
 
 def _shown(value: Any) -> str:
