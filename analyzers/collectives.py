@@ -165,9 +165,11 @@ def _first_input(
             return -1, None
         elements = math.prod(shape)
         width = _ELEMENT_BYTES.get(str(kinds[0]).lower())
-        return elements, elements * width if width else None
-    except (msgspec.DecodeError, IndexError, TypeError):
+    except (msgspec.DecodeError, RecursionError, IndexError, KeyError, TypeError):
         return -1, None
+    if not 0 <= elements < 1 << 60:
+        return -1, None
+    return elements, elements * width if width else None
 
 
 @dataclass(frozen=True, slots=True)

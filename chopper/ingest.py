@@ -28,6 +28,7 @@ _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
+_MOST_RANKS = 1 << 20
 _SLOW_S = 2.0
 """Foreign traces that took longer to read are kept as tables for the next time."""
 _QUICK_BYTES = 1 << 20
@@ -220,6 +221,7 @@ def _collect(
                 Finding(code="run.file_left_out", severity="warning", message=f"left out: {exc}")
             )
             continue
+        findings += _credible(read)
         traces += [(file, trace) for trace in read]
         if kept is None:
             fresh.append((file, read))
@@ -228,6 +230,23 @@ def _collect(
     findings += _check_one_run(traces)
     numbered = _number_ranks(traces)
     return numbered, findings + _check_ranks(numbered), fresh
+
+
+def _credible(traces: list[ParsedTrace]) -> list[Finding]:
+    """Forget job sizes that no job has: everything that counts ranks would believe them."""
+    findings: list[Finding] = []
+    for trace in traces:
+        if trace.world_size is not None and trace.world_size > _MOST_RANKS:
+            findings.append(
+                Finding(
+                    code="run.world_size",
+                    severity="warning",
+                    message=f"{trace.source}: says it is of a job of {trace.world_size} ranks; "
+                    "not believed",
+                )
+            )
+            trace.world_size = None
+    return findings
 
 
 def _as_run(numbered: _Numbered, findings: list[Finding], source: str | None) -> Run:
@@ -358,7 +377,7 @@ def _check_ranks(numbered: _Numbered) -> list[Finding]:
                 f"{world - 1}",
             )
         )
-    missing = sorted(set(range(world)) - set(main)) if world < 1 << 20 else []
+    missing = sorted(set(range(world)) - set(main))
     if missing:
         findings.append(_missing_ranks(missing, world))
     return findings

@@ -380,6 +380,25 @@ def test_what_is_missing_is_said(edit: Any, code: str, tmp_path: Path) -> None:
     assert found["observed_ns"] > 0
 
 
+def test_nothing_to_attribute_is_said_in_every_form(tmp_path: Path) -> None:
+    def only_a_step(document: dict[str, Any]) -> None:
+        document["traceEvents"] = document["traceEvents"][:1]
+
+    path = write(tmp_path / "t.json", _with(only_a_step))
+    found = analyzed(path)
+    assert found["observed_ns"] == 0
+    assert found["causes"] == []
+    assert quality(found)["trace.no_events"]["severity"] == "error"
+    for suffix in ("html", "md", "txt", "json"):
+        outcome = run("report", path, "-o", tmp_path / f"r.{suffix}")
+        assert outcome.code == 0, outcome.err
+        text = (tmp_path / f"r.{suffix}").read_text().lower()
+        assert "nothing ran that could be attributed" in text
+    for level in ("step", "phase", "layer", "op", "kernel", "rank"):
+        assert run("analyze", path, "--by", level).code == 0
+        assert run("analyze", path, "--by", level, "--csv").code == 0
+
+
 def test_a_report_of_a_damaged_trace_shows_the_finding(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", GOOD[:-300])
     for suffix in ("html", "md", "txt", "json"):
@@ -439,6 +458,14 @@ def test_a_file_that_does_not_say_its_rank_beside_one_that_does(tmp_path: Path) 
 def test_rank_beyond_its_world(tmp_path: Path) -> None:
     found = analyzed(write(tmp_path / "a.json", _rank(5, 2)))
     assert "rank 5 of a job of 2" in quality(found)["run.rank_beyond_world"]["message"]
+
+
+def test_a_job_of_too_many_ranks_is_not_believed(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path / f"{rank}.json", _rank(rank, 2**61))
+    found = analyzed(tmp_path)
+    assert "not believed" in quality(found)["run.world_size"]["message"]
+    assert "run.ranks_missing" not in quality(found)
 
 
 def test_one_bad_file_in_a_directory_does_not_hide_the_others(
@@ -906,6 +933,17 @@ PLACES = list(_places(PLAIN))
 @example(edits=[(("baseTimeNanoseconds",), 2**62 - 1)], strict=True)
 @example(edits=[(("traceEvents", 2, "args", "correlation"), 2**64 - 1)], strict=True)
 @example(edits=[(("traceEvents", 4, "cat"), "\ud800")], strict=False)
+@example(
+    edits=[(("traceEvents", 3, "args", "Input type"), {}), (("traceEvents", 5, "name"), "NCCL")],
+    strict=True,
+)
+@example(
+    edits=[
+        (("traceEvents", 3, "args", "Input Dims"), [[2**62] * 20]),
+        (("traceEvents", 5, "name"), "nccl_AllReduce"),
+    ],
+    strict=True,
+)
 @fuzz
 def test_any_value_in_any_place_gives_a_closed_run_or_an_error(
     edits: list[tuple[tuple[Any, ...], Any]], strict: bool
