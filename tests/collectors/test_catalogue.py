@@ -243,7 +243,8 @@ def test_damage_that_leaves_nothing(name: str, traces_dir: Path) -> None:
 
 def _whole_events(text: str) -> list[Any]:
     """Events of a cut text, the plain way: as many as decode one after the other."""
-    decoder, events = json.JSONDecoder(), []
+    decoder = json.JSONDecoder()
+    events: list[Any] = []
     at = re.compile(r"\s*,?\s*")
     position = text.index("[", text.index('"traceEvents"')) + 1
     while True:
