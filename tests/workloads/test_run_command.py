@@ -181,7 +181,7 @@ def has_trace(directory):
     return manifest.is_file() and bool(json.loads(manifest.read_bytes()).get("traces"))
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
