@@ -3,9 +3,10 @@
     python benchmarks/ingest.py [--repeats 5] [TRACE ...]
 
 Each reader runs in an interpreter of its own, imports done before the clock starts, in turns. The
-least time of the repeats and the median peak memory of the process are shown. HTA is measured when
-it is installed here (pip install HolisticTraceAnalysis) or in the interpreter that CHOPPER_PEERS
-names. Traces: arguments, else the largest of $CHOPPER_TRACES.
+least wall time, the least CPU time and the median peak memory of the process and its children are
+shown; where other programs run too, CPU time is what to compare. HTA is
+measured when it is installed here (pip install HolisticTraceAnalysis) or in the interpreter that
+CHOPPER_PEERS names. Traces: arguments, else the largest of $CHOPPER_TRACES.
 """
 
 from __future__ import annotations
@@ -41,14 +42,24 @@ def main() -> None:
     parser.add_argument("traces", nargs="*", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    traces = options.traces or largest()
+    traces = [trace.resolve() for trace in options.traces or largest()]
     hta = peer_python("hta")
     if hta is None:
         print("HTA is not installed: pip install HolisticTraceAnalysis", file=sys.stderr)
-    print(
-        f"{'trace':44} {'MB':>5} {'bare s':>7} {'chopper s':>9} {'× bare':>6} {'HTA s':>6} "
-        f"{'faster':>6} {'chopper MB':>10} {'HTA MB':>7} {'ratio':>5}"
+    columns = (
+        "trace",
+        "MB",
+        "bare",
+        "chopper",
+        "× bare",
+        "HTA",
+        "faster",
+        "chopper",
+        "HTA",
+        "ratio",
     )
+    print(f"{'':44} {'':5} {'wall and CPU seconds':^41} {'peak MB':^24}")
+    print("{:44} {:>5} {:>11} {:>11} {:>7} {:>11} {:>11} {:>8} {:>7} {:>5}".format(*columns))
     for trace in traces:
         show(trace, hta, options.repeats)
 
@@ -66,18 +77,22 @@ def show(trace: Path, hta: str | None, repeats: int) -> None:
             )
     b, c = best(bare), best(ours)
     line = (
-        f"{trace.name[:44]:44} {trace.stat().st_size / 1e6:5.1f} {b.wall_s:7.2f} {c.wall_s:9.2f} "
-        f"{c.wall_s / b.wall_s:6.1f}"
+        f"{trace.name[:44]:44} {trace.stat().st_size / 1e6:5.1f} {_seconds(b)} {_seconds(c)} "
+        f"{c.wall_s / b.wall_s:3.1f} {c.cpu_s / b.cpu_s:3.1f}"
     )
     if theirs:
         h = best(theirs)
         line += (
-            f" {h.wall_s:6.2f} {h.wall_s / c.wall_s:5.1f}× {c.peak_bytes / 1e6:10.0f} "
-            f"{h.peak_bytes / 1e6:7.0f} {c.peak_bytes / h.peak_bytes:5.2f}"
+            f" {_seconds(h)} {h.wall_s / c.wall_s:4.1f}× {h.cpu_s / c.cpu_s:4.1f}×"
+            f" {c.peak_bytes / 1e6:8.0f} {h.peak_bytes / 1e6:7.0f} {c.peak_bytes / h.peak_bytes:5.2f}"
         )
     else:
-        line += f" {'–':>6} {'–':>6} {c.peak_bytes / 1e6:10.0f}"
+        line += f" {'–':>11} {'–':>11} {c.peak_bytes / 1e6:8.0f}"
     print(line, flush=True)
+
+
+def _seconds(sample: Sample) -> str:
+    return f"{sample.wall_s:5.2f} {sample.cpu_s:5.2f}"
 
 
 def largest(count: int = 3) -> list[Path]:
