@@ -15,7 +15,7 @@ from chopper import manifest
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError
 from chopper.manifest import Finding, RankManifest, RunManifest
-from chopper.run import MANIFEST, Run, is_run, rank_dir_name, write_atomic
+from chopper.run import MANIFEST, MOST_RANKS, Run, is_run, rank_dir_name, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,6 @@ _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
-_MOST_RANKS = 1 << 20
 _SLOW_S = 2.0
 """Foreign traces that took longer to read are kept as tables for the next time."""
 _QUICK_BYTES = 1 << 20
@@ -233,10 +232,19 @@ def _collect(
 
 
 def _credible(traces: list[ParsedTrace]) -> list[Finding]:
-    """Forget job sizes that no job has: everything that counts ranks would believe them."""
+    """Forget ranks and job sizes that no job has: all that counts ranks would believe them."""
     findings: list[Finding] = []
     for trace in traces:
-        if trace.world_size is not None and trace.world_size > _MOST_RANKS:
+        if trace.rank is not None and trace.rank >= MOST_RANKS:
+            findings.append(
+                Finding(
+                    code="run.rank_number",
+                    severity="warning",
+                    message=f"{trace.source}: says it is rank {trace.rank}; not believed",
+                )
+            )
+            trace.rank = None
+        if trace.world_size is not None and trace.world_size > MOST_RANKS:
             findings.append(
                 Finding(
                     code="run.world_size",

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
-_RANK_DIR = re.compile(r"rank-(\d{5,})$")
+MOST_RANKS = 1 << 20
+_RANK_DIR = re.compile(r"rank-(\d{5,7})$")
 
 
 def rank_dir_name(rank: int) -> str:
@@ -286,7 +287,11 @@ class Run:
         if file.is_file():
             data = _bytes_of(file)
             try:
-                return cls(m.decode_run(data, str(file)), path)
+                found = m.decode_run(data, str(file))
+                ranks = [part.rank for part in found.ranks]
+                if len(set(ranks)) < len(ranks) or not all(0 <= r < MOST_RANKS for r in ranks):
+                    raise RunFormatError(f"{file}: damaged manifest (ranks {_some(ranks)})")
+                return cls(found, path)
             except m.NewerRunError:
                 raise
             except RunFormatError as exc:

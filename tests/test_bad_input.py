@@ -468,6 +468,12 @@ def test_a_job_of_too_many_ranks_is_not_believed(tmp_path: Path) -> None:
     assert "run.ranks_missing" not in quality(found)
 
 
+def test_a_rank_beyond_any_job_is_not_believed(tmp_path: Path) -> None:
+    found = analyzed(write(tmp_path / "t.json", small_trace(rank=2**31).encode()))
+    assert [r["rank"] for r in found["ranks"]] == [0]
+    assert "not believed" in quality(found)["run.rank_number"]["message"]
+
+
 def test_one_bad_file_in_a_directory_does_not_hide_the_others(
     tmp_path: Path, intact: dict[str, Any]
 ) -> None:
@@ -575,6 +581,17 @@ def test_stream_that_is_no_stream(tmp_path: Path) -> None:
     for name in ("counter", "thread", "memory_event"):
         assert opened.table(0, name).num_rows == 0
     assert [f.code for f in opened.part(0).findings] == ["telemetry.truncated"] * 3
+
+
+def test_run_whose_manifest_lists_impossible_ranks(imported: Path) -> None:
+    whole = analyzed(imported)
+    file = imported / "manifest.json"
+    text = file.read_text()
+    for wrong in ("0", "-1", "4294967296"):
+        file.write_text(text.replace('"rank": 1,', f'"rank": {wrong},', 1))
+        found = analyzed(imported)
+        assert "run.manifest_damaged" in quality(found)
+        assert same(found, whole)
 
 
 def test_run_from_a_newer_version(imported: Path, tmp_path: Path) -> None:
