@@ -1,6 +1,6 @@
 """Trace quality: what a reader must know before believing a number.
 
-Each check is named; DOCS says what it means. Findings that withhold a claim name it.
+Each check is named by its code. Findings that withhold a claim name it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +28,32 @@ def traces_dir() -> Path:
     if found is None:
         pytest.skip("real traces not present: set CHOPPER_TRACES to a directory that holds them")
     return found
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests neither read nor write what the user's own runs have left in the cache."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@contextlib.contextmanager
+def tmpfs(options: str) -> Iterator[Path]:
+    """A file system in memory, for example ``size=64k`` or ``ro``.
+
+    Not under pytest's own directories: a test that is killed leaves its mount behind, and no later
+    session must stumble over it while it cleans up.
+    """
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a tmpfs needs root")
+    at = Path(tempfile.mkdtemp(prefix="chopper-tmpfs-"))
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(at)], capture_output=True, check=False
+    )
+    if done.returncode:
+        at.rmdir()
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+        at.rmdir()

@@ -21,6 +21,7 @@ from chopper import _session, registry
 from chopper._steps import DEFAULT_WINDOWS, OptimizerCycle, Window, parse_windows
 from chopper.errors import OutputError, UsageError
 from chopper.run import MANIFEST, Run
+from tests.conftest import tmpfs
 
 TRACE_ONLY = ("torch_trace",)
 
@@ -508,21 +509,10 @@ def test_a_place_that_cannot_be_written_does_not_stop_the_program(task, capfd):
     assert err.startswith("chopper: recording stopped: ")
 
 
-def mount_tmpfs(at, options):
-    at.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(at)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
-
-
 @pytest.fixture
-def small_disk(tmp_path):
-    at = tmp_path / "small"
-    mount_tmpfs(at, "size=256k")
-    yield at
-    subprocess.run(["umount", str(at)], check=True)
+def small_disk():
+    with tmpfs("size=256k") as at:
+        yield at
 
 
 def test_a_full_disk_does_not_stop_the_program(task, capfd, small_disk):
@@ -540,15 +530,10 @@ def test_a_full_disk_does_not_stop_the_program(task, capfd, small_disk):
     assert "cannot be written" in err or "the disk full" in err
 
 
-def test_a_read_only_disk_does_not_stop_the_program(task, capfd, tmp_path):
-    at = tmp_path / "readonly"
-    mount_tmpfs(at, "ro")
-    try:
-        with chopper.profile(at / "run", collect=TRACE_ONLY) as prof:
-            task.step()
-            assert not prof.recording
-    finally:
-        subprocess.run(["umount", str(at)], check=True)
+def test_a_read_only_disk_does_not_stop_the_program(task, capfd):
+    with tmpfs("ro") as at, chopper.profile(at / "run", collect=TRACE_ONLY) as prof:
+        task.step()
+        assert not prof.recording
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert "Read-only file system" in err
