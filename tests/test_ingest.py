@@ -310,6 +310,16 @@ def test_foreign_traces_that_were_slow_are_kept(
     assert len(seen) == 3
 
 
+def test_tables_of_another_reader_are_not_used(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_totals(run_dir)
+    seen = reads(monkeypatch)
+    monkeypatch.setattr(cache, "_reader", lambda: b"the reader of another version")
+    assert load_totals(run_dir) == first
+    assert len(seen) == 1
+
+
 def test_foreign_traces_that_were_quick_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
