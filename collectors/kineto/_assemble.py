@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from chopper._arrow import to_arrow as from_list
+from chopper.collectors.kineto._arrays import NO_VALUE, strings, to_arrow, to_numpy
 from chopper.collectors.kineto._columns import integer, text_of
 from chopper.collectors.kineto._processes import Part, main_and_others, parts_of_file
 from chopper.collectors.kineto._reader import FileReader
@@ -108,8 +110,8 @@ class ParsedTrace(TraceHead):
         for name in ("host_span", "device_event"):
             table = self.tables[name]
             if table.num_rows:
-                start = table["start_ns"].to_numpy()
-                bounds.append((int(start[0]), int((start + table["dur_ns"].to_numpy()).max())))
+                start = to_numpy(table["start_ns"])
+                bounds.append((int(start[0]), int((start + to_numpy(table["dur_ns"])).max())))
         return (min(a for a, _ in bounds), max(b for _, b in bounds)) if bounds else None
 
 
@@ -280,24 +282,23 @@ def _sorted_table(
         order = order[mask[order]]
     moved = np.full(len(start), -1, dtype=np.int64)
     moved[order] = np.arange(len(order))
-    indices = pa.array(order)
     declared = TABLES[name]
     arrays: list[pa.Array] = []
     for column in declared.arrow:
         value = columns[column.name]
         if column.name == "start_ns":
-            arrays.append(pa.array(start[order] + base_ns))
+            arrays.append(to_arrow(start[order] + base_ns))
         elif isinstance(value, tuple):
             arrays.append(_dictionary(value[0][order], value[1]))
-        elif isinstance(value, np.ndarray):
-            picked = value[order]
-            if column.type == pa.float64():
-                arrays.append(pa.array(picked, mask=np.isnan(picked)))
-            else:
-                arrays.append(pa.array(picked.astype(column.type.to_pandas_dtype())))
         else:
-            arrays.append(value.take(indices))
+            arrays.append(_numbers(value[order], column.type))
     return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
+
+
+def _numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """A column of a table; NaN and ``NO_VALUE`` are null."""
+    missing = np.isnan(values) if values.dtype == np.float64 else values == NO_VALUE
+    return to_arrow(values.astype(np.int32) if kind == pa.int32() else values, missing)
 
 
 def _dictionary(codes: np.ndarray, values: Sequence[str | None]) -> pa.Array:
@@ -313,11 +314,7 @@ def _dictionary(codes: np.ndarray, values: Sequence[str | None]) -> pa.Array:
         if value is not None:
             remap[code] = distinct.setdefault(value, len(distinct))
     indices = remap[codes]
-    null = indices < 0
-    return pa.DictionaryArray.from_arrays(
-        pa.array(indices, mask=null) if null.any() else pa.array(indices),
-        pa.array(list(distinct), type=pa.string()),
-    )
+    return pa.DictionaryArray.from_arrays(to_arrow(indices, indices < 0), strings(distinct))
 
 
 def _drop_duplicates(
@@ -333,22 +330,20 @@ def _drop_duplicates(
     """
     if table.num_rows < 2:
         return table, rows, 0
-    start, dur = table["start_ns"].to_numpy(), table["dur_ns"].to_numpy()
+    start, dur = to_numpy(table["start_ns"]), to_numpy(table["dur_ns"])
     # Sorted by start then longest first: repetitions share both with a neighbour.
     near = (start[1:] == start[:-1]) & (dur[1:] == dur[:-1]) & (dur[1:] > 0)
     if not near.any():
         return table, rows, 0
     candidates = np.flatnonzero(np.append(near, False) | np.append(False, near))
-    few = table.take(pa.array(candidates))
-    ids = [
-        few[c].combine_chunks().fill_null(-1).to_numpy() for c in ("correlation_id", "external_id")
-    ]
+    few = table.take(to_arrow(candidates))
+    ids = [to_numpy(few[c], missing=-1) for c in ("correlation_id", "external_id")]
     keys = np.stack(
         [
             start[candidates],
             dur[candidates],
-            *(few[c].to_numpy().astype(np.int64) for c in place),
-            few["name"].combine_chunks().indices.to_numpy().astype(np.int64),
+            *(to_numpy(few[c]).astype(np.int64) for c in place),
+            to_numpy(few["name"].combine_chunks().indices).astype(np.int64),
             *ids,
         ]
     )
@@ -365,7 +360,7 @@ def _drop_duplicates(
     valid = rows >= 0
     moved = rows.copy()
     moved[valid] = np.where(keep[rows[valid]], new_position[rows[valid]], -1)
-    return table.filter(pa.array(keep)).combine_chunks(), moved, dropped
+    return table.filter(to_arrow(keep)).combine_chunks(), moved, dropped
 
 
 def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndarray) -> pa.Table:
@@ -376,10 +371,8 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
     ):
         rows += [(source, int(moved[i]), a) for i, a in found if moved[i] >= 0]
     declared = TABLES["collective"]
-    if not rows:
-        return declared.empty()
     rows.sort(key=lambda r: (r[0], r[1]))
-    values = {
+    values: dict[str, list[Any]] = {
         "source": [r[0] for r in rows],
         "row": [r[1] for r in rows],
         "collective": [a.collective for _, _, a in rows],
@@ -392,7 +385,7 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
         "sequence_id": [integer(a.collective_sequence) for _, _, a in rows],
     }
     return pa.table(
-        {f.name: pa.array(values[f.name], type=f.type) for f in declared.arrow},
+        {f.name: from_list(values[f.name], f.type) for f in declared.arrow},
         schema=declared.arrow,
     )
 
@@ -409,10 +402,7 @@ def _threads(reader: FileReader) -> pa.Table:
     rows += [(pid, -1, name, None) for pid, name in processes.items() if pid not in named]
     rows.sort(key=lambda r: (r[0], r[1]))
     return pa.table(
-        {
-            f.name: pa.array([row[i] for row in rows], type=f.type)
-            for i, f in enumerate(declared.arrow)
-        },
+        {f.name: from_list([row[i] for row in rows], f.type) for i, f in enumerate(declared.arrow)},
         schema=declared.arrow,
     )
 
@@ -426,13 +416,13 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
         for i, n in enumerate(names.dictionary.to_pylist())
         if (m := _STEP.match(n))
     }
-    codes = names.indices.to_numpy()
+    codes = to_numpy(names.indices)
     rows = np.flatnonzero(np.isin(codes, list(numbers)))
-    pids = host["pid"].to_numpy()
+    pids = to_numpy(host["pid"])
     if pid is not None and (pids[rows] == pid).any():
         rows = rows[pids[rows] == pid]
-    start = host["start_ns"].to_numpy()[rows]
-    end = start + host["dur_ns"].to_numpy()[rows]
+    start = to_numpy(host["start_ns"])[rows]
+    end = start + to_numpy(host["dur_ns"])[rows]
     # A step recorded twice (as an operator and as an annotation) counts once.
     seen: set[int] = set()
     keep = []
@@ -444,13 +434,11 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
     found = [numbers[int(codes[rows[i]])] for i in keep]
     return pa.table(
         {
-            "number": pa.array(found, type=pa.int64()),
-            "start_ns": pa.array(start[keep], type=pa.int64()),
-            "end_ns": pa.array(end[keep], type=pa.int64()),
-            "source": pa.array(["profiler_step"] * len(keep)).dictionary_encode()
-            if keep
-            else pa.array([], type=declared.arrow.field("source").type),
-            "traced": pa.array([True] * len(keep), type=pa.bool_()),
+            "number": from_list(found, pa.int64()),
+            "start_ns": to_arrow(start[keep]),
+            "end_ns": to_arrow(end[keep]),
+            "source": from_list(["profiler_step"] * len(keep), declared.arrow.field("source").type),
+            "traced": from_list([True] * len(keep), pa.bool_()),
         },
         schema=declared.arrow,
     )
@@ -463,16 +451,10 @@ def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
     order = np.argsort(columns["time_ns"], kind="stable")
     if keep is not None:
         order = order[np.isin(order, keep)]
-    indices = pa.array(order)
     arrays = []
     for f in declared.arrow:
-        value = columns[f.name]
-        if f.name == "time_ns":
-            arrays.append(pa.array(value[order] + base_ns))
-        elif isinstance(value, np.ndarray):
-            arrays.append(pa.array(value[order]))
-        else:
-            arrays.append(value.take(indices))
+        picked = columns[f.name][order]
+        arrays.append(_numbers(picked + base_ns if f.name == "time_ns" else picked, f.type))
     return pa.Table.from_arrays(arrays, schema=declared.arrow)
 
 
@@ -483,10 +465,10 @@ def _counters(reader: FileReader, base_ns: int) -> pa.Table:
     rows = [rows[i] for i in order]
     return pa.table(
         {
-            "time_ns": pa.array(time_ns[order] + base_ns),
-            "track": pa.array([r[0] for r in rows], type=declared.arrow.field("track").type),
-            "name": pa.array([r[1] for r in rows], type=declared.arrow.field("name").type),
-            "value": pa.array([r[2] for r in rows], type=pa.float64()),
+            "time_ns": to_arrow(time_ns[order] + base_ns),
+            "track": from_list([r[0] for r in rows], declared.arrow.field("track").type),
+            "name": from_list([r[1] for r in rows], declared.arrow.field("name").type),
+            "value": from_list([r[2] for r in rows], pa.float64()),
         },
         schema=declared.arrow,
     )

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
+from chopper.collectors.kineto._arrays import NO_VALUE
 from chopper.collectors.kineto._events import (
     NOTHING,
     Args,
@@ -146,12 +146,17 @@ def note_name(names: Names, ids: Ids, event: Event) -> None:
     names[ids[event.pid], tid, str(event.name)] = text
 
 
-def _ints(values: list[Any]) -> pa.Array:
-    """Nullable int64 of recorded ids; strings are parsed, what is no number becomes null."""
-    try:
-        return pa.array(values, type=pa.int64())
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError):
-        return pa.array([integer(v) for v in values], type=pa.int64())
+def _ints(values: list[Any]) -> np.ndarray:
+    """Recorded integers; strings are parsed, what is no number becomes ``NO_VALUE``."""
+    found = np.array([NO_VALUE if v is None else v for v in values])
+    if found.dtype != np.int64:
+        parsed = (integer(v) for v in values)
+        found = np.array([NO_VALUE if v is None else v for v in parsed], dtype=np.int64)
+    return found
+
+
+def _no_ints(count: int) -> np.ndarray:
+    return np.full(count, NO_VALUE, dtype=np.int64)
 
 
 def _exact_thousandths(text: str) -> int | None:
@@ -357,8 +362,8 @@ class Rows:
     """Spans or device events of a file, in its order.
 
     Attributes:
-        columns: by name; arrays of numpy or Arrow, dictionary columns as (codes, values) where
-            code 0 is null.
+        columns: by name; integers have ``NO_VALUE`` where there is none, dictionary columns are
+            (codes, values) where code 0 is null.
         collectives: (row, arguments) of those with a collective's metadata.
         places: each row's place among the events of the file.
     """
@@ -378,12 +383,8 @@ def _in_file_order(
     order = np.argsort(places)
     moved = np.empty_like(order)
     moved[order] = np.arange(len(order))
-    indices = pa.array(order)
     for name, value in columns.items():
-        if isinstance(value, tuple):
-            columns[name] = value[0][order], value[1]
-        else:
-            columns[name] = value[order] if isinstance(value, np.ndarray) else value.take(indices)
+        columns[name] = (value[0][order], value[1]) if isinstance(value, tuple) else value[order]
     return Rows(columns, [(int(moved[row]), args) for row, args in collectives], places[order])
 
 
@@ -445,10 +446,6 @@ def _concat(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _concat_ints(parts: list[pa.Array]) -> pa.Array:
-    return pa.concat_arrays(parts) if parts else pa.array([], type=pa.int64())
-
-
 class HostBuilder(_TimedBuilder):
     """Host spans under construction."""
 
@@ -460,7 +457,7 @@ class HostBuilder(_TimedBuilder):
         self.tid: list[np.ndarray] = []
         self.name, self.category = _Strings(), _Strings()
         self.dims, self.types, self.concrete = _Strings(), _Strings(), _Strings()
-        self.ints: dict[str, list[pa.Array]] = {name: [] for name in self._INTS}
+        self.ints: dict[str, list[np.ndarray]] = {name: [] for name in self._INTS}
         self.collectives: list[tuple[int, Args]] = []
         self.count = 0
 
@@ -481,7 +478,7 @@ class HostBuilder(_TimedBuilder):
         args = [e.args or NO_ARGS for e in group]
         # Only operators carry shapes and sequence numbers, only calls carry correlations.
         operators = category in ("cpu_op", "annotation")
-        nothing = pa.nulls(len(group), pa.int64())
+        nothing = _no_ints(len(group))
         self.ints["external_id"].append(
             _ints([a.external_id for a in args]) if category != "python" else nothing
         )
@@ -515,7 +512,7 @@ class HostBuilder(_TimedBuilder):
             "tid": _concat(self.tid),
             "category": self.category.finish(),
             "name": self.name.finish(),
-            **{name: _concat_ints(parts) for name, parts in self.ints.items()},
+            **{name: _concat(parts) for name, parts in self.ints.items()},
             "input_dims": self.dims.finish(),
             "input_types": self.types.finish(),
             "concrete_inputs": self.concrete.finish(),
@@ -543,7 +540,7 @@ class DeviceBuilder(_TimedBuilder):
         self.stream: list[np.ndarray] = []
         self.name, self.kind = _Strings(), _Strings()
         self.grid, self.block = _Strings(), _Strings()
-        self.ints: dict[str, list[pa.Array]] = {name: [] for name in self._INTS}
+        self.ints: dict[str, list[np.ndarray]] = {name: [] for name in self._INTS}
         self.occupancy: list[np.ndarray] = []
         self.collectives: list[tuple[int, Args]] = []
         self.count = 0
@@ -627,7 +624,7 @@ class DeviceBuilder(_TimedBuilder):
             "stream_id": _concat(self.stream),
             "kind": self.kind.finish(),
             "name": self.name.finish(),
-            **{name: _concat_ints(parts) for name, parts in self.ints.items()},
+            **{name: _concat(parts) for name, parts in self.ints.items()},
             "grid": self.grid.finish(),
             "block": self.block.finish(),
             "occupancy_ratio": np.concatenate(self.occupancy)
@@ -671,7 +668,7 @@ class MemoryBuilder(_TimedBuilder):
         super().__init__(counts, base_ns, ns_threshold)
         self.pid: list[np.ndarray] = []
         self.tid: list[np.ndarray] = []
-        self.ints: dict[str, list[pa.Array]] = {
+        self.ints: dict[str, list[np.ndarray]] = {
             name: []
             for name in (
                 "device_type",
@@ -709,5 +706,5 @@ class MemoryBuilder(_TimedBuilder):
             "time_ns": _concat(self.start),
             "pid": _concat(self.pid),
             "tid": _concat(self.tid),
-            **{name: _concat_ints(parts) for name, parts in self.ints.items()},
+            **{name: _concat(parts) for name, parts in self.ints.items()},
         }

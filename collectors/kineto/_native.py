@@ -15,8 +15,8 @@ from zlib import error as _Damaged
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
+from chopper.collectors.kineto._arrays import NO_VALUE
 from chopper.collectors.kineto._columns import (
     CounterBuilder,
     Counts,
@@ -129,7 +129,6 @@ _CATEGORIES = (
 )
 
 # As in _scan.c.
-_NO_VALUE = -(2**63)
 _ID_STRINGS = -(2**63) + 1
 _FIRST_ID = -(2**63) + (1 << 32)
 _WITHOUT_TS, _WITHOUT_DUR, _OVERFLOWING_DUR, _WITHOUT_NAME = 1, 2, 4, 8
@@ -325,10 +324,10 @@ class _Conversion:
         # Only operators carry shapes and sequence numbers, only calls carry correlations.
         is_kind = {kind: rows.code == i + 1 for i, kind in enumerate(_HOST_KINDS)}
         operator = np.logical_or.reduce([is_kind[kind] for kind in _OPERATORS])
-        correlation[operator | is_kind["python"]] = _NO_VALUE
-        external[is_kind["python"]] = _NO_VALUE
+        correlation[operator | is_kind["python"]] = NO_VALUE
+        external[is_kind["python"]] = NO_VALUE
         for column in (sequence, forward):
-            column[~operator] = _NO_VALUE
+            column[~operator] = NO_VALUE
         dims = np.where(dims == 0, dims_2021, dims)
         for column in (dims, types, concrete):
             column[~operator] = 0
@@ -340,10 +339,10 @@ class _Conversion:
                 "tid": rows.tid,
                 "category": (rows.code, [None, *_HOST_KINDS]),
                 "name": (rows.name, self.names),
-                "correlation_id": _nullable(correlation),
-                "external_id": _nullable(external),
-                "sequence_id": _nullable(sequence),
-                "forward_tid": _nullable(forward),
+                "correlation_id": correlation,
+                "external_id": external,
+                "sequence_id": sequence,
+                "forward_tid": forward,
                 "input_dims": (dims, self.texts),
                 "input_types": (types, self.texts),
                 "concrete_inputs": (concrete, self.texts),
@@ -354,34 +353,26 @@ class _Conversion:
 
     def _device(self, columns: Columns) -> Rows:
         rows, own = self._rows(_DEVICE, columns)
-        device, stream, correlation, external, external_2021, *counts = own[:-3]
-        grid, block, occupancy = own[-3:]
-        device = np.where(device == _NO_VALUE, rows.pid, device)
+        device, stream, correlation, external, external_2021 = own[:5]
+        bytes_count, registers, shared_memory, graph, graph_node = own[5:10]
+        grid, block, occupancy = own[10:]
+        device = np.where(device == NO_VALUE, rows.pid, device)
         return Rows(
             {
                 "start_ns": rows.start,
                 "dur_ns": rows.dur,
                 "pid": rows.pid,
                 "device_id": np.where(np.abs(device) < 1 << 31, device, -1),
-                "stream_id": np.where(stream == _NO_VALUE, rows.tid, stream),
+                "stream_id": np.where(stream == NO_VALUE, rows.tid, stream),
                 "kind": (rows.code, [None, *_DEVICE_KINDS]),
                 "name": (rows.name, self.names),
-                "correlation_id": _nullable(correlation),
-                "external_id": _nullable(np.where(external == _NO_VALUE, external_2021, external)),
-                **{
-                    name: _nullable(column)
-                    for name, column in zip(
-                        (
-                            "bytes_count",
-                            "registers_count",
-                            "shared_memory_bytes",
-                            "graph_id",
-                            "graph_node_id",
-                        ),
-                        counts,
-                        strict=True,
-                    )
-                },
+                "correlation_id": correlation,
+                "external_id": np.where(external == NO_VALUE, external_2021, external),
+                "bytes_count": bytes_count,
+                "registers_count": registers,
+                "shared_memory_bytes": shared_memory,
+                "graph_id": graph,
+                "graph_node_id": graph_node,
                 "grid": (grid, self.texts),
                 "block": (block, self.texts),
                 "occupancy_ratio": self._numbers(occupancy) / 100,
@@ -424,7 +415,7 @@ class _Conversion:
         }
         if not ok.all():
             columns_of = {name: column[ok] for name, column in columns_of.items()}
-        return {k: _nullable(v) if k in names else v for k, v in columns_of.items()}
+        return columns_of
 
     def _counters(
         self, pieces: list[bytes]
@@ -469,12 +460,3 @@ def _decode(raw: bytes) -> str:
     if b"\\" not in raw:
         return raw.decode()
     return clean(str(msgspec.json.decode(b'"%b"' % raw)))
-
-
-def _nullable(values: np.ndarray) -> pa.Array:
-    """Integers of which some are absent; the numbers are not copied."""
-    present = values != _NO_VALUE
-    validity = None
-    if not present.all():
-        validity = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(pa.int64(), len(values), [validity, pa.py_buffer(values)])

@@ -63,7 +63,7 @@ def parts_of_file(
     has_device = len(device["start_ns"]) > 0
     launches = _of(host, "runtime", "driver")
     if has_device:
-        correlation = host["correlation_id"].fill_null(-1).to_numpy()
+        correlation = host["correlation_id"]
         launches = launches & (correlation >= 0)
         candidates = [int(p) for p in np.unique(pids[launches])]
     else:
@@ -149,9 +149,9 @@ class _Launches:
     def __init__(
         self, host: dict[str, Any], device: dict[str, Any], mask: np.ndarray, pids: list[int]
     ) -> None:
-        correlation = host["correlation_id"].fill_null(-1).to_numpy()
+        correlation = host["correlation_id"]
         self.pids = pids
-        self.wanted = device["correlation_id"].fill_null(-1).to_numpy()
+        self.wanted = device["correlation_id"]
         self.start = device["start_ns"]
         self.of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for pid in pids:
@@ -286,7 +286,7 @@ def _divide(
 
 def _several_events_per_launch(device: dict[str, Any], rows: np.ndarray) -> bool:
     """Whether the usual correlation id occurs more than once, as it does in merged files."""
-    ids = device["correlation_id"].fill_null(-1).to_numpy()[rows]
+    ids = device["correlation_id"][rows]
     _, counts = np.unique(ids[ids >= 0], return_counts=True)
     return bool(len(counts)) and float(np.median(counts)) >= 2
 
