@@ -33,6 +33,7 @@ from chopper.errors import ChopperError
 from chopper.manifest import RankManifest, encode
 from chopper.run import RunWriter, StreamWriter, finalize
 from chopper.tables import TABLES
+from tests.conftest import tmpfs
 from tests.kineto_writer import (
     EPOCH_FRACTION,
     EPOCH_WHOLE,
@@ -679,19 +680,10 @@ def test_unwritable_import(output: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk() -> Iterator[Path]:
     """A file system of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("a size-limited tmpfs needs root")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=False
-    )
-    if mounted.returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with tmpfs("size=64k") as place:
+        yield place
 
 
 def _large_trace() -> bytes:
