@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
     from chopper.collectors.kineto._scan import Columns
 
-_READ_BYTES = 1 << 16
-"""Of a compressed file: about a megabyte of text, which stays in the processor's cache."""
+_READ_BYTES = 1 << 13
+"""Of a compressed file: some hundred kilobytes of text, which stay in the processor's cache."""
 _READ_TEXT_BYTES = 1 << 20
 
 _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
