@@ -193,6 +193,8 @@ intern(Interner *in, const uint8_t *at, size_t length, int32_t *code)
     }
     Text text = {in->bytes.count, length, hash};
     int64_t one = 1;
+    /* Also for the empty text: there is always memory to point to. */
+    TRY(vec_reserve(&in->bytes, length + 1));
     TRY(vec_append(&in->bytes, at, length));
     TRY(vec_append(&in->counts, &one, 1));
     TRY(vec_append(&in->texts, &text, 1));
@@ -420,9 +422,10 @@ number(Cursor *c, Number *n)
             return bad(c, "a number with a leading zero");
     }
     for (; is_digit(c); c->at++) {
-        if (n->whole > (UINT64_MAX - 9) / 10)
+        uint64_t next = (uint64_t)(*c->at - '0');
+        if (n->whole > (UINT64_MAX - next) / 10)
             n->inexact = true;
-        n->whole = n->whole * 10 + (uint64_t)(*c->at - '0');
+        n->whole = n->whole * 10 + next;
     }
     if (c->at < c->end && *c->at == '.') {
         n->integer = false;
