@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,8 @@ from chopper.analyzers.windows import Windows, cut_windows
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chopper.manifest import Finding
 
 _COPY_CAUSES = [
@@ -60,6 +62,7 @@ class RankInput:
         no_peak_remedy: what to do when they are not, for the message.
         devices_listed: the trace names devices, so that a lack of device events is a lack.
         world_size: ranks of the run, None when not known.
+        process_groups: name → global ranks, as far as the trace lists them.
     """
 
     rank: int
@@ -71,6 +74,7 @@ class RankInput:
     no_peak_remedy: str
     devices_listed: bool
     world_size: int | None = None
+    process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def join_rank(given: RankInput) -> JoinedRank:
         host_only,
         links,
         cut_windows(links, ints(traced, "number")),
-        describe(links, given.collective, given.world_size),
+        describe(links, given.collective, given.world_size, given.process_groups),
     )
 
 
@@ -271,7 +275,7 @@ def _exposed(
     waits = sent[is_matched & waiting[sent]]
     transfers = sent[is_matched & ~waiting[sent]]
     alone = sent[~is_matched]
-    ideal = _transfer_ideal(states, joined, transfers)
+    ideal = _transfer_ideal(states, joined, matched, transfers)
     known = ~np.isnan(ideal)
     share = states.share_ns[transfers]
     at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
@@ -290,11 +294,13 @@ def _exposed(
     return _Split(fragment[keep], cause[keep], time_ns[keep])
 
 
-def _transfer_ideal(states: States, joined: JoinedRank, transfers: np.ndarray) -> np.ndarray:
+def _transfer_ideal(
+    states: States, joined: JoinedRank, matched: Matched | None, transfers: np.ndarray
+) -> np.ndarray:
     """Time at link peak of each transfer's exposed part, NaN where unknown."""
     ceiling, links = joined.ceiling, joined.links
     peak = ceiling.link_bytes_per_s if ceiling is not None else None
-    if not peak:
+    if not peak or matched is None:
         return np.full(len(transfers), np.nan)
     bus = np.full(len(links.events), np.nan)
     bus[joined.communication.event_row] = joined.communication.bus_bytes
@@ -302,7 +308,9 @@ def _transfer_ideal(states: States, joined: JoinedRank, transfers: np.ndarray) -
     whole = np.zeros(len(links.events), dtype=np.int64)
     np.add.at(whole, event, states.share_ns[transfers])
     # A transfer that is hidden in part needs the link for its exposed part only.
-    length = np.maximum(links.events.dur_ns[event], 1)
+    end = links.events.end_ns[event]
+    begin = np.clip(matched.ready_ns[event], links.events.start_ns[event], end)
+    length = np.maximum(end - begin, 1)
     exposed = np.minimum(whole[event] / length, 1.0)
     part = states.share_ns[transfers] / np.maximum(whole[event], 1)
     ideal: np.ndarray = bus[event] / peak * 1e9 * exposed * part

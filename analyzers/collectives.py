@@ -7,17 +7,21 @@ event therefore shifts nothing.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.links import COMMUNICATION
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
     from chopper.analyzers.links import Links
@@ -34,6 +38,8 @@ _BUS_FACTORS: dict[str, tuple[int, bool]] = {
 }
 _UNEVEN = frozenset(("alltoall",))
 """Ranks may send different amounts in these: the size tells no instance from another."""
+_POINT_TO_POINT = frozenset(("sendrecv",))
+"""No collective: two ranks, in one direction."""
 _ELEMENT_BYTES = {
     "double": 8,
     "float": 4,
@@ -60,83 +66,151 @@ _ELEMENT_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """What two ranks' events must share to be of the same collective.
+
+    Attributes:
+        members: global ranks of the group; empty where neither the event nor the trace tells.
+        group: name of the group as recorded.
+        sequence: number within the group, -1 where not recorded.
+        what: normalized name of the collective.
+        elements: size of the message, -1 where it is unknown or may differ between ranks.
+    """
+
+    members: tuple[int, ...]
+    group: str
+    sequence: int
+    what: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class Communication:
     """The collectives of one rank, one row per communication event.
 
     Attributes:
         event_row: device event.
-        key: what two ranks' rows must share to be the same collective: (group, sequence number or
-            -1, normalized name, elements or -1).
+        key: what makes it the same as another rank's; None for what is no collective of a known
+            group (point-to-point, groups of unknown members).
         bus_bytes: bytes times nccl-tests' bus factor, NaN where unknown.
     """
 
     event_row: np.ndarray
-    key: list[tuple[str, int, str, int]]
+    key: list[Key | None]
     bus_bytes: np.ndarray
 
 
-def describe(links: Links, collective: pa.Table, world_size: int | None) -> Communication:
-    """What is recorded about each communication event of a rank. COLLECTIVE -> Communication."""
+def describe(
+    links: Links,
+    collective: pa.Table,
+    world_size: int | None,
+    groups: Mapping[str, tuple[int, ...]],
+) -> Communication:
+    """What is recorded about each communication event of a rank. COLLECTIVE -> Communication.
+
+    Args:
+        links: the rank's joined events.
+        collective: recorded metadata.
+        world_size: ranks of the run, None when not known.
+        groups: process groups by name, with their ranks, as far as the trace lists them.
+    """
     rows = np.flatnonzero(links.work_class == COMMUNICATION)
-    names_codes, name_values = links.events.names
     source_codes, source_values = strings(collective, "source")
-    metadata: dict[tuple[str, int], int] = {}
-    recorded_rows = ints(collective, "row")
-    for index, (code, row) in enumerate(zip(source_codes, recorded_rows, strict=True)):
-        metadata[source_values[code], int(row)] = index
-    columns = {
-        c: collective[c].to_pylist()
-        for c in (
-            "collective",
-            "in_elements_count",
-            "out_elements_count",
-            "dtype",
-            "group_size_count",
-            "group_name",
-            "group_ranks",
-            "sequence_id",
+    recorded = {
+        (source_values[code], int(row)): entry
+        for code, row, entry in zip(
+            source_codes,
+            ints(collective, "row"),
+            collective.drop_columns(["source", "row"]).to_pylist(),
+            strict=True,
         )
     }
-    dims = strings(links.host.table, "input_dims") if len(links.host) else None
-    types = strings(links.host.table, "input_types") if len(links.host) else None
-    key: list[tuple[str, int, str, int]] = []
+    key: list[Key | None] = []
     bus = np.full(len(rows), np.nan)
     for position, event in enumerate(rows):
-        i = metadata.get(("device_event", int(event)))
-        if i is None:
-            i = metadata.get(("host_span", int(links.op_row[event])))
-        name = name_values[names_codes[event]]
-        if i is None:
-            span = int(links.op_row[event])
-            what = _normalized(name)
-            elements, size = -1, None
-            if span >= 0 and dims is not None and types is not None:
-                elements, size = _first_input(dims, types, span)
-            key.append(("", -1, what, -1 if what in _UNEVEN else elements))
-            # gloo's spans carry the input: an all-gather's input is one rank's part.
-            if size is not None and world_size and what == "allgather":
-                size *= world_size
-            bus[position] = _bus_bytes(what, size, world_size)
-            continue
-        what = _normalized(columns["collective"][i] or name)
-        group = f"{columns['group_name'][i]}:{columns['group_ranks'][i]}"
-        sequence = columns["sequence_id"][i]
-        inputs = columns["in_elements_count"][i]
-        outputs = columns["out_elements_count"][i]
-        width = _ELEMENT_BYTES.get((columns["dtype"][i] or "").lower())
-        elements = max(inputs or 0, outputs or 0)
-        told = sequence is not None or what in _UNEVEN
-        key.append(
-            (group, -1 if sequence is None else int(sequence), what, -1 if told else elements)
-        )
-        size = elements * width if width and elements else None
-        bus[position] = _bus_bytes(what, size, columns["group_size_count"][i] or world_size)
+        found = recorded.get(("device_event", int(event)))
+        if found is None:
+            found = recorded.get(("host_span", int(links.op_row[event])))
+        if found is None:
+            made, size = _from_names(links, int(event), world_size, groups)
+        else:
+            made, size = _from_metadata(found, _event_name(links, int(event)), world_size, groups)
+        key.append(made)
+        if made is not None and size is not None:
+            bus[position] = _bus_bytes(made.what, size, len(made.members) or world_size)
     return Communication(rows, key, bus)
+
+
+def _event_name(links: Links, event: int) -> str:
+    """Name of the collective: the backend's own span around the launch knows best."""
+    codes, values = links.annotations
+    if codes[event] >= 0 and values[codes[event]].startswith(("nccl:", "rccl:", "gloo:")):
+        return values[codes[event]]
+    codes, values = links.events.names
+    return values[codes[event]]
+
+
+def _from_metadata(
+    found: dict[str, Any], name: str, world_size: int | None, groups: Mapping[str, tuple[int, ...]]
+) -> tuple[Key | None, int | None]:
+    """(key, bytes) of an event whose collective was recorded."""
+    what = _normalized(found["collective"] or name)
+    group, count = found["group_name"], found["group_size_count"]
+    members = _listed(found["group_ranks"])
+    if count is not None and len(members) != count:
+        members = groups.get(group or "", ())
+        if len(members) != count:
+            members = tuple(range(count)) if count == world_size else ()
+    elements = max(found["in_elements_count"] or 0, found["out_elements_count"] or 0)
+    width = _ELEMENT_BYTES.get((found["dtype"] or "").lower())
+    size = elements * width if width and elements else None
+    if what in _POINT_TO_POINT or not members:
+        return None, size
+    sequence = found["sequence_id"]
+    told = sequence is not None or what in _UNEVEN
+    return Key(
+        members, group or "", -1 if sequence is None else sequence, what, -1 if told else elements
+    ), size
+
+
+def _from_names(
+    links: Links, event: int, world_size: int | None, groups: Mapping[str, tuple[int, ...]]
+) -> tuple[Key | None, int | None]:
+    """(key, bytes) of an event of which only names and, at best, the input are recorded."""
+    what = _normalized(_event_name(links, event))
+    # Of the world, unless the trace lists smaller groups that it might be of.
+    world = world_size if world_size is not None else 0
+    sub_groups = any(len(members) < world for members in groups.values())
+    if what in _POINT_TO_POINT or world < 2 or sub_groups:
+        return None, None
+    elements, size = -1, None
+    row = int(links.op_row[event])
+    if row >= 0:
+        elements, size = _first_input(
+            strings(links.host.table, "input_dims"), strings(links.host.table, "input_types"), row
+        )
+    # gloo's spans carry the input: an all-gather's input is one rank's part.
+    if size is not None and what == "allgather":
+        size *= world
+    return Key(tuple(range(world)), "", -1, what, -1 if what in _UNEVEN else elements), size
+
+
+def _listed(ranks: str | None) -> tuple[int, ...]:
+    """Ranks of a group as recorded; empty when they are not, or only in part."""
+    try:
+        members = msgspec.json.decode(ranks or "[]")
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if isinstance(members, list) and all(type(m) is int for m in members):
+        return tuple(sorted(members))
+    return ()
 
 
 def _normalized(name: str) -> str:
     """``gloo:all_gather``, ``_allgather_base``, ``ncclDevKernel_AllGather_…`` → ``allgather``."""
     flat = name.lower().replace("_", "")
+    if "sendrecv" in flat or flat.endswith((":send", ":recv", "send", "recv")):
+        return "sendrecv"
     return next((part for part in _BUS_FACTORS if part in flat), flat[:40])
 
 
@@ -153,8 +227,6 @@ def _first_input(
     dims: tuple[np.ndarray, list[str]], types: tuple[np.ndarray, list[str]], row: int
 ) -> tuple[int, int | None]:
     """(elements, bytes) of a span's first input; -1 and None where not recorded."""
-    import msgspec
-
     if dims[0][row] < 0 or types[0][row] < 0:
         return -1, None
     try:
@@ -177,62 +249,75 @@ class Matched:
     """Per rank, per device event.
 
     Attributes:
-        ready_ns: when the last rank entered the event's collective; -1 where it is not matched on
-            all ranks of its group.
+        ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
+            it is not matched on all ranks of its group.
         last_rank: the rank that came last; -1 likewise.
+        offset_ns: how far this rank's clock is ahead of the others', by when they leave collectives.
     """
 
     ready_ns: np.ndarray
     last_rank: np.ndarray
+    offset_ns: int = 0
 
 
 def match(
-    ranks: list[tuple[int, Links, Communication]], world_size: int | None
+    ranks: list[tuple[int, Links, Communication]], *, one_clock: bool = False
 ) -> dict[int, Matched]:
     """Match collectives over the ranks of a run.
 
-    A collective counts as matched when every rank of its group (as recorded, else the world) is
-    here and took part.
+    A collective counts as matched when every rank of its group is here and took part. All ranks
+    leave a collective together, so the median difference of their ends is the difference of their
+    clocks; it is taken out before anybody is called late.
+
+    Args:
+        ranks: (rank, its links, its communication).
+        one_clock: the ranks are known to share a clock (one host): ends are not compared.
     """
+    links_of = {rank: links for rank, links, _ in ranks}
+    instances = [i for i in _all_instances(ranks, links_of) if len(i) > 1]
+    offsets = dict.fromkeys(links_of, 0) if one_clock else _clock_offsets(instances, links_of)
     result = {
         rank: Matched(
             np.full(len(links.events), -1, dtype=np.int64),
             np.full(len(links.events), -1, dtype=np.int64),
+            offsets[rank],
         )
         for rank, links, _ in ranks
     }
-    if len(ranks) < 2:
-        return result
-    by_key: dict[tuple[str, int, str, int], dict[int, list[int]]] = defaultdict(dict)
-    links_of = {rank: links for rank, links, _ in ranks}
-    for rank, _, communication in ranks:
-        for event, key in zip(communication.event_row, communication.key, strict=True):
-            by_key[key].setdefault(rank, []).append(int(event))
-    for key, members in by_key.items():
-        wanted = _group_members(key[0]) or (set(range(world_size)) if world_size else set(links_of))
-        if len(wanted) < 2 or not wanted <= set(members):
-            continue
-        chosen = {r: np.array(members[r]) for r in sorted(wanted)}
-        for instance in _instances(chosen, links_of):
-            starts = {r: int(links_of[r].events.start_ns[e]) for r, e in instance.items()}
-            last = max(starts, key=lambda r: starts[r])
-            for rank, event in instance.items():
-                result[rank].ready_ns[event] = starts[last]
-                result[rank].last_rank[event] = last
+    for instance in instances:
+        starts = {r: int(links_of[r].events.start_ns[e]) - offsets[r] for r, e in instance.items()}
+        last = max(starts, key=lambda r: starts[r])
+        for rank, event in instance.items():
+            result[rank].ready_ns[event] = starts[last] + offsets[rank]
+            result[rank].last_rank[event] = last
     return result
 
 
-def _group_members(group: str) -> set[int] | None:
-    import msgspec
+def _all_instances(
+    ranks: list[tuple[int, Links, Communication]], links_of: dict[int, Links]
+) -> list[dict[int, int]]:
+    """Every collective that all ranks of its group took part in, as rank → device event."""
+    by_key: dict[Key, dict[int, list[int]]] = defaultdict(dict)
+    for rank, _, communication in ranks:
+        for event, key in zip(communication.event_row, communication.key, strict=True):
+            if key is not None:
+                by_key[key].setdefault(rank, []).append(int(event))
+    found: list[dict[int, int]] = []
+    for key, members in by_key.items():
+        if len(key.members) > 1 and set(key.members) <= set(members):
+            found += _instances({r: np.array(members[r]) for r in key.members}, links_of)
+    return found
 
-    ranks = group.partition(":")[2]
-    try:
-        members = msgspec.json.decode(ranks)
-    except msgspec.DecodeError:
-        return None
-    if isinstance(members, list) and all(isinstance(m, int) for m in members) and members:
-        return set(members)
-    return None
+
+def _clock_offsets(instances: list[dict[int, int]], links_of: dict[int, Links]) -> dict[int, int]:
+    """Median lead of each rank's clock over the first rank's that it shares collectives with."""
+    leads: dict[int, list[int]] = {rank: [] for rank in links_of}
+    for instance in instances:
+        ends = {r: int(links_of[r].events.end_ns[e]) for r, e in instance.items()}
+        reference = ends[min(ends)]
+        for rank, end in ends.items():
+            leads[rank].append(end - reference)
+    return {rank: int(np.median(lead)) if lead else 0 for rank, lead in leads.items()}
 
 
 def _instances(members: dict[int, np.ndarray], links: dict[int, Links]) -> list[dict[int, int]]:
@@ -241,16 +326,28 @@ def _instances(members: dict[int, np.ndarray], links: dict[int, Links]) -> list[
     Walks all ranks in time order. The candidates are each rank's next event; when they have a
     moment in common they are one collective, else the one that ends first has lost its partners.
     """
+    starts = {r: links[r].events.start_ns[rows].tolist() for r, rows in members.items()}
+    ends = {r: links[r].events.end_ns[rows].tolist() for r, rows in members.items()}
     at = dict.fromkeys(members, 0)
+    heads = [(ends[r][0], r) for r in members]
+    heapq.heapify(heads)
+    latest = max(starts[r][0] for r in members)
     found: list[dict[int, int]] = []
-    while all(at[r] < len(members[r]) for r in members):
-        heads = {r: int(members[r][at[r]]) for r in members}
-        start = {r: int(links[r].events.start_ns[e]) for r, e in heads.items()}
-        end = {r: int(links[r].events.end_ns[e]) for r, e in heads.items()}
-        if max(start.values()) <= min(end.values()):
-            found.append(heads)
+    while True:
+        first_end, loser = heads[0]
+        if latest <= first_end:
+            found.append({r: int(members[r][at[r]]) for r in members})
             for r in members:
                 at[r] += 1
-        else:
-            at[min(end, key=lambda r: end[r])] += 1
-    return found
+            if any(at[r] >= len(starts[r]) for r in members):
+                return found
+            heads = [(ends[r][at[r]], r) for r in members]
+            heapq.heapify(heads)
+            latest = max(starts[r][at[r]] for r in members)
+            continue
+        # Starts grow along a rank, so the latest of the heads can only be raised by this step.
+        at[loser] += 1
+        if at[loser] >= len(starts[loser]):
+            return found
+        heapq.heapreplace(heads, (ends[loser][at[loser]], loser))
+        latest = max(latest, starts[loser][at[loser]])

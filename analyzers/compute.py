@@ -135,10 +135,14 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     dur = links.events.dur_ns[events].astype(np.float64)
     total = np.bincount(modelled, weights=dur, minlength=len(links.host))
     part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
-    # Few distinct pairs of operator signature and kernel repeat over many events.
+    # The longest kernel of an operator tells its arithmetic (helpers such as split-K reductions do
+    # not). Few distinct pairs of operator signature and kernel repeat over many events.
     name_codes, name_values = links.events.names
+    longest = np.zeros(len(links.host), dtype=np.int64)
+    by_duration = np.argsort(dur, kind="stable")
+    longest[modelled[by_duration]] = name_codes[events[by_duration]]
     pairs, pair = np.unique(
-        signature[modelled] * len(name_values) + name_codes[events], return_inverse=True
+        signature[modelled] * len(name_values) + longest[modelled], return_inverse=True
     )
     numbers = np.array(
         [
@@ -241,10 +245,12 @@ def split_compute(states: States, links: Links, work: EventWork) -> ComputeSplit
     vector = cause == _VECTOR_ROOFLINE
     plain = ~math & ~vector
     dur = np.maximum(links.events.dur_ns[event], 1)
-    fraction = share / dur
+    # What a kernel had to do does not shrink because others ran beside it: by time run, not shared.
+    fraction = states.length_ns[computing] / dur
     ideal = np.where(math, np.nan_to_num(work.ideal_ns[event]) * fraction, 0.0)
     roofline = np.where(math | vector, np.nan_to_num(work.roofline_ns[event]) * fraction, 0.0)
-    too_fast = int((math & (ideal > share * 1.02 + 1000)).sum())
+    length = states.length_ns[computing]
+    too_fast = int((math & (ideal > length * 1.02 + 1000)).sum())
     ideal_ns = np.minimum(np.floor(ideal), share).astype(np.int64)
     roof_ns = np.minimum(np.floor(np.maximum(roofline, ideal)), share).astype(np.int64)
     roof_part = np.where(math, _lmdi(share, ideal_ns, roof_ns), roof_ns)

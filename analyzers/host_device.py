@@ -81,6 +81,15 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
             )
         )
     )
+    # Own Functions and compiled graphs have no operators of their own: they are the work.
+    any_operator = host.of("cpu_op") & host.named(lambda n: not n.startswith("chopper::"))
+    leaves = (
+        host.of("cpu_op", "annotation")
+        & host.named(names.is_leaf_work)
+        & (nesting.end_ns > nesting.start_ns)
+        & ~_contains(host, any_operator)
+    )
+    operators |= leaves
     # Work of data loading, and what a backend computes inside its collective, is not the model's.
     excluded = host.named(names.is_data_loading) | collective
     operators &= nesting.nearest(excluded) < 0
@@ -93,7 +102,10 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
     helpers = host.named(names.is_helper_operator)
     others &= ~_contains(host, others & ~helpers)
     composites = host.named(names.is_copying_composite)
-    others &= ~(composites & _contains(host, others & helpers))
+    parents = nesting.parent[nesting.parent >= 0]
+    childless = np.ones(len(host), dtype=bool)
+    childless[parents] = False
+    others &= ~(composites & (childless | _contains(host, others & helpers)))
     outer = np.where(nesting.parent >= 0, nesting.nearest(others)[nesting.parent], -1)
     return math | (others & (outer < 0))
 

@@ -1,8 +1,8 @@
 """Level 2 idle: why the device had nothing to do.
 
-Each gap ends with an event k that was launched at host time l. If l came before the gap began, the
-device waited on itself. Else the host was late: [gap start, l] is preparation, split by what the
-launching thread was doing, and [l, k's start] is the launch call.
+Each gap ends with an event k that a host call [l, r] launched. Before l the host was late: that is
+preparation, split by what the launching thread was doing. Inside [l, r] it is the launch call. After r
+the device had been told and waited on itself.
 """
 
 from __future__ import annotations
@@ -85,23 +85,28 @@ def split_idle(states: States, links: Links) -> Gaps:
     ended &= (events.start_ns[event] == end) if len(events) else False
     event = np.where(ended, event, -1)
     launched = ended & links.has_launch[event]
-    launch = np.clip(links.launch_ns[event], None, end)
-    device_side = launched & (launch <= start)
-    host_side = launched & ~device_side
-    cause = np.where(ended, _UNLAUNCHED, _NO_STEP)
+    called = np.clip(links.launch_ns[event], start, end)
+    returned = np.clip(links.returned_ns[event], called, end)
+    late = launched & (called > start)
+    call = launched & (returned > called)
+    waited = np.where(launched, returned < end, True)
     same_stream = _previous_on_same_stream(links, event, start)
-    cause = np.where(device_side, np.where(same_stream, _LATENCY, _DEPENDENCY), cause)
-    rest = ~host_side
-    preparation = _preparation(links, event[host_side], start[host_side], launch[host_side])
-    owner = np.flatnonzero(host_side)[preparation.owner]
-    call = host_side & (launch < end)
-    parts_start = np.concatenate([start[rest], preparation.start_ns, launch[call]])
-    parts_end = np.concatenate([end[rest], preparation.end_ns, end[call]])
-    parts_window = np.concatenate([window[rest], window[owner], window[call]])
-    parts_cause = np.concatenate(
-        [cause[rest], preparation.cause, np.full(int(call.sum()), _CALL, dtype=np.int64)]
+    cause = np.where(
+        launched,
+        np.where(same_stream, _LATENCY, _DEPENDENCY),
+        np.where(ended, _UNLAUNCHED, _NO_STEP),
     )
-    parts_event = np.concatenate([event[rest], event[owner], event[call]])
+    preparation = _preparation(links, event[late], start[late], called[late])
+    owner = np.flatnonzero(late)[preparation.owner]
+    parts_start = np.concatenate(
+        [np.where(launched, returned, start)[waited], preparation.start_ns, called[call]]
+    )
+    parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
+    parts_window = np.concatenate([window[waited], window[owner], window[call]])
+    parts_cause = np.concatenate(
+        [cause[waited], preparation.cause, np.full(int(call.sum()), _CALL, dtype=np.int64)]
+    )
+    parts_event = np.concatenate([event[waited], event[owner], event[call]])
     order = np.lexsort((parts_end, parts_start))
     return Gaps(
         parts_start[order],
@@ -149,6 +154,8 @@ def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.nda
     """
     host = links.host
     span_cause = _span_causes(host)
+    blocking = _blocking_copies(links)
+    span_cause[blocking] = _SYNC
     main = main_thread(links)
     engine = backward_thread(links, main)
     thread = links.thread[event]
@@ -196,6 +203,14 @@ def _joined(owner: np.ndarray, start: np.ndarray, end: np.ndarray, cause: np.nda
     return _Parts(owner[first], start[first], end[last], cause[first])
 
 
+def _blocking_copies(links: Links) -> np.ndarray:
+    """Rows of copy calls that returned only when their copy was done: they waited for the device."""
+    copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
+    rows = links.launch_row[copies]
+    waited = links.host.end_ns[rows] >= links.events.end_ns[copies]
+    return rows[waited & links.host.of("runtime", "driver")[rows]]
+
+
 def _span_causes(host: HostSpans) -> np.ndarray:
     """What the time inside a span, outside its children, is spent on."""
     count = len(host)
@@ -213,7 +228,8 @@ def _span_causes(host: HostSpans) -> np.ndarray:
     region = np.full(count, -1, dtype=np.int64)
     region[host.named(names.is_data_loading)] = _DATA
     region[host.named(names.is_synchronizing_operator)] = _SYNC
-    region[host.named(names.is_barrier) & ~calls] = _COLLECTIVE
+    frames = host.of("python") & ~host.named(lambda n: "torch/distributed" in n)
+    region[host.named(names.is_barrier) & ~calls & ~frames] = _COLLECTIVE
     region[host.named(names.is_collective_span)] = _COLLECTIVE
     collecting = host.of("gc") | host.named(names.is_garbage_collection)
     region[collecting] = _GC

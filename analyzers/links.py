@@ -58,6 +58,16 @@ class Links:
         )
 
     @cached_property
+    def returned_ns(self) -> np.ndarray:
+        """When the launching call returned; a host operator is its own launch and takes no call."""
+        if not len(self.host):
+            return self.events.start_ns.copy()
+        own = self.events.of("host_op", "host_collective")
+        return np.where(
+            self.has_launch & ~own, self.host.end_ns[self.launch_row], self.events.start_ns
+        )
+
+    @cached_property
     def thread(self) -> np.ndarray:
         """Launching thread."""
         if not len(self.host):
@@ -98,7 +108,17 @@ class Links:
         own[data] = _DATA
         own[recompute] = _RECOMPUTE
         marked = nesting.nearest(own >= 0)
-        return np.where(marked >= 0, own[marked], -1)
+        found = np.where(marked >= 0, own[marked], -1)
+        # optimizer.step(closure) runs forward and backward inside the step: only what follows the
+        # backward there is the optimizer's.
+        nodes = np.flatnonzero(backward)
+        for row in np.flatnonzero(optimizer) if len(nodes) else ():
+            low = np.searchsorted(host.start_ns[nodes], host.start_ns[row])
+            high = np.searchsorted(host.start_ns[nodes], host.end_ns[row])
+            if high > low:
+                ended = host.end_ns[nodes[low:high]].max()
+                found[(marked == row) & (host.start_ns < ended)] = -1
+        return found
 
     @cached_property
     def phase(self) -> np.ndarray:
@@ -180,13 +200,13 @@ class Links:
         group_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
         previous = np.maximum.accumulate(index)
         previous = np.where(previous >= group_start, previous, -1)
-        streams_known = np.isin(place[order], np.unique(place[order][known]))
+        # Before anything that was launched inside the trace, it was launched before that began.
+        # Later, with no launch before it on its stream, only its own time can tell.
+        first = self.events.start_ns[self.has_launch].min()
         filled = np.where(
             previous >= 0,
             by_launch[order[np.maximum(previous, 0)]],
-            # Before anything that was launched inside the trace: launched before it began. On a
-            # stream without any launch only its own time can tell.
-            np.where(streams_known, -1, by_launch[order]),
+            np.where(self.events.start_ns[order] < first, -1, by_launch[order]),
         )
         found[order] = np.where(known, by_launch[order], filled)
         return found
@@ -342,7 +362,8 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     if not len(host) or not len(events):
         return found
     correlation = ints(host.table, "correlation_id")
-    calls = np.flatnonzero((correlation >= 0) & host.of("runtime", "driver"))
+    # Id 0 is what recorders write where they know none.
+    calls = np.flatnonzero((correlation > 0) & host.of("runtime", "driver"))
     if not len(calls):
         return found
     # Sorted by id, then time (rows are in time order already, the sort is stable).
@@ -351,7 +372,7 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     wanted = ints(events.table, "correlation_id")
     low = np.searchsorted(keys, wanted, side="left")
     high = np.searchsorted(keys, wanted, side="right")
-    has = (high > low) & (wanted >= 0)
+    has = (high > low) & (wanted > 0)
     pick = np.where(has, high - 1, 0)
     reused = np.flatnonzero(has & (high - low > 1))
     for event in reused:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 _COMMUNICATION = re.compile(
-    r"nccl|rccl|^(gloo|mpi|ucc|xccl|hccl):|multimem_|two_shot_|one_shot_|nvshmem|rocshmem"
-    r"|deep_?ep|internode::|intranode::|cross_device_reduce|quick_?reduce"
-    r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
+    r"nccl|rccl|mscclkernel|^(gloo|mpi|ucc|xccl|hccl):|multimem_|nvshmem|rocshmem|userbuffers_"
+    r"|(one|two)_?shot_?(all|reduce)|deep_ep::|deepep::|internode::|intranode::"
+    r"|cross_device_reduce|quick_?reduce|moeAllToAll|mnnvl::"
+    r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!_(permute|sum_rows))",
     re.IGNORECASE,
 )
 # FSDP's copies into and out of communication buffers carry the collective's name.
-_NOT_COMMUNICATION = re.compile(r"copy_(in|out)|^Mem(cpy|set)", re.IGNORECASE)
+_NOT_COMMUNICATION = re.compile(r"copy_(in|out)|^Mem(cpy|set)|torch_scatter", re.IGNORECASE)
 _COPY_KERNEL = re.compile(r"^__amd_rocclr_(copy|fill)", re.IGNORECASE)
 _FILL_KERNEL = re.compile(r"^__amd_rocclr_fill|^Memset", re.IGNORECASE)
 
@@ -85,8 +86,6 @@ _METADATA_OPERATORS = frozenset(
         "size",
         "stride",
         "is_pinned",
-        "pin_memory",
-        "_pin_memory",
         "record_stream",
         "_nested_tensor_size",
         "sym_size",
@@ -100,7 +99,8 @@ _WRAPPER = re.compile(
     r"|^Torch-Compiled|^CompiledFunction|^AOTDispatcher|^## |^Call CompiledFxGraph"
     r"|^PythonSubclass|^Optimizer\.|^ProfilerStep|^enumerate\(DataLoader|^nn\.Module: "
 )
-_CLASS_NAME = re.compile(r"^[A-Z]\w*$")
+_NAMESPACED = re.compile(r"^[A-Za-z_]\w*::|cpp_fused|triton_")
+_LEAF_WORK = re.compile(r"^[A-Z]\w*$|^## Call CompiledFxGraph")
 _HELPERS = frozenset(
     (
         "aten::fill_",
@@ -116,6 +116,14 @@ _HELPERS = frozenset(
 )
 _COPYING_COMPOSITES = frozenset(
     (
+        "aten::dropout",
+        "aten::ravel",
+        "aten::empty_permuted",
+        "aten::unsafe_chunk",
+        "aten::conj",
+        "aten::reshape_as",
+        "aten::swapdims",
+        "aten::moveaxis",
         "aten::zero_",
         "aten::to",
         "aten::_to_copy",
@@ -189,8 +197,16 @@ def is_metadata_operator(name: str) -> bool:
 
 
 def is_wrapper(name: str) -> bool:
-    """A span recorded as an operator that only contains others (autograd nodes among them)."""
-    return bool(_WRAPPER.search(name)) or bool(_CLASS_NAME.match(name))
+    """A span recorded as an operator that only contains others (autograd nodes among them).
+
+    Operators have a namespace; what has none is a region that somebody named.
+    """
+    return bool(_WRAPPER.search(name)) or not _NAMESPACED.search(name)
+
+
+def is_leaf_work(name: str) -> bool:
+    """A span that works itself when it contains no operator: a compiled graph, an own Function."""
+    return bool(_LEAF_WORK.match(name))
 
 
 def is_helper_operator(name: str) -> bool:
@@ -199,7 +215,7 @@ def is_helper_operator(name: str) -> bool:
 
 
 def is_copying_composite(name: str) -> bool:
-    """An operator that does nothing but call a helper."""
+    """An operator that does nothing itself: it calls a helper, or nothing at all."""
     return name in _COPYING_COMPOSITES
 
 

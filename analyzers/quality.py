@@ -127,6 +127,23 @@ def check_rank(
             f"{windows.before_ns / 1e6:.3f} ms of device time before the first step and "
             f"{windows.after_ns / 1e6:.3f} ms after the last are not attributed",
         )
+    if windows.empty_steps:
+        add(
+            "steps.empty",
+            "warning",
+            f"{windows.empty_steps} steps ran nothing on the device that ended after the steps "
+            "before them: they have no window of their own",
+            windows.empty_steps,
+        )
+    jumps = int((np.diff(windows.numbers) > 1).sum()) - windows.empty_steps
+    if jumps > 0:
+        add(
+            "steps.not_consecutive",
+            "warning",
+            f"step numbers jump {jumps} times: what was not recorded in between counts to the "
+            "step after it",
+            jumps,
+        )
     lengths = np.diff(windows.bounds_ns)
     if len(lengths) > 2 and np.median(lengths) > 0 and lengths.max() > 3 * np.median(lengths):
         add(

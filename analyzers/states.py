@@ -24,12 +24,14 @@ class States:
     Attributes:
         event_row, window, share_ns: one row per event and window it touches; the shares of a
             window and its idle time sum to the window exactly.
+        length_ns: how long the event ran in the window, whatever ran beside it.
         gap_start_ns, gap_end_ns, gap_window: idle intervals in order.
     """
 
     event_row: np.ndarray
     window: np.ndarray
     share_ns: np.ndarray
+    length_ns: np.ndarray
     gap_start_ns: np.ndarray
     gap_end_ns: np.ndarray
     gap_window: np.ndarray
@@ -69,7 +71,7 @@ def exclusive_states(
             _give_rest(share, rest, mine, first, last, window, times, bounds)
     idle = state < 0
     gap_start, gap_end, gap_window = _gaps(times, idle, bounds, start)
-    return States(row, window, share, gap_start, gap_end, gap_window)
+    return States(row, window, share, end - start, gap_start, gap_end, gap_window)
 
 
 def _fragments(

@@ -25,12 +25,14 @@ class Windows:
         numbers: step number of each window, -1 for the single window of a trace without steps.
         after_ns: device time recorded after the last window, shown apart.
         before_ns: device time recorded before the first window.
+        empty_steps: steps that ran nothing of their own and so have no window.
     """
 
     bounds_ns: np.ndarray
     numbers: np.ndarray
     after_ns: int
     before_ns: int
+    empty_steps: int = 0
 
     def __len__(self) -> int:
         return max(len(self.bounds_ns) - 1, 0)
@@ -62,9 +64,14 @@ def cut_windows(links: Links, numbers: np.ndarray) -> Windows:
     # A device event cannot precede the step that launched it, but clocks may disagree a little.
     begin = min(begin, int(start[inside].min())) if not before.any() else begin
     bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
+    # A step that ran nothing of its own ends where the one before it did: it owns no time.
+    lasting = np.diff(bounds) > 0
+    if not lasting.any():
+        return Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
     return Windows(
-        bounds,
-        numbers,
+        np.concatenate([bounds[:1], bounds[1:][lasting]]),
+        numbers[lasting],
         after_ns=max(last_ns - int(bounds[-1]), 0),
         before_ns=max(int(bounds[0]) - first_ns, 0),
+        empty_steps=int((~lasting).sum()),
     )

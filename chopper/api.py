@@ -65,10 +65,15 @@ def attribute(run: Run | str | Path) -> Attribution:
                     no_peak_remedy=_no_peak_remedy(run, part, device),
                     devices_listed=bool(part.devices),
                     world_size=world_size,
+                    process_groups=_process_groups(part, world_size),
                 )
             )
         )
-    matched = match([(j.given.rank, j.links, j.communication) for j in joined], world_size)
+    hosts = {part.hostname for part in run.manifest.ranks}
+    matched = match(
+        [(j.given.rank, j.links, j.communication) for j in joined],
+        one_clock=len(hosts) == 1 and None not in hosts,
+    )
     results = [attribute_rank(j, matched[j.given.rank]) for j in joined]
     for j, result in zip(joined, results, strict=True):
         part = run.part(result.rank)
@@ -142,11 +147,24 @@ def _world_size(run: Run) -> int | None:
     return max((p.world_size for p in run.manifest.ranks if p.world_size), default=None)
 
 
+def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tuple[int, ...]]:
+    """Process groups of a rank by name, as far as their ranks are known."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for entry in part.process_groups:
+        name = str(entry.get("pg_name", ""))
+        ranks, size = entry.get("ranks"), entry.get("pg_size", entry.get("group_size"))
+        if isinstance(ranks, list) and ranks and all(type(r) is int for r in ranks):
+            groups[name] = tuple(sorted(ranks))
+        elif size is not None and size == world_size:
+            groups[name] = tuple(range(size))
+    return groups
+
+
 def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceiling | None:
     """Datasheet peaks of a device, None when it is not in the table.
 
-    The link counts only where all ranks can sit on the one node that the part lists: between
-    nodes another link decides, which no table knows.
+    The link counts only where the run is the one node that the part lists, all of it: between
+    nodes another link decides, and some of a node's devices share only some of its links.
     """
     from chopper.analyzers.compute import Ceiling
     from chopper.devices import lookup
@@ -165,7 +183,7 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
         flop_per_s=peaks.flop_per_s,
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
         link_bytes_per_s=_link_per_direction(peaks.link_bytes_per_s.value)
-        if (_world_size(run) or len(run.ranks)) <= len(part.devices)
+        if (_world_size(run) or len(run.ranks)) == len(part.devices)
         else None,
         source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
     )

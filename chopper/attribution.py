@@ -170,39 +170,55 @@ class Attribution:
         import numpy as np
 
         if level in ("rank", "step"):
-            column = "rank" if level == "rank" else "step_index"
-            values, codes = np.unique(self.pieces[column].to_numpy(), return_inverse=True)
-            if level == "rank":
-                return codes.astype(np.int64), [int(v) for v in values]
-            numbers = self._step_numbers()
-            return codes.astype(np.int64), [numbers.get(int(v)) for v in values]
+            if level == "step":
+                return self._piece_steps()
+            values, codes = np.unique(self.pieces["rank"].to_numpy(), return_inverse=True)
+            return codes.astype(np.int64), [int(v) for v in values]
         return _codes(self.pieces, level)
 
-    def _step_numbers(self) -> dict[int, int | None]:
-        index = self.windows["step_index"].to_pylist()
-        number = self.windows["number"].to_pylist()
-        return dict(zip(index, number, strict=True))
+    def _piece_steps(self) -> tuple[np.ndarray, list[int | None]]:
+        """Step of each piece: codes in step order, and the steps' numbers.
+
+        Ranks may have recorded different steps: the same number is the same step, whatever its
+        place. Windows without a number (a whole trace) are one step.
+        """
+        import numpy as np
+
+        windows = self.windows
+        numbers = windows["number"].to_pylist()
+        known = sorted({n for n in numbers if n is not None})
+        names: list[int | None] = [*known, None] if None in numbers else [*known]
+        code_of = {n: i for i, n in enumerate(names)}
+        if not len(numbers):
+            return np.zeros(0, np.int64), names
+        width = int(windows["step_index"].to_numpy().max()) + 1
+        place = windows["rank"].to_numpy().astype(np.int64) * width
+        place += windows["step_index"].to_numpy()
+        order = np.argsort(place)
+        codes = np.array([code_of[n] for n in numbers], dtype=np.int64)[order]
+        wanted = self.pieces["rank"].to_numpy().astype(np.int64) * width
+        wanted += self.pieces["step_index"].to_numpy()
+        return codes[np.searchsorted(place[order], wanted)], names
 
     def step_time_ns(self) -> list[int]:
         """Observed time of each step: the longest window over ranks, in step order."""
         longest: dict[int, int] = {}
-        for index, start, end in zip(
-            self.windows["step_index"].to_pylist(),
+        for number, start, end in zip(
+            self.windows["number"].to_pylist(),
             self.windows["start_ns"].to_pylist(),
             self.windows["end_ns"].to_pylist(),
             strict=True,
         ):
-            longest[index] = max(longest.get(index, 0), end - start)
+            key = -1 if number is None else number
+            longest[key] = max(longest.get(key, 0), end - start)
         return [longest[i] for i in sorted(longest)]
 
     def _causes(self) -> list[CauseRow]:
         import numpy as np
 
         codes, names = _codes(self.pieces, "cause")
-        step_values, step_codes = np.unique(
-            self.pieces["step_index"].to_numpy(), return_inverse=True
-        )
-        steps, width = len(step_values), len(names)
+        step_codes, step_names = self._piece_steps()
+        steps, width = len(step_names), len(names)
         time_ns = self.pieces["time_ns"].to_numpy()
         leaf = _sum_by(step_codes * width + codes, time_ns, steps * width).reshape(steps, width)
         per_step: dict[str, np.ndarray] = {}
@@ -365,7 +381,13 @@ def _bootstrap_totals(per_step: np.ndarray) -> list[tuple[int, int] | None]:
     if steps < 2:
         return [None] * causes
     rng = np.random.default_rng(0)
-    counts = rng.multinomial(steps, np.full(steps, 1 / steps), size=_BOOTSTRAP_RESAMPLES)
-    totals = counts.astype(np.float64) @ per_step.T.astype(np.float64)
+    values = per_step.T.astype(np.float64)
+    # In parts: 2000 resamples of 100 000 steps at once would take gigabytes.
+    totals = np.concatenate(
+        [
+            rng.multinomial(steps, np.full(steps, 1 / steps), size=size) @ values
+            for size in [_BOOTSTRAP_RESAMPLES // 20] * 20
+        ]
+    )
     low, high = np.percentile(totals, [2.5, 97.5], axis=0)
-    return [(int(round(a)), int(round(b))) for a, b in zip(low, high, strict=True)]
+    return [(round(float(a)), round(float(b))) for a, b in zip(low, high, strict=True)]

@@ -136,17 +136,17 @@ _CAUSES = (
     Cause(
         "idle.dependency",
         "Dependency between streams",
-        "The next kernel had been launched and waited for an event of another stream.",
+        "The next kernel had been launched, and what ran before the gap ran on another stream.",
     ),
     Cause(
         "idle.launch_latency",
         "Launch latency",
-        "The next kernel had been launched before the gap began and the device had not started it.",
+        "The call that launched the next kernel had returned, and the device had not started it.",
     ),
     Cause(
         "idle.call",
         "Launch call",
-        "From the launch call to the kernel's start, when the device was already waiting.",
+        "The call that launched the next kernel was running, and the device was already waiting.",
     ),
     Cause(
         "idle.preparation",

@@ -157,6 +157,8 @@ class Record:
         value = self.dims[index]
         if not _is_shape(value):
             raise Unknown(f"argument {index} has no usable shape")
+        if prod(value) >= 1 << 63:
+            raise Unknown(f"argument {index} is larger than any memory")
         return tuple(value)
 
     def shapes(self, index: int) -> list[Shape]:
@@ -166,6 +168,8 @@ class Record:
             raise Unknown(f"the shapes of list argument {index} were not recorded")
         if not all(_is_shape(item) for item in value):
             raise Unknown(f"list argument {index} has no usable shapes")
+        if any(prod(item) >= 1 << 63 for item in value):
+            raise Unknown(f"list argument {index} is larger than any memory")
         return [tuple(item) for item in value]
 
     def optional(self, index: int) -> Shape | None:

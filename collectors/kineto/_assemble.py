@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from chopper.collectors.kineto._events import Args, Header
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
 
 _COUNT_MESSAGES: dict[str, tuple[str, str]] = {
     "event.without_ts": ("warning", "events without a usable ts were dropped"),

@@ -34,8 +34,8 @@ def joined(
     )
 
 
-def times(ranks: list[JoinedRank], world: int = 2) -> list[dict[str, int]]:
-    matched = match([(j.given.rank, j.links, j.communication) for j in ranks], world)
+def times(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[dict[str, int]]:
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks], one_clock=one_clock)
     found = []
     for j in ranks:
         sums: dict[str, int] = {}
@@ -127,13 +127,14 @@ def test_the_sequence_number_decides_where_it_is_recorded() -> None:
 
 def test_a_missing_rank_leaves_its_collectives_unseparated() -> None:
     ranks = [joined(0, nccl(100, 200), world=4), joined(1, nccl(160, 200), world=4)]
-    assert times(ranks, world=4) == [
+    assert times(ranks) == [
         {"communication.unseparated": 100},
         {"communication.unseparated": 40},
     ]
 
 
 def test_uneven_all_to_alls_match_whatever_their_sizes() -> None:
+    # NCCL runs them as sends and receives: only the metadata says what they are.
     name = "ncclDevKernel_SendRecv"
     ranks = [
         joined(r, nccl(start, 200, name), metadata=[meta(0, None, elements, "all_to_allv")])
@@ -145,4 +146,33 @@ def test_uneven_all_to_alls_match_whatever_their_sizes() -> None:
 def test_clocks_that_disagree_match_nothing() -> None:
     second = 10**9
     ranks = [joined(0, nccl(100, 200)), joined(1, nccl(160 + 5 * second, 200 + 5 * second))]
+    assert times(ranks)[0] == {"communication.unseparated": 100}
+
+
+def test_a_constant_clock_offset_is_no_straggler() -> None:
+    # Rank 1's clock is 30 ns ahead; both enter together each time, but the third: 50 ns late.
+    plain = [(100, 200), (300, 400), (500, 600)]
+    ranks = [
+        joined(0, *(nccl(a, b) for a, b in plain)),
+        joined(1, nccl(130, 230), nccl(330, 430), nccl(580, 630)),
+    ]
+    assert times(ranks, one_clock=False)[0]["communication.wait"] == 50
+    assert "communication.wait" not in times(ranks, one_clock=False)[1]
+
+
+def test_groups_of_unknown_members_are_not_matched() -> None:
+    # Two pairs of a world of four, sizes recorded, members not: nobody can say who waits for whom.
+    def part(rank: int, start: int) -> JoinedRank:
+        known = meta(0)
+        known["group_ranks"] = "[0, 1, ...]"
+        return joined(rank, nccl(start, 200), metadata=[known], world=4)
+
+    assert all(
+        set(sums) == {"communication.unseparated"}
+        for sums in times([part(r, 100 + 10 * r) for r in range(4)])
+    )
+
+
+def test_point_to_point_is_no_collective() -> None:
+    ranks = [joined(r, nccl(s, 200, "ncclDevKernel_SendRecv")) for r, s in ((0, 100), (1, 160))]
     assert times(ranks)[0] == {"communication.unseparated": 100}

@@ -37,7 +37,7 @@ def launch(at: int, end: int, correlation: int, **more: Any) -> dict[str, Any]:
 
 def test_the_host_was_late_and_what_it_did() -> None:
     # Kernel 1 ends at 100. The host: data loading until 150, Python until 170 (inside the step
-    # only), operator from 170, its launch at 190, kernel 2 starts at 200.
+    # only), operator from 170, its launch call [190, 198], kernel 2 starts at 200.
     host = spans(
         span(0, 1000, "ProfilerStep#0", "annotation"),
         launch(10, 15, 1),
@@ -50,7 +50,8 @@ def test_the_host_was_late_and_what_it_did() -> None:
         (100, 150, "preparation.data"),
         (150, 170, "preparation.python"),
         (170, 190, "preparation.dispatch"),
-        (190, 200, "call"),
+        (190, 198, "call"),
+        (198, 200, "launch_latency"),
     ]
 
 
@@ -88,7 +89,8 @@ def test_synchronization_allocator_gc_and_runtime() -> None:
         (260, 300, "preparation.gc"),
         (300, 330, "preparation.runtime"),
         (330, 350, "preparation.profiler"),
-        (350, 380, "call"),
+        (350, 360, "call"),
+        (360, 380, "launch_latency"),
     ]
 
 
@@ -113,7 +115,8 @@ def test_backward_is_launched_by_another_thread() -> None:
         (100, 130, "preparation.dispatch"),
         (130, 140, "preparation.python"),
         (140, 180, "preparation.dispatch"),
-        (180, 190, "call"),
+        (180, 185, "call"),
+        (185, 190, "launch_latency"),
     ]
 
 
@@ -121,7 +124,11 @@ def test_the_first_window_begins_with_the_host_step() -> None:
     host = spans(span(0, 100, "ProfilerStep#4", "annotation"), launch(30, 35, 1))
     device = kernels(kernel(40, 90, correlation_id=1))
     result = attribute(host, device, steps((0, 100), first=4))
-    assert gaps(result) == [(0, 30, "preparation.python"), (30, 40, "call")]
+    assert gaps(result) == [
+        (0, 30, "preparation.python"),
+        (30, 35, "call"),
+        (35, 40, "launch_latency"),
+    ]
     assert result.observed_ns == 90
     assert result.window.to_pylist()[0]["number"] == 4
 
@@ -163,3 +170,30 @@ def test_a_host_only_run_computes_in_its_operators() -> None:
         (200, 300, "preparation.python"),
     ]
     assert result.observed_ns == 400
+
+
+def test_a_call_that_blocks_is_the_call_even_when_it_began_before_the_gap() -> None:
+    host = spans(launch(1, 2, 1), launch(90, 480, 2))
+    device = kernels(kernel(10, 100, correlation_id=1), kernel(500, 510, correlation_id=2))
+    assert gaps(attribute(host, device)) == [(100, 480, "call"), (480, 500, "launch_latency")]
+
+
+def test_a_copy_call_that_returns_after_its_copy_waited_for_it() -> None:
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        launch(1, 2, 1),
+        span(100, 310, "cudaMemcpyAsync", "runtime", correlation_id=2),
+        launch(320, 325, 3),
+    )
+    device = kernels(
+        kernel(10, 100, correlation_id=1),
+        kernel(200, 300, "Memcpy HtoD (Pageable -> Device)", correlation_id=2, kind="memcpy"),
+        kernel(330, 340, correlation_id=3),
+    )
+    assert gaps(attribute(host, device)) == [
+        (100, 200, "call"),
+        (300, 310, "preparation.synchronization"),
+        (310, 320, "preparation.python"),
+        (320, 325, "call"),
+        (325, 330, "launch_latency"),
+    ]
