@@ -1,6 +1,6 @@
 """Reading the largest real traces: chopper beside HTA and beside a bare typed decode.
 
-    python benchmarks/ingest.py [--repeats 5] [TRACE ...]
+    python -m benchmarks.ingest [--repeats 5] [TRACE ...]
 
 Each reader runs in an interpreter of its own, imports done before the clock starts, in turns. The
 least wall time, the least CPU time and the median peak memory of the process and its children are
@@ -16,9 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from _peers import Sample, best, measure, peer_python
+from benchmarks._peers import Sample, best, measure, peer_python
 
 _BARE_SETUP = """
 import gzip, msgspec
