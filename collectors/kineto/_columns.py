@@ -297,7 +297,7 @@ def text_of(value: Any) -> str | None:
             return None
         if text.startswith('"'):
             try:
-                return clean(str(msgspec.json.decode(value)))
+                return clean(str(msgspec.json.decode(text)))
             except msgspec.DecodeError:
                 return text
         return text

@@ -260,6 +260,14 @@ def test_says_where() -> None:
         feed(text, 7)
 
 
+def test_invalid_utf8_in_an_argument(tmp_path: Path) -> None:
+    text = trace(event(args='{"grid": "x?y"}')).replace(b"?", b"\xea")
+    path = write(tmp_path, text)
+    assert not check(path)
+    [found] = read_trace(path)
+    assert found.tables["device_event"]["grid"].to_pylist() == ["x\N{REPLACEMENT CHARACTER}y"]
+
+
 # ------------------------------------------------------------------ pieces
 
 
