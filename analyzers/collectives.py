@@ -186,9 +186,7 @@ def _from_names(
     elements, size = -1, None
     row = int(links.op_row[event])
     if row >= 0:
-        elements, size = _first_input(
-            strings(links.host.table, "input_dims"), strings(links.host.table, "input_types"), row
-        )
+        elements, size = _first_input(links.host.input_dims, links.host.input_types, row)
     # gloo's spans carry the input: an all-gather's input is one rank's part.
     if size is not None and what == "allgather":
         size *= world

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.columns import strings
 from chopper.analyzers.links import COMPUTE, PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 
@@ -212,10 +211,7 @@ def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarr
 
 def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Work], np.ndarray]:
     """Estimate each distinct call among ``rows`` once."""
-    columns = [
-        host.names,
-        *(strings(host.table, c) for c in ("input_dims", "input_types", "concrete_inputs")),
-    ]
+    columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
     calls, inverse = np.unique(
         np.stack([codes[rows] for codes, _ in columns]), axis=1, return_inverse=True
     )

@@ -64,6 +64,21 @@ class HostSpans:
         return strings(self.table, "category")
 
     @cached_property
+    def input_dims(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the recorded shapes."""
+        return strings(self.table, "input_dims")
+
+    @cached_property
+    def input_types(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the recorded data types."""
+        return strings(self.table, "input_types")
+
+    @cached_property
+    def concrete_inputs(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the recorded scalar inputs."""
+        return strings(self.table, "concrete_inputs")
+
+    @cached_property
     def nesting(self) -> Nesting:
         """The forest of spans."""
         return nest(self.start_ns, self.dur_ns, self.pid, ints(self.table, "tid"))
