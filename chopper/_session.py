@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -101,8 +101,11 @@ def say(message: str) -> None:
 
 
 def _reason(exc: BaseException) -> str:
-    text = str(exc).strip().splitlines()
     kind = type(exc).__name__
+    try:
+        text = str(exc).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the program's own class, which may do anything
+        return kind
     if isinstance(exc, ChopperError):
         return text[0] if text else kind
     return f"{kind}: {text[0]}" if text else kind
@@ -130,6 +133,8 @@ class _Capture:
 
     window: Window
     opened_ns: int
+    until: int | None = None
+    """The first step that ended in another thread, which this trace does not cover."""
     rows: dict[str, list[Any]] = field(default_factory=dict)
     """``layer_sequence``."""
 
@@ -164,6 +169,9 @@ class Session:
         self._trace: Any = None
         self._annotator: Any = None
         self._upcoming = deque(options.windows)
+        self._not_before = 0
+        """Step at which a window may begin, after another ended."""
+        self._noted: set[str] = set()
         self._capture: _Capture | None = None
         self._kept: _Capture | None = None
         self._kept_steps = 0
@@ -211,6 +219,8 @@ class Session:
             from multiprocessing.util import Finalize
 
             Finalize(None, self.close, exitpriority=100)
+        if self._trace is None:
+            self._upcoming.clear()
         self._save()
         self._overhead.setup_ns = time.perf_counter_ns() - began_ns
         self._switch_windows()
@@ -285,7 +295,10 @@ class Session:
             from chopper.collectors.annotate import Annotator
 
             self._trace = collector
-            self._annotator = Annotator(on_root=self._check_stepless)
+            collector.on_foreign = self._give_way
+            self._annotator = Annotator(
+                on_root=self._check_stepless, on_failure=self._annotator_failed
+            )
 
     def _report_refused(self, name: str, reason: str | None, remedy: str | None = None) -> None:
         self._reports[name] = m.CollectorReport(
@@ -301,7 +314,8 @@ class Session:
         self._manifest.collectors = list(self._reports.values())
 
     def _hook_optimizers(self) -> None:
-        if "torch" not in sys.modules:
+        self._saw_torch = "torch" in sys.modules
+        if not self._saw_torch:
             return
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -342,16 +356,52 @@ class Session:
 
     def _start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""
+        windows = self.options.windows
+        begun = len(windows) - len(self._upcoming)
+        if self._capture is not None and (begun > 1 or not self._trace.mine):
+            if self._trace.mine:
+                self._keep(self._end_capture())
+                self._not_before = 2  # two traces never meet at one point
+            begun = len(windows)
+        elif self._capture is not None:
+            begun = 0
+        if begun and self._trace is not None:
+            self._start_windows_over()
         self._rows, self._history = [], []
         self._kept_steps = 0
         self.number = 0
         self._step_start_ns = self._start_ns
         self._rewrite_steps()
 
+    def _start_windows_over(self) -> None:
+        """Trace the windows again that were spent on parts of the first step."""
+        if self._capture is not None or (self._kept is not None and self._trace.left_open):
+            return
+        self._upcoming = deque(w for w in self.options.windows if w.stop > 1)
+        self._note(
+            "run.steps_recounted",
+            f"the first prof.step() came after {self.number} steps of the optimizer: those were "
+            "one step, and the steps to trace are counted from it",
+            severity="info",
+        )
+
+    def _note(
+        self, code: str, message: str, *, severity: Literal["info", "warning"] = "warning"
+    ) -> None:
+        """A finding, once."""
+        if code not in self._noted:
+            self._noted.add(code)
+            self._manifest.findings.append(m.Finding(code=code, severity=severity, message=message))
+
     def _end_step(self, end_ns: int, began_ns: int) -> None:
         assert self.source is not None
         capture = self._capture
-        traced = capture is not None and self.number >= capture.window.start
+        mine = self._trace is None or self._trace.mine
+        if capture is not None and not mine:
+            self._note_thread(capture)
+        traced = (
+            capture is not None and capture.until is None and self.number >= capture.window.start
+        )
         self._rows.append((self.number, self._step_start_ns, end_ns, self.source, traced))
         if traced or (capture is None and self.number > 1):
             self._durations[traced].append(end_ns - self._step_start_ns)
@@ -362,7 +412,7 @@ class Session:
                 self._report_failed(name, "on_step", exc)
                 self._on_step = [entry for entry in self._on_step if entry[0] != name]
         self.number += 1
-        if self._span is not None:
+        if self._span is not None and mine:
             self._span.__exit__(None, None, None)
             self._span = None
         if self._switch_windows():
@@ -372,12 +422,25 @@ class Session:
             self._step_start_ns = end_ns
             self._own_ns.append(time.perf_counter_ns() - began_ns)
         self._begin_span()
-        if end_ns - self._flushed_ns > _FLUSH_NS and self._capture is None:
+        # Also while a trace is taken: a process that is killed then leaves nothing else.
+        if end_ns - self._flushed_ns > _FLUSH_NS:
             self._flush_steps()
+
+    def _note_thread(self, capture: _Capture) -> None:
+        """A step ended in a thread in which nothing is traced."""
+        if capture.until is None:
+            capture.until = self.number
+        self._note(
+            "run.other_thread",
+            f"step {self.number} ended in another thread than the one that is traced: its "
+            "operators are not in the trace; enter chopper.profile in the thread that trains",
+        )
+        if self.number + 1 >= capture.window.stop:
+            self._annotator.remove()  # only its own thread can end the trace, if it ever does
 
     def _begin_span(self) -> None:
         # step.arrow holds the steps; these spans show them to other readers of the trace.
-        if self._capture is not None and self._span is None:
+        if self._capture is not None and self._span is None and self._trace.mine:
             from torch.autograd.profiler import record_function
 
             self._span = record_function(f"ProfilerStep#{self.number}")
@@ -386,7 +449,8 @@ class Session:
     def _flush_steps(self) -> None:
         self._flushed_ns = time.time_ns()
         rows, self._rows = self._rows, []
-        if self._upcoming:  # a later window may yet take the trace from these steps
+        # A later window may yet take the trace from these steps.
+        if self._upcoming or self._capture is not None:
             self._history.extend(rows)
         else:
             self._history = []
@@ -414,13 +478,22 @@ class Session:
         if self._trace is None:
             return False
         if self._capture is not None:
-            if self.number < self._capture.window.stop:
+            if self.number < self._capture.window.stop or not self._trace.mine:
                 return False
             capture = self._end_capture()
             self._keep(capture)
             # Not even the next window could begin at this point: see TorchTrace.left_open.
             return True
-        if not self._upcoming:
+        if not self._upcoming or self.number < self._not_before:
+            return False
+        if self.number >= self._upcoming[0].begin - 1 and self._trace.foreign:
+            if self.number >= self._upcoming[0].begin:
+                window = self._upcoming.popleft()
+                self._note(
+                    "run.profiler_in_use",
+                    f"steps {window.start} to {window.stop - 1} were not traced: the program's "
+                    "own profiler was in use, and torch has room for one",
+                )
             return False
         if self.number >= self._upcoming[0].begin:
             self._annotator.install()
@@ -460,11 +533,12 @@ class Session:
         began_ns = time.perf_counter_ns()
         written = self._trace.export()
         window = capture.window
-        first = window.start if self.number > window.start else window.begin
+        stop = self.number if capture.until is None else capture.until
+        first = window.start if stop > window.start else min(window.begin, stop)
         if self._kept is not None:
             self._correct(range(first), False)
-        self._correct(range(first, self.number), True)
-        self._kept, self._kept_steps = capture, self.number - first
+        self._correct(range(first, stop), True)
+        self._kept, self._kept_steps = capture, stop - first
         layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
         try:
             if capture.rows["layer"]:
@@ -495,6 +569,17 @@ class Session:
         """At the end: keep the trace that runs, unless the one on disk is better."""
         if self._capture is None:
             return
+        if not self._trace.mine:
+            capture, self._capture = self._capture, None
+            self._annotator.remove()
+            self._trace.abandon()
+            self._correct(range(capture.window.begin, self.number), False)
+            self._note(
+                "run.trace_abandoned",
+                "the last trace is lost: the recording ended in another thread than the one that "
+                "was traced; leave chopper.profile in the thread that entered it",
+            )
+            return
         capture = self._end_capture()
         whole_steps = self.number - capture.window.start
         if self._kept is None or whole_steps >= self._kept_steps:
@@ -502,6 +587,37 @@ class Session:
         else:
             self._trace.drop()
             self._correct(range(capture.window.begin, self.number), False)
+
+    @_harmless
+    def _give_way(self) -> None:
+        """The program's own profiler begins: the trace that is taken ends here."""
+        with self._at_work():
+            self._finish_windows()
+            self._note(
+                "run.profiler_in_use",
+                f"the trace ended in step {self.number}: the program's own profiler began, and "
+                "torch has room for one",
+            )
+
+    @_harmless
+    def before_fork(self) -> None:
+        """A process is about to be forked from this thread: no trace survives in it."""
+        if self._capture is None or self._busy or not self._trace.mine or _forks_loader_worker():
+            return
+        with self._at_work():
+            self._finish_windows()
+            self._note(
+                "run.forked",
+                f"the trace ended in step {self.number}: the program forked, and the new process "
+                "could not go on with a trace",
+            )
+
+    @_harmless
+    def _annotator_failed(self, error: Exception) -> None:
+        self._note(
+            "run.layers_lost",
+            f"layers have no names from step {self.number} on: {_reason(error)}",
+        )
 
     @_harmless
     def enter_root(self, module: Any) -> None:
@@ -526,13 +642,10 @@ class Session:
             capture = self._end_capture()
             self._upcoming.clear()
             self._keep(capture)
-            self._manifest.findings.append(
-                m.Finding(
-                    code="run.no_steps",
-                    severity="warning",
-                    message="no step ended within a minute: the trace was stopped there; call "
-                    "prof.step() at the end of each step",
-                )
+            self._note(
+                "run.no_steps",
+                "no step ended within a minute: the trace was stopped there; call prof.step() at "
+                "the end of each step",
             )
 
     # -- end ----------------------------------------------------------------------------------
@@ -589,6 +702,14 @@ class Session:
         if self._doomed and not doomed_before:  # SIGTERM came meanwhile
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def end_with(self, exc: BaseException | None) -> None:
+        """Close, at the end of the program's block; nothing that fails in here leaves."""
+        try:
+            self.close(*describe_exception(exc))
+        except Exception as own:  # noqa: BLE001 - the profiler never changes the program
+            self.recording = True
+            self._give_up(_reason(own))
+
     def _close_parts(self, *, tracer: bool) -> None:
         self._stop_hooks()
         self._last_step()
@@ -612,6 +733,13 @@ class Session:
             end_ns = self._cycle.tentative_ns
             self._rows.append((0, self._step_start_ns, end_ns, self.source, traced))
             self.number = 1
+        if self.number == 0 and "run.no_steps" not in self._noted:
+            self._note(
+                "run.no_steps",
+                "no step was seen: no optimizer of torch stepped"
+                + ("" if self._saw_torch else " after torch was imported, which came later")
+                + "; call prof.step() at the end of each step",
+            )
 
     @_harmless
     def _close_trace(self) -> None:
@@ -732,8 +860,16 @@ class Session:
         self._guard.disarm()
         if self._optimizer_handle is not None:
             self._optimizer_handle.remove()
+        tracing, self._capture = self._capture is not None, None
         if self._annotator is not None:
             self._annotator.remove()
+        if tracing and self._trace.mine:
+            # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
+            # in here, as Kineto's threads are not.
+            from torch.autograd import _enable_record_function
+
+            self._trace.abandon()
+            _enable_record_function(False)
 
 
 def _median(values: deque[int]) -> int | None:
@@ -763,6 +899,24 @@ def describe_exception(exc: BaseException | None) -> tuple[Status, str | None]:
     if isinstance(exc, KeyboardInterrupt):
         return "interrupted", "KeyboardInterrupt"
     return "failed", _reason(exc)
+
+
+def numbered(options: Options, call: int) -> Options:
+    """Options of a decorated function's n-th call: each has an output of its own."""
+    output = options.output or os.environ.get(_claim.OUTPUT_VARIABLE)
+    if call == 1 or output is None or _claim.launched():
+        return options
+    return replace(options, output=f"{os.fspath(output).rstrip('/')}-{call}")
+
+
+def _forks_loader_worker() -> bool:
+    """Whether torch's data loader is about to fork a worker, which only loads."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def open_session(options: Options) -> Session:
@@ -797,4 +951,9 @@ def _after_fork_in_child() -> None:
         _active.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _before_fork() -> None:
+    if _active is not None and _active.recording:
+        _active.before_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

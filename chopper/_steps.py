@@ -39,6 +39,15 @@ trace the same ones.
 """
 
 
+def describe_windows(windows: tuple[Window, ...]) -> str:
+    """Windows as ``--steps`` would have them, for a help text."""
+    return ", then ".join(f"{w.start}:{w.stop}" for w in windows)
+
+
+DEFAULT_WINDOWS_TEXT = f"{describe_windows(DEFAULT_WINDOWS)} in their place"
+"""The default, for a help text."""
+
+
 def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
     """Windows from what the user gave.
 

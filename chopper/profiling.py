@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chopper import _session
@@ -50,8 +51,8 @@ def profile(
         collect: names of the collectors to use, as a list or comma-separated; those that
             ``chopper doctor`` marks as default otherwise.
         steps: the steps to trace, from 0: ``(10, 15)``, ``range(10, 15)`` or ``"10:15"``. By
-            default steps 3 to 7, and instead of them 50 to 54 when the program gets that far;
-            the first one when it is shorter.
+            default ``2:7``, and in their place ``50:55`` when the program gets that far;
+            the first step when it is shorter.
         shapes: record operators' shapes; needed for FLOP and bytes.
         stacks: record Python's call stacks in the trace; costs much.
         memory: record each allocation in the trace.
@@ -114,30 +115,43 @@ class Profile:
     ) -> None:
         session, self._session = self._session, None
         if session is not None and not self._guest:
-            session.close(*_session.describe_exception(exc))
+            session.end_with(exc)
 
     def __call__(self, function: _F) -> _F:
-        """Record each call of ``function``."""
+        """Record each call of ``function``.
+
+        The first one goes to ``output``, the next to ``<output>-2`` and so on. A call made while
+        this process records already, an inner one say, is part of that recording.
+        """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(
                 f"chopper.profile: {function.__qualname__} is a generator; decorate the function "
                 "that runs the loop, or use a with block"
             )
+        calls = itertools.count(1)
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def recorded_async(*args: Any, **kwargs: Any) -> Any:
-                with Profile(self._options):
+                if _session.active() is not None:
+                    return await function(*args, **kwargs)
+                with self._numbered(calls):
                     return await function(*args, **kwargs)
 
             return recorded_async  # type: ignore[return-value]
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with Profile(self._options):
+            if _session.active() is not None:
+                return function(*args, **kwargs)
+            with self._numbered(calls):
                 return function(*args, **kwargs)
 
         return recorded  # type: ignore[return-value]
+
+    def _numbered(self, calls: Iterator[int]) -> Profile:
+        """The recording of the next call."""
+        return Profile(_session.numbered(self._options, next(calls)))
 
     def step(self) -> None:
         """Say that a training step ended. Once called, steps are no longer guessed."""
@@ -185,6 +199,18 @@ class Watched(Generic[_T]):
                 except StopIteration:
                     return
             yield item
+
+    def __next__(self) -> _T:
+        from chopper.collectors.annotate import DATA
+
+        with self._profile.annotate(DATA):
+            return next(self._iterable)  # type: ignore[call-overload, no-any-return]
+
+    def __bool__(self) -> bool:
+        return bool(self._iterable)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._iterable[key]  # type: ignore[index]
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]

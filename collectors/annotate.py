@@ -17,6 +17,7 @@ annotation: ``autograd::engine::evaluate_function`` and ``Optimizer.step#`` span
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from collections.abc import Iterator
 
     import torch
 
@@ -71,7 +74,7 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
     names: dict[int, str] = {}
     within: list[str] = []  # names of DDP-like wrappers, whose child is called `module`
     root_class = _class_name(_unwrap(root))
-    for name, module in root.named_modules():
+    for name, module in _walk(root):
         own = name
         for wrapper in within:
             inner = f"{wrapper}.module" if wrapper else "module"
@@ -81,6 +84,24 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
             within.append(name)
         names[id(module)] = strip_wrappers(own) or root_class
     return names
+
+
+def _walk(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """What ``named_modules`` gives, whatever the program made of that method."""
+    seen: set[int] = set()
+    left = [("", root)]
+    while left:
+        name, module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        children = [
+            (f"{name}.{part}" if name else part, child)
+            for part, child in module._modules.items()
+            if child is not None
+        ]
+        left.extend(reversed(children))
 
 
 def _class_name(module: torch.nn.Module) -> str:
@@ -93,7 +114,7 @@ def _class_name(module: torch.nn.Module) -> str:
 def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """The module that wrappers wrap."""
     while True:
-        children = dict(module.named_children())
+        children = {part: child for part, child in module._modules.items() if child is not None}
         inner = next((children[part] for part in children if part in _WRAPPER_PARTS), None)
         if inner is None and type(module).__name__ in _WRAPPERS_WITH_MODULE:
             inner = children.get("module")
@@ -105,15 +126,22 @@ def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
 class Annotator:
     """Emits layer spans and keeps sequence ranges between ``install`` and ``remove``.
 
-    It takes part in nothing else: hooks return None, catch nothing, and are absent when no trace
-    is taken, since their mere presence takes every module call off torch's fast path.
+    It takes part in nothing else: hooks return None, let no error of their own out, and are absent
+    when no trace is taken, since their mere presence takes every module call off torch's fast path.
 
     Args:
         on_root: called before each outermost forward with the number of those so far.
+        on_failure: called with the error when a hook failed; the hooks are gone by then.
     """
 
-    def __init__(self, on_root: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_root: Callable[[int], None] | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
         self._on_root = on_root
+        self._on_failure = on_failure
+        self._filter: Any = None
         self._names: dict[int, _Names] = {}
         self._roots: set[str] = set()
         self._has_main_root = False
@@ -138,10 +166,12 @@ class Annotator:
         self._graph_task = torch._C._current_graph_task_id
         self._sequence_nr = torch._C._autograd._get_sequence_nr
         self._now = time.time_ns
-        _leave_to_python(self._before, self._after)
+        _leave_to_python(self._before, self._after, self._begin, self._end)
         # torch.compile's modules say so at each call; the second firing is for the wrapper, whose
         # name is the same.
+        count = len(warnings.filters)
         warnings.filterwarnings("ignore", message=_COMPILE_WARNING, category=UserWarning)
+        self._filter = warnings.filters[0] if len(warnings.filters) > count else None
         self._handles = [
             nn_module.register_module_forward_pre_hook(self._before),
             # Recomputation ends a module early by an exception: ordinary hooks would not see it.
@@ -157,8 +187,24 @@ class Annotator:
         if self._handles:
             gc.callbacks.remove(self._on_gc)
         self._handles = []
+        with contextlib.suppress(ValueError):
+            filters: Any = warnings.filters
+            filters.remove(self._filter)
+        self._filter = None
+        stack = self._threads.stack
+        while stack:  # within a forward: what is open in this thread ends with the trace
+            _, span, phase, *_ = stack.pop()
+            span.__exit__(None, None, None)
+            if phase is not None:
+                phase.__exit__(None, None, None)
         self._threads = _Thread()
         self._gc_span = None
+
+    def _failed(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            self.remove()
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def enter(self, module: torch.nn.Module) -> None:
         """Annotate a call whose pre-hooks ran before ``install``; its post-hooks are to come."""
@@ -182,6 +228,12 @@ class Annotator:
     def _before(self, module: torch.nn.Module, args: Any) -> None:  # noqa: ARG002
         if self._is_compiling():
             return
+        try:
+            self._begin(module)
+        except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+            self._failed(exc)
+
+    def _begin(self, module: torch.nn.Module) -> None:
         stack = self._threads.stack
         in_backward = self._graph_task() != -1
         names = self._names.get(id(module))
@@ -205,6 +257,12 @@ class Annotator:
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         if self._is_compiling():
             return
+        try:
+            self._end(module)
+        except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+            self._failed(exc)
+
+    def _end(self, module: torch.nn.Module) -> None:
         threads = self._threads
         stack = threads.stack
         if not stack:
@@ -249,7 +307,7 @@ class Annotator:
             else:
                 self._has_main_root = True
                 self._roots.add(names[id(module)])
-        for part in module.modules():
+        for _, part in _walk(module):
             if id(part) in names:
                 self._names[id(part)] = _Names(part, names[id(part)])
         return self._names[id(module)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import mmap
 import os
 import shutil
+import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
@@ -14,6 +16,7 @@ from chopper.errors import CaptureError
 from chopper.manifest import CollectorReport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 TRACE = "trace.json"
@@ -29,7 +32,8 @@ class TorchTrace:
     """Traces when told to: ``prepare`` (a step ahead), ``begin``, ``end``, ``export``.
 
     What ``end`` leaves in memory is exported or dropped before anything else begins: two traces
-    at a time in one process crash Kineto.
+    at a time in one process crash Kineto. So the program's own profilers go first: between
+    ``start`` and ``stop`` this sees them begin (``foreign``, ``on_foreign``).
 
     Args:
         shapes: record operators' input shapes and dtypes; FLOP and bytes rest on them.
@@ -46,6 +50,14 @@ class TorchTrace:
         self._profiler: Any = None
         self._held: Any = None
         self._directory: Path | None = None
+        self._owner: threading.Thread | None = None
+        self._own_call = False
+        self._foreign_prepared = False
+        self._patched: dict[str, tuple[Any, Any]] = {}
+        self._log_level_set = False
+        self.on_foreign: Callable[[], None] | None = None
+        """Called when a profiler of the program's is about to begin while a trace is taken, in the
+        thread that takes it. It must have ended, and be exported or dropped, on return."""
         self.active = False
         self.left_open = False
         """Whether spans were open when the last exported trace ended, or may have been.
@@ -72,25 +84,78 @@ class TorchTrace:
         """Remember where to write; nothing is traced before ``begin``."""
         self._directory = context.directory
         # Each start and stop of a trace would otherwise print a line into the program's stderr.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        if "KINETO_LOG_LEVEL" not in os.environ:
+            os.environ["KINETO_LOG_LEVEL"] = "99"
+            self._log_level_set = True
+        self._watch_profilers()
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread is the one that the trace began in; no other can end it."""
+        return self._owner is None or self._owner is threading.current_thread()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a profiler of the program's is being prepared, or runs."""
+        if self.active:
+            return False
+        from torch.autograd import profiler
+
+        enabled = getattr(profiler, "_is_profiler_enabled", False) or _profiler_enabled()
+        return self._foreign_prepared or enabled
 
     def prepare(self) -> None:
         """Set the device's tracing up, which takes a while, one step ahead of ``begin``."""
         if self._profiler is None:
             self._profiler = self._make()
-            self._profiler.prepare_trace()
+            self._own_call = True
+            try:
+                self._profiler.prepare_trace()
+            finally:
+                self._own_call = False
 
     def begin(self) -> None:
         """Trace from here on."""
         self.prepare()
-        self._profiler.start_trace()
+        self._own_call = True
+        try:
+            self._profiler.start_trace()
+        finally:
+            self._own_call = False
+        self._owner = threading.current_thread()
         self.active = True
 
     def end(self) -> None:
-        """Trace no longer; what was traced stays in memory for ``export``."""
+        """Trace no longer; what was traced stays in memory for ``export``.
+
+        Raises:
+            CaptureError: this is another thread than the trace began in, or another profiler
+                ended it. The trace is lost then.
+        """
         if not self.active:
             return
+        if not self.mine:
+            self.abandon()
+            raise CaptureError("the trace cannot be ended by another thread than began it")
         self.active = False
+        if not _profiler_enabled():
+            self.abandon()
+            raise CaptureError("the trace was ended by another profiler in the program")
+        self._own_call = True
+        try:
+            self._stop_trace()
+        finally:
+            self._own_call = False
+        self._owner = None
+
+    def abandon(self) -> None:
+        """Leave a trace that cannot be ended as it is: to free it, too, would crash."""
+        self.active = False
+        _abandoned.append(self._profiler)
+        self._profiler = None
+        self._owner = None
+
+    def _stop_trace(self) -> None:
         import torch
 
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -160,11 +225,90 @@ class TorchTrace:
 
     def stop(self) -> CollectorReport:
         """End a trace that still runs, or was prepared, and drop it."""
-        if self._profiler is not None and not self.active:
-            self.begin()
+        self._unwatch_profilers()
+        if self._log_level_set and os.environ.get("KINETO_LOG_LEVEL") == "99":
+            del os.environ["KINETO_LOG_LEVEL"]
+        if self.active and not self.mine:
+            self.abandon()
+        else:
+            self._discard()
+        return CollectorReport(name=self.name, status="obtained")
+
+    def _discard(self) -> None:
+        """End and drop a trace, also one that was only prepared."""
+        if self._profiler is not None and not self.active and not self.foreign:
+            self.begin()  # what is prepared ends in no other way
+        self._profiler = self._profiler if self.active else None
         self.end()
         self.drop()
-        return CollectorReport(name=self.name, status="obtained")
+
+    def _watch_profilers(self) -> None:
+        """See the program's own profilers begin and end."""
+        from torch.autograd import profiler
+
+        for name, make in (
+            ("_prepare_profiler", self._wrap_prepare),
+            ("_enable_profiler", self._wrap_enable),
+            ("_disable_profiler", self._wrap_disable),
+        ):
+            original = getattr(profiler, name, None)
+            if original is not None:
+                wrapped = make(original)
+                self._patched[name] = (original, wrapped)
+                setattr(profiler, name, wrapped)
+
+    def _unwatch_profilers(self) -> None:
+        from torch.autograd import profiler
+
+        for name, (original, wrapped) in self._patched.items():
+            # Somebody may have wrapped it once more: then it stays, and only passes on.
+            if getattr(profiler, name, None) is wrapped:
+                setattr(profiler, name, original)
+        self._patched = {}
+        self.on_foreign = None
+
+    def _wrap_prepare(self, original: Any) -> Any:
+        def prepare(*args: Any, **kwargs: Any) -> Any:
+            if not self._own_call:
+                self._give_way()
+                self._foreign_prepared = True
+            return original(*args, **kwargs)
+
+        return prepare
+
+    def _wrap_enable(self, original: Any) -> Any:
+        from torch.autograd import profiler
+
+        def enable(config: Any, activities: Any, *args: Any, **kwargs: Any) -> Any:
+            # One that was prepared before this trace was: Kineto has forgotten that.
+            if not self._own_call and self._give_way() and activities and self._patched:
+                self._patched["_prepare_profiler"][0](config, activities)
+                profiler._set_is_profiler_enabled(True)
+            return original(config, activities, *args, **kwargs)
+
+        return enable
+
+    def _wrap_disable(self, original: Any) -> Any:
+        def disable(*args: Any, **kwargs: Any) -> Any:
+            if not self._own_call:
+                self._foreign_prepared = False
+            return original(*args, **kwargs)
+
+        return disable
+
+    def _give_way(self) -> bool:
+        """End what is traced or prepared here before another profiler begins; whether it was."""
+        if self._profiler is None:
+            return False
+        if not self.mine:
+            self.abandon()
+            return False
+        if self.active:
+            _end_spans()
+            if self.on_foreign is not None:
+                self.on_foreign()
+        self._discard()
+        return True
 
     def _make(self) -> Any:
         import torch.profiler
@@ -180,6 +324,34 @@ class TorchTrace:
             experimental_config=_experimental_config(trace_only=not self._stacks),
             **self._options,
         )
+
+
+_abandoned: list[Any] = []
+"""Profilers that must not be freed."""
+
+
+def _profiler_enabled() -> bool:
+    """Whether a profiler runs in this thread."""
+    from torch.autograd import _profiler_enabled as enabled
+
+    return bool(enabled())
+
+
+def _end_spans() -> None:
+    """End every ``record_function`` that is open, as far as this trace goes.
+
+    One that closed while the next trace is taken would write into freed memory of this one. Its
+    own end, later on, does nothing then.
+    """
+    import torch
+    from torch.autograd.profiler import record_function
+
+    leave = torch.ops.profiler._record_function_exit._RecordFunction
+    for thing in gc.get_objects():
+        if type(thing) is record_function:
+            record = getattr(thing, "record", None)
+            if record is not None:
+                leave(record)
 
 
 def _left_open(file: BinaryIO) -> bool:
