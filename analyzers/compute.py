@@ -197,10 +197,13 @@ def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarr
     known = np.array([w.flop_count is not None for w in works] + [False])
     first = chain[0]
     best = first.copy()
-    searching = (first >= 0) & math[signature[first]] & ~known[signature[first]]
+    is_math = (first >= 0) & math[signature[first]]
+    searching = is_math & ~known[signature[first]]
+    # An operator above counts what all products below it do: not again what one of them told.
+    told = np.unique(np.concatenate([at[is_math & ~searching] for at in chain[1:]] or [first[:0]]))
     for at in chain[1:]:
         searching &= (at >= 0) & math[signature[at]]
-        better = searching & known[signature[at]]
+        better = searching & known[signature[at]] & ~np.isin(at, told)
         best[better] = at[better]
         searching &= ~better
     best[(best >= 0) & (signature[best] < 0)] = -1

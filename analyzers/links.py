@@ -375,14 +375,35 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     has = (high > low) & (wanted > 0)
     pick = np.where(has, high - 1, 0)
     reused = np.flatnonzero(has & (high - low > 1))
-    for event in reused:
-        starts = host.start_ns[calls[low[event] : high[event]]]
-        at = np.searchsorted(starts, events.start_ns[event], side="right") - 1
-        pick[event] = low[event] + max(at, 0)
+    if len(reused):
+        pick[reused] = np.maximum(
+            _latest_before(keys, host.start_ns[calls], wanted[reused], events.start_ns[reused]),
+            low[reused],
+        )
     row = calls[pick]
     causal = host.start_ns[row] <= events.start_ns + _LAUNCH_TOLERANCE_NS
     ok = has & causal
     found[ok] = row[ok]
+    return found
+
+
+def _latest_before(
+    keys: np.ndarray, times: np.ndarray, wanted: np.ndarray, at: np.ndarray
+) -> np.ndarray:
+    """For each wanted key, the last position whose (key, time) is at or before (wanted, at).
+
+    Args:
+        keys, times: sorted by key, then time.
+    """
+    merged_key = np.concatenate([keys, wanted])
+    merged_time = np.concatenate([times, at])
+    asks = np.concatenate([np.zeros(len(keys), np.int8), np.ones(len(wanted), np.int8)])
+    order = np.lexsort((asks, merged_time, merged_key))
+    position = np.where(asks[order] == 0, order, -1)
+    latest = np.maximum.accumulate(position)
+    found = np.empty(len(wanted), dtype=np.int64)
+    asking = asks[order] == 1
+    found[order[asking] - len(keys)] = latest[asking]
     return found
 
 

@@ -167,3 +167,65 @@ def test_fsdp_copies_are_told_by_where_they_happen() -> None:
     )
     assert times["compute.fsdp_copy"] == 100
     assert times["compute.vector.roofline"] == 80
+
+
+def test_concurrent_products_keep_their_whole_work() -> None:
+    # Two products of 2000 FLOP run side by side for 4000 ns: 4000 ns of ideal in 4000 ns of time.
+    times, _ = attribute(
+        spans(
+            op(0, 10, "aten::mm", [10, 10], [10, 10]),
+            launch(5, 1),
+            op(20, 30, "aten::mm", [10, 10], [10, 10]),
+            launch(25, 2),
+        ),
+        kernels(kernel(100, 4100, correlation_id=1), kernel(100, 4100, correlation_id=2, stream=8)),
+        FAST_MEMORY,
+    )
+    assert times == {"compute.ideal": 4000}
+
+
+def test_an_operator_above_is_not_asked_for_what_another_below_it_told() -> None:
+    # matmul [10,10]x[10,10] over an mm that recorded its shapes and a bmm that did not.
+    times, _ = attribute(
+        spans(
+            op(0, 100, "aten::matmul", [10, 10], [10, 10]),
+            op(10, 20, "aten::mm", [10, 10], [10, 10]),
+            launch(12, 1),
+            span(30, 40, "aten::bmm"),
+            launch(32, 2),
+        ),
+        kernels(kernel(200, 4200, correlation_id=1), kernel(4200, 8200, correlation_id=2)),
+        FAST_MEMORY,
+    )
+    assert times["compute.ideal"] == 2000
+    assert times["compute.no_peak"] == 4000
+
+
+def test_the_forward_inside_an_optimizer_closure_is_no_optimizer_work() -> None:
+    times, _ = attribute(
+        spans(
+            span(0, 500, "Optimizer.step#LBFGS.step", "annotation"),
+            op(10, 20, "aten::mm", [10, 10], [10, 10]),
+            launch(12, 1),
+            span(100, 200, "autograd::engine::evaluate_function: MmBackward0", tid=2),
+            op(300, 310, "aten::add", [100], [100]),
+            launch(305, 2),
+        ),
+        kernels(kernel(1000, 3000, correlation_id=1), kernel(3000, 4000, correlation_id=2)),
+    )
+    assert times == {"compute.ideal": 2000, "compute.optimizer": 1000}
+
+
+def test_the_longest_kernel_tells_the_arithmetic_of_all_of_its_operator() -> None:
+    # fp32 runs at a tenth of tf32's rate: the split-K helper's name says nothing of its own.
+    rates = {"fp32": 1e8, "tf32": 1e9}
+    times, result = attribute(
+        spans(op(0, 20, "aten::mm", [10, 10], [10, 10]), launch(5, 1), launch(8, 2)),
+        kernels(
+            kernel(100, 1900, "ampere_sgemm_tf32_128x128", correlation_id=1),
+            kernel(1900, 2100, "splitKreduce_kernel<float>", correlation_id=2),
+        ),
+        Ceiling(rates.get, None, "test"),
+    )
+    assert times["compute.ideal"] == 2000
+    assert "compute.above_peak" not in [f.code for f in result.findings]
