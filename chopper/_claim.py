@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import shutil
-import socket
 from pathlib import Path
 
 from chopper import manifest as m
 from chopper.errors import CaptureError, OutputError, RunFormatError
-from chopper.run import MANIFEST, is_run, rank_dir_name
+from chopper.run import MANIFEST, is_run, rank_dir_name, recorded_by, restart_count
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
 """The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""
@@ -92,14 +92,16 @@ def claim(path: Path, info_rank: int, world_size: int, *, force: bool) -> m.Find
     directory = path / rank_dir_name(info_rank)
     finding = None
     if directory.exists():
-        other = _living_owner(directory)
+        replace = force and not launched() and not _restarts()
+        # A restart may bring a rank to another host, whose last part still says "running".
+        other = recorded_by(directory, anywhere=replace)
         if other is not None:
             raise CaptureError(
-                f"{directory}: process {other} is recording as rank {info_rank} already; this "
+                f"{directory}: {other} is recording as rank {info_rank} already; this "
                 "process is not recorded. If it is another rank, enter chopper.profile after "
                 "init_process_group, or set RANK"
             )
-        if force and not launched() and not _restarts():
+        if replace:
             shutil.rmtree(directory)
         else:
             finding = _set_aside(path, directory)
@@ -116,29 +118,11 @@ def _restarts() -> int:
         return 0
 
 
-def _living_owner(directory: Path) -> int | None:
-    """Process that records into ``directory`` at this moment, on this host; None when none does."""
-    import psutil
-
-    try:
-        file = directory / MANIFEST
-        part = m.decode_rank(file.read_bytes(), str(file))
-    except (OSError, RunFormatError):
-        return None
-    if part.status != "running" or part.hostname != socket.gethostname() or part.pid is None:
-        return None
-    if part.pid == os.getpid():
-        return None
-    try:
-        started_ns = int(psutil.Process(part.pid).create_time() * 1e9)
-    except psutil.Error:
-        return None
-    # The number may have gone to another process since.
-    return part.pid if part.start_ns is None or started_ns <= part.start_ns else None
-
-
 def _set_aside(path: Path, directory: Path) -> m.Finding:
+    # The same number on all ranks of one attempt, whichever ranks it had.
     number = 0
+    with contextlib.suppress(OSError, RunFormatError):
+        number = restart_count(m.decode_rank((directory / MANIFEST).read_bytes(), "")) or 0
     while (path / f"attempt-{number}" / directory.name).exists():
         number += 1
     kept = path / f"attempt-{number}"

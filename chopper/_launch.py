@@ -31,15 +31,23 @@ class CommandNotFound(ChopperError):
     exit_code = 127
 
 
+def find_command(name: str, env: Mapping[str, str]) -> str:
+    """Path of the program that a command names, as a shell finds it.
+
+    Raises:
+        CommandNotFound: there is none.
+    """
+    executable = shutil.which(name, path=env.get("PATH"))
+    if executable is None:
+        raise CommandNotFound(f"{name}: command not found; check the name, or give a path to it")
+    return executable
+
+
 class _Job:
     """A child in its own process group, which holds the terminal while it runs."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        executable = shutil.which(command[0], path=env.get("PATH"))
-        if executable is None:
-            raise CommandNotFound(
-                f"{command[0]}: command not found; check the name, or give a path to it"
-            )
+        executable = find_command(command[0], env)
         self._interrupts = 0
         self._tty = _foreground_tty()
         try:
@@ -66,6 +74,9 @@ class _Job:
         if number == signal.SIGINT:
             self._interrupts += 1
             number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[min(self._interrupts, 3) - 1]
+        elif number == signal.SIGHUP:
+            # Ranks close their recordings on SIGTERM; a hang-up would end them at once.
+            number = signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
@@ -134,8 +145,8 @@ def launch(command: Sequence[str], *, env: Mapping[str, str]) -> int:
     """Run ``command`` to its end and return its exit code (128 + n when signal n killed it).
 
     The command runs in a process group of its own, which holds the terminal; SIGINT, SIGTERM and
-    SIGHUP that reach this process are passed on to the whole group (a second Ctrl-C becomes
-    SIGTERM, a third SIGKILL). When it has ended, so have all of its descendants: those that are
+    SIGHUP that reach this process are passed on to the whole group (SIGHUP and a second Ctrl-C as
+    SIGTERM, a third Ctrl-C as SIGKILL; under nohup, SIGHUP stays ignored). When it has ended, so have all of its descendants: those that are
     left get some seconds, then SIGTERM, then SIGKILL.
 
     Must be called from the main thread.
@@ -145,7 +156,11 @@ def launch(command: Sequence[str], *, env: Mapping[str, str]) -> int:
     """
     with _subreaper():
         job = _Job(command, env)
-        before = {number: signal.signal(number, job.forward) for number in _SIGNALS}
+        before = {
+            number: signal.signal(number, job.forward)
+            for number in _SIGNALS
+            if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN)
+        }
         try:
             code = job.wait()
             job.clean_up()

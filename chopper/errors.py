@@ -49,3 +49,20 @@ class CaptureError(ChopperError):
 
 class OutputError(ChopperError):
     """A result cannot be written where it was asked for."""
+
+
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: control characters are shown as ``\\x1b``, ``\\n``.
+
+    For what comes from data (names of kernels, devices, files) at the edge where people read it.
+    """
+    if text.isprintable():
+        return text
+    from unicodedata import category
+
+    return "".join(
+        c
+        if c.isprintable() or category(c) == "Zs"
+        else c.encode("unicode_escape", "replace").decode("ascii")
+        for c in text
+    )

@@ -49,6 +49,7 @@ def find_sources(named: Sequence[str | Path]) -> list[Path]:
 
 def _find(named: Sequence[str | Path]) -> _Found:
     found = _Found()
+    _check_names(named)
     for item in named:
         path = Path(item)
         try:
@@ -75,6 +76,12 @@ def _find(named: Sequence[str | Path]) -> _Found:
         except OSError as exc:
             raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
     return found
+
+
+def _check_names(named: Sequence[str | Path]) -> None:
+    # As a path, an empty name would be the current directory.
+    if any(item == "" for item in named):
+        raise InputError("'': an empty name (an unset variable?); name a run or trace files")
 
 
 def _in_directory(path: Path) -> list[Path]:
@@ -111,6 +118,7 @@ def load(named: Sequence[str | Path]) -> Run:
     """
     if not named:
         raise InputError("nothing to load: name a run directory or trace files")
+    _check_names(named)
     if len(named) == 1 and is_run(Path(named[0])):
         return Run.open(Path(named[0]))
     for item in named:

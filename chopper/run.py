@@ -5,6 +5,7 @@ rank-00000/manifest.json      what this rank says about itself; no rank writes a
 rank-00000/trace.json.gz      raw kernel trace
 rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch
 tables/rank-00000/*.parquet   what was derived from the raw files; safe to delete
+attempt-0/                    what was recorded before a restart: a run of its own
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import manifest as m
 from chopper._version import __version__
-from chopper.errors import InputError, OutputError, RunFormatError
+from chopper.errors import InputError, OutputError, RunFormatError, printable
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -47,6 +48,63 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def run_around(path: Path) -> Path | None:
+    """The run directory that a file lies in, or would lie in; None when it is in none."""
+    for directory in _real(path).parents:
+        if not is_run(directory):
+            continue
+        if any(_RANK_DIR.match(p.name) for p in directory.iterdir()):
+            return directory
+        # A web page has a manifest.json, too.
+        with contextlib.suppress(RunFormatError):
+            m.decode_run(_bytes_of(directory / MANIFEST), "")
+            return directory
+    return None
+
+
+_OWN_ENTRY = re.compile(
+    r"(rank-\d{5,7}|attempt-\d+|tables|manifest\.json|\.chopper-probe|\.manifest\.json\.\d+\.tmp)$"
+)
+_RECENT_S = 3600.0
+"""A recording of another host that wrote within this time may be alive: nobody here can tell."""
+
+
+def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
+    """Who records into a rank's folder at this moment; None when nobody does.
+
+    Args:
+        directory: the folder of one rank.
+        anywhere: count recordings of other hosts, which are taken for alive for an hour after
+            their last sign of life.
+    """
+    import psutil
+
+    try:
+        part = m.decode_rank((directory / MANIFEST).read_bytes(), "")
+    except (OSError, RunFormatError):
+        return None
+    if part.status != "running" or part.pid is None:
+        return None
+    if part.hostname != socket.gethostname():
+        if not anywhere or part.hostname is None:
+            return None
+        with contextlib.suppress(OSError):
+            seen_s = max(p.stat().st_mtime for p in directory.iterdir())
+            if time.time() - seen_s < _RECENT_S:
+                return f"process {part.pid} of the host {part.hostname}"
+        return None
+    if part.pid == os.getpid():
+        return None
+    try:
+        started_ns = int(psutil.Process(part.pid).create_time() * 1e9)
+    except psutil.Error:
+        return None
+    # The number may have gone to another process since.
+    if part.start_ns is not None and started_ns > part.start_ns:
+        return None
+    return f"process {part.pid}"
+
+
 def check_output(path: Path, *, force: bool = False) -> bool:
     """Refuse a place where a run must not be written; changes nothing.
 
@@ -54,20 +112,64 @@ def check_output(path: Path, *, force: bool = False) -> bool:
         Whether a run is there that ``force`` allows to replace.
 
     Raises:
-        OutputError: it exists and is not empty, or is not a directory.
+        OutputError: it is not a directory, holds a run and ``force`` is not given, holds what
+            chopper did not write, or is being recorded into.
     """
     try:
         if path.exists() and not path.is_dir():
             raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
-        if not path.is_dir() or not any(path.iterdir()):
+        if not path.is_dir():
+            return False
+        entries = sorted(path.iterdir())
+        if not entries:
             return False
         if not is_run(path):
             raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
         if not force:
             raise OutputError(f"{path}: holds a run already; pass --force to replace it")
+        others = [p.name for p in entries if not _OWN_ENTRY.match(p.name)]
+        if others:
+            raise OutputError(
+                f"{path}: holds, beside a run, what chopper did not write "
+                f"({_some([printable(name) for name in others])}): nothing is removed; move it "
+                "away, or choose another -o"
+            )
+        for folder in entries:
+            owner = recorded_by(folder) if _RANK_DIR.match(folder.name) else None
+            if owner is not None:
+                raise OutputError(
+                    f"{path}: {owner} is recording into it ({folder.name}); wait for its end, or "
+                    "choose another -o"
+                )
     except OSError as exc:
-        raise OutputError(f"{path}: cannot be read ({exc.strerror}); choose another -o") from exc
+        raise OutputError(f"{path}: cannot be read ({_why(exc)}); choose another -o") from exc
     return True
+
+
+def _why(exc: OSError) -> str:
+    """Reason of a failed system call; those that Python raises itself have no ``strerror``."""
+    return exc.strerror or str(exc) or type(exc).__name__
+
+
+def _real(path: Path) -> Path:
+    """The directory that a path means, links followed."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as exc:  # links in a circle
+        raise OutputError(f"{path}: cannot be read ({exc}); choose another -o") from exc
+
+
+def _remove_entries(path: Path) -> None:
+    """Remove what chopper wrote into a run directory, and nothing else."""
+    import shutil
+
+    for entry in path.iterdir():
+        if not _OWN_ENTRY.match(entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def prepare_output(path: Path, *, force: bool = False) -> Path:
@@ -79,19 +181,76 @@ def prepare_output(path: Path, *, force: bool = False) -> Path:
     Raises:
         OutputError: it exists and is not empty, is not a directory, or cannot be created.
     """
-    import shutil
-
     replace = check_output(path, force=force)
     try:
         if replace:
-            shutil.rmtree(path)
-        path.mkdir(parents=True, exist_ok=True)
+            _remove_entries(path)
+        # Through a link whose target is missing, the target is made.
+        _real(path).mkdir(parents=True, exist_ok=True)
         probe = path / ".chopper-probe"
         probe.touch()
         probe.unlink()
     except OSError as exc:
-        raise OutputError(f"{path}: cannot write here ({exc.strerror}); choose another -o") from exc
+        raise OutputError(f"{path}: cannot write here ({_why(exc)}); choose another -o") from exc
     return path
+
+
+@contextlib.contextmanager
+def new_output(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """An empty directory for a new run; a run that ``force`` replaces goes when the new one is.
+
+    The old run waits beside its place. When no rank has recorded by the end, it is back there, and
+    a directory that was made for the new run is gone.
+
+    Yields:
+        The directory, absolute and with links followed.
+
+    Raises:
+        OutputError: as :func:`check_output`; the directory cannot be written; or, at the end, the
+            old run cannot be put back (it is kept where the message says).
+    """
+    import shutil
+
+    replace = check_output(path, force=force)
+    place = _real(path)
+    existed = place.is_dir()
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    if replace:
+        try:
+            place.replace(old)
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot be replaced ({_why(exc)}); choose another -o"
+            ) from exc
+    try:
+        yield prepare_output(place)
+    finally:
+        if any(p.is_file() and p.stat().st_size for p in place.glob("rank-*/*")):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            _put_back(place, old if replace else None, keep=existed)
+
+
+def _put_back(place: Path, old: Path | None, *, keep: bool) -> None:
+    """Undo a recording that recorded nothing; what the command wrote there itself stays."""
+    try:
+        if place.is_dir():
+            _remove_entries(place)
+            if old is None and keep:
+                return
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        if old is None:
+            return
+        if not place.exists():
+            old.replace(place)
+            return
+        for entry in old.iterdir():
+            entry.replace(place / entry.name)
+        old.rmdir()
+    except OSError as exc:
+        kept = f"; the run that was there is kept as {old}" if old is not None else ""
+        raise OutputError(f"{place}: cannot be put back ({_why(exc)}){kept}") from exc
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -143,7 +302,11 @@ def _bytes_of(file: Path) -> bytes:
 def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
     parts: list[m.RankManifest] = []
     findings: list[m.Finding] = []
-    for folder in sorted(p for p in path.iterdir() if _RANK_DIR.match(p.name)):
+    try:
+        folders = sorted(p for p in path.iterdir() if _RANK_DIR.match(p.name))
+    except OSError as exc:
+        raise RunFormatError(f"{path}: cannot be read ({_why(exc)})") from exc
+    for folder in folders:
         file = folder / MANIFEST
         why = "the rank died before it wrote one"
         try:
@@ -173,7 +336,53 @@ def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
                 )
             )
         parts.append(part)
+    parts, of_older = _latest_attempt(parts)
+    dropped = {p.rank for p in of_older}
+    findings = [f for f in findings if f.rank not in dropped]
+    if of_older:
+        names = [rank_dir_name(p.rank) for p in of_older]
+        findings.append(
+            m.Finding(
+                code="run.older_attempt",
+                severity="warning",
+                count=len(of_older),
+                message=f"{_some(names)}: recorded before the program was restarted with other "
+                "ranks; kept there, but not part of this run",
+            )
+        )
     return parts, findings
+
+
+def restart_count(part: m.RankManifest) -> int | None:
+    """How often torchrun had restarted the program when a part was recorded; None without it."""
+    found = part.environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(found) if found.isdecimal() else None
+
+
+def _latest_attempt(
+    parts: list[m.RankManifest],
+) -> tuple[list[m.RankManifest], list[m.RankManifest]]:
+    """Split parts into those of the first rank's attempt, and those left by an earlier one.
+
+    A restart with fewer ranks leaves the folders of the ranks that are no more.
+    """
+    if not parts:
+        return [], []
+    latest, older = parts[0], []
+    count = restart_count(latest)
+    for part in parts[1:]:
+        theirs = restart_count(part)
+        if count is not None and theirs is not None and count != theirs:
+            stale = theirs < count
+        else:
+            stale = (
+                None not in (part.world_size, latest.world_size, part.start_ns, latest.start_ns)
+                and part.world_size != latest.world_size
+                and part.start_ns < latest.start_ns  # type: ignore[operator]
+            )
+        if stale:
+            older.append(part)
+    return [p for p in parts if all(p is not o for o in older)], older
 
 
 def _is_part(data: bytes) -> bool:
@@ -247,7 +456,7 @@ def _embed_calibration(parts: list[m.RankManifest]) -> None:
             part.calibration = part.calibration or calibration.to_manifest(found)
 
 
-def _some(values: list[int]) -> str:
+def _some(values: Sequence[int | str]) -> str:
     shown = ", ".join(str(v) for v in values[:8])
     return shown + (" …" if len(values) > 8 else "")
 

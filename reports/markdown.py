@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper import _format as fmt
+from chopper.errors import printable
 from chopper.reports.story import Views, tell
 from chopper.reports.text import group_label
 
@@ -25,7 +26,7 @@ _LEVELS: tuple[tuple[Level, str], ...] = (
 
 def escape(text: str) -> str:
     """A text that Markdown shows as it is: no markup, no HTML, one line."""
-    return " ".join(text.translate(_SPECIAL).split())
+    return " ".join(printable(" ".join(text.split())).translate(_SPECIAL).split())
 
 
 def render(attribution: Attribution) -> str:

@@ -6,8 +6,11 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from chopper import _format as fmt
 from chopper.causes import CAUSES, parents
+from chopper.errors import printable
 from chopper.reports.advice import advice
 
 if TYPE_CHECKING:
@@ -104,28 +107,31 @@ class Views:
 
 
 def tell(views: Views) -> Story:
-    """Put an attribution into words."""
+    """Put an attribution into words; names from data cannot steer a terminal."""
     attribution = views.attribution
     windows = views.windows
     unit = _unit(attribution)
     observed = attribution.observed_ns / windows
     ideal = attribution.ideal_ns / windows if attribution.ideal_ns else None
-    reason = None if ideal is not None else _why_no_ideal(attribution)
+    reason = None if ideal is not None else printable(_why_no_ideal(attribution))
     top = tuple(_top(views, row) for row in _largest(attribution, 3))
     verdict, detail = _verdict(attribution, unit, observed, ideal, reason)
     return Story(
-        title=attribution.run.manifest.name,
-        facts=_facts(attribution, unit),
+        title=printable(attribution.run.manifest.name),
+        facts=tuple(printable(fact) for fact in _facts(attribution, unit)),
         unit=unit,
         windows=windows,
         observed_per_window_ns=observed,
         ideal_per_window_ns=ideal,
         ideal_reason=reason,
-        ceiling=_ceiling(attribution),
+        ceiling=tuple(printable(line) for line in _ceiling(attribution)),
         verdict=verdict,
         detail=detail,
         top=top,
-        findings=tuple(sorted(attribution.findings, key=lambda f: _SEVERITY[f.severity])),
+        findings=tuple(
+            msgspec.structs.replace(f, message=printable(f.message))
+            for f in sorted(attribution.findings, key=lambda f: _SEVERITY[f.severity])
+        ),
     )
 
 
@@ -272,14 +278,16 @@ def evidence(views: Views, cause: str) -> list[Evidence]:
             shown = fmt.kernel_name(name) if level == "kernel" else name
             # On CPU-only runs an event's name is its operator's: once is enough.
             if all(e.name != name for e in found):
-                found.append(Evidence(word, name, shown, fmt.ratio(share)))
+                found.append(Evidence(word, name, printable(shown), fmt.ratio(share)))
     ranks = views.by("rank")
     if len(ranks) > 1:
         times = {str(g.key): g.causes.get(cause, 0) for g in ranks}
         mean = sum(times.values()) / len(times)
         worst, time_ns = max(times.items(), key=lambda kv: kv[1])
         if mean and time_ns > 1.25 * mean:
-            found.append(Evidence("rank", worst, worst, f"{fmt.factor(time_ns / mean)} the mean"))
+            found.append(
+                Evidence("rank", worst, printable(worst), f"{fmt.factor(time_ns / mean)} the mean")
+            )
     return found
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chopper import _format as fmt
+from chopper.errors import printable
 from chopper.reports.palette import color
 from chopper.reports.story import Story, Views, tell
 
@@ -187,14 +188,14 @@ def _groups(
 
 
 def group_label(group: Group, level: str) -> str:
-    """A group's key for people; None is what has no value at this level."""
+    """A group's key for people, printable; None is what has no value at this level."""
     if group.key is None:
         return {"step": "whole trace", "rank": "no rank"}.get(level, f"(no {level})")
     if level == "kernel":
-        return fmt.kernel_name(str(group.key))
+        return printable(fmt.kernel_name(str(group.key)))
     if level in ("step", "rank"):
         return f"{level} {group.key}"
-    return str(group.key)
+    return printable(str(group.key))
 
 
 def _group_cells(
@@ -208,7 +209,7 @@ def _group_cells(
         cause, time_ns = largest
         mostly = Text(f"{fmt.ratio(time_ns / group.time_ns)} {CAUSES[cause].label}", style="dim")
     cells = [
-        Text(fmt.ellipsize(_printable(group_label(group, level)), name_width)),
+        Text(fmt.ellipsize(group_label(group, level), name_width)),
         Text(fmt.duration(group.time_ns / divisor)),
         Text(fmt.ratio(group.time_ns / observed)),
         mostly,
@@ -219,17 +220,12 @@ def _group_cells(
     return cells
 
 
-def _printable(text: str) -> str:
-    """A name from a trace without control characters: it must not steer the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def _ranks(console: Console, views: Views, story: Story, width: int) -> None:
     """One line over the ranks: the spread of the step time, and who is slowest."""
     ranks = views.attribution.ranks
     if len(ranks) < 2:
         return
-    per_step = {r.label: r.observed_ns / max(r.steps, 1) for r in ranks}
+    per_step = {printable(r.label): r.observed_ns / max(r.steps, 1) for r in ranks}
     slowest = max(per_step, key=per_step.__getitem__)
     fastest = min(per_step, key=per_step.__getitem__)
     console.print()

@@ -203,7 +203,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_reaches_all_and_keeps_what_was_recorded(record, number):
     script = record.script(LOOP.format(dies=-1))
     with record.popen(*TORCHRUN, script) as process:
@@ -397,3 +397,60 @@ def test_an_earlier_run_is_kept(record):
     assert done.returncode == 1
     assert "holds a run already; pass --force" in done.stderr
     assert (run / "manifest.json").exists()
+
+
+def test_the_earlier_run_is_there_until_the_new_one_is(record):
+    script = record.script("for _ in range(int(sys.argv[1])): step()")
+    options = ("-o", "run", "--no-trace", "--force")
+    assert record(sys.executable, script, "2", options=options).returncode == 0
+    assert record("no-such-command-here", options=options).returncode == 127
+    done = record("false", options=options)
+    assert done.returncode == 1
+    assert "nothing was recorded" in lines_of_chopper(done.stderr)[-1]
+    done = record("rm", "-rf", "run", options=options)
+    assert done.returncode == 1
+    assert record.run().table(0, "step").num_rows == 2
+    assert record(sys.executable, script, "3", options=options).returncode == 0
+    assert record.run().table(0, "step").num_rows == 3
+    assert sorted(p.name for p in record.directory.iterdir()) == ["run", "script.py"]
+
+
+@pytest.mark.parametrize(("ends", "expected"), [("true", 1), ("exit 7", 7)])
+def test_a_command_that_removes_the_output(record, ends, expected):
+    done = record("sh", "-c", f"rm -rf run; {ends}")
+    assert done.returncode == expected
+    assert "Traceback" not in done.stderr
+    last = lines_of_chopper(done.stderr)[-1]
+    assert "nothing was recorded: the command removed the output directory run" in last
+
+
+@pytest.mark.parametrize(("code", "expected"), [("0", 1), ("7", 7)])
+def test_a_run_that_cannot_be_closed_keeps_the_exit_code(record, code, expected):
+    # In the manifest's place, a directory: what a full disk does, without a full disk.
+    script = record.script(
+        "for _ in range(2): step()\nos.makedirs('run/manifest.json/x')\nsys.exit(int(sys.argv[1]))"
+    )
+    done = record(sys.executable, script, code, options=("-o", "run", "--no-trace"))
+    assert done.returncode == expected
+    assert "Traceback" not in done.stderr
+    ours = lines_of_chopper(done.stderr)
+    assert "cannot be written" in ours[1]
+    assert "what the ranks recorded is kept" in ours[1]
+    assert ours[2].startswith("chopper: recorded 1 rank, 2 steps")
+    assert ours[-1] == "chopper: next:"
+    assert "  chopper analyze run\n" in done.stderr
+
+
+def test_under_nohup_a_hang_up_changes_nothing(record):
+    with record.popen(
+        "sh",
+        "-c",
+        "echo ready; read line; exit 5",
+        stdin=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate("go on\n", timeout=60)
+    assert process.returncode == 5, err

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from chopper._claim import claim
 from chopper.errors import OutputError, RunFormatError
 from chopper.manifest import RankManifest, RunManifest, encode
 from chopper.run import (
@@ -17,6 +22,7 @@ from chopper.run import (
     check_output,
     finalize,
     is_run,
+    new_output,
     prepare_output,
     rank_dir_name,
     read_stream,
@@ -188,3 +194,169 @@ def test_rank_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(OutputError, match="cannot be created"):
         RunWriter(tmp_path / "run", 0)
+
+
+# ---------------------------------------------------------------- replacing a run
+
+
+def recorded(path: Path, rank: int = 0, **fields: object) -> Path:
+    writer = RunWriter(path, rank)
+    writer.manifest.status = "complete"
+    for name, value in fields.items():
+        setattr(writer.manifest, name, value)
+    writer.save()
+    return path
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_force_removes_what_chopper_wrote_and_nothing_else(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    finalize(run)
+    (run / "tables" / "rank-00000").mkdir(parents=True)
+    recorded(run / "attempt-0")
+    (run / "model.ckpt").write_text("a week of work")
+    before = files(run)
+    with pytest.raises(OutputError, match=r"what chopper did not write \(model.ckpt\)"):
+        prepare_output(run, force=True)
+    with pytest.raises(OutputError, match=r"model\.ckpt"), new_output(run, force=True):
+        pass
+    assert files(run) == before
+    (run / "model.ckpt").unlink()
+    prepare_output(run, force=True)
+    assert list(run.iterdir()) == []
+
+
+def test_the_old_run_goes_when_the_new_one_has_a_rank(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", world_size=1)
+    before = files(run)
+    for fails in (False, True):
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext():  # noqa: SIM117
+            with new_output(run, force=True) as place:
+                assert list(place.iterdir()) == []
+                (place / "rank-00000").mkdir()
+                (place / "rank-00000" / "step.arrow").touch()
+                if fails:
+                    raise KeyError
+        assert files(run) == before
+        assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    with new_output(run, force=True) as place:
+        recorded(place, rank=3)
+    assert list(files(run)) == ["rank-00003/manifest.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_command_that_removes_or_fills_the_output_loses_no_run(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    before = files(run)
+    with new_output(run, force=True) as place:
+        place.rmdir()
+    assert files(run) == before
+    with new_output(run, force=True) as place:
+        (place / "model.ckpt").write_text("mine")
+    assert files(run) == before | {"model.ckpt": b"mine"}
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_output_that_stays_empty_is_as_it_was(tmp_path: Path) -> None:
+    with new_output(tmp_path / "new"):
+        pass
+    (tmp_path / "mine").mkdir()
+    with new_output(tmp_path / "mine"):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_links_to_a_run_are_followed(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    link = tmp_path / "latest"
+    link.symlink_to(run)
+    with new_output(link, force=True) as place:
+        assert place == run
+        recorded(place, rank=1)
+    assert link.is_symlink()
+    assert Run.open(link).ranks == [1]
+    prepare_output(link, force=True)
+    assert list(run.iterdir()) == []
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "target")
+    with new_output(dangling) as place:
+        assert place == tmp_path / "target"
+        recorded(place)
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(OutputError) as caught, new_output(circle):
+        pass
+    assert "None" not in str(caught.value)
+
+
+def test_a_living_recording_is_not_replaced(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    here = socket.gethostname()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        recorded(run, status="running", hostname=here, pid=other.pid, start_ns=time.time_ns())
+        with pytest.raises(OutputError, match=rf"process {other.pid} is recording into it"):
+            check_output(run, force=True)
+        other.kill()
+    assert check_output(run, force=True)
+    # On another host, nobody here can tell: for an hour after its last sign of life it may live.
+    recorded(run, status="running", hostname="node7", pid=1, start_ns=time.time_ns())
+    with pytest.raises(OutputError, match="of the host node7 is recording into it"):
+        check_output(run, force=True)
+    hour_ago = time.time() - 3601
+    os.utime(run / "rank-00000" / "manifest.json", (hour_ago, hour_ago))
+    assert check_output(run, force=True)
+    recorded(run, status="complete", hostname="node7", pid=1)
+    assert check_output(run, force=True)
+
+
+# ---------------------------------------------------------------- restarts
+
+
+def test_ranks_of_an_older_attempt_are_not_in_the_run(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        recorded(tmp_path, rank, world_size=2, start_ns=500 + rank, status="complete",
+                 environment={"TORCHELASTIC_RESTART_COUNT": "1"})  # fmt: skip
+    for rank in (2, 3):
+        recorded(tmp_path, rank, world_size=4, start_ns=100, status="running",
+                 environment={"TORCHELASTIC_RESTART_COUNT": "0"})  # fmt: skip
+    for run in (Run.open(tmp_path).manifest, finalize(tmp_path)):
+        assert [p.rank for p in run.ranks] == [0, 1]
+        assert [f.code for f in run.findings] == ["run.older_attempt"]
+        assert "rank-00002, rank-00003: recorded before" in run.findings[0].message
+        assert run.findings[0].count == 2
+    assert (tmp_path / "rank-00003" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "start_ns", "kept"), [(4, 100, False), (4, 900, True), (2, 100, True)]
+)
+def test_without_torchrun_the_world_tells_attempts_apart(
+    tmp_path: Path, world_size: int, start_ns: int, kept: bool
+) -> None:
+    recorded(tmp_path, 0, world_size=2, start_ns=500)
+    recorded(tmp_path, 1, world_size=world_size, start_ns=start_ns)
+    assert Run.open(tmp_path).ranks == ([0, 1] if kept else [0])
+
+
+def test_folders_of_attempts_are_named_by_the_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    # Rank 0 was there in all attempts, rank 1 is missing from the first two.
+    for count, ranks in (("0", [0]), ("1", [0]), ("2", [0, 1]), ("3", [0, 1])):
+        for rank in ranks:
+            claim(tmp_path, rank, len(ranks), force=False)
+            recorded(tmp_path, rank, environment={"TORCHELASTIC_RESTART_COUNT": count})
+    assert Run.open(tmp_path / "attempt-2").ranks == [0, 1]
+    assert Run.open(tmp_path / "attempt-1").ranks == [0]
+    # A second process of the same attempt takes the next free one.
+    finding = claim(tmp_path, 0, 2, force=False)
+    assert finding is not None
+    assert "attempt-3/" in finding.message
+    recorded(tmp_path, 0, environment={"TORCHELASTIC_RESTART_COUNT": "3"})
+    finding = claim(tmp_path, 0, 2, force=False)
+    assert finding is not None
+    assert "attempt-4/" in finding.message

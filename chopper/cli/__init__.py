@@ -15,7 +15,7 @@ import click
 
 from chopper._version import __version__
 from chopper.cli._light import without_pandas
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, printable
 
 _COMMANDS = {
     "run": "Record a reference workload, attribute it, show where the time went.",
@@ -97,7 +97,7 @@ def main() -> None:
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
-        click.echo(f"chopper: {exc}", err=True)
+        click.echo(f"chopper: {printable(str(exc))}", err=True)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         sys.stderr.close()

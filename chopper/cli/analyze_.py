@@ -9,7 +9,7 @@ import click
 
 from chopper.attribution import LEVELS
 from chopper.cli._progress import progress
-from chopper.errors import UsageError
+from chopper.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, Level
@@ -94,7 +94,10 @@ def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict
 
 
 def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
-    """Causes, one row each; with a level, one row per value and one column per leaf cause."""
+    """Causes, one row each; with a level, one row per value and one column per leaf cause.
+
+    Control characters in names are escaped: the table may go to a terminal.
+    """
     import csv
     import io
 
@@ -126,7 +129,7 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
     for group in groups if top is None else groups[:top]:
         writer.writerow(
             [
-                "" if group.key is None else group.key,
+                "" if group.key is None else printable(str(group.key)),
                 group.time_ns,
                 group.time_ns / observed if observed else "",
                 *(group.causes.get(leaf, 0) for leaf in leaves),
@@ -153,4 +156,4 @@ def _print_text(attribution: Attribution, by: Level | None, top: int | None) -> 
 def _quoted(sources: tuple[str, ...]) -> str:
     import shlex
 
-    return " ".join(shlex.quote(s) for s in sources)
+    return printable(" ".join(shlex.quote(s) for s in sources))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._progress import progress
-from chopper.errors import OutputError
+from chopper.errors import OutputError, printable
 
 if TYPE_CHECKING:
     from chopper.manifest import RunManifest
@@ -48,7 +48,7 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
     else:
         click.echo(str(target))
     for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
-        click.echo(f"{finding.severity}: {finding.message}", err=True)
+        click.echo(f"{finding.severity}: {printable(finding.message)}", err=True)
     named = shlex.quote(str(target))
     click.echo(f"next: chopper analyze {named}", err=True)
     click.echo(f"      chopper report {named} -o report.html", err=True)

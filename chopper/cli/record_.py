@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chopper.errors import RunFormatError
+from chopper.errors import CaptureError, ChopperError, OutputError, RunFormatError, printable
 
 if TYPE_CHECKING:
     from chopper import manifest as m
@@ -65,37 +66,67 @@ def command(
     """
     from chopper import _session
     from chopper._claim import choose_output
-    from chopper._launch import launch
-    from chopper.run import finalize, prepare_output
+    from chopper._launch import find_command, launch
+    from chopper.run import new_output
 
     if not command_line:
         raise click.UsageError("no command given; say: chopper record -- python train.py")
     # What is wrong with the options is said here and now, not by each rank.
     _session.make_options(collect=collect, steps=steps, output=None)
-    path = prepare_output(
-        (output if output is not None else choose_output(None, None)).absolute(), force=force
-    )
-    shown = output if output is not None else Path(os.path.relpath(path))
-    _say(f"recording to {shown}")
+    target = output if output is not None else choose_output(None, None)
+    shown = output if output is not None else Path(os.path.relpath(target))
+    # Before anything is replaced.
+    find_command(command_line[0], os.environ)
+    code: int | None = None
     try:
-        with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
-            code = launch(
-                command_line,
-                env=hooked_environment(
-                    path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
-                ),
-            )
-            seen = _Notes(Path(notes.name))
+        with new_output(target, force=force) as path:
+            _say(f"recording to {shown}")
+            with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
+                code = launch(
+                    command_line,
+                    env=hooked_environment(
+                        path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
+                    ),
+                )
+                seen = _Notes(Path(notes.name))
+            return _close(path, shown, command_line, code, seen)
+    except (ChopperError, OSError) as exc:
+        if code is None:
+            if isinstance(exc, ChopperError):
+                raise
+            raise CaptureError(f"recording cannot start: {exc}") from exc
+        # The command has ended: whatever fails from here on, its exit code is the answer.
+        _say(str(exc))
+        return code or 1
+
+
+def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Notes) -> int:
+    """Make a run of what the ranks wrote and say what it holds; returns the exit code."""
+    from chopper.run import Run, finalize
+
+    failed = False
+    try:
         run = finalize(path, command=command_line, exit_code=code)
     except RunFormatError:
         ended = f"; the command ended with exit code {code}" if code else ""
-        _say(f"nothing was recorded: {seen.explain(command_line)}{ended}")
+        why = (
+            seen.explain(command_line)
+            if path.is_dir()
+            else f"the command removed the output directory {shown}"
+        )
+        _say(f"nothing was recorded: {why}{ended}")
         return code or 1
-    finally:
-        if not any(path.iterdir()):
-            path.rmdir()
-    _summarize(run, path, shown, code)
-    return code
+    except OutputError as exc:
+        _say(f"{exc}; what the ranks recorded is kept and can be read")
+        run = Run.open(path).manifest
+        failed = True
+    try:
+        _summarize(run, path, code)
+    except (ChopperError, OSError) as exc:
+        _say(f"warning: what was recorded cannot be read back: {exc}")
+        failed = True
+    _next(shown)
+    return code or int(failed)
 
 
 def hooked_environment(
@@ -147,7 +178,7 @@ class _Notes:
         )
 
 
-def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
+def _summarize(run: m.RunManifest, path: Path, code: int) -> None:
     from chopper.run import Run
 
     opened = Run.open(path)
@@ -173,9 +204,21 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
             _say(f"collector {report.name} failed: {report.reason}")
     if code:
         _say(f"the command ended with exit code {code}; what it had recorded is kept")
-    _say(f"next:\n  chopper analyze {shown}\n  chopper report {shown} -o report.html")
+
+
+def _next(shown: Path) -> None:
+    run = shlex.quote(str(shown))
+    _say("next:")
+    _print(f"  chopper analyze {run}")
+    _print(f"  chopper report {run} -o report.html")
 
 
 def _say(message: str) -> None:
-    click.echo(f"chopper: {message}", err=True)
-    sys.stderr.flush()
+    _print(f"chopper: {message}")
+
+
+def _print(line: str) -> None:
+    # Nobody listening is no reason to lose the command's exit code.
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(printable(line), err=True)
+        sys.stderr.flush()

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from chopper.cli._progress import progress
-from chopper.errors import OutputError
+from chopper.errors import InputError, OutputError, printable
+from chopper.run import run_around
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
@@ -38,7 +39,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
     from chopper import reports
 
     kind = reports.format_of(output)
-    _check(output, force=force)
+    _check(output, sources, force=force)
     if kind == "html":
         from chopper.reports import plotly_script
 
@@ -61,8 +62,8 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
         click.launch(output.resolve().as_uri())
 
 
-def _check(output: Path, *, force: bool) -> None:
-    """Refuse what cannot work before minutes are spent on the run."""
+def _check(output: Path, sources: tuple[str, ...], *, force: bool) -> None:
+    """Refuse what cannot work, or would harm what is read, before minutes are spent on the run."""
     if output.is_dir():
         raise OutputError(
             f"{output}: is a directory; give a file, for example {output}/report.html"
@@ -73,12 +74,29 @@ def _check(output: Path, *, force: bool) -> None:
         )
     if output.exists() and not force:
         raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
+    run = run_around(output)
+    if run is not None:
+        raise OutputError(
+            f"{output}: lies inside the run {run}, which chopper may replace or read as traces; "
+            "choose another -o"
+        )
+    if output.exists() and _is_source(output, sources):
+        raise OutputError(f"{output}: is what the report is made from; choose another -o")
+
+
+def _is_source(output: Path, sources: tuple[str, ...]) -> bool:
+    from chopper.ingest import find_sources
+
+    try:
+        return any(output.samefile(file) for file in find_sources(sources))
+    except (InputError, OSError):  # a run; or said better by load()
+        return False
 
 
 def _closing(output: Path, size: int, sources: tuple[str, ...], opened: bool) -> str:
     from chopper import _format as fmt
 
-    named = " ".join(shlex.quote(s) for s in sources)
+    named = printable(" ".join(shlex.quote(s) for s in sources))
     line = f"{fmt.bytes_(size)} written"
     if output.suffix.lower() in (".html", ".htm") and not opened:
         return (

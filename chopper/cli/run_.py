@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from chopper.cli._progress import progress
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, printable
 
 
 class _Command(click.Command):
@@ -59,31 +59,30 @@ def command(
       chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
     """
     from chopper._workloads import prepare
-    from chopper.run import prepare_output
+    from chopper.run import new_output
 
     with progress("looking at this machine"):
         launch = prepare(workload, ranks=ranks, steps=steps, options=options)
-    # After all checks: --force removes the run that is there.
-    path = prepare_output(
-        output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}", force=force
-    )
-    for note in launch.notes:
-        click.echo(f"chopper: {note}", err=True)
-    click.echo(f"chopper: recording {workload} with {launch.ranks} ranks into {path}", err=True)
-    exit_code = launch.run(path)
-    if exit_code:
-        click.echo(
-            f"chopper: {workload} ended with exit code {exit_code}; what was recorded until then "
-            f"is kept in {path}",
-            err=True,
-        )
-    try:
-        _show(path, workload, exit_code, as_json=as_json)
-    except ChopperError as exc:
-        # Nothing usable was recorded: of a run that failed, its own code says more.
-        if not exit_code:
-            raise
-        click.echo(f"chopper: {exc}", err=True)
+    # After all checks: --force replaces the run that is there.
+    path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
+    with new_output(path, force=force) as place:
+        for note in launch.notes:
+            click.echo(f"chopper: {note}", err=True)
+        click.echo(f"chopper: recording {workload} with {launch.ranks} ranks into {path}", err=True)
+        exit_code = launch.run(place)
+        if exit_code:
+            click.echo(
+                f"chopper: {workload} ended with exit code {exit_code}; what was recorded until "
+                f"then is kept in {path}",
+                err=True,
+            )
+        try:
+            _show(path, workload, exit_code, as_json=as_json)
+        except ChopperError as exc:
+            # Nothing usable was recorded: of a run that failed, its own code says more.
+            if not exit_code:
+                raise
+            click.echo(f"chopper: {printable(str(exc))}", err=True)
     return exit_code
 
 

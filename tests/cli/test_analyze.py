@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,7 +12,7 @@ from click.testing import CliRunner, Result
 from chopper import api
 from chopper.cli import cli
 from chopper.cli.analyze_ import to_csv, to_json
-from chopper.errors import UsageError
+from chopper.errors import InputError, UsageError, printable
 from tests.reports.make import Shape, make
 
 EXACT = make()
@@ -69,7 +71,7 @@ def test_csv_survives_names_with_commas_quotes_and_newlines() -> None:
     hostile = make(Shape(hostile=True))
     rows = list(csv.reader(io.StringIO(to_csv(hostile, "kernel", None))))
     assert len({len(r) for r in rows}) == 1
-    assert {r[0] for r in rows[1:]} == {g.key for g in hostile.by("kernel")}
+    assert {r[0] for r in rows[1:]} == {printable(str(g.key)) for g in hostile.by("kernel")}
 
 
 def test_what_cannot_be_is_a_usage_error(trace) -> None:
@@ -78,3 +80,25 @@ def test_what_cannot_be_is_a_usage_error(trace) -> None:
     assert run().exit_code == 2
     with pytest.raises(UsageError, match="exclude each other"):
         run(trace, "--json", "--csv")
+
+
+def test_an_empty_name_is_not_the_current_directory(trace, tmp_path, monkeypatch) -> None:
+    (tmp_path / "t.json.gz").symlink_to(trace)
+    monkeypatch.chdir(tmp_path)
+    assert run(".").exit_code == 0
+    for names in ([""], ["t.json.gz", ""]):
+        with pytest.raises(InputError, match="'': an empty name"):
+            run(*names)
+
+
+def test_an_error_cannot_steer_the_terminal(tmp_path) -> None:
+    (tmp_path / "\x1b]0;owned\x07.json").write_text("no trace")
+    shown = subprocess.run(
+        [sys.executable, "-m", "chopper", "analyze", "\x1b]0;owned\x07.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 1
+    assert r"chopper: \x1b]0;owned\x07.json: " in shown.stderr
+    assert "\x1b" not in shown.stderr

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kineto_writer import small_trace
+
 
 @pytest.fixture
 def trace(traces_dir) -> str:
@@ -94,3 +96,33 @@ def test_what_is_no_run_is_one_line(tmp_path) -> None:
         assert shown.returncode == 1, source
         assert one_line(shown).startswith("chopper: ")
         assert not (tmp_path / "r.html").exists()
+
+
+def test_what_the_report_is_made_from_is_not_overwritten(tmp_path) -> None:
+    trace = tmp_path / "t.json"
+    trace.write_bytes(small_trace().encode())
+    before = trace.read_bytes()
+    link = tmp_path / "link.json"
+    link.hardlink_to(trace)
+    for source, output in (("t.json", "t.json"), ("*.json", "t.json"), (".", "link.json")):
+        shown = chopper("report", source, "-o", output, "--force", cwd=tmp_path)
+        assert shown.returncode == 1
+        assert "is what the report is made from" in one_line(shown)
+    assert trace.read_bytes() == before
+    assert chopper("report", "t.json", "-o", "other.json", cwd=tmp_path).returncode == 0
+
+
+def test_no_report_goes_into_a_run(tmp_path) -> None:
+    (tmp_path / "t.json").write_bytes(small_trace().encode())
+    assert chopper("import", "t.json", "-o", "run", cwd=tmp_path).returncode == 0
+    (tmp_path / "link").symlink_to("run")
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    for output in ("run/manifest.json", "run/report.html", "link/rank-00000/r.md"):
+        for source in ("run", "t.json"):
+            shown = chopper("report", source, "-o", output, "--force", cwd=tmp_path)
+            assert shown.returncode == 1
+            assert "lies inside the run" in one_line(shown)
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    # A web page's manifest.json does not make its directory a run.
+    (tmp_path / "manifest.json").write_text('{"name": "my site"}')
+    assert chopper("report", "run", "-o", "r.md", cwd=tmp_path).returncode == 0

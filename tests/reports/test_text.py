@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 from chopper import reports
 from chopper.causes import CAUSES, LEAVES
-from chopper.errors import UsageError
+from chopper.cli.analyze_ import to_csv
+from chopper.errors import UsageError, printable
+from chopper.manifest import Finding
 from chopper.reports import markdown, text
 from chopper.reports.advice import advice
 from chopper.reports.palette import COLORS, color, ink
@@ -28,13 +31,56 @@ def test_plain_text_has_no_escape_codes_and_colour_has() -> None:
     assert "\x1b[" in text.render(EXACT, color=True)
 
 
-def test_a_name_cannot_steer_the_terminal() -> None:
-    from chopper.reports.text import _printable
+def test_printable_shows_control_characters_and_leaves_the_rest() -> None:
+    assert printable("a\x1b[2Jb\r\nc") == r"a\x1b[2Jb\r\nc"
+    # C1 controls, direction overrides, line separators, what is no character at all.
+    assert printable("\x9b2J\u202e\u2028\ud800") == r"\x9b2J\u202e\u2028\ud800"
+    for text_ in ("void k<4, true>(int)", "Größe · 3 µs", "1\u202f000\xa0s", "数据"):
+        assert printable(text_) == text_
 
-    assert (
-        _printable("a\x1b[2Jb\r\nc")
-        == "a\N{REPLACEMENT CHARACTER}[2Jb" + "\N{REPLACEMENT CHARACTER}" * 2 + "c"
-    )
+
+_EVIL = "\x1b]0;owned\x07\x9b2J\r\nk"
+
+
+@pytest.fixture
+def evil():
+    """An attribution in which every name that comes from data tries to steer the terminal."""
+    made = make(Shape())
+    run = made.run.manifest
+    run.name = run.workload = _EVIL
+    for part in run.ranks:
+        part.backend = _EVIL
+    finding = Finding(code="x.y", severity="warning", message=_EVIL)
+    ranks = [dataclasses.replace(r, device=_EVIL, label=_EVIL + str(r.rank)) for r in made.ranks]
+    groups = {level: made.by(level) for level in ("op", "kernel", "phase", "layer")}
+
+    class Evil(type(made)):
+        def by(self, level):
+            found = groups.get(level)
+            if found is None:
+                return super().by(level)
+            return [dataclasses.replace(g, key=f"{_EVIL}{i}") for i, g in enumerate(found)]
+
+    fields = {f.name: getattr(made, f.name) for f in dataclasses.fields(made) if f.init}
+    return Evil(**(fields | {"ranks": ranks, "findings": [*made.findings, finding]}))
+
+
+@pytest.mark.parametrize("by", [None, "phase", "layer", "op", "kernel", "rank"])
+def test_names_from_data_cannot_steer_the_terminal(evil, by) -> None:
+    shown = {
+        "text": text.render(evil, by=by),
+        "markdown": markdown.render(evil),
+        "csv": to_csv(evil, by, None),
+    }
+    for kind, out in shown.items():
+        assert not set(re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)), kind
+    assert r"\x1b]0;owned" in shown["text"]
+    # Two backslashes: Markdown takes one of them.
+    assert r"\\x1b\]0;owned" in shown["markdown"]
+    if by in ("phase", "layer", "op", "kernel"):
+        rows = shown["csv"].splitlines()[1:]
+        assert rows
+        assert all(row.startswith(r"\x1b]0;owned\x07\x9b2J\r\nk") for row in rows)
 
 
 def test_the_tree_shows_every_cause_once_and_ends_with_the_sum() -> None:
