@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import os
 import signal
@@ -47,6 +48,8 @@ _STEPLESS_NS = 60 * 10**9
 _STEPLESS_CALLS = 50
 
 _active: Session | None = None
+_traced_pids: set[int] = set()
+"""This process, and those it was forked from, where they traced."""
 
 
 def active() -> Session | None:
@@ -172,6 +175,7 @@ class Session:
         self._not_before = 0
         """Step at which a window may begin, after another ended."""
         self._noted: set[str] = set()
+        self._saw_torch = False
         self._capture: _Capture | None = None
         self._kept: _Capture | None = None
         self._kept_steps = 0
@@ -497,11 +501,13 @@ class Session:
             return False
         if self.number >= self._upcoming[0].begin:
             self._annotator.install()
+            _traced_pids.add(self._pid)
             self._trace.begin()
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
             self._begin_span()
             return True
         if self.number == self._upcoming[0].begin - 1:
+            _traced_pids.add(self._pid)
             self._trace.prepare()
             return True
         return False
@@ -736,8 +742,13 @@ class Session:
         if self.number == 0 and "run.no_steps" not in self._noted:
             self._note(
                 "run.no_steps",
-                "no step was seen: no optimizer of torch stepped"
-                + ("" if self._saw_torch else " after torch was imported, which came later")
+                "no step was seen: "
+                + (
+                    "no optimizer of torch stepped"
+                    if self._saw_torch
+                    else "torch's optimizers are not watched when torch is imported later than the "
+                    "recording begins"
+                )
                 + "; call prof.step() at the end of each step",
             )
 
@@ -866,10 +877,12 @@ class Session:
         if tracing and self._trace.mine:
             # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
             # in here, as Kineto's threads are not.
-            from torch.autograd import _enable_record_function
+            import torch
 
-            self._trace.abandon()
-            _enable_record_function(False)
+            self._trace.forget()
+            enable: Any = getattr(torch.autograd, "_enable_record_function", None)
+            if enable is not None:
+                enable(False)
 
 
 def _median(values: deque[int]) -> int | None:
@@ -947,8 +960,25 @@ def open_session(options: Options) -> Session:
 
 
 def _after_fork_in_child() -> None:
+    if _traced_pids:
+        _leave_without_destructors()
     if _active is not None:
         _active.forked()
+
+
+def _leave_without_destructors() -> None:
+    """In a forked child: end, when its time comes, without the C++ destructors.
+
+    Kineto's wait for its thread, which is not in the child: they hang, or abort. Python has ended
+    in order by then; what C holds in its buffers is written.
+    """
+    libc = ctypes.CDLL(None)
+    try:
+        flush, leave, on_exit, at_exit = libc.fflush, libc._exit, libc.on_exit, libc.__cxa_atexit
+    except AttributeError:  # not glibc
+        return
+    on_exit(leave, None)  # called with the exit status
+    at_exit(flush, None, None)  # the last one registered is called first; NULL: all of them
 
 
 def _before_fork() -> None:

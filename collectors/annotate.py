@@ -26,9 +26,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 

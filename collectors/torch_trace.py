@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import gzip
 import mmap
@@ -87,6 +88,7 @@ class TorchTrace:
         if "KINETO_LOG_LEVEL" not in os.environ:
             os.environ["KINETO_LOG_LEVEL"] = "99"
             self._log_level_set = True
+        self._settle()
         self._watch_profilers()
 
     @property
@@ -149,11 +151,35 @@ class TorchTrace:
         self._owner = None
 
     def abandon(self) -> None:
-        """Leave a trace that cannot be ended as it is: to free it, too, would crash."""
+        """Leave a trace that cannot be ended from here; its own thread ends it when it comes by.
+
+        To free it would crash, and so would the end of the process while it runs.
+        """
+        if self.active and self._owner is not None:
+            if not _abandoned:
+                atexit.register(self._settle)
+            _abandoned.append((self._owner, self._profiler))
+        self.forget()
+
+    def forget(self) -> None:
+        """Have no trace, whatever runs: in a forked child, nothing does."""
         self.active = False
-        _abandoned.append(self._profiler)
         self._profiler = None
         self._owner = None
+
+    def _settle(self) -> None:
+        """End what was abandoned in this thread."""
+        for entry in list(_abandoned):
+            owner, profiler = entry
+            if owner is threading.current_thread() and _profiler_enabled():
+                _abandoned.remove(entry)
+                self._own_call, own_call = True, self._own_call
+                try:
+                    profiler.stop_trace()
+                finally:
+                    self._own_call = own_call
+                self._held = profiler
+                self.drop()
 
     def _stop_trace(self) -> None:
         import torch
@@ -225,7 +251,8 @@ class TorchTrace:
 
     def stop(self) -> CollectorReport:
         """End a trace that still runs, or was prepared, and drop it."""
-        self._unwatch_profilers()
+        if not _abandoned:
+            self._unwatch_profilers()
         if self._log_level_set and os.environ.get("KINETO_LOG_LEVEL") == "99":
             del os.environ["KINETO_LOG_LEVEL"]
         if self.active and not self.mine:
@@ -298,6 +325,7 @@ class TorchTrace:
 
     def _give_way(self) -> bool:
         """End what is traced or prepared here before another profiler begins; whether it was."""
+        self._settle()
         if self._profiler is None:
             return False
         if not self.mine:
@@ -326,15 +354,15 @@ class TorchTrace:
         )
 
 
-_abandoned: list[Any] = []
-"""Profilers that must not be freed."""
+_abandoned: list[tuple[threading.Thread, Any]] = []
+"""Profilers that must not be freed, and the threads that they run in."""
 
 
 def _profiler_enabled() -> bool:
     """Whether a profiler runs in this thread."""
-    from torch.autograd import _profiler_enabled as enabled
+    from torch._C._autograd import _profiler_enabled as enabled
 
-    return bool(enabled())
+    return enabled()
 
 
 def _end_spans() -> None:

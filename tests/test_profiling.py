@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
+import pyarrow
+import pyarrow.ipc
 import pytest
 import torch
 from torch import nn
@@ -242,6 +245,10 @@ def test_watched_is_what_it_watches(task):
     assert sum(len(batch) for (batch,) in watched) == 6
     with pytest.raises(AttributeError, match="no_such"):
         _ = watched.no_such
+    assert next(prof.watch(iter([5, 6]))) == 5
+    assert prof.watch([5, 6])[1] == 6
+    assert bool(prof.watch(iter(()))) is True  # as an iterator is, which has no length
+    assert bool(prof.watch([])) is False
 
 
 def test_layers_and_their_backward(task):
@@ -403,6 +410,19 @@ def test_decorator(task):
     assert train(3, scale=2) == 6
     assert train.__doc__ == "Trains."
     assert len(steps_of("run")) == 3
+
+
+def test_each_call_of_a_decorated_function_has_a_run(task):
+    @chopper.profile("run", collect=TRACE_ONLY, trace=False)
+    def train(depth):
+        task.step()
+        if depth:
+            train(depth - 1)
+
+    for depth in (0, 2, 0):
+        train(depth)
+    assert [len(steps_of(name)) for name in ("run", "run-2", "run-3")] == [1, 3, 1]
+    assert {p.name for p in Path().iterdir()} == {"run", "run-2", "run-3"}
 
 
 def test_decorator_of_a_coroutine(task):
@@ -680,6 +700,217 @@ def test_a_rank_writes_its_own_part_only(task, monkeypatch):
     assert "host" not in {report.name for report in part.collectors}
 
 
+# -- beside what the program does ----------------------------------------------------------------
+
+
+def findings_of(path="run"):
+    return [finding.code for finding in Run.open(Path(path)).part(0).findings]
+
+
+def test_the_programs_own_profiler_goes_first(task):
+    own = torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
+    with (
+        chopper.profile("run", collect=TRACE_ONLY, steps=(2, 7)),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], schedule=own
+        ) as theirs,
+    ):
+        # Theirs is prepared when ours is, and runs in steps 2 to 4.
+        for _ in range(10):
+            task.step()
+            theirs.step()
+    names = [event.name for event in theirs.events()]
+    assert names.count("ProfilerStep*") == 3
+    assert names.count("aten::addmm") == 6
+    assert not [name for name in names if name.startswith("chopper::")]
+    assert len(steps_of("run")) == 10
+    assert "run.profiler_in_use" in findings_of()
+
+
+def test_a_profiler_within_a_forward_takes_the_trace_over(task):
+    seen = []
+
+    class Profiles(nn.Module):
+        def forward(self, x):
+            with torch.autograd.profiler.profile() as theirs:
+                y = x.exp()
+            seen.extend(event.name for event in theirs.function_events)
+            return y
+
+    model = nn.Sequential(nn.Linear(8, 8), Profiles())
+    with (
+        chopper.profile("run", collect=TRACE_ONLY),
+        torch.profiler.record_function("epoch"),
+    ):
+        task.step()
+        task.step()
+        for _ in range(3):
+            with torch.profiler.record_function("inner"):
+                model(torch.ones(2, 8))
+        for _ in range(60):  # up to the later window
+            task.step()
+    assert seen.count("aten::exp") == 3
+    assert len(steps_of("run")) == 62
+    assert "aten::addmm" in names_of("run")
+    assert "run.profiler_in_use" in findings_of()
+
+
+def test_no_trace_within_the_programs_own(task):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        with chopper.profile("run", collect=TRACE_ONLY):
+            for _ in range(9):
+                task.step()
+        task.step()
+    assert [e.name for e in theirs.events()].count("aten::addmm") == 20
+    assert Run.open(Path("run")).part(0).traces == ()
+    assert findings_of() == ["run.profiler_in_use"]
+
+
+def test_torch_and_the_process_are_left_as_they_were(task, monkeypatch):
+    import warnings
+
+    from torch.autograd import profiler
+
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+
+    def state():
+        functions = [
+            getattr(profiler, f"_{what}_profiler") for what in ("prepare", "enable", "disable")
+        ]
+        return functions, list(warnings.filters), dict(os.environ)
+
+    before = state()
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(9):
+            task.step()
+    assert state() == before
+
+
+def test_steps_of_another_thread_leave_the_trace_where_it_is(task):
+    def train():
+        for _ in range(10):
+            task.step()
+            prof.step()
+
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for _ in range(3):
+            task.step()
+            prof.step()
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        for _ in range(3):
+            task.step()
+            prof.step()
+    assert [row["number"] for row in steps_of("run")] == list(range(16))
+    assert traced_of("run") == [2]
+    assert findings_of() == ["run.other_thread"]
+
+
+@pytest.mark.slow
+def test_a_recording_that_another_thread_closes_gives_its_trace_up(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import threading, torch, chopper
+            from chopper import _session
+            model = torch.nn.Linear(4, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with chopper.profile("run", collect=["torch_trace"]):
+                for _ in range(4):
+                    model(torch.ones(2, 4)).sum().backward()
+                    optimizer.step()
+                thread = threading.Thread(target=_session.active().close, args=("complete",))
+                thread.start()
+                thread.join()
+                model(torch.ones(2, 4)).sum().backward()
+            with torch.profiler.profile() as theirs:
+                model(torch.ones(2, 4))
+            assert "aten::addmm" in {event.name for event in theirs.events()}
+            """
+        )
+    )
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=120)
+    assert len(steps_of(tmp_path / "run")) == 4
+    assert traced_of(tmp_path / "run") == []
+    assert findings_of(tmp_path / "run") == ["run.trace_abandoned"]
+
+
+def test_an_exception_that_cannot_be_printed_passes_through(task):
+    class Bad(Exception):
+        def __str__(self):
+            raise ValueError("boom in str")
+
+    @chopper.profile("run", collect=TRACE_ONLY)
+    def train():
+        task.step()
+        raise Bad
+
+    with pytest.raises(Bad):
+        train()
+    part = Run.open(Path("run")).part(0)
+    assert (part.status, part.error) == ("failed", "Bad")
+
+
+def test_layers_that_cannot_be_named_do_not_stop_the_program(task, monkeypatch):
+    from chopper.collectors import annotate
+
+    def fails(module):
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(annotate, "module_names", fails)
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(4):
+            task.step()
+    assert traced_of("run") == [2, 3]
+    assert findings_of() == ["run.layers_lost"]
+
+
+def test_without_a_trace_no_step_is_kept_in_memory(monkeypatch):
+    monkeypatch.setattr(_session, "_FLUSH_NS", 0)
+    with chopper.profile("run", collect=(), trace=False) as prof:
+        for _ in range(100):
+            prof.step()
+        session = _session.active()
+        assert (session._history, session._rows) == ([], [])
+    assert len(steps_of("run")) == 100
+
+
+def test_marks_that_come_late_begin_the_windows_again(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(2, 4)) as prof:
+        for _ in range(6):
+            for _ in range(20):
+                task.step()
+            prof.step()
+    assert traced_of("run") == [2, 3]
+    assert names_of("run").count("aten::addmm") >= 2 * 2 * 20
+    assert findings_of() == ["run.steps_recounted"]
+
+
+def test_marks_that_come_within_a_later_window_begin_the_windows_again(task):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for _ in range(10):
+            for _ in range(52):
+                task.step()
+            prof.step()
+    assert traced_of("run") == [2, 3, 4, 5, 6]
+    assert len(steps_of("run")) == 10
+
+
+def test_a_recording_without_steps_says_so():
+    with chopper.profile("run", collect=(), trace=False):
+        pass
+    assert findings_of() == ["run.no_steps"]
+
+
+def test_help_names_the_default_windows():
+    from chopper._steps import DEFAULT_WINDOWS_TEXT
+
+    assert DEFAULT_WINDOWS_TEXT == "2:7, then 50:55 in their place"
+    for window in DEFAULT_WINDOWS:
+        assert f"``{window.start}:{window.stop}``" in chopper.profile.__doc__
+
+
 # -- processes ----------------------------------------------------------------------------------
 
 
@@ -702,6 +933,74 @@ def test_forked_children_do_not_record(task):
         task.step()
     assert len(steps_of("run")) == 7
     assert {p.name for p in Path("run").iterdir()} == {"rank-00000", MANIFEST}
+
+
+FORKS = """
+import os, sys, torch, chopper
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(count):
+    for _ in range(count):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+with chopper.profile("run", collect=["torch_trace"]) as prof:
+    train(4)
+    pid = os.fork()
+    if pid == 0:
+        train(12)
+        print("trained")
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    train(4)
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
+    (tmp_path / "script.py").write_text(FORKS)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        check=True,
+        timeout=120,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout == "trained\n"
+    assert len(steps_of(tmp_path / "run")) == 8
+    assert traced_of(tmp_path / "run") == [2, 3]
+    assert findings_of(tmp_path / "run") == ["run.forked"]
+
+
+KILLED = """
+import os, signal, torch, chopper
+from chopper import _session
+_session._FLUSH_NS = 0
+with chopper.profile("run", collect=["torch_trace"]) as prof:
+    for _ in range(3):
+        prof.step()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_steps_outlive_a_kill_within_a_trace(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    with pyarrow.OSFile(str(tmp_path / "run" / "rank-00000" / "step.arrow")) as file:
+        reader = pyarrow.ipc.open_stream(file)
+        numbers = [n for batch in batches(reader) for n in batch.column("number").to_pylist()]
+    assert numbers == [0, 1, 2]
+
+
+def batches(reader):
+    """What a stream that was cut short still holds."""
+    while True:
+        try:
+            yield reader.read_next_batch()
+        except (StopIteration, pyarrow.ArrowInvalid):
+            return
 
 
 TERMINATED = """

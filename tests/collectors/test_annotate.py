@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.modules import module as nn_module
 from torch.nn.parallel import DistributedDataParallel
 
-from chopper.collectors.annotate import Annotator, module_names, strip_wrappers
+from chopper.collectors.annotate import Annotator, _walk, module_names, strip_wrappers
 
 
 class Net(nn.Module):
@@ -125,6 +125,29 @@ def test_calls_that_autograd_does_not_see_have_no_rows(annotator):
     with torch.no_grad():
         Net()(torch.ones(1, 4))
     assert layers(annotator) == []
+
+
+def test_methods_that_the_program_made_its_own_are_not_asked(annotator):
+    class Odd(Net):
+        def named_modules(self, *args, **kwargs):
+            raise RuntimeError("not these")
+
+        def named_children(self):
+            raise RuntimeError("nor these")
+
+        def modules(self):
+            raise RuntimeError("nor these")
+
+    model = Odd()
+    model(torch.ones(1, 4))
+    assert set(annotator.take_rows()["layer"]) == {"Odd", "layers.0", "layers.1", "head"}
+
+
+def test_names_walk_as_torch_does():
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()), nn.Linear(4, 4))
+    model.register_module("none", None)
+    assert [(n, id(m)) for n, m in _walk(model)] == [(n, id(m)) for n, m in model.named_modules()]
 
 
 def test_a_second_model_is_told_from_the_first(annotator):
