@@ -12,6 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Kineto reads this once per process: whichever test starts its profiler first, the notes that it
+# writes to stderr must not stand between a test and what chopper itself says there.
+os.environ["KINETO_LOG_LEVEL"] = "99"
+
 
 def find_traces_dir() -> Path | None:
     """The optional catalogue of real traces: CHOPPER_TRACES, or a sibling folder of the clone."""

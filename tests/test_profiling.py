@@ -728,7 +728,7 @@ def test_the_programs_own_profiler_goes_first(task):
 
 
 def test_a_profiler_within_a_forward_takes_the_trace_over(task):
-    seen = []
+    seen: list[object] = []
 
     class Profiles(nn.Module):
         def forward(self, x):
@@ -872,6 +872,7 @@ def test_without_a_trace_no_step_is_kept_in_memory(monkeypatch):
         for _ in range(100):
             prof.step()
         session = _session.active()
+        assert session is not None
         assert (session._history, session._rows) == ([], [])
     assert len(steps_of("run")) == 100
 
@@ -907,8 +908,9 @@ def test_help_names_the_default_windows():
     from chopper._steps import DEFAULT_WINDOWS_TEXT
 
     assert DEFAULT_WINDOWS_TEXT == "2:7, then 50:55 in their place"
+    documented = chopper.profile.__doc__ or ""
     for window in DEFAULT_WINDOWS:
-        assert f"``{window.start}:{window.stop}``" in chopper.profile.__doc__
+        assert f"``{window.start}:{window.stop}``" in documented
 
 
 # -- processes ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chopper._steps import DEFAULT_WINDOWS_TEXT
 from chopper.errors import CaptureError, ChopperError, OutputError, RunFormatError, printable
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
 @click.option(
     "--steps",
     metavar="START:STOP",
-    help="Steps to trace, counted from 0.  [default: 3:8, then 50:55 in their place]",
+    help=f"Steps to trace, counted from 0.  [default: {DEFAULT_WINDOWS_TEXT}]",
 )
 @click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
 @click.option("--force", is_flag=True, help="Replace an earlier run in the output directory.")
