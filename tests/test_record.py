@@ -199,7 +199,7 @@ while True:
     if n == 9:
         if rank == {dies}:
             os.kill(os.getpid(), 9)
-        print("ready", flush=True)
+        os.write(1, b"ready\\n")
 """
 
 
