@@ -249,12 +249,10 @@ class Matched:
     Attributes:
         ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
             it is not matched on all ranks of its group.
-        last_rank: the rank that came last; -1 likewise.
         offset_ns: how far this rank's clock is ahead of the others', by when they leave collectives.
     """
 
     ready_ns: np.ndarray
-    last_rank: np.ndarray
     offset_ns: int = 0
 
 
@@ -277,17 +275,15 @@ def match(
     result = {
         rank: Matched(
             np.full(len(links.events), -1, dtype=np.int64),
-            np.full(len(links.events), -1, dtype=np.int64),
             offsets[rank],
         )
         for rank, links, _ in ranks
     }
     for instance in instances:
         starts = {r: int(links_of[r].events.start_ns[e]) - offsets[r] for r, e in instance.items()}
-        last = max(starts, key=lambda r: starts[r])
+        ready = max(starts.values())
         for rank, event in instance.items():
-            result[rank].ready_ns[event] = starts[last] + offsets[rank]
-            result[rank].last_rank[event] = last
+            result[rank].ready_ns[event] = ready + offsets[rank]
     return result
 
 

@@ -77,18 +77,13 @@ class EventWork:
     Attributes:
         ideal_ns: time at peak, NaN where unknown.
         roofline_ns: time at the roofline, NaN where unknown.
-        flop, bytes_moved: its part of the operator's, NaN where unknown.
-        family: code into FAMILIES, -1 for none.
-        modelled_row: operator whose work it is, -1 for none.
+        math, vector: masks of model math and of memory-bound work; the rest is unmodelled.
     """
 
     ideal_ns: np.ndarray
     roofline_ns: np.ndarray
-    flop: np.ndarray
-    bytes_moved: np.ndarray
     math: np.ndarray
     vector: np.ndarray
-    modelled_row: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +110,8 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     found = EventWork(
         nan.copy(),
         nan.copy(),
-        nan.copy(),
-        nan.copy(),
         np.zeros(count, dtype=bool),
         np.zeros(count, dtype=bool),
-        np.full(count, -1, dtype=np.int64),
     )
     if not len(links.host) or not count:
         return found
@@ -130,7 +122,6 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     events, modelled = events[modelled >= 0], modelled[modelled >= 0]
     if not len(events):
         return found
-    found.modelled_row[events] = modelled
     dur = links.events.dur_ns[events].astype(np.float64)
     total = np.bincount(modelled, weights=dur, minlength=len(links.host))
     part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
@@ -151,30 +142,27 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     )
     found.ideal_ns[events] = numbers[pair, 0] * part
     found.roofline_ns[events] = numbers[pair, 1] * part
-    found.flop[events] = numbers[pair, 2] * part
-    found.bytes_moved[events] = numbers[pair, 3] * part
     is_math = np.array([work.family in MATH_FAMILIES for work in works])[signature[modelled]]
     found.math[events] = is_math
     found.vector[events] = ~is_math
     return found
 
 
-def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float, float, float]:
-    """(ideal ns, roofline ns, FLOP, bytes) of a whole operator; NaN for what is unknown."""
+def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float]:
+    """(ideal ns, roofline ns) of a whole operator; NaN for what is unknown."""
     nan = float("nan")
     flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
-    size = float(work.bytes_count) if work.bytes_count is not None else nan
     memory_ns = nan
-    if ceiling is not None and ceiling.memory_bytes_per_s and size == size:
-        memory_ns = size / ceiling.memory_bytes_per_s * 1e9
+    if ceiling is not None and ceiling.memory_bytes_per_s and work.bytes_count is not None:
+        memory_ns = work.bytes_count / ceiling.memory_bytes_per_s * 1e9
     if work.family not in MATH_FAMILIES:
-        return 0.0, memory_ns, float(flop) if flop is not None else nan, size
+        return 0.0, memory_ns
     dtype = matmul_dtype(work.dtype, kernel)
     peak = ceiling.flop_per_s(dtype) if ceiling is not None and dtype is not None else None
     if flop is None or not peak:
-        return nan, nan, float(flop) if flop is not None else nan, size
+        return nan, nan
     ideal_ns = flop / peak * 1e9
-    return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns, flop, size
+    return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns
 
 
 def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarray, np.ndarray]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class HostSpans:
-    """The `host_span` table of one rank as arrays."""
+class _Timed:
+    """A table of named intervals as arrays."""
 
     table: pa.Table
 
@@ -39,6 +39,23 @@ class HostSpans:
         return self.start_ns + self.dur_ns
 
     @cached_property
+    def names(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the names."""
+        return strings(self.table, "name")
+
+    def named(self, predicate: Callable[[str], object]) -> np.ndarray:
+        """Mask of the rows whose name satisfies ``predicate``."""
+        return matching(*self.names, predicate)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+
+@dataclass
+class HostSpans(_Timed):
+    """The `host_span` table of one rank as arrays."""
+
+    @cached_property
     def pid(self) -> np.ndarray:
         """Processes."""
         return ints(self.table, "pid")
@@ -52,11 +69,6 @@ class HostSpans:
     def forward_tid(self) -> np.ndarray:
         """Forward thread of backward nodes, -1 where none."""
         return ints(self.table, "forward_tid")
-
-    @cached_property
-    def names(self) -> tuple[np.ndarray, list[str]]:
-        """Codes and values of the names."""
-        return strings(self.table, "name")
 
     @cached_property
     def categories(self) -> tuple[np.ndarray, list[str]]:
@@ -88,43 +100,14 @@ class HostSpans:
         """Who is innermost from when on, per thread."""
         return activity(self.nesting)
 
-    def named(self, predicate: Callable[[str], object]) -> np.ndarray:
-        """Mask of the spans whose name satisfies ``predicate``."""
-        return matching(*self.names, predicate)
-
     def of(self, *categories: str) -> np.ndarray:
         """Mask of the spans of these categories."""
         return matching(*self.categories, lambda c: c in categories)
 
-    def name_of(self, row: int) -> str:
-        """Name of one span."""
-        codes, values = self.names
-        return values[codes[row]]
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
 
 @dataclass
-class DeviceEvents:
+class DeviceEvents(_Timed):
     """The `device_event` table of one rank as arrays."""
-
-    table: pa.Table
-
-    @cached_property
-    def start_ns(self) -> np.ndarray:
-        """Starts, ascending."""
-        return ints(self.table, "start_ns")
-
-    @cached_property
-    def dur_ns(self) -> np.ndarray:
-        """Durations."""
-        return ints(self.table, "dur_ns")
-
-    @cached_property
-    def end_ns(self) -> np.ndarray:
-        """Ends."""
-        return self.start_ns + self.dur_ns
 
     @cached_property
     def stream_id(self) -> np.ndarray:
@@ -137,22 +120,10 @@ class DeviceEvents:
         return ints(self.table, "device_id")
 
     @cached_property
-    def names(self) -> tuple[np.ndarray, list[str]]:
-        """Codes and values of the names."""
-        return strings(self.table, "name")
-
-    @cached_property
     def kinds(self) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the kinds."""
         return strings(self.table, "kind")
 
-    def named(self, predicate: Callable[[str], object]) -> np.ndarray:
-        """Mask of the events whose name satisfies ``predicate``."""
-        return matching(*self.names, predicate)
-
     def of(self, *kinds: str) -> np.ndarray:
         """Mask of the events of these kinds."""
         return matching(*self.kinds, lambda k: k in kinds)
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)

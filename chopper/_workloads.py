@@ -160,7 +160,7 @@ def prepare(
     parsed = importlib.import_module(workload.options).parse(words, prog=name, parser=_Parser)
     if importlib.util.find_spec("torch") is None:
         raise WorkloadUnavailable(
-            f"{name}: needs PyTorch, which is not installed: pip install 'chopper-profiler[torch]'"
+            f"{name}: needs PyTorch, which is not installed: pip install torch"
         )
     ranks, device, notes = _settle(workload, ranks, parsed)
     words = _without(words, "--device")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from chopper.manifest import Device, Finding, RankManifest
     from chopper.run import Run
 
+_CLOCK_OFFSET_SAID_NS = 50_000
+"""Smaller differences are how long ranks take to leave a collective, not their clocks."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -93,6 +95,7 @@ def attribute(run: Run | str | Path) -> Attribution:
     findings = [*run.manifest.findings]
     for part, result in zip(run.manifest.ranks, results, strict=True):
         findings += [*part.findings, *result.findings]
+    findings += _clock_findings({rank: m.offset_ns for rank, m in matched.items()})
 
     def stacked(tables: list[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
@@ -229,6 +232,23 @@ def _no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
     return f"run `chopper calibrate --ranks {_ranks_beside(run, part)}` there, then analyze again"
 
 
+def _clock_findings(offsets_ns: dict[int, int]) -> list[Finding]:
+    """What was taken out of the ranks' times before anybody was called late."""
+    from chopper.manifest import Finding
+
+    return [
+        Finding(
+            code="run.clock_offset",
+            severity="info",
+            rank=rank,
+            message=f"its clock is {abs(offset) / 1e3:.0f} µs {'ahead of' if offset > 0 else 'behind'} "
+            "the first rank's, by when both leave collectives: corrected before waiting was counted",
+        )
+        for rank, offset in offsets_ns.items()
+        if abs(offset) >= _CLOCK_OFFSET_SAID_NS
+    ]
+
+
 def _gathered(findings: list[Finding]) -> list[Finding]:
     """Findings once each, most severe first; the same finding of many ranks becomes one."""
     import msgspec
@@ -276,7 +296,9 @@ def _bases(ranks: list[RankSummary]) -> dict[str, Basis]:
             "recorded times; not matched on all ranks, so waiting is not told from transfer", True
         ),
         "communication.wait": Basis(
-            "recorded times; the same collective matched on all ranks of its group", True
+            "recorded times; the same collective matched on all ranks of its group (of the world, "
+            "where the trace names no group)",
+            True,
         ),
         "communication.transfer.at_peak": Basis(
             f"bytes times nccl-tests' bus factor, link of {peak}", False

@@ -76,7 +76,7 @@ def command(
     elif as_csv:
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
-        _print_text(attribution, by, top)
+        print_text(attribution, by, top)
         click.echo(f"next: chopper report {_quoted(sources)}", err=True)
 
 
@@ -138,7 +138,8 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
     return out.getvalue()
 
 
-def _print_text(attribution: Attribution, by: Level | None, top: int | None) -> None:
+def print_text(attribution: Attribution, by: Level | None, top: int | None) -> None:
+    """Write the attribution to stdout as text, as wide as the terminal."""
     import os
     import shutil
     import sys

@@ -89,7 +89,7 @@ def command(
 def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     """Close the run, print its attribution, name the next commands."""
     from chopper.api import attribute, load
-    from chopper.cli.analyze_ import _print_text
+    from chopper.cli.analyze_ import print_text
     from chopper.run import finalize
 
     finalize(path, command=["chopper", *sys.argv[1:]], workload=workload, exit_code=exit_code)
@@ -98,7 +98,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(attribution.to_dict(), indent=2, ensure_ascii=False))
     else:
-        _print_text(attribution, None, None)
+        print_text(attribution, None, None)
     run = shlex.quote(str(path))
     click.echo(f"next: chopper report {run} -o report.html", err=True)
     click.echo(f"      chopper analyze {run} --by layer", err=True)

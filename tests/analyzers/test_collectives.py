@@ -156,6 +156,8 @@ def test_a_constant_clock_offset_is_no_straggler() -> None:
         joined(0, *(nccl(a, b) for a, b in plain)),
         joined(1, nccl(130, 230), nccl(330, 430), nccl(580, 630)),
     ]
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks])
+    assert [matched[r].offset_ns for r in (0, 1)] == [0, 30]
     assert times(ranks, one_clock=False)[0]["communication.wait"] == 50
     assert "communication.wait" not in times(ranks, one_clock=False)[1]
 
