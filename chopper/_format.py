@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9
@@ -109,6 +113,51 @@ def count(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}".replace(",", "\u202f")
+
+
+# Suffix of a column's name → how its values read.
+_UNITS: dict[str, Callable[[float | None], str]] = {
+    "ns": duration,
+    "ratio": ratio,
+    "bytes": bytes_,
+    "bytes_per_s": rate,
+    "flop": lambda v: UNKNOWN if v is None else _scaled(v, 1000, _FLOP_UNITS),
+    "flop_per_s": flops,
+    "hz": hertz,
+    "count": count,
+    "factor": factor,
+    "w": lambda v: UNKNOWN if v is None else f"{_three(v)} W",
+    "j": lambda v: UNKNOWN if v is None else f"{_three(v)} J",
+    "c": lambda v: UNKNOWN if v is None else f"{_three(v)} °C",
+}
+_FLOP_UNITS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+
+
+def unit(column: str) -> str | None:
+    """The unit that a column's name ends in, None for none: ``time_ns`` → ``ns``."""
+    return next(
+        (u for u in sorted(_UNITS, key=len, reverse=True) if column.endswith("_" + u)), None
+    )
+
+
+def heading(column: str) -> str:
+    """A column's name for people, without the unit that its cells carry."""
+    found = unit(column)
+    return (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
+
+
+def cell(column: str, value: object) -> str:
+    """A value of a declared table, in the unit that its column's name tells."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        found = unit(column)
+        if found is not None:
+            return _UNITS[found](value)
+        return count(value) if isinstance(value, int) else _three(value)
+    return str(value)
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:

@@ -15,11 +15,15 @@ from chopper.reports.palette import color
 from chopper.reports.story import Story, Views, tell
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from chopper.attribution import Attribution, CauseRow, Group, Level
+    from chopper.views import View
 
 _MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 _MIN_WIDTH = 60
 _MODEL_MARK = "~"
+_VIEW_ROWS = 20
 
 
 def render(
@@ -42,7 +46,18 @@ def render(
     width = max(width, _MIN_WIDTH)
     views = Views(attribution)
     story = tell(views)
-    console = Console(
+    console = _console(width, color)
+    _head(console, attribution, story)
+    if by is None or by == "cause":
+        _causes(console, attribution, story, width)
+    else:
+        _groups(console, views, story, by, top, width)
+    _ranks(console, views, story, width)
+    return _written(console)
+
+
+def _console(width: int, color: bool) -> Console:
+    return Console(
         file=io.StringIO(),
         width=width,
         force_terminal=color,
@@ -53,14 +68,46 @@ def render(
         emoji=False,
         legacy_windows=False,
     )
-    _head(console, attribution, story)
-    if by is None or by == "cause":
-        _causes(console, attribution, story, width)
-    else:
-        _groups(console, views, story, by, top, width)
-    _ranks(console, views, story, width)
+
+
+def _written(console: Console) -> str:
     out = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+
+
+def render_view(
+    view: View, table: pa.Table, *, top: int | None = None, width: int = 100, color: bool = False
+) -> str:
+    """One view as text: its title, what it shows, and its first rows.
+
+    Args:
+        view: which one.
+        table: its declared table.
+        top: rows; None for 20.
+        width: columns of the terminal; lines never exceed it.
+        color: emit ANSI colours.
+    """
+    console = _console(max(width, _MIN_WIDTH), color)
+    console.print(Text(view.title, style="bold"))
+    console.print(Text(view.doc, style="dim"))
+    console.print()
+    shown = table.slice(0, _VIEW_ROWS if top is None else top)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
+    for name in shown.column_names:
+        kind = str(shown.schema.field(name).type)
+        number = kind.startswith(("int", "double"))
+        grid.add_column(
+            fmt.heading(name),
+            justify="right" if number else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+        )
+    for row in shown.to_pylist():
+        grid.add_row(*(Text(printable(fmt.cell(n, v))) for n, v in row.items()))
+    console.print(grid)
+    if table.num_rows > shown.num_rows:
+        console.print(Text(f"… {table.num_rows - shown.num_rows} more rows (--top N)", style="dim"))
+    return _written(console)
 
 
 def _head(console: Console, attribution: Attribution, story: Story) -> None:

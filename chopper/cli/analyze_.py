@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import click
 from chopper.attribution import LEVELS
 from chopper.cli._progress import progress
 from chopper.errors import UsageError, printable
+from chopper.views import VIEWS, view
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, Level
@@ -36,13 +39,23 @@ _CAUSE_COLUMNS = (
     help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank.",
 )
 @click.option(
-    "--top", type=click.IntRange(min=1), metavar="N", help="Rows of --by to print. [default: 20]"
+    "--view",
+    "view_name",
+    type=click.Choice(sorted(VIEWS)),
+    help="Print one detailed table instead: see `chopper schema` for its columns.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rows of --by or --view to print. [default: 20]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a CSV table.")
 def command(
     sources: tuple[str, ...],
     by: Level | None,
+    view_name: str | None,
     top: int | None,
     as_json: bool,
     as_csv: bool,
@@ -62,22 +75,57 @@ def command(
       chopper analyze trace.json.gz --by kernel --top 40
       chopper analyze "traces/*.json.gz" --by rank
       chopper analyze runs/mine --by layer --json | jq .groups[0]
+      chopper analyze runs/mine --view operations --csv > operations.csv
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv exclude each other: choose one")
+    if by is not None and view_name is not None:
+        raise UsageError("--by and --view exclude each other: choose one")
     from chopper.api import attribute, load
 
     with progress("reading the run"):
         run = load(list(sources))
     with progress("attributing"):
         attribution = attribute(run)
-    if as_json:
+    if view_name is not None:
+        _print_view(attribution, view_name, top, "json" if as_json else "csv" if as_csv else "text")
+    elif as_json:
         click.echo(json.dumps(to_json(attribution, by, top), indent=2, ensure_ascii=False))
     elif as_csv:
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
         print_text(attribution, by, top)
         click.echo(f"next: chopper report {_quoted(sources)}", err=True)
+
+
+def _print_view(attribution: Attribution, name: str, top: int | None, kind: str) -> None:
+    """One view; JSON and CSV hold all rows unless told, text the first 20."""
+    from chopper.tables import TABLES
+
+    table = view(attribution, name)
+    if kind != "text":
+        rows = (table if top is None else table.slice(0, top)).to_pylist()
+        if kind == "json":
+            document = {"schema": f"chopper.view.{name}/{TABLES[name].version}", "rows": rows}
+            click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+            return
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(table.column_names)
+        for row in rows:
+            writer.writerow(
+                [
+                    "" if v is None else printable(v) if isinstance(v, str) else v
+                    for v in row.values()
+                ]
+            )
+        click.echo(out.getvalue(), nl=False)
+        return
+    from chopper.reports import text
+
+    width, color = _terminal()
+    rendered = text.render_view(VIEWS[name], table, top=top, width=width, color=color)
+    click.echo(rendered, nl=False, color=color)
 
 
 def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict[str, Any]:
@@ -98,9 +146,6 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
 
     Control characters in names are escaped: the table may go to a terminal.
     """
-    import csv
-    import io
-
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     if by is None or by == "cause":
@@ -140,18 +185,24 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
 
 def print_text(attribution: Attribution, by: Level | None, top: int | None) -> None:
     """Write the attribution to stdout as text, as wide as the terminal."""
+    from chopper.reports import text
+
+    width, color = _terminal()
+    click.echo(
+        text.render(attribution, by=by, top=top, width=width, color=color), nl=False, color=color
+    )
+
+
+def _terminal() -> tuple[int, bool]:
+    """(columns, whether to emit colours) of stdout."""
     import os
     import shutil
     import sys
 
-    from chopper.reports import text
-
     terminal = sys.stdout.isatty()
     width = min(shutil.get_terminal_size((100, 24)).columns, 120) if terminal else 100
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    click.echo(
-        text.render(attribution, by=by, top=top, width=width, color=color), nl=False, color=color
-    )
+    return width, color
 
 
 def _quoted(sources: tuple[str, ...]) -> str:

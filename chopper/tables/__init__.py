@@ -10,9 +10,19 @@ from chopper.tables._base import Column, Table
 from chopper.tables.analysis import ANALYSIS_TABLES
 from chopper.tables.telemetry import TELEMETRY_TABLES
 from chopper.tables.trace import TRACE_TABLES
+from chopper.tables.views import VIEW_TABLES
 
 TABLES: dict[str, Table] = {
-    table.name: table for table in (*TRACE_TABLES, *TELEMETRY_TABLES, *ANALYSIS_TABLES)
+    table.name: table
+    for table in (*TRACE_TABLES, *TELEMETRY_TABLES, *ANALYSIS_TABLES, *VIEW_TABLES)
 }
 
-__all__ = ["ANALYSIS_TABLES", "TABLES", "TELEMETRY_TABLES", "TRACE_TABLES", "Column", "Table"]
+__all__ = [
+    "ANALYSIS_TABLES",
+    "TABLES",
+    "TELEMETRY_TABLES",
+    "TRACE_TABLES",
+    "VIEW_TABLES",
+    "Column",
+    "Table",
+]

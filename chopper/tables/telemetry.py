@@ -159,6 +159,35 @@ DEVICE_MEMORY = Table(
     ),
 )
 
+DEVICE_CLOCK = Table(
+    "device_clock",
+    1,
+    "Clocks, power and event reasons of each device as its driver reports them: the fast tier.",
+    (
+        _TIME,
+        _SPAN,
+        Column(
+            name="device_id",
+            type="int32",
+            doc="Device ordinal as the kernel trace numbers it; joined by UUID or PCI address.",
+        ),
+        _maybe(
+            "sm_clock_hz",
+            "int64",
+            "hz",
+            "Current SM (gfx) clock; mean over the dies of one device.",
+        ),
+        _maybe("memory_clock_hz", "int64", "hz", "Current memory clock."),
+        _maybe("power_w", "float64", "w", "Instant board (socket) power."),
+        _maybe(
+            "event_reasons",
+            "int64",
+            None,
+            "Why the clock is where it is, bits as NVML's clocks event reasons; unknown bits kept.",
+        ),
+    ),
+)
+
 CLOCK = Table(
     "clock",
     1,
@@ -172,4 +201,4 @@ CLOCK = Table(
     ),
 )
 
-TELEMETRY_TABLES = (CPU_CORE, HOST, PROCESS, NIC, DEVICE_MEMORY, CLOCK)
+TELEMETRY_TABLES = (CPU_CORE, HOST, PROCESS, NIC, DEVICE_MEMORY, DEVICE_CLOCK, CLOCK)

@@ -1,0 +1,55 @@
+"""Tables that look at an attributed run from one side: operations, launches, stragglers …
+
+Each is made by a pure function of an :class:`~chopper.attribution.Attribution`, loaded when it is
+asked for. ``chopper analyze RUN --view NAME`` prints one, the HTML report shows all that have rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.attribution import Attribution
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view of a run.
+
+    Attributes:
+        name: what ``--view`` takes; also the name of its declared table.
+        title: heading in reports.
+        doc: what it shows, one line.
+        target: ``module:function`` that makes the table from an attribution, sorted by importance.
+    """
+
+    name: str
+    title: str
+    doc: str
+    target: str
+
+
+_VIEWS: tuple[View, ...] = ()
+
+VIEWS: dict[str, View] = {view.name: view for view in _VIEWS}
+
+
+def view(attribution: Attribution, name: str) -> pa.Table:
+    """One view of an attributed run, as the declared table of the same name.
+
+    Raises:
+        UsageError: no such view.
+    """
+    from chopper.tables import TABLES
+
+    if name not in VIEWS:
+        raise UsageError(f"view {name!r} unknown: one of {', '.join(sorted(VIEWS))}")
+    module, _, function = VIEWS[name].target.partition(":")
+    made = getattr(importlib.import_module(module), function)(attribution)
+    return TABLES[name].validate(made)
