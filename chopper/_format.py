@@ -115,6 +115,7 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
+_FLOP_UNITS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 # Suffix of a column's name → how its values read.
 _UNITS: dict[str, Callable[[float | None], str]] = {
     "ns": duration,
@@ -130,7 +131,6 @@ _UNITS: dict[str, Callable[[float | None], str]] = {
     "j": lambda v: UNKNOWN if v is None else f"{_three(v)} J",
     "c": lambda v: UNKNOWN if v is None else f"{_three(v)} °C",
 }
-_FLOP_UNITS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
 def unit(column: str) -> str | None:
