@@ -169,7 +169,13 @@ DEVICE_CLOCK = Table(
         Column(
             name="device_id",
             type="int32",
-            doc="Device ordinal as the kernel trace numbers it; joined by UUID or PCI address.",
+            doc="Device ordinal as the ranks' framework numbers it, where no UUID tells better.",
+        ),
+        _maybe(
+            "device_uuid",
+            "string",
+            None,
+            "UUID of the device as its driver writes it; joins samples to ranks.",
         ),
         _maybe(
             "sm_clock_hz",
