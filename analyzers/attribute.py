@@ -14,7 +14,6 @@ from chopper.analyzers.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.compute import (
     COMPUTE_CAUSES,
     Ceiling,
-    event_work,
     split_compute,
 )
 from chopper.analyzers.host_device import host_as_device
@@ -24,6 +23,7 @@ from chopper.analyzers.quality import check_rank
 from chopper.analyzers.states import States, exclusive_states
 from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.analyzers.windows import Windows, cut_windows
+from chopper.analyzers.work.of_events import event_work
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -420,7 +420,7 @@ def _coverage(
         time_ns[
             np.isin(
                 cause,
-                [COMPUTE_CAUSES.index(f"compute.{c}") for c in ("ideal", "roofline", "efficiency")],
+                [COMPUTE_CAUSES.index(f"compute.{c}") for c in ("ideal", "roofline", "efficiency.rest")],
             )
         ].sum()
     )

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers import names
-from chopper.analyzers.links import COMPUTE, PHASES
-from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
+from chopper.analyzers.links import COMPUTE
+from chopper.analyzers.work.of_events import WORK_CAUSES, EventWork, main_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chopper.analyzers.links import Links
     from chopper.analyzers.states import States
-    from chopper.analyzers.trace import HostSpans
 
 COMPUTE_CAUSES = [
     "compute.ideal",
     "compute.roofline",
-    "compute.efficiency",
+    "compute.efficiency.rest",
     "compute.no_peak",
     "compute.recompute",
     "compute.optimizer",
@@ -49,8 +47,7 @@ COMPUTE_CAUSES = [
     _VECTOR_NO_BYTES,
     _UNMODELLED,
 ) = range(len(COMPUTE_CAUSES))
-_LEVELS_UP = 3
-"""How far above the innermost operator a better recorded one is looked for."""
+_OF_WORK = np.array([COMPUTE_CAUSES.index(cause) for cause in WORK_CAUSES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +68,6 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class EventWork:
-    """The work of each device event, its even part of its operator's by time.
-
-    Attributes:
-        ideal_ns: time at peak, NaN where unknown.
-        roofline_ns: time at the roofline, NaN where unknown.
-        math, vector: masks of model math and of memory-bound work; the rest is unmodelled.
-    """
-
-    ideal_ns: np.ndarray
-    roofline_ns: np.ndarray
-    math: np.ndarray
-    vector: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class ComputeSplit:
     """Rows of (fragment, cause, time); the times of a fragment sum to its share.
 
@@ -103,131 +84,12 @@ class ComputeSplit:
     too_fast: int
 
 
-def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
-    """Join FLOP, bytes and ideal times to the device events of one rank."""
-    count = len(links.events)
-    nan = np.full(count, np.nan)
-    found = EventWork(
-        nan.copy(),
-        nan.copy(),
-        np.zeros(count, dtype=bool),
-        np.zeros(count, dtype=bool),
-    )
-    if not len(links.host) or not count:
-        return found
-    computing = (links.work_class == COMPUTE) & (links.op_row >= 0)
-    works, signature, row_of = _operator_work(links, np.unique(links.op_row[computing]))
-    events = np.flatnonzero(computing)
-    modelled = row_of[links.op_row[events]]
-    events, modelled = events[modelled >= 0], modelled[modelled >= 0]
-    if not len(events):
-        return found
-    dur = links.events.dur_ns[events].astype(np.float64)
-    total = np.bincount(modelled, weights=dur, minlength=len(links.host))
-    part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
-    # The longest kernel of an operator tells its arithmetic (helpers such as split-K reductions do
-    # not). Few distinct pairs of operator signature and kernel repeat over many events.
-    name_codes, name_values = links.events.names
-    longest = np.zeros(len(links.host), dtype=np.int64)
-    by_duration = np.argsort(dur, kind="stable")
-    longest[modelled[by_duration]] = name_codes[events[by_duration]]
-    pairs, pair = np.unique(
-        signature[modelled] * len(name_values) + longest[modelled], return_inverse=True
-    )
-    numbers = np.array(
-        [
-            _ideal(works[key // len(name_values)], name_values[key % len(name_values)], ceiling)
-            for key in pairs
-        ]
-    )
-    found.ideal_ns[events] = numbers[pair, 0] * part
-    found.roofline_ns[events] = numbers[pair, 1] * part
-    is_math = np.array([work.family in MATH_FAMILIES for work in works])[signature[modelled]]
-    found.math[events] = is_math
-    found.vector[events] = ~is_math
-    return found
-
-
-def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float]:
-    """(ideal ns, roofline ns) of a whole operator; NaN for what is unknown."""
-    nan = float("nan")
-    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
-    memory_ns = nan
-    if ceiling is not None and ceiling.memory_bytes_per_s and work.bytes_count is not None:
-        memory_ns = work.bytes_count / ceiling.memory_bytes_per_s * 1e9
-    if work.family not in MATH_FAMILIES:
-        return 0.0, memory_ns
-    dtype = matmul_dtype(work.dtype, kernel)
-    peak = ceiling.flop_per_s(dtype) if ceiling is not None and dtype is not None else None
-    if flop is None or not peak:
-        return nan, nan
-    ideal_ns = flop / peak * 1e9
-    return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns
-
-
-def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarray, np.ndarray]:
-    """The work of the operators that launched something.
-
-    Returns:
-        The distinct works, per host row the index into them (-1 where no model applies), and per
-        host row the row whose work its kernels are (-1 for none): the innermost modelled operator,
-        or one just above it that recorded more.
-    """
-    host = links.host
-    nearest = host.nesting.nearest(host.of("cpu_op") & host.named(lambda n: family(n) is not None))
-    chain = [nearest[rows]]
-    for _ in range(_LEVELS_UP - 1):
-        parent = np.where(chain[-1] >= 0, host.nesting.parent[chain[-1]], -1)
-        chain.append(np.where(parent >= 0, nearest[parent], -1))
-    asked = np.unique(np.concatenate(chain))
-    works, signature = _distinct_works(host, asked[asked >= 0])
-    math = np.array([w.family in MATH_FAMILIES for w in works] + [False])
-    known = np.array([w.flop_count is not None for w in works] + [False])
-    first = chain[0]
-    best = first.copy()
-    is_math = (first >= 0) & math[signature[first]]
-    searching = is_math & ~known[signature[first]]
-    # An operator above counts what all products below it do: not again what one of them told.
-    told = np.unique(np.concatenate([at[is_math & ~searching] for at in chain[1:]] or [first[:0]]))
-    for at in chain[1:]:
-        searching &= (at >= 0) & math[signature[at]]
-        better = searching & known[signature[at]] & ~np.isin(at, told)
-        best[better] = at[better]
-        searching &= ~better
-    best[(best >= 0) & (signature[best] < 0)] = -1
-    row_of = np.full(len(host), -1, dtype=np.int64)
-    row_of[rows] = best
-    return works, signature, row_of
-
-
-def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Work], np.ndarray]:
-    """Estimate each distinct call among ``rows`` once."""
-    columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
-    calls, inverse = np.unique(
-        np.stack([codes[rows] for codes, _ in columns]), axis=1, return_inverse=True
-    )
-    works: list[Work] = []
-    index = np.full(calls.shape[1], -1, dtype=np.int64)
-    for i, call in enumerate(calls.T):
-        name, *arguments = (
-            values[code] if code >= 0 else None
-            for code, (_, values) in zip(call, columns, strict=True)
-        )
-        work = estimate(str(name), *arguments)
-        if work is not None:
-            index[i] = len(works)
-            works.append(work)
-    signature = np.full(len(host), -1, dtype=np.int64)
-    signature[rows] = index[inverse.reshape(-1)]
-    return works, signature
-
-
 def split_compute(states: States, links: Links, work: EventWork) -> ComputeSplit:
     """Attribute the exclusive compute time of one rank."""
     computing = np.flatnonzero(links.work_class[states.event_row] == COMPUTE)
     event = states.event_row[computing]
     share = states.share_ns[computing]
-    cause = _main_cause(links, work)[event]
+    cause = _OF_WORK[main_cause(links, work)][event]
     math = cause == _IDEAL
     vector = cause == _VECTOR_ROOFLINE
     plain = ~math & ~vector
@@ -279,32 +141,3 @@ def _lmdi(total: np.ndarray, ideal: np.ndarray, roofline: np.ndarray) -> np.ndar
     )
     share = np.where(usable, gap * ratio, np.where(ideal > 0, 0, roofline - ideal))
     return np.clip(np.floor(share), 0, total - ideal).astype(np.int64)
-
-
-def _main_cause(links: Links, work: EventWork) -> np.ndarray:
-    """For each event: its own cause, with IDEAL and VECTOR_ROOFLINE standing for a split."""
-    cause = np.full(len(links.events), _UNMODELLED, dtype=np.int64)
-    cause[work.vector] = np.where(
-        np.isnan(work.roofline_ns[work.vector]), _VECTOR_NO_BYTES, _VECTOR_ROOFLINE
-    )
-    cause[work.math] = np.where(np.isnan(work.ideal_ns[work.math]), _NO_PEAK, _IDEAL)
-    cause[_fsdp_copies(links)] = _FSDP_COPY
-    cause[links.phase == PHASES.index("recompute")] = _RECOMPUTE
-    cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
-    return cause
-
-
-def _fsdp_copies(links: Links) -> np.ndarray:
-    """Events launched by a copying operator inside FSDP's own hooks."""
-    host = links.host
-    found = np.zeros(len(links.events), dtype=bool)
-    if not len(host):
-        return found
-    regions = host.named(names.is_fsdp_region)
-    if not regions.any():
-        return found
-    inside = host.nesting.nearest(regions) >= 0
-    copying = host.named(names.is_fsdp_copy) & inside
-    has = links.op_row >= 0
-    found[has] = copying[links.op_row[has]]
-    return found
