@@ -13,6 +13,7 @@ from chopper.analyzers.collectives import Communication, Matched, describe
 from chopper.analyzers.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.compute import (
     COMPUTE_CAUSES,
+    MATH_CAUSES,
     Ceiling,
     split_compute,
 )
@@ -416,14 +417,8 @@ def _coverage(
 ) -> dict[str, tuple[float, float]]:
     compute = float(time_ns.sum())
     unmodelled = float(time_ns[cause == COMPUTE_CAUSES.index("compute.unmodelled")].sum())
-    math = float(
-        time_ns[
-            np.isin(
-                cause,
-                [COMPUTE_CAUSES.index(f"compute.{c}") for c in ("ideal", "roofline", "efficiency.rest")],
-            )
-        ].sum()
-    )
+    split = [COMPUTE_CAUSES.index(c) for c in MATH_CAUSES]
+    math = float(time_ns[np.isin(cause, split)].sum())
     no_peak = float(time_ns[cause == COMPUTE_CAUSES.index("compute.no_peak")].sum())
     events = float(len(links.events))
     layered = matching(*links.layers, lambda _: True) if len(links.layers[1]) else np.zeros(0)

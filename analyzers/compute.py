@@ -21,10 +21,24 @@ if TYPE_CHECKING:
     from chopper.analyzers.links import Links
     from chopper.analyzers.states import States
 
-COMPUTE_CAUSES = [
+MATH_CAUSES = [
     "compute.ideal",
     "compute.roofline",
+    "compute.clock.power_cap",
+    "compute.clock.thermal",
+    "compute.clock.application",
+    "compute.clock.idle_ramp",
+    "compute.clock.host_limited",
+    "compute.clock.unlabelled",
+    "compute.contention",
+    "compute.efficiency.wave_quantization",
+    "compute.efficiency.instructions",
+    "compute.efficiency.tensor_core",
     "compute.efficiency.rest",
+]
+"""What model math with a known peak is split into."""
+COMPUTE_CAUSES = [
+    *MATH_CAUSES,
     "compute.no_peak",
     "compute.recompute",
     "compute.optimizer",
@@ -34,19 +48,11 @@ COMPUTE_CAUSES = [
     "compute.vector.no_bytes",
     "compute.unmodelled",
 ]
-(
-    _IDEAL,
-    _ROOFLINE,
-    _EFFICIENCY,
-    _NO_PEAK,
-    _RECOMPUTE,
-    _OPTIMIZER,
-    _FSDP_COPY,
-    _VECTOR_ROOFLINE,
-    _VECTOR_EXCESS,
-    _VECTOR_NO_BYTES,
-    _UNMODELLED,
-) = range(len(COMPUTE_CAUSES))
+_IDEAL = COMPUTE_CAUSES.index("compute.ideal")
+_ROOFLINE = COMPUTE_CAUSES.index("compute.roofline")
+_REST = COMPUTE_CAUSES.index("compute.efficiency.rest")
+_VECTOR_ROOFLINE = COMPUTE_CAUSES.index("compute.vector.roofline")
+_VECTOR_EXCESS = COMPUTE_CAUSES.index("compute.vector.excess")
 _OF_WORK = np.array([COMPUTE_CAUSES.index(cause) for cause in WORK_CAUSES])
 
 
@@ -109,7 +115,7 @@ def split_compute(states: States, links: Links, work: EventWork) -> ComputeSplit
         (computing[math], np.full(int(math.sum()), _ROOFLINE), roof_part[math]),
         (
             computing[math],
-            np.full(int(math.sum()), _EFFICIENCY),
+            np.full(int(math.sum()), _REST),
             (share - ideal_ns - roof_part)[math],
         ),
         (computing[vector], np.full(int(vector.sum()), _VECTOR_ROOFLINE), roof_ns[vector]),

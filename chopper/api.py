@@ -286,7 +286,7 @@ def _bases(ranks: list[RankSummary]) -> dict[str, Basis]:
     return {
         "compute.ideal": Basis(f"FLOP from recorded shapes, peak of {peak}", False),
         "compute.roofline": Basis(f"bytes from recorded shapes, bandwidth of {peak}", False),
-        "compute.efficiency": Basis(
+        "compute.efficiency.rest": Basis(
             "recorded time less ideal and roofline; no clock samples were joined", False
         ),
         "compute.vector.roofline": Basis(f"bytes from recorded shapes, bandwidth of {peak}", False),

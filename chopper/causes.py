@@ -43,10 +43,76 @@ _CAUSES = (
         "share (by the logarithmic mean) of the factor max(FLOP/peak, bytes/bandwidth) / (FLOP/peak).",
     ),
     Cause(
+        "compute.clock",
+        "Clock below the reference",
+        "The device ran slower than the clock that its peak is quoted at: clock samples joined to "
+        "each product in time, weighted by how much the product depends on the clock.",
+    ),
+    Cause(
+        "compute.clock.power_cap",
+        "Power cap",
+        "The clock was lowered to stay within a power limit (software power cap, power brake).",
+    ),
+    Cause(
+        "compute.clock.thermal",
+        "Thermal",
+        "The clock was lowered because the device, its memory or its board was hot.",
+    ),
+    Cause(
+        "compute.clock.application",
+        "Application clock",
+        "The clock was set: application clocks, locked clocks or a synchronized boost group.",
+    ),
+    Cause(
+        "compute.clock.idle_ramp",
+        "Ramp from idle",
+        "The device came from idle and its clock had not risen yet.",
+    ),
+    Cause(
+        "compute.clock.host_limited",
+        "Limited by the host",
+        "The clock was below the reference while no reason held it down: the device was not kept "
+        "busy enough to raise it, or its default limit is lower.",
+    ),
+    Cause(
+        "compute.clock.unlabelled",
+        "Reason not recorded",
+        "The clock was below the reference and the samples do not say why.",
+    ),
+    Cause(
+        "compute.contention",
+        "Contention",
+        "Products that ran beside communication, copies or other kernels took longer than the same "
+        "products (same operator, shapes, kernel and grid) took alone, clocks made equal.",
+    ),
+    Cause(
         "compute.efficiency",
-        "Below peak, clock not measured",
-        "Products ran longer than their roofline: instruction and tensor-core utilization, wave "
-        "quantization, and the clock, which this run did not measure.",
+        "Below peak",
+        "Products ran longer than roofline, clock and contention explain: what the kernels "
+        "themselves leave unused.",
+    ),
+    Cause(
+        "compute.efficiency.wave_quantization",
+        "Last wave not full",
+        "The blocks of a kernel do not fill its last round on the device's units: "
+        "rounds needed over blocks by blocks at a time.",
+    ),
+    Cause(
+        "compute.efficiency.instructions",
+        "More math than needed",
+        "Kernels performed more FLOP than the product needs (padding, masked tiles), by hardware "
+        "counters.",
+    ),
+    Cause(
+        "compute.efficiency.tensor_core",
+        "Tensor cores not busy",
+        "The matrix units were busy for only a part of the time, by hardware counters.",
+    ),
+    Cause(
+        "compute.efficiency.rest",
+        "Other, below peak",
+        "What no measured factor explains: instruction mix, latency, imbalance; and each factor "
+        "above that this run did not measure (the basis names them).",
     ),
     Cause(
         "compute.no_peak",

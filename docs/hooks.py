@@ -325,8 +325,8 @@ def example_attribution() -> dict[str, Any]:
         {"rank": 0, "step_index": step, "cause": cause, "phase": "forward", "time_ns": time_ns}
         for step, causes in enumerate(
             (
-                {"compute.ideal": 400, "compute.efficiency": 350, "idle.call": 250},
-                {"compute.ideal": 400, "compute.efficiency": 370, "idle.call": 230},
+                {"compute.ideal": 400, "compute.efficiency.rest": 350, "idle.call": 250},
+                {"compute.ideal": 400, "compute.efficiency.rest": 370, "idle.call": 230},
             )
         )
         for cause, time_ns in causes.items()

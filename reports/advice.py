@@ -12,9 +12,34 @@ _ADVICE: dict[str, str] = {
     "compute.ideal": "Only less math, a lower precision or a faster device makes this smaller.",
     "compute.roofline": "Give the products more work per byte: larger batch or sequence per rank, "
     "fused projections (one QKV product instead of three), less tensor parallelism.",
+    "compute.clock": "Watch clocks, power and temperature together (`--view clock_by_phase`): "
+    "a lower clock is only worth fixing where the limit can be moved.",
+    "compute.clock.power_cap": "Raise the power limit if the machine allows it, or shed power: "
+    "steadier memory traffic, fewer wasted FLOP, lower precision. Ranks at different clocks make "
+    "stragglers.",
+    "compute.clock.thermal": "Check cooling, air flow and the device's neighbours; compare the "
+    "temperatures of the ranks.",
+    "compute.clock.application": "Someone set this clock: `nvidia-smi -rac` and `nvidia-smi -rgc` "
+    "(or `rocm-smi --resetclocks`) give the default back.",
+    "compute.clock.idle_ramp": "The device falls idle inside the step: close the gaps before these "
+    "kernels, or keep the clock up between them (persistence mode, locked clocks).",
+    "compute.clock.host_limited": "The device was not busy enough to raise its clock: look at the "
+    "idle causes first; compare the clock's limit with the reference of the peak.",
+    "compute.clock.unlabelled": "Record the event (throttle) reasons with the clocks to see what "
+    "held them down.",
+    "compute.contention": "Give communication fewer units (NCCL_MAX_CTAS, fewer channels), use the "
+    "copy engines, or move the overlap to kernels that suffer less.",
     "compute.efficiency": "Look at the slowest kernels in the table below: pad odd dimensions to "
-    "multiples of 64 or more, try torch.compile or another GEMM back end, and record clocks so "
-    "that frequency can be told from kernel efficiency.",
+    "multiples of 64 or more, try torch.compile or another GEMM back end.",
+    "compute.efficiency.wave_quantization": "Choose batch and sequence so that the tiles of a "
+    "product fill whole rounds of the device, or use split-K or stream-K kernels.",
+    "compute.efficiency.instructions": "Kernels compute what is thrown away: pad less, use kernels "
+    "that skip masked tiles.",
+    "compute.efficiency.tensor_core": "The matrix units starve: larger tiles, aligned dimensions, "
+    "another GEMM back end; check that the dtype uses them at all.",
+    "compute.efficiency.rest": "Look at the slowest kernels in the table below: pad odd dimensions "
+    "to multiples of 64 or more, try torch.compile or another GEMM back end; record clocks and "
+    "counters so that more of this can be named.",
     "compute.no_peak": "Record with shapes (chopper does by default) on a device whose peak is "
     "known, or run `chopper calibrate` here: then this time splits into ideal and loss.",
     "compute.recompute": "Checkpoint fewer layers, or only cheap operators (selective "

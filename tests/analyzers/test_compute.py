@@ -62,7 +62,7 @@ def test_a_product_at_memory_speed_splits_by_the_logarithmic_mean() -> None:
         spans(op(0, 10, "aten::mm", [10, 10], [10, 10]), launch(5, 1)),
         kernels(kernel(100, 5100, correlation_id=1)),
     )
-    assert times == {"compute.ideal": 2000, "compute.efficiency": 3000}
+    assert times == {"compute.ideal": 2000, "compute.efficiency.rest": 3000}
 
 
 def test_a_memory_bound_product() -> None:
@@ -76,7 +76,7 @@ def test_a_memory_bound_product() -> None:
     assert times == {
         "compute.ideal": 20_000,
         "compute.roofline": roofline,
-        "compute.efficiency": 40_000 - roofline,
+        "compute.efficiency.rest": 40_000 - roofline,
     }
 
 
@@ -87,7 +87,7 @@ def test_kernels_of_one_operator_share_its_work_by_time() -> None:
         kernels(kernel(100, 3100, correlation_id=1), kernel(3100, 4100, correlation_id=2)),
         FAST_MEMORY,
     )
-    assert times == {"compute.ideal": 2000, "compute.efficiency": 2000}
+    assert times == {"compute.ideal": 2000, "compute.efficiency.rest": 2000}
 
 
 def test_the_innermost_modelled_operator_counts_once() -> None:

@@ -215,14 +215,14 @@ def make(shape: Shape | None = None) -> Attribution:
                 code="telemetry.clock_missing",
                 severity="info",
                 message="no clock samples: frequency cannot be told from efficiency",
-                withholds=("compute.efficiency.clock",),
+                withholds=("compute.clock",),
             ),
         ],
         coverage={"kernels_modelled": 0.91, "kernels_linked": 0.997, "clock": None},
         bases={
             "compute.ideal": model,
             "compute.roofline": model,
-            "compute.efficiency": model,
+            "compute.efficiency.rest": model,
             "communication.transfer.at_peak": Basis("message bytes, link peak calibrated", False),
             "communication.transfer.below_peak": Basis(
                 "message bytes, link peak calibrated", False
@@ -355,7 +355,7 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
         add("compute.ideal", gemm, kernel_row[gemm], ideal)
         some = roof > 0
         add("compute.roofline", gemm[some], kernel_row[gemm][some], roof[some])
-        add("compute.efficiency", gemm, kernel_row[gemm], dur[gemm] - ideal - roof)
+        add("compute.efficiency.rest", gemm, kernel_row[gemm], dur[gemm] - ideal - roof)
     else:
         add("compute.no_peak", gemm, kernel_row[gemm], dur[gemm])
     optimizer = np.flatnonzero(phase == _PHASES.index("optimizer"))
