@@ -23,6 +23,7 @@ _COMMANDS = {
     "import": "Import traces of other tools (Kineto from CUDA, ROCm or CPU) as a run.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",
+    "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
     "doctor": "Show what can be collected on this machine, and what is missing.",
     "workloads": "List the reference workloads and their options.",
