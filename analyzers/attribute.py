@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers import names
 from chopper.analyzers.collectives import Communication, Matched, describe
 from chopper.analyzers.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.compute import (
@@ -17,9 +16,10 @@ from chopper.analyzers.compute import (
     Ceiling,
     split_compute,
 )
+from chopper.analyzers.exposed import EXPOSED_CAUSES, matched_share, split_exposed
 from chopper.analyzers.host_device import host_as_device
 from chopper.analyzers.idle import IDLE_CAUSES, Gaps, split_idle
-from chopper.analyzers.links import COMMUNICATION, COPY, PHASES, Links, link
+from chopper.analyzers.links import PHASES, Links, link
 from chopper.analyzers.quality import check_rank
 from chopper.analyzers.states import States, exclusive_states
 from chopper.analyzers.trace import DeviceEvents, HostSpans
@@ -31,26 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chopper.manifest import Finding
-
-_COPY_CAUSES = [
-    "copy.host_to_device",
-    "copy.device_to_host",
-    "copy.device_to_device",
-    "copy.memset",
-    "copy.other",
-]
-_H2D, _D2H, _D2D, _MEMSET, _OTHER_COPY = range(len(_COPY_CAUSES))
-_EXPOSED_CAUSES = [
-    *_COPY_CAUSES,
-    "communication.wait",
-    "communication.unseparated",
-    "communication.transfer.no_peak",
-    "communication.transfer.at_peak",
-    "communication.transfer.below_peak",
-]
-_WAIT, _UNSEPARATED, _NO_LINK_PEAK, _AT_LINK_PEAK, _BELOW_LINK_PEAK = range(
-    len(_COPY_CAUSES), len(_EXPOSED_CAUSES)
-)
 
 
 @dataclass(frozen=True)
@@ -151,7 +131,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
     compute = split_compute(states, links, event_work(links, joined.ceiling))
-    exposed = _exposed(states, joined, matched, waiting)
+    exposed = split_exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)
     piece = pa.concat_tables(
         [
@@ -165,7 +145,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
             columns.pieces(
                 states.window[exposed.fragment],
                 exposed.cause,
-                _EXPOSED_CAUSES,
+                EXPOSED_CAUSES,
                 states.event_row[exposed.fragment],
                 exposed.time_ns,
             ),
@@ -193,7 +173,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         ideal_ns=int(compute.time_ns[is_ideal].sum()),
         steps=len(windows),
         coverage=_coverage(links, compute.cause, compute.time_ns)
-        | {"collectives_matched_ratio": _matched_share(joined.communication, matched)},
+        | {"collectives_matched_ratio": matched_share(joined.communication, matched)},
     )
 
 
@@ -251,96 +231,6 @@ def _states(joined: JoinedRank, matched: Matched | None) -> tuple[States, np.nda
     origin = np.concatenate([np.arange(len(events)), rows])
     waits = np.concatenate([cut, np.zeros(len(rows), dtype=bool)])
     return replace(swept, event_row=origin[swept.event_row]), waits[swept.event_row]
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    fragment: np.ndarray
-    cause: np.ndarray
-    time_ns: np.ndarray
-
-
-def _exposed(
-    states: States, joined: JoinedRank, matched: Matched | None, waiting: np.ndarray
-) -> _Split:
-    """Exposed communication and copies by cause."""
-    links = joined.links
-    klass = links.work_class[states.event_row]
-    copies = np.flatnonzero((klass == COPY) & (states.share_ns > 0))
-    sent = np.flatnonzero((klass == COMMUNICATION) & (states.share_ns > 0))
-    copy_cause = copy_direction(links.events)[states.event_row[copies]]
-    if matched is None:
-        is_matched = np.zeros(len(sent), dtype=bool)
-    else:
-        is_matched = matched.ready_ns[states.event_row[sent]] >= 0
-    waits = sent[is_matched & waiting[sent]]
-    transfers = sent[is_matched & ~waiting[sent]]
-    alone = sent[~is_matched]
-    ideal = _transfer_ideal(states, joined, matched, transfers)
-    known = ~np.isnan(ideal)
-    share = states.share_ns[transfers]
-    at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
-    parts = [
-        (copies, copy_cause, states.share_ns[copies]),
-        (waits, _WAIT, states.share_ns[waits]),
-        (alone, _UNSEPARATED, states.share_ns[alone]),
-        (transfers[~known], _NO_LINK_PEAK, share[~known]),
-        (transfers[known], _AT_LINK_PEAK, at_peak[known]),
-        (transfers[known], _BELOW_LINK_PEAK, (share - at_peak)[known]),
-    ]
-    fragment = np.concatenate([f for f, _, _ in parts])
-    cause = np.concatenate([np.broadcast_to(c, len(f)) for f, c, _ in parts])
-    time_ns = np.concatenate([t for _, _, t in parts])
-    keep = time_ns > 0
-    return _Split(fragment[keep], cause[keep], time_ns[keep])
-
-
-def _transfer_ideal(
-    states: States, joined: JoinedRank, matched: Matched | None, transfers: np.ndarray
-) -> np.ndarray:
-    """Time at link peak of each transfer's exposed part, NaN where unknown."""
-    ceiling, links = joined.ceiling, joined.links
-    peak = ceiling.link_bytes_per_s if ceiling is not None else None
-    if not peak or matched is None:
-        return np.full(len(transfers), np.nan)
-    bus = np.full(len(links.events), np.nan)
-    bus[joined.communication.event_row] = joined.communication.bus_bytes
-    event = states.event_row[transfers]
-    whole = np.zeros(len(links.events), dtype=np.int64)
-    np.add.at(whole, event, states.share_ns[transfers])
-    # A transfer that is hidden in part needs the link for its exposed part only.
-    end = links.events.end_ns[event]
-    begin = np.clip(matched.ready_ns[event], links.events.start_ns[event], end)
-    length = np.maximum(end - begin, 1)
-    exposed = np.minimum(whole[event] / length, 1.0)
-    part = states.share_ns[transfers] / np.maximum(whole[event], 1)
-    ideal: np.ndarray = bus[event] / peak * 1e9 * exposed * part
-    return ideal
-
-
-def _matched_share(communication: Communication, matched: Matched | None) -> tuple[float, float]:
-    rows = communication.event_row
-    hit = 0 if matched is None else int((matched.ready_ns[rows] >= 0).sum())
-    return float(hit), float(len(rows))
-
-
-def copy_direction(events: DeviceEvents) -> np.ndarray:
-    """Direction of each event as a copy, by its name."""
-    name_codes, values = events.names
-
-    def direction(name: str) -> int:
-        if names.is_fill(name):
-            return _MEMSET
-        if "HtoD" in name or "HostToDevice" in name:
-            return _H2D
-        if "DtoH" in name or "DeviceToHost" in name:
-            return _D2H
-        if "DtoD" in name or "PtoP" in name or "DeviceToDevice" in name:
-            return _D2D
-        return _OTHER_COPY
-
-    table = np.array([direction(v) for v in values] + [_OTHER_COPY], dtype=np.int64)
-    return np.where(events.of("memset"), _MEMSET, table[name_codes])
 
 
 class _Columns:

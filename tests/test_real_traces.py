@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper.analyzers.attribute import copy_direction
+from chopper.analyzers.exposed import copy_direction
 from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY, link
 from chopper.analyzers.states import exclusive_states
 from chopper.analyzers.trace import DeviceEvents, HostSpans
