@@ -24,7 +24,7 @@ from chopper.analyzers.quality import check_rank
 from chopper.analyzers.states import States, exclusive_states
 from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.analyzers.windows import Windows, cut_windows
-from chopper.analyzers.work.of_events import event_work
+from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class RankResult:
     steps: int
     coverage: dict[str, tuple[float, float]]
     """name → (covered, of how much), to be added up over ranks."""
+    work: EventWork | None = None
+    """Work of each device event; None when there are no windows."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         return _empty(joined)
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
-    compute = split_compute(states, links, event_work(links, joined.ceiling))
+    work = event_work(links, joined.ceiling)
+    compute = split_compute(states, links, work)
     exposed = split_exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)
     piece = pa.concat_tables(

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attribute import JoinedRank, RankResult
     from chopper.analyzers.compute import Ceiling
-    from chopper.attribution import Attribution, Basis, RankSummary
+    from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
+    from chopper.calibration import Calibration
     from chopper.manifest import Device, Finding, RankManifest
     from chopper.run import Run
 
@@ -49,6 +50,7 @@ def attribute(run: Run | str | Path) -> Attribution:
     joined: list[JoinedRank] = []
     summaries: list[RankSummary] = []
     world_size = _world_size(run)
+    ceilings: dict[int, Ceilings] = {}
     for rank in run.ranks:
         part = run.part(rank)
         tables = {
@@ -57,7 +59,8 @@ def attribute(run: Run | str | Path) -> Attribution:
         }
         device = _device_of(part)
         on_host = tables["device_event"].num_rows == 0
-        ceiling = host_ceiling(run, part) if on_host else device_ceiling(run, part, device)
+        ceilings[rank] = _ceilings(run, part, device, on_host=on_host)
+        ceiling = ceilings[rank].achievable if on_host else ceilings[rank].theoretical
         joined.append(
             join_rank(
                 RankInput(
@@ -110,6 +113,8 @@ def attribute(run: Run | str | Path) -> Attribution:
         findings=_gathered(findings),
         coverage=_coverage(results),
         bases=_bases(summaries),
+        work={r.rank: r.work for r in results if r.work is not None},
+        ceilings=ceilings,
     )
 
 
@@ -192,17 +197,29 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
     )
 
 
-def host_ceiling(run: Run, part: RankManifest) -> Ceiling | None:
-    """What ``chopper calibrate`` measured on the machine that recorded this part.
+def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibration | None:
+    """What was measured of a rank's device, or of its host's cores with None.
 
     The result kept in the run counts first, else one stored on this machine for as many ranks.
     """
     from chopper import calibration
+
+    kept = calibration.from_manifest(part.calibration) if part.calibration else None
+    if kept is not None and (kept.device_type == "cpu") == (device is None):
+        return kept
+    if part.hostname is None or (device is not None and device.name is None):
+        return None
+    name = None if device is None else device.name
+    found = calibration.load(name, part.hostname, ranks=_ranks_beside(run, part))
+    if found is None and device is not None:
+        # Devices do not share their units: what one reached alone holds beside others.
+        found = calibration.load(name, part.hostname)
+    return found
+
+
+def _measured_ceiling(measured: Calibration | None) -> Ceiling | None:
     from chopper.analyzers.compute import Ceiling
 
-    measured = calibration.from_manifest(part.calibration) if part.calibration else None
-    if measured is None and part.hostname is not None:
-        measured = calibration.load(None, part.hostname, ranks=_ranks_beside(run, part))
     if measured is None:
         return None
     return Ceiling(
@@ -210,6 +227,40 @@ def host_ceiling(run: Run, part: RankManifest) -> Ceiling | None:
         memory_bytes_per_s=measured.memory_bytes_per_s,
         source=measured.source,
         link_bytes_per_s=measured.link_bytes_per_s,
+    )
+
+
+def _ceilings(run: Run, part: RankManifest, device: Device | None, *, on_host: bool) -> Ceilings:
+    """The theoretical and the measured ceiling of a rank, or why one is not known."""
+    from chopper.attribution import Ceilings
+
+    if on_host and part.devices:
+        reason = "no event of the device was recorded, only the host's"
+        return Ceilings(None, None, reason, reason)
+    theoretical = None if on_host else device_ceiling(run, part, device)
+    measurable = on_host or device is not None
+    achievable = (
+        _measured_ceiling(_calibration(run, part, None if on_host else device))
+        if measurable
+        else None
+    )
+    not_listed = (
+        "the host's cores have no datasheet peak: what was measured is the reference"
+        if on_host
+        else f"device {device.name!r} is not in the table of peaks"
+        if device is not None and device.name
+        else "the trace does not say which device it was recorded on"
+    )
+    not_measured = (
+        "an imported trace, and the machine that recorded it was not calibrated"
+        if part.status == "imported"
+        else "`chopper calibrate` has not been run on the machine"
+    )
+    return Ceilings(
+        theoretical,
+        achievable,
+        None if theoretical is not None else not_listed,
+        None if achievable is not None else not_measured,
     )
 
 

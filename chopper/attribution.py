@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from chopper.analyzers.compute import Ceiling
+    from chopper.analyzers.work.of_events import EventWork
     from chopper.manifest import Finding
     from chopper.run import Run
 
@@ -78,6 +80,21 @@ class Basis:
     measured: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The two ceilings of a rank side by side; None with the reason why it is not known.
+
+    Attributes:
+        theoretical: from the table of devices.
+        achievable: what ``chopper calibrate`` measured on the machine.
+    """
+
+    theoretical: Ceiling | None
+    achievable: Ceiling | None
+    theoretical_reason: str | None = None
+    achievable_reason: str | None = None
+
+
 @dataclass
 class Attribution:
     """Where every nanosecond of a run's windows went.
@@ -91,6 +108,8 @@ class Attribution:
         findings: what the data can and cannot support, most severe first.
         coverage: shares (ratios, None for unknown) of what models and joins reached.
         bases: leaf cause → what it rests on.
+        work: rank → the work of its device events, row by row with `device_event`.
+        ceilings: rank → what its device can do at most, theoretical and measured.
     """
 
     run: Run
@@ -102,6 +121,8 @@ class Attribution:
     findings: list[Finding]
     coverage: dict[str, float | None]
     bases: dict[str, Basis]
+    work: dict[int, EventWork] = field(default_factory=dict)
+    ceilings: dict[int, Ceilings] = field(default_factory=dict)
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -441,19 +441,28 @@ def finalize(
 def _embed_calibration(parts: list[m.RankManifest]) -> None:
     """Keep what this machine was measured to achieve with the ranks that computed on it.
 
-    The ceiling of a host-only run travels with the run: it can be attributed elsewhere.
+    The measured ceiling travels with the run: it can be attributed elsewhere.
     """
     from chopper import calibration
 
-    here = [p for p in parts if p.hostname == socket.gethostname() and not p.devices]
+    here = [p for p in parts if p.hostname == socket.gethostname()]
+    on_host = [p for p in here if not p.devices]
     try:
-        found = calibration.load(None, ranks=len(here)) if here else None
+        found = calibration.load(None, ranks=len(on_host)) if on_host else None
+        if found is not None:
+            for part in on_host:
+                part.calibration = part.calibration or calibration.to_manifest(found)
+        for part in here:
+            name = next((d.name for d in part.devices if d.device_id == part.device_id), None)
+            if name is None or part.calibration is not None:
+                continue
+            # Devices do not share their units: what one reached alone holds beside others.
+            found = calibration.load(name, ranks=len(here)) or calibration.load(name)
+            if found is not None:
+                part.calibration = calibration.to_manifest(found)
     except InputError:
         # A damaged store is `chopper calibrate`'s to report; the recording is worth more.
         return
-    if found is not None:
-        for part in here:
-            part.calibration = part.calibration or calibration.to_manifest(found)
 
 
 def _some(values: Sequence[int | str]) -> str:

@@ -48,12 +48,19 @@ class EventWork:
         ideal_ns: time at peak, NaN where unknown.
         roofline_ns: time at the roofline, NaN where unknown.
         math, vector: masks of model math and of memory-bound work; the rest is unmodelled.
+        work_flop: FLOP that the mathematics needs, NaN where unknown.
+        work_bytes: least traffic with memory, NaN where unknown.
+        dtype: codes into ``dtypes``, the arithmetic that a product ran in; -1 where unknown.
     """
 
     ideal_ns: np.ndarray
     roofline_ns: np.ndarray
     math: np.ndarray
     vector: np.ndarray
+    work_flop: np.ndarray
+    work_bytes: np.ndarray
+    dtype: np.ndarray
+    dtypes: list[str]
 
 
 def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
@@ -65,6 +72,10 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
         nan.copy(),
         np.zeros(count, dtype=bool),
         np.zeros(count, dtype=bool),
+        nan.copy(),
+        nan.copy(),
+        np.full(count, -1, dtype=np.int64),
+        [],
     )
     if not len(links.host) or not count:
         return found
@@ -87,14 +98,16 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     pairs, pair = np.unique(
         signature[modelled] * len(name_values) + longest[modelled], return_inverse=True
     )
-    numbers = np.array(
-        [
-            _ideal(works[key // len(name_values)], name_values[key % len(name_values)], ceiling)
-            for key in pairs
-        ]
-    )
+    told = [(works[key // len(name_values)], name_values[key % len(name_values)]) for key in pairs]
+    numbers = np.array([(*_ideal(w, kernel, ceiling), *_size(w)) for w, kernel in told])
     found.ideal_ns[events] = numbers[pair, 0] * part
     found.roofline_ns[events] = numbers[pair, 1] * part
+    found.work_flop[events] = numbers[pair, 2] * part
+    found.work_bytes[events] = numbers[pair, 3] * part
+    types = [matmul_dtype(w.dtype, kernel) or "" for w, kernel in told]
+    found.dtypes.extend(sorted({t for t in types if t}))
+    code = {t: i for i, t in enumerate(found.dtypes)}
+    found.dtype[events] = np.array([code.get(t, -1) for t in types])[pair]
     is_math = np.array([work.family in MATH_FAMILIES for work in works])[signature[modelled]]
     found.math[events] = is_math
     found.vector[events] = ~is_math
@@ -116,6 +129,16 @@ def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, flo
         return nan, nan
     ideal_ns = flop / peak * 1e9
     return ideal_ns, max(ideal_ns, memory_ns) if memory_ns == memory_ns else ideal_ns
+
+
+def _size(work: Work) -> tuple[float, float]:
+    """(FLOP that the mathematics needs, bytes) of a whole operator; NaN for what is unknown."""
+    flop = work.useful_flop_count if work.useful_flop_count is not None else work.flop_count
+    nan = float("nan")
+    return (
+        nan if flop is None else float(flop),
+        nan if work.bytes_count is None else float(work.bytes_count),
+    )
 
 
 def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarray, np.ndarray]:
