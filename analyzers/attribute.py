@@ -177,6 +177,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         steps=len(windows),
         coverage=_coverage(links, compute.cause, compute.time_ns)
         | {"collectives_matched_ratio": matched_share(joined.communication, matched)},
+        work=work,
     )
 
 
