@@ -35,7 +35,26 @@ class View:
     target: str
 
 
-_VIEWS: tuple[View, ...] = ()
+_VIEWS: tuple[View, ...] = (
+    View(
+        "operations",
+        "Operations by unique arguments",
+        "Operators by shapes, types and phase: time, rates, roofline.",
+        "chopper.analyzers.operations:operations",
+    ),
+    View(
+        "operators",
+        "Operators",
+        "Operators by name: calls, kernels, time, rates.",
+        "chopper.analyzers.operations:operators",
+    ),
+    View(
+        "kernels",
+        "Kernels",
+        "Kernels, copies and memsets by name and launching operator.",
+        "chopper.analyzers.operations:kernels",
+    ),
+)
 
 VIEWS: dict[str, View] = {view.name: view for view in _VIEWS}
 
