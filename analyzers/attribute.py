@@ -114,7 +114,7 @@ def join_rank(given: RankInput) -> JoinedRank:
         host_only,
         links,
         cut_windows(links, ints(traced, "number")),
-        describe(links, given.collective, given.world_size, given.process_groups),
+        describe(links, given.collective, given.rank, given.world_size, given.process_groups),
     )
 
 

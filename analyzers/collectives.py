@@ -2,16 +2,16 @@
 
 By process group and sequence number where they are recorded. Else by time: no rank can leave a
 collective before every rank has entered it, so the instances of one collective overlap. A dropped
-event therefore shifts nothing.
+event therefore shifts nothing. Sends are matched with their receives pair by pair, by time.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -33,13 +33,23 @@ _BUS_FACTORS: dict[str, tuple[int, bool]] = {
     "reducescatter": (1, True),
     "allgather": (1, True),
     "alltoall": (1, True),
+    "gather": (1, True),
+    "scatter": (1, True),
     "broadcast": (1, False),
     "reduce": (1, False),
 }
 _UNEVEN = frozenset(("alltoall",))
 """Ranks may send different amounts in these: the size tells no instance from another."""
-_POINT_TO_POINT = frozenset(("sendrecv",))
+_SHARED = frozenset(("reducescatter", "allgather"))
+"""One side of these holds the parts of all ranks: input and output cannot be of one size."""
+_SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
+"""Nobody leaves these before everybody has entered: their ends tell how clocks differ."""
+_POINT_TO_POINT = "sendrecv"
 """No collective: two ranks, in one direction."""
+_PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
+_SHIFTED_COUNT = 3
+_SHIFTED_SPREAD_NS = 20_000
+"""A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
 _ELEMENT_BYTES = {
     "double": 8,
     "float": 4,
@@ -67,42 +77,89 @@ _ELEMENT_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What two ranks' events must share to be of the same collective.
+    """What two ranks' events must share, beside their sequence number, to be of one collective.
 
     Attributes:
-        members: global ranks of the group; empty where neither the event nor the trace tells.
+        members: global ranks that take part; empty where only their number is told.
+        size: how many ranks take part.
         group: name of the group as recorded.
-        sequence: number within the group, -1 where not recorded.
-        what: normalized name of the collective.
+        what: normalized name of the collective; with its direction for a pair.
         elements: size of the message, -1 where it is unknown or may differ between ranks.
     """
 
     members: tuple[int, ...]
+    size: int
     group: str
-    sequence: int
     what: str
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What is recorded about communication events that are alike.
+
+    Attributes:
+        what: normalized name.
+        group: name of the process group, None where not recorded.
+        size: ranks that take part, None where not known.
+        members: their global ranks, empty where not known.
+        message_bytes: message as nccl-tests count it, None where unknown.
+        key: None for what cannot be matched: its group, or its peer, is not told.
+        numbered_key: the same for events with a sequence number, which tells sizes apart too.
+    """
+
+    what: str
+    group: str | None
+    size: int | None
+    members: tuple[int, ...]
+    message_bytes: int | None
+    key: Key | None
+    numbered_key: Key | None
+
+    @property
+    def bus_ratio(self) -> float | None:
+        """nccl-tests' bus factor, None where unknown."""
+        if self.what == _POINT_TO_POINT:
+            return 1.0
+        if self.what not in _BUS_FACTORS or not self.size or self.size < 2:
+            return None
+        times, shared = _BUS_FACTORS[self.what]
+        return times * ((self.size - 1) / self.size if shared else 1.0)
+
+    @property
+    def bus_bytes(self) -> float:
+        """Bytes times the bus factor, NaN where unknown."""
+        if self.message_bytes is None or self.bus_ratio is None:
+            return float("nan")
+        return self.message_bytes * self.bus_ratio
+
+
+@dataclass(frozen=True, slots=True)
 class Communication:
-    """The collectives of one rank, one row per communication event.
+    """The communication of one rank, one row per event.
 
     Attributes:
         event_row: device event.
-        key: what makes it the same as another rank's; None for what is no collective of a known
-            group (point-to-point, groups of unknown members).
-        bus_bytes: bytes times nccl-tests' bus factor, NaN where unknown.
+        kinds: distinct descriptions.
+        kind: code into ``kinds``.
+        sequence: number within the group, -1 where not recorded.
     """
 
     event_row: np.ndarray
-    key: list[Key | None]
-    bus_bytes: np.ndarray
+    kinds: list[Kind]
+    kind: np.ndarray
+    sequence: np.ndarray
+
+    @property
+    def bus_bytes(self) -> np.ndarray:
+        """Bytes times the bus factor of each row, NaN where unknown."""
+        return np.array([k.bus_bytes for k in self.kinds] + [np.nan])[self.kind]
 
 
 def describe(
     links: Links,
     collective: pa.Table,
+    rank: int,
     world_size: int | None,
     groups: Mapping[str, tuple[int, ...]],
 ) -> Communication:
@@ -111,86 +168,226 @@ def describe(
     Args:
         links: the rank's joined events.
         collective: recorded metadata.
+        rank: whose events these are.
         world_size: ranks of the run, None when not known.
         groups: process groups by name, with their ranks, as far as the trace lists them.
     """
     rows = np.flatnonzero(links.work_class == COMMUNICATION)
-    source_codes, source_values = strings(collective, "source")
-    recorded = {
-        (source_values[code], int(row)): entry
-        for code, row, entry in zip(
-            source_codes,
-            ints(collective, "row"),
-            collective.drop_columns(["source", "row"]).to_pylist(),
-            strict=True,
-        )
-    }
-    key: list[Key | None] = []
-    bus = np.full(len(rows), np.nan)
-    for position, event in enumerate(rows):
-        found = recorded.get(("device_event", int(event)))
-        if found is None:
-            found = recorded.get(("host_span", int(links.op_row[event])))
-        if found is None:
-            made, size = _from_names(links, int(event), world_size, groups)
+    recorded = _Recorded(collective)
+    entry = recorded.of_events(links, rows)
+    name, names = _event_names(links, rows)
+    operator = np.where(entry < 0, links.op_row[rows], -1)
+    columns = [recorded.alike[entry], name]
+    if len(links.host):
+        inputs = (links.host.input_dims, links.host.input_types)
+        columns += [np.where(operator >= 0, codes[operator], -1) for codes, _ in inputs]
+    kind = _numbered(columns)
+    _, first = np.unique(kind, return_index=True)
+    told = _Told(rank, world_size, groups)
+    kinds = []
+    for row in first:
+        called = names[name[row]]
+        if entry[row] >= 0:
+            kinds.append(told.by_metadata(recorded.fields[recorded.alike[entry[row]]], called))
         else:
-            made, size = _from_metadata(found, _event_name(links, int(event)), world_size, groups)
-        key.append(made)
-        if made is not None and size is not None:
-            bus[position] = _bus_bytes(made.what, size, len(made.members) or world_size)
-    return Communication(rows, key, bus)
+            kinds.append(told.by_names(called, *_first_input(links, int(operator[row]))))
+    sequence = recorded.sequence[entry]
+    # Sends and receives are numbered by each rank for itself.
+    pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
+    sequence = np.where(pairs[kind], -1, sequence)
+    return Communication(rows, kinds, kind, sequence)
 
 
-def _event_name(links: Links, event: int) -> str:
-    """Name of the collective: the backend's own span around the launch knows best."""
-    codes, values = links.annotations
-    if codes[event] >= 0 and values[codes[event]].startswith(("nccl:", "rccl:", "gloo:")):
-        return values[codes[event]]
+def _numbered(columns: list[np.ndarray]) -> np.ndarray:
+    """Rows that agree in all columns get the same number, from 0 on."""
+    found = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, codes = np.unique(column, return_inverse=True)
+        width = int(codes.max(initial=0)) + 1
+        _, found = np.unique(found * width + codes.reshape(-1), return_inverse=True)
+        found = found.reshape(-1).astype(np.int64)
+    return found
+
+
+def _event_names(links: Links, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Name of each collective: the backend's own span around the launch knows best."""
     codes, values = links.events.names
-    return values[codes[event]]
+    marks, marked = links.annotations
+    backend = np.array([v.startswith(("nccl:", "rccl:", "gloo:")) for v in marked] + [False])
+    own = marks[rows]
+    return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
 
 
-def _from_metadata(
-    found: dict[str, Any], name: str, world_size: int | None, groups: Mapping[str, tuple[int, ...]]
-) -> tuple[Key | None, int | None]:
-    """(key, bytes) of an event whose collective was recorded."""
-    what = _normalized(found["collective"] or name)
-    group, count = found["group_name"], found["group_size_count"]
-    members = _listed(found["group_ranks"])
-    if count is not None and len(members) != count:
-        members = groups.get(group or "", ())
-        if len(members) != count:
-            members = tuple(range(count)) if count == world_size else ()
-    elements = max(found["in_elements_count"] or 0, found["out_elements_count"] or 0)
-    width = _ELEMENT_BYTES.get((found["dtype"] or "").lower())
-    size = elements * width if width and elements else None
-    if what in _POINT_TO_POINT or not members:
-        return None, size
-    sequence = found["sequence_id"]
-    told = sequence is not None or what in _UNEVEN
-    return Key(
-        members, group or "", -1 if sequence is None else sequence, what, -1 if told else elements
-    ), size
+class _Recorded:
+    """The `collective` table, looked up by device event.
+
+    Attributes:
+        alike: per entry, a code that is equal where all but the sequence number is; -1 at the end.
+        fields: what was recorded, per code.
+        sequence: per entry, -1 where there is none and at the end.
+    """
+
+    _TEXTS = ("collective", "dtype", "group_name", "group_ranks")
+    _INTS = (
+        "in_elements_count",
+        "out_elements_count",
+        "group_size_count",
+        "first_rank_id",
+        "rank_stride_count",
+        "source_rank_id",
+        "target_rank_id",
+    )
+
+    def __init__(self, table: pa.Table) -> None:
+        count = table.num_rows
+        texts = {name: strings(table, name) for name in self._TEXTS}
+        numbers = {name: ints(table, name) for name in self._INTS}
+        alike = _numbered([c for c, _ in texts.values()] + list(numbers.values()))
+        _, first = np.unique(alike, return_index=True) if count else (None, [])
+        self.alike = np.append(alike, -1)
+        self.fields = [
+            _Fields(
+                **{n: values[c[row]] if c[row] >= 0 else None for n, (c, values) in texts.items()},
+                **{n: int(v[row]) if v[row] >= 0 else None for n, v in numbers.items()},
+            )
+            for row in first
+        ]
+        self.sequence = np.append(ints(table, "sequence_id"), -1)
+        source, sources = strings(table, "source")
+        self._of_device = np.array([s == "device_event" for s in sources] + [False])[source]
+        self._row = ints(table, "row")
+
+    def of_events(self, links: Links, rows: np.ndarray) -> np.ndarray:
+        """Entry of each event: its own, or its operator's; -1 for none."""
+        found = np.full(len(rows), -1, dtype=np.int64)
+        for mine, wanted in ((~self._of_device, links.op_row[rows]), (self._of_device, rows)):
+            entries = np.flatnonzero(mine)
+            if len(entries):
+                entries = entries[np.argsort(self._row[entries], kind="stable")]
+                keys = self._row[entries]
+                at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+                found = np.where((keys[at] == wanted) & (wanted >= 0), entries[at], found)
+        return found
 
 
-def _from_names(
-    links: Links, event: int, world_size: int | None, groups: Mapping[str, tuple[int, ...]]
-) -> tuple[Key | None, int | None]:
-    """(key, bytes) of an event of which only names and, at best, the input are recorded."""
-    what = _normalized(_event_name(links, event))
-    # Of the world, unless the trace lists smaller groups that it might be of.
-    world = world_size if world_size is not None else 0
-    sub_groups = any(len(members) < world for members in groups.values())
-    if what in _POINT_TO_POINT or world < 2 or sub_groups:
-        return None, None
-    elements, size = -1, None
-    row = int(links.op_row[event])
-    if row >= 0:
-        elements, size = _first_input(links.host.input_dims, links.host.input_types, row)
-    # gloo's spans carry the input: an all-gather's input is one rank's part.
-    if size is not None and what == "allgather":
-        size *= world
-    return Key(tuple(range(world)), "", -1, what, -1 if what in _UNEVEN else elements), size
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """One entry of the `collective` table."""
+
+    collective: str | None
+    dtype: str | None
+    group_name: str | None
+    group_ranks: str | None
+    in_elements_count: int | None
+    out_elements_count: int | None
+    group_size_count: int | None
+    first_rank_id: int | None
+    rank_stride_count: int | None
+    source_rank_id: int | None
+    target_rank_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Makes kinds from what a rank's trace tells."""
+
+    rank: int
+    world_size: int | None
+    groups: Mapping[str, tuple[int, ...]]
+
+    def by_metadata(self, found: _Fields, name: str) -> Kind:
+        """Of events whose collective was recorded."""
+        what = _normalized(found.collective or name)
+        group, count = found.group_name, found.group_size_count
+        members = self._members(found)
+        size = len(members) or count
+        width = _ELEMENT_BYTES.get((found.dtype or "").lower())
+        given, taken = found.in_elements_count or 0, found.out_elements_count or 0
+        elements = max(given, taken)
+        message = elements * width if width and elements else None
+        if what == _POINT_TO_POINT:
+            return self._pair(found, name, group, members, message)
+        if what in _SHARED and given == taken and size != 1:
+            message = None
+        known = _listed_or_counted(members, size)
+        if not known or (members and self.rank not in members) or not size:
+            return Kind(what, group, size, members, message, None, None)
+        numbered = Key(members, size, group or "", what, -1)
+        unnumbered = (
+            Key(members, size, group or "", what, -1 if what in _UNEVEN else elements)
+            if members
+            else None
+        )
+        return Kind(what, group, size, members, message, unnumbered, numbered)
+
+    def _members(self, found: _Fields) -> tuple[int, ...]:
+        """Global ranks of a group, empty when they are not told."""
+        count = found.group_size_count
+        members = _listed(found.group_ranks)
+        if count is None or len(members) == count:
+            return members
+        members = self.groups.get(found.group_name or "", ())
+        if len(members) == count:
+            return members
+        first, stride = found.first_rank_id, found.rank_stride_count
+        if first is not None and stride is not None and stride > 0 and count > 0:
+            return tuple(range(first, first + count * stride, stride))
+        return tuple(range(count)) if count == self.world_size else ()
+
+    def _pair(
+        self,
+        found: _Fields,
+        name: str,
+        group: str | None,
+        members: tuple[int, ...],
+        message: int | None,
+    ) -> Kind:
+        """A send or a receive whose peer is told by the metadata, or by the backend's span."""
+        source, target = found.source_rank_id, found.target_rank_id
+        for called in (found.collective or "", name):
+            direction = _PEER.search(called)
+            if direction is None:
+                continue
+            way, peer = direction.groups()
+            if way == "send":
+                source = self.rank if source is None else source
+            else:
+                target = self.rank if target is None else target
+            if peer is not None and members and int(peer) < len(members):
+                # The span counts ranks within the group.
+                other = members[int(peer)]
+                source = other if source is None else source
+                target = other if target is None else target
+        if source is None or target is None or source == target:
+            return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
+        if self.rank not in (source, target):
+            return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
+        pair = (min(source, target), max(source, target))
+        key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
+        return Kind(_POINT_TO_POINT, group, 2, pair, message, key, None)
+
+    def by_names(self, name: str, elements: int, input_bytes: int | None) -> Kind:
+        """Of events of which only names and, at best, the input are recorded."""
+        what = _normalized(name)
+        # Of the world, unless the trace lists smaller groups that it might be of.
+        world = self.world_size or 0
+        sub_groups = any(len(members) < world for members in self.groups.values())
+        if world < 2 or sub_groups:
+            return Kind(what, None, None, (), None, None, None)
+        members = tuple(range(world))
+        if what == _POINT_TO_POINT:
+            nothing = _Fields(*[None] * 11)
+            return self._pair(nothing, name, None, members, input_bytes)
+        # An all-gather's input is one rank's part.
+        size = (
+            input_bytes * world if input_bytes is not None and what == "allgather" else input_bytes
+        )
+        key = Key(members, world, "", what, -1 if what in _UNEVEN else elements)
+        return Kind(what, None, world, members, size, key, None)
+
+
+def _listed_or_counted(members: tuple[int, ...], size: int | None) -> bool:
+    return len(members) > 1 or (not members and size is not None and size > 1)
 
 
 def _listed(ranks: str | None) -> tuple[int, ...]:
@@ -207,24 +404,16 @@ def _listed(ranks: str | None) -> tuple[int, ...]:
 def _normalized(name: str) -> str:
     """``gloo:all_gather``, ``_allgather_base``, ``ncclDevKernel_AllGather_…`` → ``allgather``."""
     flat = name.lower().replace("_", "")
-    if "sendrecv" in flat or flat.endswith((":send", ":recv", "send", "recv")):
-        return "sendrecv"
+    if "sendrecv" in flat or _PEER.search(name.lower()):
+        return _POINT_TO_POINT
     return next((part for part in _BUS_FACTORS if part in flat), flat[:40])
 
 
-def _bus_bytes(name: str, size: int | None, ranks: int | None) -> float:
-    if size is None or not ranks or ranks < 2:
-        return float("nan")
-    if name not in _BUS_FACTORS:
-        return float("nan")
-    times, shared = _BUS_FACTORS[name]
-    return size * times * ((ranks - 1) / ranks if shared else 1.0)
-
-
-def _first_input(
-    dims: tuple[np.ndarray, list[str]], types: tuple[np.ndarray, list[str]], row: int
-) -> tuple[int, int | None]:
+def _first_input(links: Links, row: int) -> tuple[int, int | None]:
     """(elements, bytes) of a span's first input; -1 and None where not recorded."""
+    if row < 0:
+        return -1, None
+    dims, types = links.host.input_dims, links.host.input_types
     if dims[0][row] < 0 or types[0][row] < 0:
         return -1, None
     try:
@@ -244,16 +433,40 @@ def _first_input(
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Per rank, per device event.
+    """The matched collectives of one rank, per device event.
 
     Attributes:
         ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
             it is not matched on all ranks of its group.
+        instance: number of the collective, the same on all its ranks; -1 where not matched.
         offset_ns: how far this rank's clock is ahead of the others', by when they leave collectives.
     """
 
     ready_ns: np.ndarray
+    instance: np.ndarray
     offset_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Communication events of all ranks that have a key; sorted by key, number, rank, start."""
+
+    rank: np.ndarray
+    event: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    key: np.ndarray
+    sequence: np.ndarray
+
+    def __getitem__(self, index: np.ndarray) -> _Rows:
+        return _Rows(
+            self.rank[index],
+            self.event[index],
+            self.start[index],
+            self.end[index],
+            self.key[index],
+            self.sequence[index],
+        )
 
 
 def match(
@@ -269,79 +482,223 @@ def match(
         ranks: (rank, its links, its communication).
         one_clock: the ranks are known to share a clock (one host): ends are not compared.
     """
-    links_of = {rank: links for rank, links, _ in ranks}
-    instances = [i for i in _all_instances(ranks, links_of) if len(i) > 1]
-    offsets = dict.fromkeys(links_of, 0) if one_clock else _clock_offsets(instances, links_of)
-    result = {
-        rank: Matched(
-            np.full(len(links.events), -1, dtype=np.int64),
-            offsets[rank],
-        )
-        for rank, links, _ in ranks
-    }
-    for instance in instances:
-        starts = {r: int(links_of[r].events.start_ns[e]) - offsets[r] for r, e in instance.items()}
-        ready = max(starts.values())
-        for rank, event in instance.items():
-            result[rank].ready_ns[event] = ready + offsets[rank]
+    keys: dict[Key, int] = {}
+    rows = _keyed(ranks, keys)
+    sizes = np.array([key.size for key in keys], dtype=np.int64)
+    position, instance = _instances(rows, sizes, one_clock=one_clock)
+    found = rows[position]
+    names = [rank for rank, _, _ in ranks]
+    symmetric = np.array([key.what in _SYMMETRIC for key in keys], dtype=bool)
+    offsets = (
+        np.zeros(len(names), dtype=np.int64)
+        if one_clock
+        else _clock_offsets(found, instance, symmetric, len(names))
+    )
+    last = np.zeros(int(instance.max(initial=-1)) + 1, dtype=np.int64)
+    last[:] = np.iinfo(np.int64).min
+    np.maximum.at(last, instance, found.start - offsets[found.rank])
+    result = {}
+    for number, (rank, links, _) in enumerate(ranks):
+        mine = found.rank == number
+        ready = np.full(len(links.events), -1, dtype=np.int64)
+        ready[found.event[mine]] = last[instance[mine]] + offsets[number]
+        of = np.full(len(links.events), -1, dtype=np.int64)
+        of[found.event[mine]] = instance[mine]
+        result[rank] = Matched(ready, of, int(offsets[number]))
     return result
 
 
-def _all_instances(
-    ranks: list[tuple[int, Links, Communication]], links_of: dict[int, Links]
-) -> list[dict[int, int]]:
-    """Every collective that all ranks of its group took part in, as rank → device event."""
-    by_key: dict[Key, dict[int, list[int]]] = defaultdict(dict)
-    for rank, _, communication in ranks:
-        for event, key in zip(communication.event_row, communication.key, strict=True):
-            if key is not None:
-                by_key[key].setdefault(rank, []).append(int(event))
-    found: list[dict[int, int]] = []
-    for key, members in by_key.items():
-        if len(key.members) > 1 and set(key.members) <= set(members):
-            found += _instances({r: np.array(members[r]) for r in key.members}, links_of)
-    return found
+def _keyed(ranks: list[tuple[int, Links, Communication]], keys: dict[Key, int]) -> _Rows:
+    """Events that can be matched; fills ``keys`` with a number for each key."""
+    parts = []
+    for number, (_, links, communication) in enumerate(ranks):
+        codes = np.full((2, len(communication.kinds) + 1), -1, dtype=np.int64)
+        for i, kind in enumerate(communication.kinds):
+            for row, key in enumerate((kind.key, kind.numbered_key)):
+                if key is not None:
+                    codes[row, i] = keys.setdefault(key, len(keys))
+        has_number = (communication.sequence >= 0) & (codes[1][communication.kind] >= 0)
+        key = np.where(has_number, codes[1][communication.kind], codes[0][communication.kind])
+        event = communication.event_row
+        parts.append(
+            _Rows(
+                np.full(len(event), number, dtype=np.int64),
+                event,
+                links.events.start_ns[event],
+                links.events.end_ns[event],
+                key,
+                np.where(has_number, communication.sequence, -1),
+            )[key >= 0]
+        )
+    if not parts:
+        return _Rows(*[np.zeros(0, np.int64)] * 6)
+    rows = _Rows(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in _Rows.__slots__)
+    )
+    return rows[np.lexsort((rows.start, rows.rank, rows.sequence, rows.key))]
 
 
-def _clock_offsets(instances: list[dict[int, int]], links_of: dict[int, Links]) -> dict[int, int]:
-    """Median lead of each rank's clock over the first rank's that it shares collectives with."""
-    leads: dict[int, list[int]] = {rank: [] for rank in links_of}
-    for instance in instances:
-        ends = {r: int(links_of[r].events.end_ns[e]) for r, e in instance.items()}
-        reference = ends[min(ends)]
-        for rank, end in ends.items():
-            leads[rank].append(end - reference)
-    return {rank: int(np.median(lead)) if lead else 0 for rank, lead in leads.items()}
+def _instances(rows: _Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Group rows of equal key and number into collectives.
+
+    Where every rank has equally many, the n-th of one is the n-th of all: always when they are
+    numbered (coalesced collectives share a number), else when all of these overlap in time.
+    Otherwise the ranks are walked in time order.
+
+    Returns:
+        Positions in ``rows``, and the collective of each; rows of no collective are left out.
+    """
+    count = len(rows.key)
+    if not count:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    new_group = np.ones(count, dtype=bool)
+    new_group[1:] = (rows.key[1:] != rows.key[:-1]) | (rows.sequence[1:] != rows.sequence[:-1])
+    new_rank = new_group.copy()
+    new_rank[1:] |= rows.rank[1:] != rows.rank[:-1]
+    group = np.cumsum(new_group) - 1
+    first = np.flatnonzero(new_rank)
+    each = np.diff(np.append(first, count))
+    occurrence = np.arange(count) - np.repeat(first, each)
+    groups = int(group[-1]) + 1
+    group_of_rank = group[first]
+    present = np.bincount(group_of_rank, minlength=groups)
+    most = np.zeros(groups, dtype=np.int64)
+    np.maximum.at(most, group_of_rank, each)
+    least = np.full(groups, count + 1, dtype=np.int64)
+    np.minimum.at(least, group_of_rank, each)
+    start_of_group = np.flatnonzero(new_group)
+    complete = present == sizes[rows.key[start_of_group]]
+    numbered = rows.sequence[start_of_group] >= 0
+    even = complete & (most == least)
+    together = np.flatnonzero(even[group])
+    together = together[np.lexsort((rows.rank[together], occurrence[together], group[together]))]
+    block = np.ones(len(together), dtype=bool)
+    block[1:] = (group[together][1:] != group[together][:-1]) | (
+        occurrence[together][1:] != occurrence[together][:-1]
+    )
+    instance = np.cumsum(block) - 1
+    if len(together):
+        at = np.flatnonzero(block)
+        apart = np.maximum.reduceat(rows.start[together], at) > np.minimum.reduceat(
+            rows.end[together], at
+        )
+        failed = np.zeros(groups, dtype=bool)
+        failed[group[together][at[apart]]] = True
+        failed &= ~numbered
+        if not one_clock:
+            for number in np.flatnonzero(failed & (most >= _SHIFTED_COUNT)):
+                mine = together[group[together] == number]
+                failed[number] = not _shifted(rows[mine], int(present[number]))
+        keep = ~failed[group[together]]
+        together, instance = together[keep], instance[keep]
+        walked = np.flatnonzero(failed | (complete & ~even))
+    else:
+        walked = np.flatnonzero(complete & ~even)
+    positions, numbers = [together], [instance]
+    bounds = np.append(start_of_group, count)
+    following = int(instance.max(initial=-1)) + 1
+    for number in walked:
+        low, high = int(bounds[number]), int(bounds[number + 1])
+        found = _walk(rows, low, high)
+        positions.append(found.reshape(-1))
+        numbers.append(following + np.repeat(np.arange(len(found)), found.shape[1]))
+        following += len(found)
+    return np.concatenate(positions), np.concatenate(numbers)
 
 
-def _instances(members: dict[int, np.ndarray], links: dict[int, Links]) -> list[dict[int, int]]:
-    """Group events of equal key into collectives: those that overlap on all ranks.
+def _shifted(rows: _Rows, ranks: int) -> bool:
+    """Whether collectives of one key overlap once each clock is shifted by its median lead.
+
+    Args:
+        rows: the n-th events of all ranks side by side, rank by rank, in order of n.
+        ranks: how many.
+    """
+    start, end = rows.start.reshape(-1, ranks), rows.end.reshape(-1, ranks)
+    lead = end - end[:, :1]
+    offset = np.median(lead, axis=0).astype(np.int64)
+    spread = np.abs(lead - offset)
+    if np.quantile(spread, 0.9) > _SHIFTED_SPREAD_NS:
+        return False
+    return bool(((start - offset).max(axis=1) <= (end - offset).min(axis=1)).all())
+
+
+def _clock_offsets(
+    rows: _Rows, instance: np.ndarray, symmetric: np.ndarray, ranks: int
+) -> np.ndarray:
+    """Lead of each rank's clock over the lowest rank's that it is tied to by collectives.
+
+    The median difference of ends over the collectives that two ranks share; those who share none
+    are tied through others.
+    """
+    offsets = np.zeros(ranks, dtype=np.int64)
+    if not len(instance):
+        return offsets
+    telling = symmetric[rows.key]
+    if not telling.any():
+        telling[:] = True
+    at = np.flatnonzero(telling)
+    at = at[np.lexsort((rows.rank[at], instance[at]))]
+    first = np.ones(len(at), dtype=bool)
+    first[1:] = instance[at][1:] != instance[at][:-1]
+    reference = at[np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))]
+    others = np.flatnonzero(~first)
+    pair = rows.rank[reference[others]] * ranks + rows.rank[at[others]]
+    lead = rows.end[at[others]] - rows.end[reference[others]]
+    order = np.argsort(pair, kind="stable")
+    pair, lead = pair[order], lead[order]
+    bounds = np.flatnonzero(np.append(True, pair[1:] != pair[:-1])) if len(pair) else []
+    ties: list[tuple[int, int, int, int]] = []
+    for low, high in zip(bounds, np.append(bounds[1:], len(pair)), strict=True):
+        one, other = divmod(int(pair[low]), ranks)
+        ties.append((int(high - low), one, other, int(np.median(lead[low:high]))))
+    ties.sort(reverse=True)
+    root = np.arange(ranks)
+    for _, one, other, ahead in ties:
+        if root[one] == root[other]:
+            continue
+        # Shift the whole part that holds the higher root so that this tie is true.
+        keep, moved = (one, other) if root[one] < root[other] else (other, one)
+        wanted = offsets[keep] + (ahead if moved == other else -ahead)
+        part = root == root[moved]
+        offsets[part] += wanted - offsets[moved]
+        root[part] = root[keep]
+    return offsets
+
+
+def _walk(rows: _Rows, low: int, high: int) -> np.ndarray:
+    """Collectives among rows of one key: those that overlap on all ranks.
 
     Walks all ranks in time order. The candidates are each rank's next event; when they have a
     moment in common they are one collective, else the one that ends first has lost its partners.
+
+    Returns:
+        Positions in ``rows``, shape (collectives, ranks).
     """
-    starts = {r: links[r].events.start_ns[rows].tolist() for r, rows in members.items()}
-    ends = {r: links[r].events.end_ns[rows].tolist() for r, rows in members.items()}
-    at = dict.fromkeys(members, 0)
-    heads = [(ends[r][0], r) for r in members]
+    rank = rows.rank[low:high]
+    heads_at = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
+    stop = np.append(heads_at[1:], len(rank)).tolist()
+    start, end = rows.start[low:high].tolist(), rows.end[low:high].tolist()
+    at = heads_at.tolist()
+    members = range(len(at))
+    heads = [(end[at[r]], r) for r in members]
     heapq.heapify(heads)
-    latest = max(starts[r][0] for r in members)
-    found: list[dict[int, int]] = []
+    latest = max(start[at[r]] for r in members)
+    found: list[list[int]] = []
     while True:
         first_end, loser = heads[0]
         if latest <= first_end:
-            found.append({r: int(members[r][at[r]]) for r in members})
-            for r in members:
-                at[r] += 1
-            if any(at[r] >= len(starts[r]) for r in members):
-                return found
-            heads = [(ends[r][at[r]], r) for r in members]
+            found.append(at.copy())
+            at = [i + 1 for i in at]
+            if any(i >= s for i, s in zip(at, stop, strict=True)):
+                break
+            heads = [(end[at[r]], r) for r in members]
             heapq.heapify(heads)
-            latest = max(starts[r][at[r]] for r in members)
+            latest = max(start[at[r]] for r in members)
             continue
         # Starts grow along a rank, so the latest of the heads can only be raised by this step.
         at[loser] += 1
-        if at[loser] >= len(starts[loser]):
-            return found
-        heapq.heapreplace(heads, (ends[loser][at[loser]], loser))
-        latest = max(latest, starts[loser][at[loser]])
+        if at[loser] >= stop[loser]:
+            break
+        heapq.heapreplace(heads, (end[at[loser]], loser))
+        latest = max(latest, start[at[loser]])
+    return np.array(found, dtype=np.int64).reshape(-1, len(heads_at)) + low

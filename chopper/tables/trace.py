@@ -93,7 +93,7 @@ DEVICE_EVENT = Table(
 
 COLLECTIVE = Table(
     "collective",
-    1,
+    2,
     "Metadata of collectives, from device events or from the operators that issued them.",
     (
         Column(name="source", type="string", doc="device_event or host_span."),
@@ -106,6 +106,10 @@ COLLECTIVE = Table(
         _string("group_name", "Name of the process group."),
         _string("group_ranks", "Ranks of the process group, JSON as recorded."),
         _id("sequence_id", "Sequence number within the group, where recorded."),
+        _id("first_rank_id", "First global rank of the group, where its ranks are evenly spaced."),
+        _id("rank_stride_count", "Distance of its ranks, where they are evenly spaced."),
+        _id("source_rank_id", "Global rank that sends, on a receive."),
+        _id("target_rank_id", "Global rank that receives, on a send."),
     ),
 )
 

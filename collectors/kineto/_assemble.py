@@ -383,6 +383,10 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
         "group_name": [text_of(a.group_name) for _, _, a in rows],
         "group_ranks": [text_of(a.group_ranks) for _, _, a in rows],
         "sequence_id": [integer(a.collective_sequence) for _, _, a in rows],
+        "first_rank_id": [integer(a.first_rank) for _, _, a in rows],
+        "rank_stride_count": [integer(a.rank_stride) for _, _, a in rows],
+        "source_rank_id": [integer(a.source_rank) for _, _, a in rows],
+        "target_rank_id": [integer(a.target_rank) for _, _, a in rows],
     }
     return pa.table(
         {f.name: from_list(values[f.name], f.type) for f in declared.arrow},
