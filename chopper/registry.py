@@ -29,11 +29,12 @@ GROUP = "chopper.collectors"
 BUILTIN: dict[str, str] = {
     "device_memory": "chopper.collectors.device_memory:DeviceMemoryCollector",
     "host": "chopper.collectors.host:HostCollector",
+    "nvml": "chopper.collectors.nvml:NvmlCollector",
     "torch_trace": "chopper.collectors.torch_trace:TorchTrace",
 }
 """Collectors that come with chopper, as name → ``module:Class``."""
 
-_DEFAULTS = ("torch_trace", "host", "device_memory")
+_DEFAULTS = ("torch_trace", "host", "device_memory", "nvml")
 _PARTS = ("name", "scope", "probe", "start", "stop")
 
 

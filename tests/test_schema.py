@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chopper._format import unit
 from chopper.cli import _COMMANDS, cli
 from chopper.errors import UsageError
 from chopper.tables import TABLES, TELEMETRY_TABLES
-
-SUFFIXES = ("ns", "bytes", "hz", "w", "j", "c", "flop", "ratio", "count")
 
 
 def invoke(*arguments: str) -> str:
@@ -59,8 +58,8 @@ def test_telemetry_times_its_rows_and_names_its_units() -> None:
         assert [c.name for c in table.columns[:2]] == ["time_ns", "span_ns"]
         for column in table.columns:
             assert column.doc.endswith(".")
-            suffix = column.name.rsplit("_", 1)[-1]
-            assert column.unit == (suffix if suffix in SUFFIXES else None), column.name
+            suffix = unit(column.name)
+            assert column.unit == suffix, column.name
             if suffix == "ns":
                 assert column.type == "int64"
 

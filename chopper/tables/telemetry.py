@@ -159,6 +159,20 @@ DEVICE_MEMORY = Table(
     ),
 )
 
+_DEVICE = (
+    Column(
+        name="device_id",
+        type="int32",
+        doc="Device ordinal as the driver numbers it, where no UUID tells better.",
+    ),
+    _maybe(
+        "device_uuid",
+        "string",
+        None,
+        "UUID of the device as its driver writes it; joins samples to ranks.",
+    ),
+)
+
 DEVICE_CLOCK = Table(
     "device_clock",
     1,
@@ -166,17 +180,7 @@ DEVICE_CLOCK = Table(
     (
         _TIME,
         _SPAN,
-        Column(
-            name="device_id",
-            type="int32",
-            doc="Device ordinal as the ranks' framework numbers it, where no UUID tells better.",
-        ),
-        _maybe(
-            "device_uuid",
-            "string",
-            None,
-            "UUID of the device as its driver writes it; joins samples to ranks.",
-        ),
+        *_DEVICE,
         _maybe(
             "sm_clock_hz",
             "int64",
@@ -207,4 +211,106 @@ CLOCK = Table(
     ),
 )
 
-TELEMETRY_TABLES = (CPU_CORE, HOST, PROCESS, NIC, DEVICE_MEMORY, DEVICE_CLOCK, CLOCK)
+DEVICE_COUNTER = Table(
+    "device_counter",
+    1,
+    "Slower sensors and counters of each device. Counters are totals since the driver was loaded or "
+    "the device reset; difference them.",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        _maybe("energy_j", "float64", "j", "Energy, total."),
+        _maybe("power_average_w", "float64", "w", "Board power, averaged by the driver (1 s)."),
+        _maybe("temperature_c", "float64", "c", "Temperature of the chip."),
+        _maybe("memory_temperature_c", "float64", "c", "Temperature of the memory."),
+        _maybe(
+            "device_utilization_ratio",
+            "float64",
+            "ratio",
+            "Share of the driver's last period in which any kernel ran; says nothing of how many "
+            "units it used.",
+        ),
+        _maybe(
+            "memory_utilization_ratio",
+            "float64",
+            "ratio",
+            "Share of the driver's last period in which memory was read or written.",
+        ),
+        _maybe("memory_used_bytes", "int64", "bytes", "Device memory in use, by all processes."),
+        _maybe("pcie_tx_bytes", "int64", "bytes", "Sent over PCIe, total; may wrap."),
+        _maybe("pcie_rx_bytes", "int64", "bytes", "Received over PCIe, total; may wrap."),
+        _maybe("link_tx_bytes", "int64", "bytes", "Sent over all NVLink (XGMI) links, total."),
+        _maybe("link_rx_bytes", "int64", "bytes", "Received over all of them, total."),
+        _maybe("link_error_count", "int64", "count", "CRC errors and replays of the links, total."),
+        _maybe("ecc_corrected_count", "int64", "count", "Corrected memory errors since start."),
+        _maybe("ecc_uncorrected_count", "int64", "count", "Uncorrected memory errors since start."),
+        _maybe("pcie_replay_count", "int64", "count", "PCIe replays, total."),
+        _maybe("power_throttle_ns", "int64", "ns", "Time below the wanted clock for power, total."),
+        _maybe("thermal_throttle_ns", "int64", "ns", "The same for temperature, total."),
+        _maybe("sync_boost_throttle_ns", "int64", "ns", "The same for sync boost, total."),
+        _maybe("board_limit_throttle_ns", "int64", "ns", "The same for the board's limit, total."),
+        _maybe("reliability_throttle_ns", "int64", "ns", "The same for reliability, total."),
+        _maybe("application_clock_ns", "int64", "ns", "Time held at application clocks, total."),
+    ),
+)
+
+DEVICE_ACTIVITY = Table(
+    "device_activity",
+    1,
+    "What each device's units were busy with since its previous row, from hardware counters (GPM).",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        _maybe("sm_utilization_ratio", "float64", "ratio", "SMs that were busy, mean over time."),
+        _maybe("sm_occupancy_ratio", "float64", "ratio", "Warps resident of what would fit."),
+        _maybe("tensor_utilization_ratio", "float64", "ratio", "Tensor cores' busy share."),
+        _maybe("dram_utilization_ratio", "float64", "ratio", "Memory bandwidth used of its peak."),
+        _maybe("fp64_utilization_ratio", "float64", "ratio", "FP64 units' busy share."),
+        _maybe("fp32_utilization_ratio", "float64", "ratio", "FP32 units' busy share."),
+        _maybe("fp16_utilization_ratio", "float64", "ratio", "FP16 units' busy share."),
+        _maybe("pcie_tx_bytes_per_s", "float64", "bytes_per_s", "Sent over PCIe."),
+        _maybe("pcie_rx_bytes_per_s", "float64", "bytes_per_s", "Received over PCIe."),
+        _maybe("link_rx_bytes_per_s", "float64", "bytes_per_s", "Received over all links."),
+        _maybe("link_tx_bytes_per_s", "float64", "bytes_per_s", "Sent over all links."),
+    ),
+)
+
+DEVICE_LIMIT = Table(
+    "device_limit",
+    1,
+    "What holds for a device over the whole run; one row per device.",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        _maybe("name", "string", None, "Name as the driver writes it."),
+        _maybe("pci_address", "string", None, "Domain:bus:device.function."),
+        _maybe("driver_version", "string", None, "Version of the driver."),
+        _maybe("sm_clock_max_hz", "int64", "hz", "Largest SM clock."),
+        _maybe("sm_clock_boost_hz", "int64", "hz", "Largest boost clock that the board allows."),
+        _maybe("sm_clock_application_hz", "int64", "hz", "Application clock that was set."),
+        _maybe("memory_clock_max_hz", "int64", "hz", "Largest memory clock."),
+        _maybe("power_limit_w", "float64", "w", "Power limit in force."),
+        _maybe("power_limit_default_w", "float64", "w", "Power limit by default."),
+        _maybe("power_limit_max_w", "float64", "w", "Largest power limit that can be set."),
+        _maybe("memory_bytes", "int64", "bytes", "Device memory."),
+        _maybe("pcie_generation", "int32", None, "PCIe generation in use."),
+        _maybe("pcie_lane_count", "int32", "count", "PCIe lanes in use."),
+        _maybe("mig", "bool", None, "Whether the device is partitioned (MIG)."),
+    ),
+)
+
+TELEMETRY_TABLES = (
+    CPU_CORE,
+    HOST,
+    PROCESS,
+    NIC,
+    DEVICE_MEMORY,
+    DEVICE_CLOCK,
+    DEVICE_COUNTER,
+    DEVICE_ACTIVITY,
+    DEVICE_LIMIT,
+    CLOCK,
+)

@@ -1,0 +1,68 @@
+"""Which samples belong to which rank: device telemetry is recorded once per host, for all devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.manifest import RankManifest
+    from chopper.run import Run
+
+DEVICE_TABLES = tuple(
+    name
+    for name, table in TABLES.items()
+    if any(column.name == "device_uuid" for column in table.columns)
+)
+"""Tables with rows of several devices."""
+
+
+def of_rank(run: Run, rank: int, name: str) -> pa.Table:
+    """Rows of a device table that are of the device that a rank computes on, in time order.
+
+    What the rank recorded itself counts first, then what the other ranks of its host did. Rows are
+    the device's by UUID; where either side has none, by ordinal; where the rank names no device and
+    the table holds one only, all of them.
+
+    Returns:
+        The declared table, empty when nothing was sampled of this device.
+    """
+    part = run.part(rank)
+    beside = [other.rank for other in run.manifest.ranks if _same_host(part, other)]
+    for source in (rank, *(r for r in sorted(beside) if r != rank)):
+        table = run.table(source, name)
+        if table.num_rows:
+            chosen = _of_device(table, part)
+            if chosen.num_rows:
+                return chosen.sort_by("time_ns")
+    return TABLES[name].empty()
+
+
+def _same_host(part: RankManifest, other: RankManifest) -> bool:
+    return part.hostname is not None and part.hostname == other.hostname
+
+
+def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    device = next((d for d in part.devices if d.device_id == part.device_id), None)
+    uuids = table["device_uuid"].combine_chunks().cast(pa.string())
+    if device is not None and device.uuid is not None and uuids.null_count < len(uuids):
+        wanted = canonical_uuid(device.uuid)
+        distinct = [u for u in pc.unique(uuids).to_pylist() if u is not None]
+        named = [u for u in distinct if canonical_uuid(u) == wanted]
+        return table.filter(pc.is_in(uuids, value_set=pa.array(named, pa.string())))
+    if part.device_id is not None:
+        return table.filter(pc.equal(table["device_id"], part.device_id))
+    if len(pc.unique(table["device_id"])) == 1:
+        return table
+    return table.slice(0, 0)
+
+
+def canonical_uuid(uuid: str) -> str:
+    """A UUID without vendor's prefix, dashes and case: NVML and torch write the same one apart."""
+    return uuid.lower().removeprefix("gpu-").replace("-", "")

@@ -1,0 +1,330 @@
+"""NVML's devices, error codes and field values, on top of the vendor's Python binding.
+
+The binding's convenience functions allocate per call; sensors here keep their C structures and call
+the library's functions through the binding's own table, so that a reading costs microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from ctypes import byref, c_int32, c_uint, c_ulonglong
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Kind = Literal["sensor", "moment", "device", "library"]
+"""What an error takes away: this sensor, this reading, this device, or everything."""
+
+ALL_LINKS = 0xFFFFFFFF
+"""Scope of a field that is summed over links; a bare id would mean link 0 alone."""
+
+# NVML's return codes by their number in nvml.h: what is lost, and in words why.
+ERRORS: dict[int, tuple[Kind, str]] = {
+    1: ("library", "NVML was not initialized"),
+    2: ("sensor", "the driver does not know this sensor (invalid argument)"),
+    3: ("sensor", "not supported by this device"),
+    4: ("sensor", "no permission to read it"),
+    5: ("moment", "NVML was initialized already"),
+    6: ("sensor", "not found"),
+    7: ("sensor", "the driver wants a larger buffer than this binding gives"),
+    8: ("device", "the device's power cables are not attached properly"),
+    9: ("library", "the NVIDIA driver is not loaded"),
+    10: ("moment", "the driver's time ran out"),
+    11: ("moment", "an interrupt problem of the device"),
+    12: ("library", "NVML's library is not installed (libnvidia-ml.so.1)"),
+    13: ("sensor", "this driver is too old to offer it"),
+    14: ("sensor", "the device's infoROM is corrupted"),
+    15: ("device", "the device has fallen off the bus"),
+    16: ("device", "the device needs a reset"),
+    17: ("library", "the operating system or a container blocks access to the devices"),
+    18: ("library", "library and kernel module of the NVIDIA driver differ in version: reboot"),
+    19: ("moment", "in use by another process"),
+    20: ("moment", "not enough memory"),
+    21: ("moment", "no data yet"),
+    22: ("sensor", "ECC counts are not available on this virtual device"),
+    23: ("moment", "not enough of a resource"),
+    24: ("sensor", "frequency not supported"),
+    25: ("sensor", "the driver speaks another version of this call"),
+    26: ("sensor", "withdrawn by this driver"),
+    27: ("moment", "not ready"),
+    28: ("device", "the device is gone"),
+    29: ("moment", "not in this state of the device"),
+    30: ("sensor", "reset type not supported"),
+    999: ("moment", "unknown error of the driver"),
+}
+
+
+_VERSION_MISMATCH = 25
+
+
+def explain(code: int) -> tuple[Kind, str]:
+    """What a return code takes away and why; a code of a newer driver costs one reading."""
+    return ERRORS.get(code, ("moment", f"NVML error {code}, which this version does not know"))
+
+
+class ReadingFailed(Exception):
+    """A call returned something other than success.
+
+    Attributes:
+        kind: what it takes away.
+    """
+
+    def __init__(self, code: int) -> None:
+        self.kind, reason = explain(code)
+        super().__init__(reason)
+
+
+def _binding() -> Any:
+    try:
+        import pynvml
+    except ImportError as exc:
+        raise CollectorUnavailable("nvidia-ml-py is not installed") from exc
+    return pynvml
+
+
+@contextlib.contextmanager
+def session() -> Iterator[None]:
+    """NVML initialized inside, shut down after; sessions may nest.
+
+    Raises:
+        CollectorUnavailable: it cannot be initialized here; the message says why.
+    """
+    pynvml = _binding()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as exc:
+        raise CollectorUnavailable(explain(exc.value)[1]) from exc
+    except OSError as exc:
+        raise CollectorUnavailable(f"NVML's library cannot be loaded ({exc})") from exc
+    try:
+        yield
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+@dataclass
+class NvmlDevice:
+    """One device.
+
+    Attributes:
+        index: in NVML's order, which is that of PCI addresses.
+        uuid, name, pci_address: as the driver writes them; None where it refuses.
+        note: what is special about it (MIG), None for nothing.
+        lost: why it is read no more, None while it is.
+    """
+
+    handle: Any
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    pci_address: str | None = None
+    note: str | None = None
+    lost: str | None = field(default=None, compare=False)
+
+
+def devices(visible: str | None = None, local_world_size: int | None = None) -> list[NvmlDevice]:
+    """The devices that a job may use, in NVML's order.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; None for that of this process. UUIDs and, under
+            CUDA_DEVICE_ORDER=PCI_BUS_ID, numbers choose devices; other numbers follow an order that
+            NVML does not know, so they choose only where all devices are of one kind.
+        local_world_size: ranks on this host. More ranks than visible devices means that each rank
+            sees its own: then all devices are read.
+
+    Raises:
+        CollectorUnavailable: there is none.
+    """
+    pynvml = _binding()
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as exc:
+        raise CollectorUnavailable(explain(exc.value)[1]) from exc
+    found = []
+    problems = []
+    for index in range(count):
+        try:
+            found.append(_device(pynvml, index))
+        except pynvml.NVMLError as exc:
+            problems.append(f"device {index}: {explain(exc.value)[1]}")
+    if not found:
+        raise CollectorUnavailable("; ".join(problems) or "NVML finds no device")
+    if problems:
+        found[0].note = "; ".join([*problems, found[0].note or ""]).rstrip("; ")
+    if visible is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if local_world_size is None:
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
+    return _chosen(found, visible, local_world_size)
+
+
+def _device(pynvml: Any, index: int) -> NvmlDevice:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    device = NvmlDevice(handle, index)
+    for name, call in (
+        ("uuid", pynvml.nvmlDeviceGetUUID),
+        ("name", pynvml.nvmlDeviceGetName),
+        ("pci_address", lambda h: pynvml.nvmlDeviceGetPciInfo(h).busId),
+    ):
+        with contextlib.suppress(pynvml.NVMLError):
+            value = call(handle)
+            setattr(device, name, value.decode() if isinstance(value, bytes) else value)
+    with contextlib.suppress(pynvml.NVMLError):
+        if pynvml.nvmlDeviceGetMigMode(handle)[0]:
+            device.note = (
+                f"device {index} is partitioned (MIG): clocks, power and energy are those of the "
+                "whole device"
+            )
+    return device
+
+
+def _chosen(
+    found: list[NvmlDevice], visible: str | None, local_world_size: int
+) -> list[NvmlDevice]:
+    if visible is None:
+        return found
+    wanted = [part.strip() for part in visible.split(",") if part.strip()]
+    by_pci = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    one_kind = len({device.name for device in found}) == 1
+    chosen = []
+    for part in wanted:
+        if part.lstrip("-").isdigit():
+            number = int(part)
+            if not 0 <= number < len(found):
+                break  # CUDA ignores what follows the first invalid entry
+            if not (by_pci or one_kind):
+                return found
+            chosen.append(found[number])
+            continue
+        # MIG-GPU-<uuid of the parent>/… names the parent; MIG-<uuid> tells nothing about it.
+        name = part.removeprefix("MIG-").partition("/")[0]
+        match = [d for d in found if d.uuid is not None and d.uuid.startswith(name)]
+        if not match:
+            if part.startswith("MIG-"):
+                return found
+            break
+        chosen.append(match[0])
+    if not chosen or local_world_size > len(chosen):
+        return found
+    return sorted({d.index: d for d in chosen}.values(), key=lambda d: d.index)
+
+
+def function(name: str) -> Callable[..., int]:
+    """A function of the library itself, through the binding.
+
+    Raises:
+        ReadingFailed: this driver does not have it.
+    """
+    pynvml = _binding()
+    try:
+        found: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
+    except pynvml.NVMLError as exc:
+        raise ReadingFailed(exc.value) from exc
+    return found
+
+
+def asked(name: str, *arguments: Any) -> Any:
+    """What a function of the binding returns.
+
+    Raises:
+        ReadingFailed: the driver refuses, or does not have the function.
+    """
+    pynvml = _binding()
+    try:
+        return getattr(pynvml, name)(*arguments)
+    except pynvml.NVMLError as exc:
+        raise ReadingFailed(exc.value) from exc
+    except (pynvml.NVMLLibraryMismatchError, AttributeError) as exc:
+        raise ReadingFailed(_VERSION_MISMATCH) from exc
+
+
+def clock_reader(device: NvmlDevice, clock: int) -> Callable[[], int | None]:
+    """Current clock in Hz; None where the driver says 0."""
+    call, out = function("nvmlDeviceGetClockInfo"), c_uint()
+    handle, kind, at = device.handle, c_uint(clock), byref(out)
+
+    def read() -> int | None:
+        code = call(handle, kind, at)
+        if code:
+            raise ReadingFailed(code)
+        return out.value * 1_000_000 or None
+
+    return read
+
+
+def reasons_reader(device: NvmlDevice) -> Callable[[], int]:
+    """Clocks event reasons as bits; older drivers call them throttle reasons."""
+    try:
+        call = function("nvmlDeviceGetCurrentClocksEventReasons")
+    except ReadingFailed:
+        call = function("nvmlDeviceGetCurrentClocksThrottleReasons")
+    out = c_ulonglong()
+    handle, at = device.handle, byref(out)
+
+    def read() -> int:
+        code = call(handle, at)
+        if code:
+            raise ReadingFailed(code)
+        return out.value & 0x7FFF_FFFF_FFFF_FFFF
+
+    return read
+
+
+class Fields:
+    """Field values of one device, read in one call.
+
+    Args:
+        device: which.
+        ids: (field id, scope) of each.
+    """
+
+    def __init__(self, device: NvmlDevice, ids: Sequence[tuple[int, int]]) -> None:
+        pynvml = _binding()
+        self._call = function("nvmlDeviceGetFieldValues")
+        self._handle = device.handle
+        self._values = (pynvml.c_nvmlFieldValue_t * len(ids))()
+        self._count = c_int32(len(ids))
+        self._at = byref(self._values)
+        for value, (field_id, scope) in zip(self._values, ids, strict=True):
+            value.fieldId, value.scopeId = field_id, scope
+
+    def read(self) -> list[int | float | ReadingFailed]:
+        """Each field's value, or why there is none.
+
+        Raises:
+            ReadingFailed: the whole call failed.
+        """
+        code = self._call(self._handle, self._count, self._at)
+        if code:
+            raise ReadingFailed(code)
+        return [
+            ReadingFailed(v.nvmlReturn) if v.nvmlReturn else _decoded(v.valueType, v.value)
+            for v in self._values
+        ]
+
+
+_VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def _decoded(kind: int, value: Any) -> int | float | ReadingFailed:
+    if not 0 <= kind < len(_VALUE):
+        return ReadingFailed(_VERSION_MISMATCH)
+    found: int | float = getattr(value, _VALUE[kind])
+    return found
+
+
+def gpm_request(metrics: Sequence[int]) -> Any:
+    """The structure that asks for these GPM metrics; its two samples are set before each call."""
+    pynvml = _binding()
+    request = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(metrics)
+    for slot, metric in zip(request.metrics, metrics, strict=False):
+        slot.metricId = metric
+    return request

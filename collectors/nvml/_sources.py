@@ -1,0 +1,443 @@
+"""What the sampler process reads of NVIDIA devices, one source a tier."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chopper.collectors.nvml import _library as nvml
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper.collectors.sampler import Sink
+
+_SM, _MEMORY = 1, 2
+"""Clock types of NVML."""
+_FIELD_POWER_AVERAGE, _FIELD_POWER_INSTANT = 185, 186
+_KIB = 1024
+_MIB = 1 << 20
+
+
+class _Sensor:
+    """One value of one device that may be refused, once or for good."""
+
+    def __init__(self, column: str, device: nvml.NvmlDevice, make: Callable[[], Any]) -> None:
+        self.column = column
+        self._device = device
+        self.absent: str | None = None
+        self._read: Callable[[], Any] | None = self._judged(make)
+
+    def read(self) -> Any:
+        """The value now; None where there is none."""
+        if self._read is None or self.absent is not None or self._device.lost is not None:
+            return None
+        return self._judged(self._read)
+
+    def _judged(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except nvml.ReadingFailed as exc:
+            if exc.kind == "sensor":
+                self.absent = str(exc)
+            elif exc.kind != "moment":
+                self._device.lost = str(exc)
+        return None
+
+
+class _Source:
+    """Devices, their sensors, and one row per device and sample."""
+
+    name: ClassVar[str]
+    tables: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self.absent: dict[str, str] = {}
+        self._stack = contextlib.ExitStack()
+        self._devices: list[tuple[nvml.NvmlDevice, list[_Sensor]]] = []
+
+    def open(self) -> None:
+        """Initialize NVML, find the devices and what each of them offers.
+
+        Raises:
+            CollectorUnavailable: no device, or none that offers anything of this tier.
+        """
+        self._stack.enter_context(nvml.session())
+        for device in nvml.devices():
+            self._devices.append((device, self._sensors(device)))
+        for _device, sensors in self._devices:
+            for sensor in sensors:
+                sensor.read()
+        self._note()
+        offered = [
+            s for device, sensors in self._devices for s in sensors if not (s.absent or device.lost)
+        ]
+        if not offered:
+            self.close()
+            raise CollectorUnavailable("; ".join(dict.fromkeys(self.absent.values())))
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        """The sensors of a row, in the order of the table's columns."""
+        raise NotImplementedError
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per device that is still there."""
+        del now_ns
+        table = self.tables[0]
+        live = False
+        for device, sensors in self._devices:
+            if device.lost is not None:
+                continue
+            values = [sensor.read() for sensor in sensors]
+            if device.lost is None:
+                live = True
+                if any(value is not None for value in values):
+                    sink.add(table, device.index, device.uuid, *values)
+        self._note()
+        if not live:
+            raise RuntimeError("; ".join(dict.fromkeys(self.absent.values())) or "no device left")
+
+    def _note(self) -> None:
+        """Say what stays null: on all devices, or on which ones."""
+        table = self.tables[0]
+        why: dict[str, dict[int, str]] = {}
+        for device, sensors in self._devices:
+            if device.lost is not None:
+                why.setdefault(table, {})[device.index] = device.lost
+                continue
+            for sensor in sensors:
+                if sensor.absent is not None:
+                    why.setdefault(f"{table}.{sensor.column}", {})[device.index] = sensor.absent
+        self.absent.clear()
+        for what, reasons in why.items():
+            distinct = set(reasons.values())
+            if len(reasons) == len(self._devices) and len(distinct) == 1:
+                self.absent[what] = distinct.pop()
+            else:
+                self.absent |= {f"{what}[device {i}]": reason for i, reason in reasons.items()}
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        self._stack.close()
+
+
+class ClockSource(_Source):
+    """The fast tier: clocks, instant power, event reasons. -> DEVICE_CLOCK."""
+
+    name: ClassVar[str] = "nvml_clock"
+    tables: ClassVar[tuple[str, ...]] = ("device_clock",)
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        return [
+            _Sensor("sm_clock_hz", device, lambda: nvml.clock_reader(device, _SM)),
+            _Sensor("memory_clock_hz", device, lambda: nvml.clock_reader(device, _MEMORY)),
+            _Sensor("power_w", device, lambda: _power_reader(device)),
+            _Sensor("event_reasons", device, lambda: nvml.reasons_reader(device)),
+        ]
+
+
+def _power_reader(device: nvml.NvmlDevice) -> Callable[[], float | None]:
+    """Instant power in W: the field of newer drivers, else what older ones call power usage."""
+    try:
+        fields = nvml.Fields(device, [(_FIELD_POWER_INSTANT, 0)])
+        if not isinstance(fields.read()[0], nvml.ReadingFailed):
+            return lambda: _scaled(fields.read()[0], 1e-3)
+    except nvml.ReadingFailed:
+        pass
+    return lambda: float(nvml.asked("nvmlDeviceGetPowerUsage", device.handle)) * 1e-3
+
+
+def _scaled(value: int | float | nvml.ReadingFailed, factor: float) -> float:
+    if isinstance(value, nvml.ReadingFailed):
+        raise value
+    return value * factor
+
+
+_LINK_ERRORS = (38, 45, 52)
+"""CRC errors of flits and of data, and replays: totals over links."""
+
+# Column of `device_counter` → fields to try in turn, their scope, and what one unit of them is.
+_COUNTER_FIELDS: dict[str, tuple[tuple[int, ...], int, float | int]] = {
+    "energy_j": ((83,), 0, 1e-3),
+    "power_average_w": ((_FIELD_POWER_AVERAGE,), 0, 1e-3),
+    "memory_temperature_c": ((82,), 0, 1.0),
+    "pcie_tx_bytes": ((197,), 0, 1),
+    "pcie_rx_bytes": ((198,), 0, 1),
+    "link_tx_bytes": ((138,), nvml.ALL_LINKS, _KIB),
+    "link_rx_bytes": ((139,), nvml.ALL_LINKS, _KIB),
+    "ecc_corrected_count": ((3,), 0, 1),
+    "ecc_uncorrected_count": ((4,), 0, 1),
+    "pcie_replay_count": ((94,), 0, 1),
+    "power_throttle_ns": ((74,), 0, 1),
+    "thermal_throttle_ns": ((75,), 0, 1),
+    "sync_boost_throttle_ns": ((76,), 0, 1),
+    "board_limit_throttle_ns": ((77,), 0, 1),
+    "reliability_throttle_ns": ((79,), 0, 1),
+    "application_clock_ns": ((80,), 0, 1),
+}
+
+
+class CounterSource(_Source):
+    """The medium tier: energy, temperature, utilization, memory, link and throttle counters.
+
+    -> DEVICE_COUNTER. All fields of a device come with one call of the driver. The PCIe counters are
+    the non-blocking fields: ``nvmlDeviceGetPcieThroughput`` would block for 20 ms.
+    """
+
+    name: ClassVar[str] = "nvml_counter"
+    tables: ClassVar[tuple[str, ...]] = ("device_counter",)
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        wanted = {
+            column: [(i, scope) for i in ids] for column, (ids, scope, _) in _COUNTER_FIELDS.items()
+        }
+        wanted["link_error_count"] = [(i, 0) for i in _LINK_ERRORS]
+        shared = _SharedFields(device, [pair for pairs in wanted.values() for pair in pairs])
+        by_column: dict[str, Callable[[], Any]] = {
+            column: _field_reader(shared, wanted[column][0], unit)
+            for column, (_, _, unit) in _COUNTER_FIELDS.items()
+        }
+        by_column["link_error_count"] = lambda: sum(
+            int(_scaled(shared.value(pair), 1)) for pair in wanted["link_error_count"]
+        )
+        handle = device.handle
+        by_column["temperature_c"] = lambda: float(
+            nvml.asked("nvmlDeviceGetTemperatureV", handle, 0)
+        )
+        use = _Shared(lambda: nvml.asked("nvmlDeviceGetUtilizationRates", handle))
+        by_column["device_utilization_ratio"] = lambda: use.get().gpu / 100
+        by_column["memory_utilization_ratio"] = lambda: use.get().memory / 100
+        by_column["memory_used_bytes"] = lambda: int(
+            nvml.asked("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2).used
+        )
+        self._fresh.append(shared)
+        self._fresh.append(use)
+        from chopper.tables import TABLES
+
+        columns = [column.name for column in TABLES["device_counter"].columns][4:]
+        return [_Sensor(c, device, lambda c=c: by_column[c]) for c in columns]  # type: ignore[misc]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fresh: list[_Shared] = []
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per device that is still there."""
+        for shared in self._fresh:
+            shared.forget()
+        super().sample(sink, now_ns)
+
+
+_MEMORY_V2 = 0x02000028
+"""Version of nvmlMemory_v2_t: the structure's 40 bytes and a 2 in the top byte."""
+
+
+class _Shared:
+    """A reading that several columns come from, made once a sample."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+        self._value: Any = None
+        self._failed: nvml.ReadingFailed | None = None
+
+    def forget(self) -> None:
+        self._value = self._failed = None
+
+    def get(self) -> Any:
+        """The reading of this sample.
+
+        Raises:
+            ReadingFailed: it failed, for each of its columns.
+        """
+        if self._value is None and self._failed is None:
+            try:
+                self._value = self._read()
+            except nvml.ReadingFailed as exc:
+                self._failed = exc
+        if self._failed is not None:
+            raise self._failed
+        return self._value
+
+
+class _SharedFields(_Shared):
+    def __init__(self, device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> None:
+        self._at = {pair: i for i, pair in enumerate(ids)}
+        self._fields: nvml.Fields | None = None
+
+        def read() -> Any:
+            if self._fields is None:
+                self._fields = nvml.Fields(device, ids)
+            return self._fields.read()
+
+        super().__init__(read)
+
+    def value(self, pair: tuple[int, int]) -> int | float | nvml.ReadingFailed:
+        found: int | float | nvml.ReadingFailed = self.get()[self._at[pair]]
+        return found
+
+
+def _field_reader(
+    shared: _SharedFields, pair: tuple[int, int], unit: float | int
+) -> Callable[[], int | float]:
+    def read() -> int | float:
+        value = _scaled(shared.value(pair), unit)
+        return value if isinstance(unit, float) else int(value)
+
+    return read
+
+
+# Column of `device_activity` → GPM metric, and what one unit of it is.
+_GPM: dict[str, tuple[int, float]] = {
+    "sm_utilization_ratio": (2, 0.01),
+    "sm_occupancy_ratio": (3, 0.01),
+    "tensor_utilization_ratio": (5, 0.01),
+    "dram_utilization_ratio": (10, 0.01),
+    "fp64_utilization_ratio": (11, 0.01),
+    "fp32_utilization_ratio": (12, 0.01),
+    "fp16_utilization_ratio": (13, 0.01),
+    "pcie_tx_bytes_per_s": (20, _MIB),
+    "pcie_rx_bytes_per_s": (21, _MIB),
+    "link_rx_bytes_per_s": (60, _MIB),
+    "link_tx_bytes_per_s": (61, _MIB),
+}
+
+
+class ActivitySource(_Source):
+    """GPU performance monitoring of Hopper and later: what the units were busy with.
+
+    -> DEVICE_ACTIVITY. Each row covers the time since the device's previous one. GPM wants 100 ms
+    between two samples; it coexists with CUPTI's profilers.
+    """
+
+    name: ClassVar[str] = "nvml_activity"
+    tables: ClassVar[tuple[str, ...]] = ("device_activity",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gpm: list[_Gpm] = []
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        gpm = _Gpm(device)
+        self._gpm.append(gpm)
+        return [
+            _Sensor(column, device, lambda m=metric, u=unit: gpm.reader(m, u))  # type: ignore[misc]
+            for column, (metric, unit) in _GPM.items()
+        ]
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per device that is still there; the first sample only begins the interval."""
+        for gpm in self._gpm:
+            gpm.advance()
+        super().sample(sink, now_ns)
+
+    def close(self) -> None:
+        """Free the samples, shut NVML down."""
+        for gpm in self._gpm:
+            gpm.free()
+        super().close()
+
+
+class _Gpm:
+    """Two GPM samples of a device, swapped at each reading."""
+
+    def __init__(self, device: nvml.NvmlDevice) -> None:
+        self._device = device
+        self._samples: list[Any] = []
+        self._get: Any = None
+        self._taken = 0
+        self._metrics: list[int] = []
+        self._values: dict[int, float | nvml.ReadingFailed] = {}
+        self._problem: nvml.ReadingFailed | None = None
+        try:
+            support = nvml.asked("nvmlGpmQueryDeviceSupport", device.handle)
+            if not support.isSupportedDevice:
+                raise nvml.ReadingFailed(_NOT_SUPPORTED)
+            self._samples = [nvml.asked("nvmlGpmSampleAlloc") for _ in range(2)]
+            self._get = nvml.gpm_request([metric for metric, _ in _GPM.values()])
+        except nvml.ReadingFailed as exc:
+            self._problem = exc
+
+    def reader(self, metric: int, unit: float) -> Callable[[], float | None]:
+        if self._problem is not None:
+            raise self._problem
+
+        def read() -> float | None:
+            value = self._values.get(metric)
+            return None if value is None else _scaled(value, unit)
+
+        return read
+
+    def advance(self) -> None:
+        """Take a sample; from the second on, compute the metrics of the interval between."""
+        self._values = {}
+        if self._problem is not None or self._device.lost is not None:
+            return
+        try:
+            nvml.asked("nvmlGpmSampleGet", self._device.handle, self._samples[self._taken % 2])
+            self._taken += 1
+            if self._taken < 2:
+                return
+            self._get.sample1 = self._samples[self._taken % 2]
+            self._get.sample2 = self._samples[(self._taken + 1) % 2]
+            nvml.asked("nvmlGpmMetricsGet", self._get)
+        except nvml.ReadingFailed as exc:
+            self._values = {metric: exc for metric, _ in _GPM.values()}
+            return
+        for metric in self._get.metrics[: self._get.numMetrics]:
+            self._values[metric.metricId] = (
+                nvml.ReadingFailed(metric.nvmlReturn) if metric.nvmlReturn else metric.value
+            )
+
+    def free(self) -> None:
+        for sample in self._samples:
+            with contextlib.suppress(nvml.ReadingFailed):
+                nvml.asked("nvmlGpmSampleFree", sample)
+        self._samples = []
+
+
+_NOT_SUPPORTED = 3
+
+
+class LimitSource(_Source):
+    """What holds for the whole run: limits, largest clocks, the PCIe link. -> DEVICE_LIMIT."""
+
+    name: ClassVar[str] = "nvml_limit"
+    tables: ClassVar[tuple[str, ...]] = ("device_limit",)
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        handle = device.handle
+
+        def field(field_id: int) -> float:
+            return _scaled(nvml.Fields(device, [(field_id, 0)]).read()[0], 1e-3)
+
+        def megahertz(name: str, *arguments: Any) -> int | None:
+            return int(nvml.asked(name, handle, *arguments)) * 1_000_000 or None
+
+        readers: dict[str, Callable[[], Any]] = {
+            "name": lambda: device.name,
+            "pci_address": lambda: device.pci_address,
+            "driver_version": lambda: str(nvml.asked("nvmlSystemGetDriverVersion")),
+            "sm_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _SM),
+            "sm_clock_boost_hz": lambda: megahertz("nvmlDeviceGetMaxCustomerBoostClock", _SM),
+            "sm_clock_application_hz": lambda: megahertz(
+                "nvmlDeviceGetClock", _SM, _CLOCK_ID_APPLICATION
+            ),
+            "memory_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _MEMORY),
+            "power_limit_w": lambda: nvml.asked("nvmlDeviceGetEnforcedPowerLimit", handle) * 1e-3,
+            "power_limit_default_w": lambda: field(_FIELD_POWER_DEFAULT_LIMIT),
+            "power_limit_max_w": lambda: field(_FIELD_POWER_MAX_LIMIT),
+            "memory_bytes": lambda: int(
+                nvml.asked("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2).total
+            ),
+            "pcie_generation": lambda: int(
+                nvml.asked("nvmlDeviceGetCurrPcieLinkGeneration", handle)
+            ),
+            "pcie_lane_count": lambda: int(nvml.asked("nvmlDeviceGetCurrPcieLinkWidth", handle)),
+            "mig": lambda: bool(nvml.asked("nvmlDeviceGetMigMode", handle)[0]),
+        }
+        return [_Sensor(c, device, lambda r=r: r) for c, r in readers.items()]  # type: ignore[misc]
+
+
+_CLOCK_ID_APPLICATION = 1
+_FIELD_POWER_MAX_LIMIT, _FIELD_POWER_DEFAULT_LIMIT = 188, 189

@@ -1,0 +1,285 @@
+/* A libnvidia-ml.so.1 that plays a script: what the collectors are tested against without a device.
+ *
+ * The script is the file that $NVML_SHIM_SCRIPT names, one statement a line:
+ *   gpu INDEX UUID NAME                 a device, in order
+ *   set INDEX KEY VALUE [FROM_MS]       the value of a key from a time on (a step function)
+ *   fail INDEX WHAT CODE [FROM_MS [TO_MS]]   an error of a function, of "field:ID", or of "*"
+ *   init CODE                           nvmlInit fails with CODE
+ * Times count from nvmlInit, or from the clock that shim_set_time_ms() sets (in-process tests).
+ * Keys: sm mem (MHz) power (mW) reasons (bits) energy (mJ) temperature, mig, max_sm, application,
+ * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), gpm:ID (double).
+ *
+ * Layouts follow nvml.h. What is not scripted is "not supported", as on a real device. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_GPUS 16
+#define MAX_LINES 8192
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
+
+typedef struct { int gpu; char key[48]; double value; int64_t from_ms; } setting;
+typedef struct { int gpu; char what[64]; int code; int64_t from_ms, to_ms; } failure;
+typedef struct { char uuid[80], name[96]; } gpu;
+
+static gpu gpus[MAX_GPUS];
+static int gpu_count;
+static setting settings[MAX_LINES];
+static int setting_count;
+static failure failures[MAX_LINES];
+static int failure_count;
+static int init_code;
+static int64_t started_ms, fixed_ms = -1;
+static int calls;
+
+static int64_t monotonic_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+static int64_t at_ms(void) { return fixed_ms >= 0 ? fixed_ms : monotonic_ms() - started_ms; }
+
+void shim_set_time_ms(int64_t ms) { fixed_ms = ms; }
+int shim_calls(void) { return calls; }
+
+static void load(void) {
+    gpu_count = setting_count = failure_count = init_code = 0;
+    const char *path = getenv("NVML_SHIM_SCRIPT");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file) { init_code = DRIVER_NOT_LOADED; return; }
+    char line[512];
+    while (fgets(line, sizeof line, file)) {
+        int index, code;
+        char what[64];
+        double value;
+        long long from = 0, to = INT64_MAX;
+        gpu g;
+        if (sscanf(line, "gpu %d %79s %95[^\n]", &index, g.uuid, g.name) == 3) {
+            if (index >= 0 && index < MAX_GPUS) { gpus[index] = g; if (index >= gpu_count) gpu_count = index + 1; }
+        } else if (sscanf(line, "set %d %47s %lf %lld", &index, what, &value, &from) >= 3) {
+            setting s = {index, "", value, from};
+            strncpy(s.key, what, sizeof s.key - 1);
+            if (setting_count < MAX_LINES) settings[setting_count++] = s;
+        } else if (sscanf(line, "fail %d %63s %d %lld %lld", &index, what, &code, &from, &to) >= 3) {
+            failure f = {index, "", code, from, to};
+            strncpy(f.what, what, sizeof f.what - 1);
+            if (failure_count < MAX_LINES) failures[failure_count++] = f;
+        } else if (sscanf(line, "init %d", &code) == 1) {
+            init_code = code;
+        }
+    }
+    fclose(file);
+}
+
+/* Handles are pointers into the table of devices, as opaque as the real ones. */
+static int index_of(void *handle) {
+    gpu *g = handle;
+    return g >= gpus && g < gpus + gpu_count ? (int)(g - gpus) : -1;
+}
+
+static int failed(int index, const char *what) {
+    int64_t now = at_ms();
+    for (int i = 0; i < failure_count; i++) {
+        failure *f = &failures[i];
+        if (f->gpu == index && now >= f->from_ms && now < f->to_ms &&
+            (!strcmp(f->what, what) || !strcmp(f->what, "*")))
+            return f->code;
+    }
+    return SUCCESS;
+}
+
+/* The latest setting of a key that is in force; 0 when there is none. */
+static int lookup(int index, const char *key, double *value) {
+    int64_t now = at_ms(), best = -1;
+    for (int i = 0; i < setting_count; i++) {
+        setting *s = &settings[i];
+        if (s->gpu == index && now >= s->from_ms && s->from_ms >= best && !strcmp(s->key, key)) {
+            best = s->from_ms;
+            *value = s->value;
+        }
+    }
+    return best >= 0;
+}
+
+static int get(void *handle, const char *function, const char *key, double *value) {
+    calls++;
+    int index = index_of(handle);
+    if (index < 0) return INVALID_ARGUMENT;
+    int code = failed(index, function);
+    if (code) return code;
+    return lookup(index, key, value) ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    load();
+    if (!started_ms) started_ms = monotonic_ms();
+    return init_code;
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) { return SUCCESS; }
+const char *nvmlErrorString(int code) { (void)code; return "scripted error"; }
+int nvmlSystemGetDriverVersion(char *out, unsigned size) { snprintf(out, size, "580.00.shim"); return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *out) { *out = gpu_count; return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
+    if ((int)index >= gpu_count) return INVALID_ARGUMENT;
+    int code = failed(index, "nvmlDeviceGetHandleByIndex_v2");
+    *out = &gpus[index];
+    return code;
+}
+static int text(void *handle, const char *function, const char *value, char *out, unsigned size) {
+    int index = index_of(handle);
+    if (index < 0) return INVALID_ARGUMENT;
+    int code = failed(index, function);
+    if (!code) snprintf(out, size, "%s", value);
+    return code;
+}
+int nvmlDeviceGetUUID(void *h, char *out, unsigned size) { return text(h, "nvmlDeviceGetUUID", ((gpu *)h)->uuid, out, size); }
+int nvmlDeviceGetName(void *h, char *out, unsigned size) { return text(h, "nvmlDeviceGetName", ((gpu *)h)->name, out, size); }
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} pci_info;
+int nvmlDeviceGetPciInfo_v3(void *h, pci_info *out) {
+    int index = index_of(h);
+    if (index < 0) return INVALID_ARGUMENT;
+    memset(out, 0, sizeof *out);
+    snprintf(out->busId, sizeof out->busId, "00000000:%02X:00.0", 16 + index);
+    out->bus = 16 + index;
+    return failed(index, "nvmlDeviceGetPciInfo_v3");
+}
+int nvmlDeviceGetMigMode(void *h, unsigned *current, unsigned *pending) {
+    double value;
+    int code = get(h, "nvmlDeviceGetMigMode", "mig", &value);
+    if (!code) *current = *pending = (unsigned)value;
+    return code;
+}
+
+static const char *const CLOCK_KEYS[] = {"graphics", "sm", "mem", "video"};
+static int number(void *h, const char *function, const char *key, unsigned *out) {
+    double value;
+    int code = get(h, function, key, &value);
+    if (!code) *out = (unsigned)value;
+    return code;
+}
+int nvmlDeviceGetClockInfo(void *h, unsigned type, unsigned *out) {
+    return type > 3 ? INVALID_ARGUMENT : number(h, "nvmlDeviceGetClockInfo", CLOCK_KEYS[type], out);
+}
+int nvmlDeviceGetMaxClockInfo(void *h, unsigned type, unsigned *out) {
+    return number(h, "nvmlDeviceGetMaxClockInfo", type == 1 ? "max_sm" : "max_mem", out);
+}
+int nvmlDeviceGetMaxCustomerBoostClock(void *h, unsigned type, unsigned *out) {
+    (void)type;
+    return number(h, "nvmlDeviceGetMaxCustomerBoostClock", "max_boost", out);
+}
+int nvmlDeviceGetClock(void *h, unsigned type, unsigned id, unsigned *out) {
+    (void)type; (void)id;
+    return number(h, "nvmlDeviceGetClock", "application", out);
+}
+int nvmlDeviceGetPowerUsage(void *h, unsigned *out) { return number(h, "nvmlDeviceGetPowerUsage", "power", out); }
+int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *out) { return number(h, "nvmlDeviceGetEnforcedPowerLimit", "limit", out); }
+int nvmlDeviceGetCurrPcieLinkGeneration(void *h, unsigned *out) { return number(h, "nvmlDeviceGetCurrPcieLinkGeneration", "pcie_gen", out); }
+int nvmlDeviceGetCurrPcieLinkWidth(void *h, unsigned *out) { return number(h, "nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", out); }
+int nvmlDeviceGetCurrentClocksEventReasons(void *h, unsigned long long *out) {
+    double value;
+    int code = get(h, "nvmlDeviceGetCurrentClocksEventReasons", "reasons", &value);
+    if (!code) *out = (unsigned long long)value;
+    return code;
+}
+typedef struct { unsigned version; int sensor; int temperature; } temperature_v1;
+int nvmlDeviceGetTemperatureV(void *h, temperature_v1 *out) {
+    double value;
+    int code = get(h, "nvmlDeviceGetTemperatureV", "temperature", &value);
+    if (!code) out->temperature = (int)value;
+    return code;
+}
+typedef struct { unsigned gpu, memory; } utilization;
+int nvmlDeviceGetUtilizationRates(void *h, utilization *out) {
+    double value;
+    int code = get(h, "nvmlDeviceGetUtilizationRates", "utilization", &value);
+    if (code) return code;
+    out->gpu = (unsigned)value;
+    out->memory = lookup(index_of(h), "memory_utilization", &value) ? (unsigned)value : 0;
+    return SUCCESS;
+}
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
+int nvmlDeviceGetMemoryInfo_v2(void *h, memory_v2 *out) {
+    double total, used;
+    if (out->version != (sizeof(memory_v2) | 2u << 24)) return 25;
+    int code = get(h, "nvmlDeviceGetMemoryInfo_v2", "memory_used", &used);
+    if (code) return code;
+    out->total = lookup(index_of(h), "memory_total", &total) ? (unsigned long long)total : 0;
+    out->used = (unsigned long long)used;
+    out->reserved = 0;
+    out->free = out->total - out->used;
+    return SUCCESS;
+}
+
+typedef union { double d; unsigned ui; unsigned long ul; unsigned long long ull; long long sll; int si; unsigned short us; } value_t;
+typedef struct {
+    unsigned fieldId, scopeId;
+    int64_t timestamp, latencyUsec;
+    unsigned valueType;
+    int nvmlReturn;
+    value_t value;
+} field_value;
+int nvmlDeviceGetFieldValues(void *h, int count, field_value *values) {
+    calls++;
+    int index = index_of(h);
+    if (index < 0) return INVALID_ARGUMENT;
+    int code = failed(index, "nvmlDeviceGetFieldValues");
+    if (code) return code;
+    for (int i = 0; i < count; i++) {
+        field_value *v = &values[i];
+        char key[48];
+        double value;
+        snprintf(key, sizeof key, "field:%u", v->fieldId);
+        v->timestamp = at_ms() * 1000;
+        v->nvmlReturn = failed(index, key);
+        if (v->nvmlReturn) continue;
+        if (v->scopeId == 0xFFFFFFFFu) strncat(key, ":all", sizeof key - strlen(key) - 1);
+        if (!lookup(index, key, &value)) { v->nvmlReturn = NOT_SUPPORTED; continue; }
+        /* Power in mW comes as unsigned int, everything else as unsigned long long. */
+        if (v->fieldId >= 185 && v->fieldId <= 192) { v->valueType = 1; v->value.ui = (unsigned)value; }
+        else { v->valueType = 3; v->value.ull = (unsigned long long)value; }
+    }
+    return SUCCESS;
+}
+
+typedef struct { unsigned version, supported; } gpm_support;
+typedef struct { int gpu; int64_t ms; } gpm_sample;
+typedef struct { const char *shortName, *longName, *unit; } metric_info;
+typedef struct { unsigned metricId; int nvmlReturn; double value; metric_info info; } gpm_metric;
+typedef struct { unsigned version, count; gpm_sample *first, *second; gpm_metric metrics[]; } gpm_request;
+int nvmlGpmQueryDeviceSupport(void *h, gpm_support *out) {
+    double value;
+    int code = get(h, "nvmlGpmQueryDeviceSupport", "gpm", &value);
+    out->supported = code ? 0 : (unsigned)value;
+    return code == NOT_SUPPORTED ? SUCCESS : code;
+}
+int nvmlGpmSampleAlloc(gpm_sample **out) { *out = calloc(1, sizeof **out); return *out ? SUCCESS : 20; }
+int nvmlGpmSampleFree(gpm_sample *sample) { free(sample); return SUCCESS; }
+int nvmlGpmSampleGet(void *h, gpm_sample *sample) {
+    int index = index_of(h), code = index < 0 ? INVALID_ARGUMENT : failed(index, "nvmlGpmSampleGet");
+    sample->gpu = index;
+    sample->ms = at_ms();
+    return code;
+}
+int nvmlGpmMetricsGet(gpm_request *request) {
+    if (request->version != 1) return 25;
+    /* The hardware's counters are read at most every 100 ms. */
+    if (request->second->ms - request->first->ms < 100) return NO_DATA;
+    for (unsigned i = 0; i < request->count; i++) {
+        gpm_metric *m = &request->metrics[i];
+        char key[48];
+        snprintf(key, sizeof key, "gpm:%u", m->metricId);
+        m->nvmlReturn = failed(request->second->gpu, key);
+        if (!m->nvmlReturn && !lookup(request->second->gpu, key, &m->value)) m->nvmlReturn = NOT_SUPPORTED;
+    }
+    return SUCCESS;
+}

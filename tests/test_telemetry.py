@@ -1,0 +1,89 @@
+"""Samples find their rank: by UUID, by ordinal, by being the only ones."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from chopper.manifest import Device, RankManifest, RunManifest
+from chopper.run import Run
+from chopper.tables import TABLES
+from chopper.telemetry import DEVICE_TABLES, canonical_uuid, of_rank
+
+UUID = "1f2e3d4c-0000-0000-0000-00000000000a"
+OTHER = "1f2e3d4c-0000-0000-0000-00000000000b"
+
+
+def clocks(*rows: tuple[int, int, str | None]) -> pa.Table:
+    """(time, device, uuid) with a clock of the device's number plus one in GHz."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "time_ns": time_ns,
+                "span_ns": 10,
+                "device_id": device,
+                "device_uuid": uuid,
+                "sm_clock_hz": (device + 1) * 10**9,
+            }
+            for time_ns, device, uuid in rows
+        ],
+        schema=TABLES["device_clock"].arrow,
+    )
+
+
+def a_run(parts: list[RankManifest], tables: dict[int, pa.Table]) -> Run:
+    run = Run(RunManifest(kind="recorded", name="a", ranks=parts), None)
+    for rank, table in tables.items():
+        run.put(rank, "device_clock", table)
+    return run
+
+
+def part(rank: int, uuid: str | None = None, host: str | None = "one") -> RankManifest:
+    return RankManifest(
+        rank=rank,
+        hostname=host,
+        device_id=rank,
+        devices=[Device(device_id=rank, uuid=uuid)],
+    )
+
+
+def test_the_hosts_samples_are_divided_by_uuid_whatever_the_order_of_devices() -> None:
+    # CUDA numbers devices by speed, NVML by address: the ordinals do not agree.
+    shared = clocks((20, 0, f"GPU-{OTHER}"), (10, 1, f"GPU-{UUID}"), (11, 0, f"GPU-{OTHER}"))
+    run = a_run([part(0, UUID), part(1, OTHER.upper())], {0: shared})
+    assert of_rank(run, 0, "device_clock")["time_ns"].to_pylist() == [10]
+    assert of_rank(run, 1, "device_clock")["time_ns"].to_pylist() == [11, 20]
+
+
+def test_a_device_that_was_not_sampled_never_gets_anothers_clock() -> None:
+    run = a_run([part(0, UUID)], {0: clocks((10, 0, f"GPU-{OTHER}"))})
+    assert of_rank(run, 0, "device_clock").num_rows == 0
+
+
+@pytest.mark.parametrize("uuid", [None, UUID])
+def test_without_uuids_the_ordinal_decides(uuid: str | None) -> None:
+    run = a_run([part(0, uuid), part(1, uuid)], {0: clocks((10, 0, None), (11, 1, None))})
+    assert of_rank(run, 1, "device_clock")["sm_clock_hz"].to_pylist() == [2 * 10**9]
+
+
+def test_another_hosts_samples_do_not_count() -> None:
+    run = a_run([part(0, host="one"), part(1, host="two")], {0: clocks((10, 1, None))})
+    assert of_rank(run, 1, "device_clock").num_rows == 0
+    unknown = a_run([part(0, host=None), part(1, host=None)], {0: clocks((10, 1, None))})
+    assert of_rank(unknown, 1, "device_clock").num_rows == 0
+
+
+def test_a_rank_without_a_device_takes_the_only_one_there_is() -> None:
+    alone = RankManifest(rank=0)
+    assert of_rank(a_run([alone], {0: clocks((10, 3, None))}), 0, "device_clock").num_rows == 1
+    two = clocks((10, 3, None), (10, 4, None))
+    assert of_rank(a_run([alone], {0: two}), 0, "device_clock").num_rows == 0
+
+
+def test_uuids_are_the_same_however_they_are_written() -> None:
+    assert canonical_uuid(f"GPU-{UUID}") == canonical_uuid(UUID.upper())
+    assert "device_clock" in DEVICE_TABLES
+
+
+def test_nothing_recorded_is_an_empty_table() -> None:
+    assert of_rank(a_run([part(0)], {}), 0, "device_clock").num_rows == 0
