@@ -49,7 +49,8 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One device as programs see it (one of MI250X's two dies), with its peaks.
 
     ``link_bytes_per_s`` is the total of both directions over all links, as vendors quote it.
-    ``units`` are streaming multiprocessors or compute units.
+    ``units`` are streaming multiprocessors or compute units; ``…_per_unit`` is what is resident on
+    one at most.
     """
 
     id: str
@@ -58,6 +59,10 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
     unit_kind: str
     units: Sourced
+    threads_per_unit: Sourced
+    blocks_per_unit: Sourced
+    registers_per_unit: Sourced
+    shared_memory_bytes_per_unit: Sourced
     flop_per_clock_per_unit: dict[str, Sourced]
     reference_clock_hz: dict[str, Sourced]
     peak_flop_per_s: dict[str, Sourced]
@@ -81,6 +86,11 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if rate is None or rate.value is None or self.units.value is None:
             return None
         return float(self.units.value * rate.value * clock_hz)
+
+    def clock_hz(self, dtype: str) -> float | None:
+        """The clock at which the vendor quotes the peak for `dtype`; None when not known."""
+        quoted = self.reference_clock_hz.get(dtype)
+        return None if quoted is None or quoted.value is None else float(quoted.value)
 
     def source(self, dtype: str) -> str | None:
         """Where the peak for `dtype` came from, with its note; None for a type not in the table."""

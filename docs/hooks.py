@@ -200,6 +200,14 @@ def peaks_page() -> str:
             (name, scaled(value, unit), provenance(value))
             for name, value, unit in (
                 (f"{device.unit_kind}s", device.units, 1),
+                (f"threads per {device.unit_kind}", device.threads_per_unit, 1),
+                (f"blocks per {device.unit_kind}", device.blocks_per_unit, 1),
+                (f"registers per {device.unit_kind}", device.registers_per_unit, 1),
+                (
+                    f"shared memory per {device.unit_kind}, KiB",
+                    device.shared_memory_bytes_per_unit,
+                    2**10,
+                ),
                 ("memory, GiB", device.memory_bytes, 2**30),
                 ("memory bandwidth, GB/s", device.memory_bandwidth_bytes_per_s, 1e9),
                 ("L2, MiB", device.l2_bytes, 2**20),
