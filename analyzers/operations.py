@@ -202,10 +202,10 @@ def _work_columns(
         intensity = np.where(work.bytes > 0, work.flop / work.bytes, np.nan)
     return {
         "dtype": dictionary(work.dtype[order], work.dtypes),
-        "work_flop": whole(work.flop),
-        "work_bytes": whole(work.bytes),
-        "achieved_flop_per_s": floats(work.flop / seconds),
-        "achieved_bytes_per_s": floats(work.bytes / seconds),
+        "math_flop": whole(work.flop),
+        "traffic_bytes": whole(work.bytes),
+        "compute_rate_flop_per_s": floats(work.flop / seconds),
+        "memory_rate_bytes_per_s": floats(work.bytes / seconds),
         "flop_per_byte": floats(intensity),
         "ideal_ns": whole(work.ideal_ns),
         "roofline_ns": whole(work.roofline_ns),

@@ -10,6 +10,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -143,7 +145,8 @@ def unit(column: str) -> str | None:
 def heading(column: str) -> str:
     """A column's name for people, without the unit that its cells carry."""
     found = unit(column)
-    return (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
+    words = (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
+    return f"{words}s" if found == "count" and not words.endswith("s") else words
 
 
 def cell(column: str, value: object) -> str:
@@ -157,7 +160,33 @@ def cell(column: str, value: object) -> str:
         if found is not None:
             return _UNITS[found](value)
         return count(value) if isinstance(value, int) else _three(value)
+    if column == "kernel":
+        return kernel_name(str(value))
+    if column.endswith("_dims"):
+        return shapes(str(value))
     return str(value)
+
+
+def shapes(text: str) -> str:
+    """Recorded shapes for people: ``[[8,16],[16,4],[]]`` becomes ``8×16, 16×4``."""
+    try:
+        dims = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    if not isinstance(dims, list):
+        return text
+    shown = [_shape(d) for d in dims]
+    while shown and not shown[-1]:
+        shown.pop()
+    return ", ".join(s or UNKNOWN for s in shown)
+
+
+def _shape(dims: object) -> str:
+    if not isinstance(dims, list) or not dims:
+        return ""
+    if isinstance(dims[0], list):
+        return f"({', '.join(_shape(d) or UNKNOWN for d in dims)})"
+    return "×".join(map(str, dims))
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:

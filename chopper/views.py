@@ -27,12 +27,14 @@ class View:
         title: heading in reports.
         doc: what it shows, one line.
         target: ``module:function`` that makes the table from an attribution, sorted by importance.
+        needs: what must have been recorded, said where the view has no rows.
     """
 
     name: str
     title: str
     doc: str
     target: str
+    needs: str = ""
 
 
 _VIEWS: tuple[View, ...] = (

@@ -80,6 +80,9 @@ def render_view(
 ) -> str:
     """One view as text: its title, what it shows, and its first rows.
 
+    Columns stand in order of importance: those that do not fit are named below the table, and
+    those without any value are left out.
+
     Args:
         view: which one.
         table: its declared table.
@@ -87,27 +90,80 @@ def render_view(
         width: columns of the terminal; lines never exceed it.
         color: emit ANSI colours.
     """
-    console = _console(max(width, _MIN_WIDTH), color)
+    width = max(width, _MIN_WIDTH)
+    console = _console(width, color)
     console.print(Text(view.title, style="bold"))
     console.print(Text(view.doc, style="dim"))
     console.print()
+    if not table.num_rows:
+        console.print(Text(nothing(view)))
+        return _written(console)
     shown = table.slice(0, _VIEW_ROWS if top is None else top)
+    known = [n for n in shown.column_names if table[n].null_count < table.num_rows]
+    columns = [_Column(n, shown) for n in known]
+    fitting = _fitted(columns, width)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
-    for name in shown.column_names:
-        kind = str(shown.schema.field(name).type)
-        number = kind.startswith(("int", "double"))
-        grid.add_column(
-            fmt.heading(name),
-            justify="right" if number else "left",
-            overflow="ellipsis",
-            no_wrap=True,
-        )
-    for row in shown.to_pylist():
-        grid.add_row(*(Text(printable(fmt.cell(n, v))) for n, v in row.items()))
+    for column in fitting:
+        grid.add_column(column.heading, justify="left" if column.words else "right", no_wrap=True)
+    for row in zip(*(c.cells for c in fitting), strict=True):
+        grid.add_row(*(Text(cell) for cell in row))
     console.print(grid)
+    notes = []
     if table.num_rows > shown.num_rows:
-        console.print(Text(f"… {table.num_rows - shown.num_rows} more rows (--top N)", style="dim"))
+        notes.append(f"{fmt.plural(table.num_rows - shown.num_rows, 'more row')} (--top N)")
+    hidden = [fmt.heading(c.name) for c in columns[len(fitting) :]]
+    if hidden:
+        notes.append(f"not shown, but in --csv and --json: {', '.join(hidden)}")
+    for note in notes:
+        console.print(Text(f"… {note}", style="dim"))
     return _written(console)
+
+
+def nothing(view: View) -> str:
+    """Why a view has no rows."""
+    return f"No rows: {view.needs}." if view.needs else "No rows."
+
+
+_WORDS_WIDTH = 12
+_FIRST_WORDS_WIDTH = 32
+_GAP = 2
+
+
+class _Column:
+    """A column of a view as text cells."""
+
+    def __init__(self, name: str, table: pa.Table) -> None:
+        kind = str(table.schema.field(name).type)
+        self.name = name
+        self.heading = fmt.heading(name)
+        self.words = not kind.startswith(("int", "double", "bool"))
+        self.cells = [printable(fmt.cell(name, v)) for v in table[name].to_pylist()]
+        self.width = max(len(self.heading), *(len(c) for c in self.cells))
+
+    def narrowed(self, width: int) -> None:
+        """Cut the middle out of cells that are longer than ``width``."""
+        self.cells = [fmt.ellipsize(c, width) for c in self.cells]
+
+
+def _fitted(columns: list[_Column], width: int) -> list[_Column]:
+    """The first columns that fit, long words shortened so that all of them do."""
+    least = []
+    for i, column in enumerate(columns):
+        floor = _WORDS_WIDTH if i else _FIRST_WORDS_WIDTH
+        floor = max(floor, len(column.heading))
+        least.append(min(column.width, floor) if column.words else column.width)
+    count = 1
+    while count < len(columns) and sum(least[: count + 1]) + _GAP * count <= width:
+        count += 1
+    chosen = columns[:count]
+    spare = width - sum(least[:count]) - _GAP * (count - 1)
+    # The shortest first: what they do not need is left for the long ones.
+    words = sorted((i for i in range(count) if chosen[i].words), key=lambda i: chosen[i].width)
+    for left, i in zip(range(len(words), 0, -1), words, strict=True):
+        given = min(chosen[i].width, least[i] + max(spare, 0) // left)
+        spare -= given - least[i]
+        chosen[i].narrowed(given)
+    return chosen
 
 
 def _head(console: Console, attribution: Attribution, story: Story) -> None:

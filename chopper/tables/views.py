@@ -35,10 +35,10 @@ _KERNEL_SHARE = _maybe(
     "share_ratio", "float64", "Of the time of all device events in the step windows.", "ratio"
 )
 _FLOP_RATE = _maybe(
-    "achieved_flop_per_s", "float64", "FLOP over the time of the device events.", "flop_per_s"
+    "compute_rate_flop_per_s", "float64", "FLOP over the time of the device events.", "flop_per_s"
 )
 _BYTES_RATE = _maybe(
-    "achieved_bytes_per_s", "float64", "Bytes over the time of the device events.", "bytes_per_s"
+    "memory_rate_bytes_per_s", "float64", "Bytes over the time of the device events.", "bytes_per_s"
 )
 
 OPERATIONS = Table(
@@ -61,8 +61,8 @@ OPERATIONS = Table(
         _maybe("input_types", "string", "Data types of its inputs, JSON as recorded."),
         _maybe("concrete_inputs", "string", "Values of its scalar inputs, JSON as recorded."),
         _maybe("dtype", "string", "Arithmetic of a product: the peak that it is held against."),
-        _maybe("work_flop", "int64", "FLOP of one call that the mathematics needs.", "flop"),
-        _maybe("work_bytes", "int64", "Least traffic with memory of one call.", "bytes"),
+        _maybe("math_flop", "int64", "FLOP of one call that the mathematics needs.", "flop"),
+        _maybe("traffic_bytes", "int64", "Least traffic with memory of one call.", "bytes"),
         _maybe("flop_per_byte", "float64", "FLOP per byte of that traffic."),
         *_SPREAD,
     ),
@@ -84,8 +84,8 @@ OPERATORS = Table(
         *_SPREAD,
         _maybe("ideal_ns", "int64", "What all calls of a product need at the peak.", "ns"),
         _maybe("roofline_ns", "int64", "What all calls need at the roofline.", "ns"),
-        _maybe("work_flop", "int64", "FLOP of all calls.", "flop"),
-        _maybe("work_bytes", "int64", "Least traffic with memory of all calls.", "bytes"),
+        _maybe("math_flop", "int64", "FLOP of all calls.", "flop"),
+        _maybe("traffic_bytes", "int64", "Least traffic with memory of all calls.", "bytes"),
     ),
 )
 
