@@ -50,6 +50,7 @@ def estimate(
     input_types: str | None,
     concrete_inputs: str | None,
     output_dims: Shape | None = None,
+    element_bytes: int | None = None,
 ) -> Work | None:
     """The work of operator `name`, or None when no model knows the name.
 
@@ -62,6 +63,8 @@ def estimate(
             concrete inputs lack a convolution's stride (its backward's first or second argument
             has the result's sizes) and cuDNN's weight gradient lacks the weight's sizes (the
             enclosing aten::cudnn_convolution_backward has them).
+        element_bytes: width of the tensors' elements where the trace has no types (of some in
+            2021) and the caller knows it from the kernel.
 
     Never raises: what cannot be known is None in the result, with its reason.
     """
@@ -71,6 +74,8 @@ def estimate(
     direction: Direction = "backward" if "backward" in name or "bwd" in name else "forward"
     model = MODELS.get(name, vector.compiled)
     try:
-        return model(decode(name, input_dims, input_types, concrete_inputs, output_dims))
+        return model(
+            decode(name, input_dims, input_types, concrete_inputs, output_dims, element_bytes)
+        )
     except Unknown as exc:
         return Work(kind, direction=direction, reason=str(exc))

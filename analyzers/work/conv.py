@@ -46,7 +46,7 @@ class _Forward:
         if transposed:
             grid = x[2:]
         else:
-            grid = self._output_grid(record, x[2:], weight[2:])
+            grid = self._output_grid(record, x[2:], weight)
         flop = 2 * x[0] * prod(grid) * prod(weight)
         work = Work("conv", flop_count=flop, useful_flop_count=flop, dtype=record.dtype(self.x))
 
@@ -74,8 +74,11 @@ class _Forward:
             raise Unknown("whether the convolution is transposed was not recorded")
         return flag
 
-    def _output_grid(self, record: Record, size: Shape, kernel: Shape) -> Shape:
+    def _output_grid(self, record: Record, size: Shape, weight: Shape) -> Shape:
+        channels, kernel = weight[0], weight[2:]
         if record.output_dims is not None and len(record.output_dims) >= len(size):
+            if record.output_dims[-len(size) - 1 : -len(size)] not in ((), (channels,)):
+                raise Unknown(f"{channels} channels do not fit result {list(record.output_dims)}")
             return record.output_dims[len(record.output_dims) - len(size) :]
         rank = len(size)
         stride = _spatial(record, self.stride, rank)

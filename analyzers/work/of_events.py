@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from chopper.analyzers import names
+from chopper.analyzers.columns import matching
 from chopper.analyzers.links import COMPUTE, PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
+from chopper.analyzers.work.kernels import element_bytes, kernel_family
+from chopper.analyzers.work.matching import match_instances
+from chopper.analyzers.work.shapes import output_dims
 
 if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.links import Links
     from chopper.analyzers.trace import HostSpans
+    from chopper.analyzers.work.record import Shape
 
 WORK_CAUSES = [
     "compute.ideal",
@@ -40,6 +45,16 @@ _LEVELS_UP = 3
 """How far above the innermost operator a better recorded one is looked for."""
 
 
+class Call(NamedTuple):
+    """One operator call as recorded: the arguments of `estimate`."""
+
+    name: str
+    input_dims: str | None
+    input_types: str | None
+    concrete_inputs: str | None
+    output_dims: Shape | None
+
+
 @dataclass(frozen=True, slots=True)
 class EventWork:
     """The work of each device event, its even part of its operator's by time.
@@ -48,6 +63,7 @@ class EventWork:
         ideal_ns: time at peak, NaN where unknown.
         roofline_ns: time at the roofline, NaN where unknown.
         math, vector: masks of model math and of memory-bound work; the rest is unmodelled.
+        like_row: event whose work an event without an operator took over, -1 for none.
         work_flop: FLOP that the mathematics needs, NaN where unknown.
         work_bytes: least traffic with memory, NaN where unknown.
         dtype: codes into ``dtypes``, the arithmetic that a product ran in; -1 where unknown.
@@ -57,35 +73,65 @@ class EventWork:
     roofline_ns: np.ndarray
     math: np.ndarray
     vector: np.ndarray
+    like_row: np.ndarray
     work_flop: np.ndarray
     work_bytes: np.ndarray
     dtype: np.ndarray
     dtypes: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """The distinct operator calls of a rank, and whose work a launching row's kernels are.
+
+    Attributes:
+        calls: arguments of `estimate`, distinct.
+        works: the work of each call.
+        signature: per host row the index of its call, -1 where no model applies.
+        row_of: per host row the row whose work its kernels are, -1 for none: the innermost
+            modelled operator, or one just above it that recorded more.
+    """
+
+    calls: list[Call]
+    works: list[Work]
+    signature: np.ndarray
+    row_of: np.ndarray
+
+
 def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     """Join FLOP, bytes and ideal times to the device events of one rank."""
     count = len(links.events)
-    nan = np.full(count, np.nan)
     found = EventWork(
-        nan.copy(),
-        nan.copy(),
+        np.full(count, np.nan),
+        np.full(count, np.nan),
         np.zeros(count, dtype=bool),
         np.zeros(count, dtype=bool),
-        nan.copy(),
-        nan.copy(),
+        np.full(count, -1, dtype=np.int64),
+        np.full(count, np.nan),
+        np.full(count, np.nan),
         np.full(count, -1, dtype=np.int64),
         [],
     )
-    if not len(links.host) or not count:
+    if not count:
         return found
-    computing = (links.work_class == COMPUTE) & (links.op_row >= 0)
-    works, signature, row_of = _operator_work(links, np.unique(links.op_row[computing]))
-    events = np.flatnonzero(computing)
-    modelled = row_of[links.op_row[events]]
+    computing = links.work_class == COMPUTE
+    code = np.full(count, -1, dtype=np.int64)
+    if len(links.host):
+        _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), found, code)
+    _by_likeness(links, computing, found, code)
+    _by_kernel(links, computing, found)
+    return found
+
+
+def _by_operator(
+    links: Links, ceiling: Ceiling | None, events: np.ndarray, found: EventWork, code: np.ndarray
+) -> None:
+    """Fill in what operators tell; ``code`` gets a number per distinct operator call and kernel."""
+    operators = operator_work(links, np.unique(links.op_row[events]))
+    modelled = operators.row_of[links.op_row[events]]
     events, modelled = events[modelled >= 0], modelled[modelled >= 0]
     if not len(events):
-        return found
+        return
     dur = links.events.dur_ns[events].astype(np.float64)
     total = np.bincount(modelled, weights=dur, minlength=len(links.host))
     part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
@@ -95,10 +141,18 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     longest = np.zeros(len(links.host), dtype=np.int64)
     by_duration = np.argsort(dur, kind="stable")
     longest[modelled[by_duration]] = name_codes[events[by_duration]]
-    pairs, pair = np.unique(
-        signature[modelled] * len(name_values) + longest[modelled], return_inverse=True
-    )
-    told = [(works[key // len(name_values)], name_values[key % len(name_values)]) for key in pairs]
+    signature = operators.signature[modelled]
+    pairs, pair = np.unique(signature * len(name_values) + longest[modelled], return_inverse=True)
+    width = len(name_values)
+    told = [
+        (
+            refined(
+                operators.calls[k // width], operators.works[k // width], name_values[k % width]
+            ),
+            name_values[k % width],
+        )
+        for k in pairs
+    ]
     numbers = np.array([(*_ideal(w, kernel, ceiling), *_size(w)) for w, kernel in told])
     found.ideal_ns[events] = numbers[pair, 0] * part
     found.roofline_ns[events] = numbers[pair, 1] * part
@@ -106,12 +160,57 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     found.work_bytes[events] = numbers[pair, 3] * part
     types = [matmul_dtype(w.dtype, kernel) or "" for w, kernel in told]
     found.dtypes.extend(sorted({t for t in types if t}))
-    code = {t: i for i, t in enumerate(found.dtypes)}
-    found.dtype[events] = np.array([code.get(t, -1) for t in types])[pair]
-    is_math = np.array([work.family in MATH_FAMILIES for work in works])[signature[modelled]]
+    number = {t: i for i, t in enumerate(found.dtypes)}
+    found.dtype[events] = np.array([number.get(t, -1) for t in types])[pair]
+    is_math = np.array([work.family in MATH_FAMILIES for work in operators.works])[signature]
+    # An operator of unknown FLOP (a whole mixture of experts) also launches what is no product.
+    unknown = is_math & np.isnan(found.work_flop[events])
+    if unknown.any():
+        is_vector = matching(name_codes, name_values, lambda n: kernel_family(n) == "vector")
+        is_math &= ~(unknown & is_vector[events])
     found.math[events] = is_math
     found.vector[events] = ~is_math
-    return found
+    code[events] = pair
+
+
+def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np.ndarray) -> None:
+    """Kernels without an operator of their own take the work of their likes.
+
+    That are kernels whose launch the trace lacks, and those that a graph replays: their operator
+    is whatever replayed the graph.
+    """
+    op_row = links.op_row
+    without = op_row < 0
+    if len(links.host):
+        wrapper = links.host.named(names.is_wrapper)
+        replay = links.host.named(names.is_graph_launch)
+        without |= wrapper[op_row]
+        without |= links.has_launch & replay[links.launch_row]
+    wanted = computing & without & (code < 0)
+    like = match_instances(links.events, code, wanted)
+    rows = np.flatnonzero(like >= 0)
+    found.like_row[rows] = like[rows]
+    for column in (
+        found.ideal_ns,
+        found.roofline_ns,
+        found.math,
+        found.vector,
+        found.work_flop,
+        found.work_bytes,
+        found.dtype,
+    ):
+        column[rows] = column[like[rows]]
+
+
+def _by_kernel(links: Links, computing: np.ndarray, found: EventWork) -> None:
+    """What the kernel's name tells where nothing else does: the kind of work, not its amount."""
+    name_codes, name_values = links.events.names
+    families = [kernel_family(name) for name in name_values]
+    open_ = computing & ~found.math & ~found.vector
+    is_math = np.array([f in MATH_FAMILIES for f in families] + [False])
+    is_vector = np.array([f == "vector" for f in families] + [False])
+    found.math[open_] = is_math[name_codes[open_]]
+    found.vector[open_] = is_vector[name_codes[open_]]
 
 
 def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, float]:
@@ -141,13 +240,27 @@ def _size(work: Work) -> tuple[float, float]:
     )
 
 
-def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarray, np.ndarray]:
+def refined(call: Call, work: Work, kernel: str) -> Work:
+    """The work of a call whose element types the trace lacks, where its kernel's name has one."""
+    if work.bytes_count is not None:
+        return work
+    width = element_bytes(kernel)
+    if width is None:
+        return work
+    if work.unsized_element_count is not None:
+        return replace(work, bytes_count=width * work.unsized_element_count, reason=None)
+    if call.input_types in (None, "[]") and call.input_dims is not None:
+        again = estimate(*call[:4], call.output_dims, width)
+        return work if again is None else again
+    return work
+
+
+def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     """The work of the operators that launched something.
 
-    Returns:
-        The distinct works, per host row the index into them (-1 where no model applies), and per
-        host row the row whose work its kernels are (-1 for none): the innermost modelled operator,
-        or one just above it that recorded more.
+    Args:
+        links: of one rank.
+        rows: distinct host rows of operators with kernels.
     """
     host = links.host
     nearest = host.nesting.nearest(host.of("cpu_op") & host.named(lambda n: family(n) is not None))
@@ -156,7 +269,7 @@ def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarr
         parent = np.where(chain[-1] >= 0, host.nesting.parent[chain[-1]], -1)
         chain.append(np.where(parent >= 0, nearest[parent], -1))
     asked = np.unique(np.concatenate(chain))
-    works, signature = _distinct_works(host, asked[asked >= 0])
+    calls, works, signature = _distinct_works(host, asked[asked >= 0])
     math = np.array([w.family in MATH_FAMILIES for w in works] + [False])
     known = np.array([w.flop_count is not None for w in works] + [False])
     first = chain[0]
@@ -173,29 +286,35 @@ def _operator_work(links: Links, rows: np.ndarray) -> tuple[list[Work], np.ndarr
     best[(best >= 0) & (signature[best] < 0)] = -1
     row_of = np.full(len(host), -1, dtype=np.int64)
     row_of[rows] = best
-    return works, signature, row_of
+    return OperatorWork(calls, works, signature, row_of)
 
 
-def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Work], np.ndarray]:
+def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list[Work], np.ndarray]:
     """Estimate each distinct call among ``rows`` once."""
+    output_codes, outputs = output_dims(host, rows)
     columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
-    calls, inverse = np.unique(
-        np.stack([codes[rows] for codes, _ in columns]), axis=1, return_inverse=True
+    distinct, inverse = np.unique(
+        np.stack([*(codes[rows] for codes, _ in columns), output_codes]),
+        axis=1,
+        return_inverse=True,
     )
+    calls: list[Call] = []
     works: list[Work] = []
-    index = np.full(calls.shape[1], -1, dtype=np.int64)
-    for i, call in enumerate(calls.T):
-        name, *arguments = (
+    index = np.full(distinct.shape[1], -1, dtype=np.int64)
+    for i, (*codes, output) in enumerate(distinct.T):
+        name, dims, types, concrete = (
             values[code] if code >= 0 else None
-            for code, (_, values) in zip(call, columns, strict=True)
+            for code, (_, values) in zip(codes, columns, strict=True)
         )
-        work = estimate(str(name), *arguments)
+        call = Call(str(name), dims, types, concrete, outputs[output] if output >= 0 else None)
+        work = estimate(*call)
         if work is not None:
             index[i] = len(works)
             works.append(work)
+            calls.append(call)
     signature = np.full(len(host), -1, dtype=np.int64)
     signature[rows] = index[inverse.reshape(-1)]
-    return works, signature
+    return calls, works, signature
 
 
 def main_cause(links: Links, work: EventWork) -> np.ndarray:

@@ -134,6 +134,7 @@ class Record:
     types: Sequence[Any]
     concrete: Sequence[Any]
     output_dims: Shape | None = None
+    element_bytes: int | None = None
 
     def __len__(self) -> int:
         return max(len(self.dims), len(self.types), len(self.concrete))
@@ -188,9 +189,11 @@ class Record:
     def itemsize(self, index: int) -> int:
         """Bytes per element of tensor argument `index`."""
         entry = _DTYPES.get(self.type_name(index).lower())
-        if entry is None:
+        if entry is not None:
+            return entry[1]
+        if self.types or self.element_bytes is None:
             raise Unknown("element types were not recorded")
-        return entry[1]
+        return self.element_bytes
 
     def nbytes(self, index: int) -> int:
         """Bytes of tensor argument `index`, 0 when it is an absent optional."""
@@ -267,6 +270,7 @@ def decode(
     input_types: str | None,
     concrete_inputs: str | None,
     output_dims: Shape | None,
+    element_bytes: int | None = None,
 ) -> Record:
     """Decode the three JSON texts; raises Unknown when the shapes are absent or malformed."""
     if input_dims is None:
@@ -277,6 +281,7 @@ def decode(
         _list(input_types, "Input type"),
         _list(concrete_inputs, "Concrete Inputs"),
         output_dims,
+        element_bytes,
     )
 
 

@@ -1,0 +1,130 @@
+"""Kernels without an operator take the work of the same kernels seen with one.
+
+A trace that begins in the middle of a step holds kernels whose launches it lacks; a graph replay
+launches hundreds with one call. The same kernels often ran with their operators at another place
+of the trace: in the next step, or before the graph was captured. They are recognised by name,
+grid and what runs around them on their stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.columns import strings
+
+if TYPE_CHECKING:
+    from chopper.analyzers.trace import DeviceEvents
+
+_RADII = (32, 8, 2, 1, 0)
+"""Neighbours on the stream that have to be the same, tried from the surest on."""
+_DURATION_FACTOR = 1.5
+"""A kernel that is this much longer or shorter than all its likes is not one of them."""
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """For each wanted event, an event of known work that it repeats.
+
+    Args:
+        events: of one rank.
+        known: per event a code of its work, -1 where that is not known.
+        wanted: mask of the events to find one for.
+
+    Returns:
+        Per event a row whose work is its own, -1 where there is none or where its likes differ.
+    """
+    found = np.full(len(events), -1, dtype=np.int64)
+    if not wanted.any() or not (known >= 0).any():
+        return found
+    order = np.lexsort((events.start_ns, events.stream_id, events.device_id))
+    name = _mixed(events.names[0][order])
+    grid_code, block_code = (strings(events.table, c)[0][order] for c in ("grid", "block"))
+    has_grid = grid_code >= 0
+    grid = _mixed(grid_code) ^ (_mixed(block_code) * _BASE)
+    dur = events.dur_ns[order]
+    work = known[order]
+    open_ = wanted[order] & (work < 0)
+    for radius in _RADII:
+        for key in _contexts(name, radius):
+            for mask, own in ((open_ & has_grid, key * _BASE + grid), (open_ & ~has_grid, key)):
+                rows = np.flatnonzero(mask)
+                if not len(rows):
+                    continue
+                like = _unanimous(own, work, dur, rows)
+                hit = like >= 0
+                found[order[rows[hit]]] = order[like[hit]]
+                open_[rows[hit]] = False
+    return found
+
+
+def _unanimous(key: np.ndarray, work: np.ndarray, dur: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """For each of ``rows`` an event with its key, where all those of known work agree on it."""
+    sources = np.flatnonzero(work >= 0)
+    sources = sources[np.isin(key[sources], key[rows])]
+    if not len(sources):
+        return np.full(len(rows), -1, dtype=np.int64)
+    keys, first, inverse = np.unique(key[sources], return_index=True, return_inverse=True)
+    low = np.full(len(keys), np.iinfo(np.int64).max)
+    high = np.full(len(keys), -1, dtype=np.int64)
+    np.minimum.at(low, inverse, work[sources])
+    np.maximum.at(high, inverse, work[sources])
+    shortest = np.full(len(keys), np.inf)
+    longest = np.zeros(len(keys))
+    np.minimum.at(shortest, inverse, dur[sources])
+    np.maximum.at(longest, inverse, dur[sources])
+    at = np.minimum(np.searchsorted(keys, key[rows]), len(keys) - 1)
+    time = dur[rows]
+    agree = (
+        (keys[at] == key[rows])
+        & (low[at] == high[at])
+        & (time <= longest[at] * _DURATION_FACTOR)
+        & (time * _DURATION_FACTOR >= shortest[at])
+    )
+    return np.where(agree, sources[first[at]], -1)
+
+
+def _contexts(name: np.ndarray, radius: int) -> list[np.ndarray]:
+    """Hashes of each event's name with ``radius`` neighbours: on both sides, after, before."""
+    if not radius:
+        return [name]
+    after = _ahead(name, radius + 1)
+    before = _ahead(name[::-1], radius + 1)[::-1]
+    return [after * _BASE ^ before, after, before]
+
+
+def _ahead(name: np.ndarray, count: int) -> np.ndarray:
+    """A hash of each element and the ``count`` - 1 that follow; past the end there is nothing."""
+    total = np.zeros(len(name), dtype=np.uint64)
+    part, width, at = name, 1, 0
+    # Binary powers: `part` hashes `width` elements, `total` the first `at`.
+    while count:
+        if count & 1:
+            total = total * _power(width) + _shift(part, at)
+            at += width
+        part = part * _power(width) + _shift(part, width)
+        width *= 2
+        count >>= 1
+    return total
+
+
+def _power(exponent: int) -> np.uint64:
+    return np.uint64(pow(int(_BASE), exponent, 1 << 64))
+
+
+def _shift(values: np.ndarray, by: int) -> np.ndarray:
+    if not by:
+        return values
+    moved = np.zeros_like(values)
+    moved[: max(len(values) - by, 0)] = values[by:]
+    return moved
+
+
+def _mixed(codes: np.ndarray) -> np.ndarray:
+    """Codes as well-spread 64-bit numbers."""
+    with np.errstate(over="ignore"):
+        value = (codes.astype(np.uint64) + np.uint64(1)) * _BASE
+        value = (value ^ (value >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed: np.ndarray = value ^ (value >> np.uint64(32))
+    return mixed

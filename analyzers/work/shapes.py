@@ -1,0 +1,84 @@
+"""Sizes of results that a convolution's own record lacks, from the operators around it.
+
+Traces of 2021 and 2022 have no concrete inputs: a convolution's stride is unknown, and a vendor's
+gradient operators name their result by sizes that were not recorded. The backward pass recorded
+both: the node has the gradient of the result, the operator around the gradients the weight.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from chopper.analyzers.trace import HostSpans
+    from chopper.analyzers.work.record import Shape
+
+_FORWARD = re.compile(
+    r"^aten::(conv[123]d|_?convolution|(cudnn|miopen|mkldnn)_(depthwise_)?convolution|thnn_conv2d)$"
+)
+_NODE = re.compile(r"^(?!autograd::)\w*Conv(olution|2[dD])?\w*Backward\w*\d*$")
+_WHOLE = re.compile(r"^aten::\w+_convolution_backward$")
+_WEIGHT = re.compile(r"^aten::\w+_convolution_backward_weights?$")
+_INPUT = re.compile(r"^aten::\w+_convolution_backward_input$")
+
+
+def output_dims(host: HostSpans, rows: np.ndarray) -> tuple[np.ndarray, list[Shape]]:
+    """Sizes of the results of those of ``rows`` that are convolutions without concrete inputs.
+
+    Returns:
+        Per row a code into the sizes, -1 where nothing is known or nothing is lacking.
+    """
+    lacking = (host.concrete_inputs[0][rows] < 0) & (host.input_dims[0][rows] >= 0)
+    source = np.full(len(rows), -1, dtype=np.int64)
+    argument = np.zeros(len(rows), dtype=np.int64)
+    forward = lacking & host.named(_FORWARD.match)[rows]
+    if forward.any():
+        source[forward] = _nodes(host, rows[forward])
+    whole = host.nesting.nearest(host.named(_WHOLE.match))[rows]
+    # (self, grad_output, weight, …): the gradients' sizes are those of self and of the weight.
+    for pattern, position in ((_WEIGHT, 2), (_INPUT, 0)):
+        inner = lacking & host.named(pattern.match)[rows]
+        source[inner], argument[inner] = whole[inner], position
+    return _arguments(host, source, argument)
+
+
+def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
+    """The autograd node of each forward convolution, by their common sequence number; -1 none."""
+    sequence = host.sequence_id
+    nodes = np.flatnonzero((sequence >= 0) & host.named(_NODE.match))
+    own = host.nesting.nearest((sequence >= 0) & host.of("cpu_op"))[rows]
+    if not len(nodes):
+        return np.full(len(rows), -1, dtype=np.int64)
+    nodes = nodes[np.argsort(sequence[nodes], kind="stable")]
+    wanted = np.where(own >= 0, sequence[own], -1)
+    at = np.minimum(np.searchsorted(sequence[nodes], wanted), len(nodes) - 1)
+    return np.where((wanted >= 0) & (sequence[nodes][at] == wanted), nodes[at], -1)
+
+
+def _arguments(
+    host: HostSpans, source: np.ndarray, argument: np.ndarray
+) -> tuple[np.ndarray, list[Shape]]:
+    """The sizes of one argument of each source row; few distinct texts repeat over many rows."""
+    codes, texts = host.input_dims
+    text = np.where(source >= 0, codes[source], -1) if len(codes) else source
+    pairs, inverse = np.unique(np.stack([text, argument]), axis=1, return_inverse=True)
+    shapes: dict[Shape, int] = {}
+    of_pair = np.full(pairs.shape[1], -1, dtype=np.int64)
+    for i, (code, position) in enumerate(pairs.T):
+        shape = _argument(texts[code], int(position)) if code >= 0 else None
+        if shape:
+            of_pair[i] = shapes.setdefault(shape, len(shapes))
+    return of_pair[inverse.reshape(-1)], list(shapes)
+
+
+def _argument(text: str, position: int) -> Shape | None:
+    try:
+        dims = msgspec.json.decode(text, type=list[object])
+        sizes = msgspec.convert(dims[position], list[int])
+    except (msgspec.MsgspecError, IndexError, RecursionError):
+        return None
+    return tuple(sizes)
