@@ -10,6 +10,7 @@
     run = chopper.load("runs/mine")                 # or a trace file, a glob, a directory
     attribution = chopper.attribute(run)
     chopper.report(run, "report.html")
+    chopper.compare("runs/before", "runs/after")    # what changed, cause by cause
 
 Importing this package loads none of torch, pandas, pyarrow or a vendor library; they are loaded
 by the call that needs them.
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from chopper._version import __version__
 
 if TYPE_CHECKING:
-    from chopper.api import attribute, load, report
+    from chopper.api import attribute, compare, load, report
     from chopper.attribution import Attribution
+    from chopper.comparison import Comparison
     from chopper.errors import ChopperError
     from chopper.profiling import Profile, profile
     from chopper.run import Run
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
 _LAZY = {
     "Attribution": "chopper.attribution",
     "ChopperError": "chopper.errors",
+    "Comparison": "chopper.comparison",
     "Profile": "chopper.profiling",
     "Run": "chopper.run",
     "attribute": "chopper.api",
+    "compare": "chopper.api",
     "load": "chopper.api",
     "profile": "chopper.profiling",
     "report": "chopper.api",
@@ -42,10 +46,12 @@ _LAZY = {
 __all__ = [
     "Attribution",
     "ChopperError",
+    "Comparison",
     "Profile",
     "Run",
     "__version__",
     "attribute",
+    "compare",
     "load",
     "profile",
     "report",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
     from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
     from chopper.calibration import Calibration
+    from chopper.comparison import Comparison
     from chopper.manifest import Device, Finding, RankManifest
     from chopper.run import Run
 
@@ -116,6 +117,28 @@ def attribute(run: Run | str | Path) -> Attribution:
         work={r.rank: r.work for r in results if r.work is not None},
         ceilings=ceilings,
     )
+
+
+def compare(
+    a: Run | Attribution | str | Path,
+    b: Run | Attribution | str | Path,
+    *,
+    allow_different: bool = False,
+    all_steps: bool = False,
+) -> Comparison:
+    """Compare two runs: how B's step differs from A's, cause by cause, and how sure that is.
+
+    Args:
+        a: the run to compare with, or anything that :func:`load` takes.
+        b: the run that is judged.
+        allow_different: give a verdict although the runs do not do the same work.
+        all_steps: keep leading steps that took much longer than those after them.
+    """
+    from chopper.analyzers.compare import compare as compared
+    from chopper.attribution import Attribution
+
+    first, second = (r if isinstance(r, Attribution) else attribute(r) for r in (a, b))
+    return compared(first, second, allow_different=allow_different, all_steps=all_steps)
 
 
 def report(
