@@ -1,7 +1,8 @@
 """Close a recording when the process is told to end, and end as it would have ended.
 
-torchrun ends the other ranks by SIGTERM when one of them dies. Python would be gone at once, and
-the last steps with it. A handler of the program's own is never replaced.
+torchrun ends the other ranks by SIGTERM when one of them dies, and a terminal that is closed ends
+its programs by SIGHUP. Python would be gone at once, and the last steps with it. A handler of the
+program's own is never replaced, nor is the signal taken where it is ignored (``nohup``).
 """
 
 from __future__ import annotations
@@ -16,37 +17,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 1.0
 """How long the main thread may take to notice the signal before it counts as blocked."""
 
 
 class TerminationGuard:
-    """Calls ``close`` on SIGTERM, then lets the signal do what it does.
+    """Calls ``close`` on SIGTERM and SIGHUP, then lets the signal do what it does.
 
     Python runs handlers in the main thread, between bytecodes: never, while that thread waits
     inside a collective whose peer is dead. So a second thread learns of the signal through the
     wake-up descriptor, waits a moment, and closes in the main thread's place.
 
     Args:
-        close: called with True from the main thread, with False from the other one, where the
-            profiler must not be touched; returns whether the process may end now.
+        close: called with the signal's number, and with True from the main thread, with False
+            from the other one, where the profiler must not be touched; returns whether the process
+            may end now.
     """
 
-    def __init__(self, close: Callable[[bool], bool]) -> None:
+    def __init__(self, close: Callable[[int, bool], bool]) -> None:
         self._close = close
         self._noticed = threading.Event()
-        self._armed = False
+        self._taken: list[signal.Signals] = []
         self._pipe: tuple[int, int] | None = None
         self._pid = os.getpid()
 
     def arm(self) -> None:
-        """Take SIGTERM over, if nobody has it and this is the main thread."""
+        """Take the signals over that nobody has, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        free = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+        if not free:
             return
-        signal.signal(signal.SIGTERM, self._on_signal)
-        self._armed = True
+        for number in free:
+            signal.signal(number, self._on_signal)
+        self._taken = free
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -59,13 +64,14 @@ class TerminationGuard:
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="chopper").start()
 
     def disarm(self) -> None:
-        """Give SIGTERM back. In a forked child, where the thread is not, only that."""
-        if not self._armed:
+        """Give the signals back. In a forked child, where the thread is not, only that."""
+        if not self._taken:
             return
-        self._armed = False
+        taken, self._taken = self._taken, []
         with contextlib.suppress(ValueError):  # not in the main thread
-            if signal.getsignal(signal.SIGTERM) == self._on_signal:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in taken:
+                if signal.getsignal(number) == self._on_signal:
+                    signal.signal(number, signal.SIG_DFL)
             if self._pipe is not None:
                 current = signal.set_wakeup_fd(-1)
                 if current not in (-1, self._pipe[1]):
@@ -79,10 +85,10 @@ class TerminationGuard:
 
     def _on_signal(self, number: int, frame: Any) -> None:  # noqa: ARG002
         self._noticed.set()
-        if os.getpid() == self._pid and not self._close(True):
+        if os.getpid() == self._pid and not self._close(number, True):
             return
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _watch(self, reader: int) -> None:
         while True:
@@ -90,12 +96,13 @@ class TerminationGuard:
             if not data:
                 os.close(reader)
                 return
-            if signal.SIGTERM in data and not self._noticed.wait(_PATIENCE_S):
-                if not self._close(False):
+            number = next((number for number in self._taken if number in data), None)
+            if number is not None and not self._noticed.wait(_PATIENCE_S):
+                if not self._close(number, False):
                     continue
                 # signal.signal() is for the main thread only.
-                ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGTERM), ctypes.c_void_p(None))
-                os.kill(os.getpid(), signal.SIGTERM)
+                ctypes.CDLL(None).signal(ctypes.c_int(number), ctypes.c_void_p(None))
+                os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager

@@ -287,6 +287,11 @@ class RunWriter:
             rank=rank, chopper_version=__version__, start_ns=time.time_ns(), pid=os.getpid()
         )
 
+    def note(self, code: str, message: str, *, severity: m.Severity = "warning") -> None:
+        """Add a finding, once for each code."""
+        if all(found.code != code for found in self.manifest.findings):
+            self.manifest.findings.append(m.Finding(code=code, severity=severity, message=message))
+
     def save(self) -> None:
         """Write the part as it stands; called early and often, so that a kill loses little."""
         write_atomic(self.directory / MANIFEST, m.encode(self.manifest))

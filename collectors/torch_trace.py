@@ -10,14 +10,16 @@ import os
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
+from chopper._forking import leave_without_destructors
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
 from chopper.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 TRACE = "trace.json"
@@ -53,12 +55,16 @@ class TorchTrace:
         self._directory: Path | None = None
         self._owner: threading.Thread | None = None
         self._own_call = False
-        self._foreign_prepared = False
+        self._foreign_runs = False
+        """Or is prepared."""
         self._patched: dict[str, tuple[Any, Any]] = {}
         self._log_level_set = False
-        self.on_foreign: Callable[[], None] | None = None
-        """Called when a profiler of the program's is about to begin while a trace is taken, in the
-        thread that takes it. It must have ended, and be exported or dropped, on return."""
+        self.lock: AbstractContextManager[Any] = threading.RLock()
+        """Held while a profiler of the program's is given way to."""
+        self.on_foreign: Callable[[bool], None] | None = None
+        """Called when a profiler of the program's is about to begin while a trace is taken. With
+        False in the thread that takes it: it must have ended, and be exported or dropped, on
+        return. With True in another thread: the trace is lost."""
         self.active = False
         self.left_open = False
         """Whether spans were open when the last exported trace ended, or may have been.
@@ -88,7 +94,7 @@ class TorchTrace:
         if "KINETO_LOG_LEVEL" not in os.environ:
             os.environ["KINETO_LOG_LEVEL"] = "99"
             self._log_level_set = True
-        self._settle()
+        self.settle()
         self._watch_profilers()
 
     @property
@@ -104,7 +110,7 @@ class TorchTrace:
         from torch.autograd import profiler
 
         enabled = getattr(profiler, "_is_profiler_enabled", False) or _profiler_enabled()
-        return self._foreign_prepared or enabled
+        return self._foreign_runs or enabled
 
     def prepare(self) -> None:
         """Set the device's tracing up, which takes a while, one step ahead of ``begin``."""
@@ -155,10 +161,13 @@ class TorchTrace:
 
         To free it would crash, and so would the end of the process while it runs.
         """
+        self._abandon(lost=False)
+
+    def _abandon(self, *, lost: bool) -> None:
         if self.active and self._owner is not None:
             if not _abandoned:
-                atexit.register(self._settle)
-            _abandoned.append((self._owner, self._profiler))
+                atexit.register(self._settle_at_exit)
+            _abandoned.append(_Abandoned(self._owner, self._profiler, lost))
         self.forget()
 
     def forget(self) -> None:
@@ -167,19 +176,31 @@ class TorchTrace:
         self._profiler = None
         self._owner = None
 
-    def _settle(self) -> None:
-        """End what was abandoned in this thread."""
+    def settle(self) -> None:
+        """End what was abandoned in this thread, unless a profiler of the program's runs."""
         for entry in list(_abandoned):
-            owner, profiler = entry
-            if owner is threading.current_thread() and _profiler_enabled():
-                _abandoned.remove(entry)
-                self._own_call, own_call = True, self._own_call
-                try:
-                    profiler.stop_trace()
-                finally:
-                    self._own_call = own_call
-                self._held = profiler
-                self.drop()
+            if entry.owner is not threading.current_thread() or not _profiler_enabled():
+                continue
+            if entry.lost and self._foreign_runs:
+                continue
+            self._own_call, own_call = True, self._own_call
+            try:
+                if entry.lost:
+                    _end_lost()
+                else:
+                    entry.profiler.stop_trace()
+            finally:
+                self._own_call = own_call
+            _abandoned.remove(entry)
+            self._held = entry.profiler
+            self.drop()
+
+    def _settle_at_exit(self) -> None:
+        self._foreign_runs = False  # whatever runs in other threads, it ends here
+        try:
+            self.settle()
+        except RuntimeError:  # no thread can be started any more
+            leave_without_destructors()
 
     def _stop_trace(self) -> None:
         import torch
@@ -298,7 +319,7 @@ class TorchTrace:
         def prepare(*args: Any, **kwargs: Any) -> Any:
             if not self._own_call:
                 self._give_way()
-                self._foreign_prepared = True
+                self._foreign_runs = True
             return original(*args, **kwargs)
 
         return prepare
@@ -307,10 +328,12 @@ class TorchTrace:
         from torch.autograd import profiler
 
         def enable(config: Any, activities: Any, *args: Any, **kwargs: Any) -> Any:
-            # One that was prepared before this trace was: Kineto has forgotten that.
-            if not self._own_call and self._give_way() and activities and self._patched:
-                self._patched["_prepare_profiler"][0](config, activities)
-                profiler._set_is_profiler_enabled(True)
+            if not self._own_call and (activities or self.mine):
+                # One that was prepared before this trace was: Kineto has forgotten that.
+                if self._give_way() and activities and self._patched:
+                    self._patched["_prepare_profiler"][0](config, activities)
+                    profiler._set_is_profiler_enabled(True)
+                self._foreign_runs = bool(activities)
             return original(config, activities, *args, **kwargs)
 
         return enable
@@ -318,25 +341,30 @@ class TorchTrace:
     def _wrap_disable(self, original: Any) -> Any:
         def disable(*args: Any, **kwargs: Any) -> Any:
             if not self._own_call:
-                self._foreign_prepared = False
+                self._foreign_runs = False
             return original(*args, **kwargs)
 
         return disable
 
     def _give_way(self) -> bool:
         """End what is traced or prepared here before another profiler begins; whether it was."""
-        self._settle()
-        if self._profiler is None:
-            return False
-        if not self.mine:
-            self.abandon()
-            return False
-        if self.active:
-            _end_spans()
-            if self.on_foreign is not None:
-                self.on_foreign()
-        self._discard()
-        return True
+        with self.lock:
+            self.settle()
+            if self._profiler is None:
+                return False
+            if not self.mine:
+                # Kineto has one session, which the other profiler takes over; torch's own side of
+                # the trace can only be ended by its own thread, later (``settle``).
+                self._abandon(lost=True)
+                if self.on_foreign is not None:
+                    self.on_foreign(True)
+                return True
+            if self.active:
+                _end_spans()
+                if self.on_foreign is not None:
+                    self.on_foreign(False)
+            self._discard()
+            return True
 
     def _make(self) -> Any:
         import torch.profiler
@@ -354,8 +382,57 @@ class TorchTrace:
         )
 
 
-_abandoned: list[tuple[threading.Thread, Any]] = []
-"""Profilers that must not be freed, and the threads that they run in."""
+class _Abandoned(NamedTuple):
+    """A profiler that must not be freed."""
+
+    owner: threading.Thread
+    """The thread that it runs in."""
+    profiler: Any
+    lost: bool
+    """Whether another profiler took Kineto's session from it."""
+
+
+_abandoned: list[_Abandoned] = []
+
+
+def _end_lost() -> None:
+    """End torch's side of a trace whose session in Kineto is gone, in the thread that began it.
+
+    Without a session that collects, torch's end of a trace reads what is not there. So another
+    thread begins one, which this end takes; what is left of the other's holds nothing, and may end
+    in a session that is only prepared.
+    """
+    from torch.autograd import profiler as torch_profiler
+    from torch.profiler import ProfilerActivity
+
+    module: Any = torch_profiler
+    _end_spans()
+    spare = module.profile(use_kineto=True)
+    config, activities = spare.config(), {ProfilerActivity.CPU}
+    begun, ended = threading.Event(), threading.Event()
+    lent = False
+
+    def lend() -> None:
+        nonlocal lent
+        try:
+            module._prepare_profiler(config, activities)
+            module._enable_profiler(config, activities)
+            lent = True
+        finally:
+            begun.set()
+        ended.wait()
+        module._prepare_profiler(config, activities)
+        module._disable_profiler()
+
+    thread = threading.Thread(target=lend, name="chopper")
+    thread.start()
+    begun.wait()
+    if not lent:
+        raise RuntimeError("Kineto has no session to end the trace in")
+    module._disable_profiler()
+    ended.set()
+    thread.join()
+    module._run_on_profiler_stop()
 
 
 def _profiler_enabled() -> bool:

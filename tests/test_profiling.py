@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import chopper
-from chopper import _session, registry
+from chopper import _session, _step_log, registry
 from chopper._steps import DEFAULT_WINDOWS, OptimizerCycle, Window, parse_windows
 from chopper.errors import OutputError, UsageError
 from chopper.run import MANIFEST, Run
@@ -836,6 +836,96 @@ def test_a_recording_that_another_thread_closes_gives_its_trace_up(tmp_path):
     assert findings_of(tmp_path / "run") == ["run.trace_abandoned"]
 
 
+THREADED = """
+import threading, torch, chopper
+from torch.profiler import profile
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+begun, go_on = threading.Event(), threading.Event()
+seen = []
+def train(count):
+    for _ in range(count):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+def profiles():
+    with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        torch.ones(4).exp()
+        begun.set()
+        go_on.wait()
+    seen.extend(event.name for event in theirs.events())
+thread = threading.Thread(target=profiles, daemon=True)
+def in_its_place(steps):
+    train(steps)
+    thread.start()
+    begun.wait()
+def ends():
+    go_on.set()
+    thread.join()
+    assert "aten::exp" in seen
+with chopper.profile("run", collect=["torch_trace"]):
+{body}
+print("done")
+"""
+TRACED, LATER = 4, 53
+"""Steps after which the first window is traced, and the later one."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "traced"),
+    [
+        # Theirs ends at once: the later window is ours again.
+        (f"in_its_place({TRACED}); ends(); train(56)", range(50, 55)),
+        # Theirs outlasts the recording.
+        (f"in_its_place({TRACED}); train(3)\nends()", range(0)),
+        # Theirs outlasts the process.
+        (f"in_its_place({TRACED}); train(3)", range(0)),
+        # The trace of the first window is kept.
+        (f"in_its_place({LATER}); ends(); train(3)", range(2, 7)),
+    ],
+    ids=["within", "across", "to the end", "later window"],
+)
+def test_a_profiler_in_another_thread_takes_the_trace_over(tmp_path, body, traced):
+    indented = "\n".join(line if i else f"    {line}" for i, line in enumerate(body.splitlines()))
+    (tmp_path / "script.py").write_text(THREADED.format(body=indented))
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        check=False,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "chopper" not in done.stderr
+    part = Run.open(tmp_path / "run").part(0)
+    assert part.status == "complete"
+    assert traced_of(tmp_path / "run") == list(traced)
+    assert findings_of(tmp_path / "run") == ["run.profiler_in_use"]
+    if traced:
+        assert "aten::addmm" in names_of(tmp_path / "run")
+
+
+def test_a_profiler_in_another_thread_while_ours_is_prepared(task):
+    seen: list[str] = []
+
+    def profiles():
+        with torch.profiler.profile() as theirs:
+            torch.ones(4).exp()
+        seen.extend(event.name for event in theirs.events() or ())
+
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(6, 9)):
+        for step in range(10):
+            task.step()
+            if step == 3:  # step 5, the first that is traced, comes after the next
+                thread = threading.Thread(target=profiles)
+                thread.start()
+                thread.join()
+    assert "aten::exp" in seen
+    assert traced_of("run") == [6, 7, 8]
+    assert findings_of() == []
+
+
 def test_an_exception_that_cannot_be_printed_passes_through(task):
     class Bad(Exception):
         def __str__(self):
@@ -867,13 +957,15 @@ def test_layers_that_cannot_be_named_do_not_stop_the_program(task, monkeypatch):
 
 
 def test_without_a_trace_no_step_is_kept_in_memory(monkeypatch):
-    monkeypatch.setattr(_session, "_FLUSH_NS", 0)
+    monkeypatch.setattr(_step_log, "_FLUSH_NS", 0)
     with chopper.profile("run", collect=(), trace=False) as prof:
         for _ in range(100):
             prof.step()
         session = _session.active()
         assert session is not None
-        assert (session._history, session._rows) == ([], [])
+        log = session._log
+        assert log is not None
+        assert (log._history, log._rows) == ([], [])
     assert len(steps_of("run")) == 100
 
 
@@ -976,8 +1068,8 @@ def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
 
 KILLED = """
 import os, signal, torch, chopper
-from chopper import _session
-_session._FLUSH_NS = 0
+from chopper import _step_log
+_step_log._FLUSH_NS = 0
 with chopper.profile("run", collect=["torch_trace"]) as prof:
     for _ in range(3):
         prof.step()

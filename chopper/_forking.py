@@ -1,0 +1,66 @@
+"""What forks do to a recording: no trace survives in a forked process, and none may harm it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_traced = False
+"""Whether this process, or one that it was forked from, has traced."""
+
+
+def has_traced() -> None:
+    """Kineto's threads run in this process from here on."""
+    global _traced
+    _traced = True
+
+
+def watch(before: Callable[[], None], in_child: Callable[[], None]) -> None:
+    """Have ``before`` called before each fork, and ``in_child`` after it, in the child."""
+
+    def after() -> None:
+        if _traced:
+            leave_without_destructors()
+        in_child()
+
+    os.register_at_fork(before=before, after_in_child=after)
+
+
+def in_multiprocessing_child() -> bool:
+    """Whether multiprocessing started this process: it leaves without ``atexit``."""
+    if "multiprocessing.util" not in sys.modules:
+        return False
+    import multiprocessing
+
+    return multiprocessing.parent_process() is not None
+
+
+def forks_loader_worker() -> bool:
+    """Whether torch's data loader is about to fork a worker, which only loads."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def leave_without_destructors() -> None:
+    """Have this process end, when its time comes, without the C++ destructors.
+
+    In a forked child, Kineto's wait for its thread, which is not in the child: they hang, or abort.
+    Where a trace can no longer be ended, they crash. Python has ended in order by then; what C
+    holds in its buffers is written.
+    """
+    libc = ctypes.CDLL(None)
+    try:
+        flush, leave, on_exit, at_exit = libc.fflush, libc._exit, libc.on_exit, libc.__cxa_atexit
+    except AttributeError:  # not glibc
+        return
+    on_exit(leave, None)  # called with the exit status
+    at_exit(flush, None, None)  # the last one registered is called first; NULL: all of them

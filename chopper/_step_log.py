@@ -1,0 +1,147 @@
+"""The steps of a recording: their numbers, their times, and the file ``step.arrow``."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+from chopper.run import StreamWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chopper.manifest import Overhead
+
+_Row = tuple[int, int, int, str, bool]
+"""Of the table ``step``."""
+_FLUSH_NS = 1_000_000_000
+_MEDIAN_OF = 4096
+
+
+class StepLog:
+    """Steps as they end, flushed about once a second.
+
+    Args:
+        directory: the rank's folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.number = 0
+        """The step that runs."""
+        self.source: Literal["mark", "optimizer"] | None = None
+        """What tells that a step ended."""
+        self._target = directory / "step.arrow"
+        self._writer: StreamWriter | None = StreamWriter(self._target, "step")
+        self._start_ns = self._first_ns = 0
+        self._rows: list[_Row] = []
+        self._history: list[_Row] = []
+        """Rows that are on disk, and may yet have to be said anew."""
+        self._flushed_ns = 0
+        self._own_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
+        self._durations: dict[bool, deque[int]] = {
+            True: deque(maxlen=_MEDIAN_OF),
+            False: deque(maxlen=_MEDIAN_OF),
+        }
+
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._start_ns = self._first_ns = time.time_ns()
+
+    def end(self, end_ns: int, *, traced: bool, undisturbed: bool) -> None:
+        """The step that runs ended, and the next one begins there.
+
+        Args:
+            end_ns: when.
+            traced: whether the trace covers it.
+            undisturbed: whether no trace was taken meanwhile.
+        """
+        assert self.source is not None
+        self._rows.append((self.number, self._start_ns, end_ns, self.source, traced))
+        if traced or (undisturbed and self.number > 1):
+            self._durations[traced].append(end_ns - self._start_ns)
+        self.number += 1
+        self._start_ns = end_ns
+
+    def skip(self) -> None:
+        """What was done since the last step ended belongs to no step."""
+        self._start_ns = time.time_ns()
+
+    def cost(self, own_ns: int) -> None:
+        """Chopper's own code took this long within a step."""
+        self._own_ns.append(own_ns)
+
+    def due(self, now_ns: int) -> bool:
+        """Whether it is time to flush."""
+        return now_ns - self._flushed_ns > _FLUSH_NS
+
+    def flush(self, *, final: bool) -> None:
+        """Write what ended since.
+
+        Args:
+            final: no later trace can change what is said of these steps.
+        """
+        self._flushed_ns = time.time_ns()
+        rows, self._rows = self._rows, []
+        if final:
+            self._history = []
+        else:
+            self._history.extend(rows)
+        self._write(rows)
+
+    def correct(self, steps: range, traced: bool) -> None:
+        """Say of ``steps`` whether the trace that is kept covers them."""
+
+        def corrected(rows: list[_Row]) -> list[_Row]:
+            return [(*row[:4], traced) if row[0] in steps else row for row in rows]
+
+        self._rows = corrected(self._rows)
+        if any(row[4] != traced and row[0] in steps for row in self._history):
+            self._history = corrected(self._history)
+            self._rewrite()
+
+    def restart(self) -> None:
+        """Forget all steps: they were parts of the first one, which runs still."""
+        self._rows, self._history = [], []
+        self.number = 0
+        self._start_ns = self._first_ns
+        self._rewrite()
+
+    def close(self) -> None:
+        """Write what is left and end the file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.flush(final=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the file as it stands."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def summarize(self, overhead: Overhead) -> None:
+        """Say what recording cost the steps."""
+        overhead.per_step_ns = _median(self._own_ns)
+        overhead.traced_step_ns = _median(self._durations[True])
+        overhead.untraced_step_ns = _median(self._durations[False])
+
+    def _write(self, rows: list[_Row]) -> None:
+        if rows and self._writer is not None:
+            names = ("number", "start_ns", "end_ns", "source", "traced")
+            columns = zip(*rows, strict=True)
+            self._writer.write(dict(zip(names, map(list, columns), strict=True)))
+
+    def _rewrite(self) -> None:
+        """Write the file anew: what was said of the steps so far no longer holds."""
+        self.abandon()
+        self._writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
+        self._write(self._history)
+        self._writer.path.replace(self._target)
+
+
+def _median(values: deque[int]) -> int | None:
+    return round(statistics.median(values)) if values else None

@@ -1,0 +1,358 @@
+"""Which steps are traced: windows begin and end between steps, and one trace is kept."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chopper import _environment, _forking
+from chopper.run import StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper._step_log import StepLog
+    from chopper._steps import Window
+    from chopper.run import RunWriter
+
+# A loop that never steps would be traced to its end, which may be days away.
+_STEPLESS_NS = 60 * 10**9
+_STEPLESS_CALLS = 50
+
+
+@dataclass
+class _Capture:
+    """A window that is being traced, or was."""
+
+    window: Window
+    opened_ns: int
+    until: int | None = None
+    """The first step that ended in another thread, which this trace does not cover."""
+    rows: dict[str, list[Any]] = field(default_factory=dict)
+    """``layer_sequence``."""
+
+
+class TraceWindows:
+    """Takes the traces of one recording.
+
+    Called with the recording's lock held, by the thread that trains except where it says so.
+
+    Args:
+        trace: the collector of traces.
+        windows: steps to trace.
+        part: what is recorded, and where.
+        log: the recording's steps.
+        on_stepless: called when a trace runs on without a step; ``stop_stepless`` is to follow.
+    """
+
+    def __init__(
+        self,
+        trace: Any,
+        windows: tuple[Window, ...],
+        part: RunWriter,
+        log: StepLog,
+        on_stepless: Callable[[], None],
+        on_layers_lost: Callable[[Exception], None],
+    ) -> None:
+        from chopper.collectors.annotate import Annotator
+
+        self._trace = trace
+        self._windows = windows
+        self._part = part
+        self._log = log
+        self._on_stepless = on_stepless
+        self._annotator = Annotator(on_root=self._check_stepless, on_failure=on_layers_lost)
+        self._upcoming = deque(windows)
+        self._not_before = 0
+        """Step at which a window may begin, after another ended."""
+        self._capture: _Capture | None = None
+        self._kept: _Capture | None = None
+        self._kept_steps = 0
+        self._span: Any = None
+        self._lost_spans: list[Any] = []
+        """Spans of lost traces: only the thread that opened them may close them."""
+
+    @property
+    def tracing(self) -> bool:
+        """Whether a trace is being taken."""
+        return self._capture is not None
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread is the one that is traced."""
+        mine: bool = self._trace.mine
+        return mine
+
+    @property
+    def final(self) -> bool:
+        """Whether no trace can be taken any more from steps that ended."""
+        return not self._upcoming and self._capture is None
+
+    def covers_step(self) -> bool:
+        """Whether the step that ends now is one of the traced ones."""
+        capture = self._capture
+        if capture is None:
+            return False
+        if not self.mine:
+            self._note_thread(capture)
+        return capture.until is None and self._log.number >= capture.window.start
+
+    def switch(self) -> bool:
+        """Start or end tracing as the step that begins asks; whether anything was done."""
+        self._trace.settle()
+        number = self._log.number
+        if self._capture is not None:
+            if not self.mine:
+                return False
+            self._end_span()
+            if number < self._capture.window.stop:
+                return False
+            self._keep(self._end_capture())
+            # Not even the next window could begin at this point: see TorchTrace.left_open.
+            return True
+        if not self._upcoming or number < self._not_before:
+            return False
+        if number >= self._upcoming[0].begin - 1 and self._trace.foreign:
+            if number >= self._upcoming[0].begin:
+                window = self._upcoming.popleft()
+                self._part.note(
+                    "run.profiler_in_use",
+                    f"steps {window.start} to {window.stop - 1} were not traced: the program's "
+                    "own profiler was in use, and torch has room for one",
+                )
+            return False
+        if number >= self._upcoming[0].begin:
+            self._annotator.install()
+            _forking.has_traced()
+            self._trace.begin()
+            self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
+            self.begin_span()
+            return True
+        if number == self._upcoming[0].begin - 1:
+            _forking.has_traced()
+            self._trace.prepare()
+            return True
+        return False
+
+    def begin_span(self) -> None:
+        """Show the step that begins to other readers of the trace; ours read step.arrow."""
+        if self._capture is not None and self._span is None and self.mine:
+            from torch.autograd.profiler import record_function
+
+            self._span = record_function(f"ProfilerStep#{self._log.number}")
+            self._span.__enter__()
+
+    def start_over(self) -> None:
+        """The program has steps of its own: those found so far were parts of its first."""
+        begun = len(self._windows) - len(self._upcoming)
+        if self._capture is not None and (begun > 1 or not self.mine):
+            if self.mine:
+                self._keep(self._end_capture())
+                self._not_before = 2  # two traces never meet at one point
+            begun = len(self._windows)
+        elif self._capture is not None:
+            begun = 0
+        lost = self._capture is not None or (self._kept is not None and self._trace.left_open)
+        if begun and not lost:
+            self._upcoming = deque(w for w in self._windows if w.stop > 1)
+            self._part.note(
+                "run.steps_recounted",
+                f"the first prof.step() came after {self._log.number} steps of the optimizer: "
+                "those were one step, and the steps to trace are counted from it",
+                severity="info",
+            )
+        self._kept_steps = 0
+
+    def finish(self) -> None:
+        """End what runs, and keep it unless the trace on disk is better."""
+        if self._capture is None:
+            return
+        if not self.mine:
+            self._trace.abandon()
+            self._lose()
+            self._part.note(
+                "run.trace_abandoned",
+                "the last trace is lost: the recording ended in another thread than the one that "
+                "was traced; leave chopper.profile in the thread that entered it",
+            )
+            return
+        capture = self._end_capture()
+        whole_steps = self._log.number - capture.window.start
+        if self._kept is None or whole_steps >= self._kept_steps:
+            self._keep(capture)
+        else:
+            self._trace.drop()
+            self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def close(self) -> None:
+        """At the recording's end."""
+        self._trace.settle()
+        try:
+            self.finish()
+        finally:
+            self._annotator.remove()
+        if self._part.manifest.traces:
+            began_ns = time.perf_counter_ns()
+            self._part.manifest.traces = (self._trace.compress(),)
+            self._add_export_ns(began_ns)
+
+    def give_way(self, *, lost: bool) -> None:
+        """The program's own profiler begins: the trace that is taken ends here.
+
+        Args:
+            lost: it begins in another thread, this one, and the trace cannot be ended in it.
+        """
+        if self._capture is None:
+            return
+        number = self._log.number
+        if lost:
+            self._lose()
+            self._part.note(
+                "run.profiler_in_use",
+                f"the trace that was taken in step {number} is lost: the program's own profiler "
+                "began in another thread, and torch has room for one",
+            )
+            return
+        self.finish()
+        self._part.note(
+            "run.profiler_in_use",
+            f"the trace ended in step {number}: the program's own profiler began, and torch has "
+            "room for one",
+        )
+
+    def before_fork(self) -> None:
+        """A process is about to be forked from this thread: no trace survives in it."""
+        if self._capture is None or not self.mine or _forking.forks_loader_worker():
+            return
+        self.finish()
+        self._part.note(
+            "run.forked",
+            f"the trace ended in step {self._log.number}: the program forked, and the new process "
+            "could not go on with a trace",
+        )
+
+    def enter_root(self, module: Any) -> None:
+        """Annotate a forward that began before the recording did, and is still running."""
+        if self._capture is not None:
+            self._annotator.enter(module)
+
+    def stop_stepless(self) -> None:
+        """End the trace of a loop that never steps."""
+        if self._capture is None:
+            return
+        capture = self._end_capture()
+        self._upcoming.clear()
+        self._keep(capture)
+        self._part.note(
+            "run.no_steps",
+            "no step ended within a minute: the trace was stopped there; call prof.step() at the "
+            "end of each step",
+        )
+
+    def give_up(self) -> None:
+        """Let go of everything, whatever state it is in."""
+        self._annotator.remove()
+        self._end_span()
+        self._trace.end()
+        self._trace.drop()
+
+    def forked(self) -> None:
+        """In a forked child, which does not record."""
+        tracing, self._capture = self._capture is not None, None
+        self._annotator.remove()
+        if tracing and self.mine:
+            # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
+            # in here, as Kineto's threads are not.
+            import torch
+
+            self._trace.forget()
+            enable: Any = getattr(torch.autograd, "_enable_record_function", None)
+            if enable is not None:
+                enable(False)
+
+    def _note_thread(self, capture: _Capture) -> None:
+        """A step ended in a thread in which nothing is traced."""
+        number = self._log.number
+        if capture.until is None:
+            capture.until = number
+        self._part.note(
+            "run.other_thread",
+            f"step {number} ended in another thread than the one that is traced: its operators "
+            "are not in the trace; enter chopper.profile in the thread that trains",
+        )
+        if number + 1 >= capture.window.stop:
+            self._annotator.remove()  # only its own thread can end the trace, if it ever does
+
+    def _check_stepless(self, calls: int) -> None:
+        """Called before each outermost forward while a trace is taken."""
+        capture = self._capture
+        if (
+            capture is not None
+            and calls > _STEPLESS_CALLS
+            and self._log.number == capture.window.begin
+            and time.time_ns() - capture.opened_ns > _STEPLESS_NS
+        ):
+            self._on_stepless()
+
+    def _lose(self) -> None:
+        """Forget the trace that is taken; its spans are left to its own thread."""
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        self._annotator.remove()
+        if self._span is not None:
+            self._lost_spans.append(self._span)
+            self._span = None
+        self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def _end_span(self) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None, None, None)
+
+    def _end_capture(self) -> _Capture:
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        self._end_span()
+        self._annotator.remove()
+        capture.rows = self._annotator.take_rows()
+        self._trace.end()
+        return capture
+
+    def _keep(self, capture: _Capture) -> None:
+        """Write a trace, in place of the one that was kept before."""
+        began_ns = time.perf_counter_ns()
+        written = self._trace.export()
+        window, log, manifest = capture.window, self._log, self._part.manifest
+        stop = log.number if capture.until is None else capture.until
+        first = window.start if stop > window.start else min(window.begin, stop)
+        if self._kept is not None:
+            log.correct(range(first), False)
+        log.correct(range(first, stop), True)
+        self._kept, self._kept_steps = capture, stop - first
+        layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
+        try:
+            if capture.rows["layer"]:
+                layers.write(capture.rows)
+        finally:
+            layers.close()
+        if self._upcoming and self._trace.left_open:
+            self._upcoming.clear()
+            self._part.note(
+                "run.window_skipped",
+                "the later steps were not traced: the program was inside of a record_function "
+                "when the first trace ended, and Kineto does not survive a second one then",
+                severity="info",
+            )
+        manifest.traces = (written.name,)
+        manifest.steps_source = log.source
+        _environment.describe(manifest)
+        log.flush(final=self.final)
+        self._add_export_ns(began_ns)
+        self._part.save()
+
+    def _add_export_ns(self, began_ns: int) -> None:
+        overhead = self._part.manifest.overhead
+        assert overhead is not None
+        overhead.export_ns = (overhead.export_ns or 0) + (time.perf_counter_ns() - began_ns)
