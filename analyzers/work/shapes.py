@@ -43,7 +43,30 @@ def output_dims(host: HostSpans, rows: np.ndarray) -> tuple[np.ndarray, list[Sha
     for pattern, position in ((_WEIGHT, 2), (_INPUT, 0)):
         inner = lacking & host.named(pattern.match)[rows]
         source[inner], argument[inner] = whole[inner], position
+    unpaired = forward & (source < 0)
+    if unpaired.any():
+        source[unpaired], argument[unpaired] = _same_shapes(host, rows[unpaired]), 1
     return _arguments(host, source, argument)
+
+
+def _same_shapes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
+    """A backward operator of the same input and weight for each forward convolution; -1 none.
+
+    Where no sequence numbers were recorded: the backward operators of these shapes have to agree
+    on the gradient's.
+    """
+    codes, texts = host.input_dims
+    gradients: dict[tuple[Shape | None, ...], set[Shape | None]] = {}
+    row_of: dict[tuple[Shape | None, ...], int] = {}
+    backward = np.flatnonzero(host.named(_WHOLE.match) & (codes >= 0))
+    for code, first in zip(*np.unique(codes[backward], return_index=True), strict=True):
+        x, grad, weight = (_argument(texts[code], position) for position in range(3))
+        gradients.setdefault((x, weight), set()).add(grad)
+        row_of[x, weight] = int(backward[first])
+    distinct, inverse = np.unique(codes[rows], return_inverse=True)
+    keys = [(_argument(texts[c], 0), _argument(texts[c], 1)) for c in distinct]
+    found = [row_of[key] if len(gradients.get(key, ())) == 1 else -1 for key in keys]
+    return np.array(found, dtype=np.int64)[inverse]
 
 
 def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
