@@ -111,13 +111,15 @@ class Links:
         found = np.where(marked >= 0, own[marked], -1)
         # optimizer.step(closure) runs forward and backward inside the step: only what follows the
         # backward there is the optimizer's.
-        nodes = np.flatnonzero(backward)
-        for row in np.flatnonzero(optimizer) if len(nodes) else ():
-            low = np.searchsorted(host.start_ns[nodes], host.start_ns[row])
-            high = np.searchsorted(host.start_ns[nodes], host.end_ns[row])
-            if high > low:
-                ended = host.end_ns[nodes[low:high]].max()
-                found[(marked == row) & (host.start_ns < ended)] = -1
+        nodes, steps = np.flatnonzero(backward), np.flatnonzero(optimizer)
+        low = np.searchsorted(host.start_ns[nodes], host.start_ns[steps])
+        high = np.searchsorted(host.start_ns[nodes], host.end_ns[steps])
+        ended = np.full(len(host), np.iinfo(np.int64).min, dtype=np.int64)
+        for row, first, last in zip(
+            steps[high > low], low[high > low], high[high > low], strict=True
+        ):
+            ended[row] = host.end_ns[nodes[first:last]].max()
+        found[(marked >= 0) & (host.start_ns < ended[marked])] = -1
         return found
 
     @cached_property
