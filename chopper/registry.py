@@ -27,6 +27,7 @@ GROUP = "chopper.collectors"
 """Entry-point group of third parties."""
 
 BUILTIN: dict[str, str] = {
+    "amdsmi": "chopper.collectors.amd:AmdCollector",
     "device_memory": "chopper.collectors.device_memory:DeviceMemoryCollector",
     "host": "chopper.collectors.host:HostCollector",
     "nvml": "chopper.collectors.nvml:NvmlCollector",
@@ -34,7 +35,7 @@ BUILTIN: dict[str, str] = {
 }
 """Collectors that come with chopper, as name → ``module:Class``."""
 
-_DEFAULTS = ("torch_trace", "host", "device_memory", "nvml")
+_DEFAULTS = ("torch_trace", "host", "device_memory", "nvml", "amdsmi")
 _PARTS = ("name", "scope", "probe", "start", "stop")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from chopper.tables import TABLES
@@ -64,5 +65,17 @@ def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
 
 
 def canonical_uuid(uuid: str) -> str:
-    """A UUID without vendor's prefix, dashes and case: NVML and torch write the same one apart."""
-    return uuid.lower().removeprefix("gpu-").replace("-", "")
+    """A UUID without prefix, dashes and case: drivers and torch write the same one apart.
+
+    HIP's 16 bytes hold 16 hexadecimal *characters*, which torch shows as the bytes they are.
+    """
+    plain = uuid.lower().removeprefix("gpu-").replace("-", "")
+    with contextlib.suppress(ValueError):
+        text = bytes.fromhex(plain).decode("ascii")
+        if len(text) == _HIP_DIGITS and set(text) <= _HEXADECIMAL:
+            return text.lower()
+    return plain
+
+
+_HIP_DIGITS = 16
+_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")

@@ -298,7 +298,7 @@ DEVICE_LIMIT = Table(
         _maybe("memory_bytes", "int64", "bytes", "Device memory."),
         _maybe("pcie_generation", "int32", None, "PCIe generation in use."),
         _maybe("pcie_lane_count", "int32", "count", "PCIe lanes in use."),
-        _maybe("mig", "bool", None, "Whether the device is partitioned (MIG)."),
+        _maybe("mig", "bool", None, "Whether the device is partitioned (MIG; DPX, CPX …)."),
     ),
 )
 

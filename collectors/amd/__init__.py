@@ -1,0 +1,99 @@
+"""AMD devices through amdsmi: clocks of each die, power, energy, temperatures, residencies, links.
+
+``_library`` guards the vendor's binding; ``_sources`` are what the sampler process reads. This module
+is the collector that starts that process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from chopper.collectors.base import Availability
+from chopper.collectors.sampler import SamplerProcess, SourceSpec, measure_call_ns, to_report
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.manifest import CollectorReport
+
+_FAST_HZ = 100.0
+_MEDIUM_HZ = 10.0
+_ONCE_HZ = 1 / 86400
+"""At the start, and once a day."""
+_SOURCES = "chopper.collectors.amd._sources"
+
+
+class AmdCollector:
+    """Samples every AMD device of the host, in a process of its own.
+
+    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_LIMIT.
+
+    Args:
+        hz: rate of the fast tier: clocks, power, what holds the clock down.
+    """
+
+    name: ClassVar[str] = "amdsmi"
+    scope: ClassVar[Scope] = "host"
+
+    def __init__(self, *, hz: float = _FAST_HZ) -> None:
+        self._hz = hz
+        self._sampler: SamplerProcess | None = None
+
+    def probe(self, context: CollectorContext) -> Availability:
+        """Available where amdsmi finds a device; asks nothing of it yet."""
+        del context
+        from chopper.collectors.amd import _library as amd
+
+        try:
+            with amd.session() as wrapper:
+                found = amd.devices(wrapper)
+        except CollectorUnavailable as exc:
+            return Availability(
+                ok=False,
+                reason=str(exc),
+                remedy="none on a machine without AMD devices; else pip install "
+                "'chopper-profiler[amd]' in the version of the ROCm that is installed",
+            )
+        split = [d for d in found if d.partition not in (None, "SPX")]
+        note = (
+            f"{len(split)} of {len(found)} devices are partitions ({split[0].partition}): power, "
+            "energy and temperature are those of the whole socket"
+            if split
+            else None
+        )
+        return Availability(ok=True, reason=note)
+
+    def specs(self) -> list[SourceSpec]:
+        """What its sampler reads, and how often."""
+        return [
+            SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),
+            SourceSpec(factory=f"{_SOURCES}:CounterSource", hz=_MEDIUM_HZ),
+            SourceSpec(factory=f"{_SOURCES}:LimitSource", hz=_ONCE_HZ),
+            SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0),
+        ]
+
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Median cost of one reading of each tier over all devices, measured now."""
+        del context
+        costs: dict[str, int] = {}
+        for spec in self.specs()[:-1]:
+            try:
+                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
+            except CollectorUnavailable:
+                continue
+        return costs
+
+    def start(self, context: CollectorContext) -> None:
+        """Spawn the sampler.
+
+        Raises:
+            CollectorUnavailable: no device can be read here.
+            CaptureError: the sampler process cannot be started.
+        """
+        self._sampler = SamplerProcess(self.name, context.directory, self.specs())
+        self._sampler.start()
+
+    def stop(self) -> CollectorReport:
+        """End the sampler and report how well it kept its times."""
+        assert self._sampler is not None
+        return to_report(self.name, self._sampler.stop())

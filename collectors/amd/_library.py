@@ -1,0 +1,239 @@
+"""amdsmi behind a guard: import, error codes, devices, and the metrics structure read in place.
+
+The package's import binds every symbol of the native library at once: without the library it prints
+and raises KeyError, with an older one AttributeError. Its own dictionary of metrics costs 245 µs of
+Python a call; one reused structure costs the driver's time alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import io
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Kind = Literal["sensor", "moment", "device", "library"]
+"""What an error takes away: this sensor, this reading, this device, or everything."""
+
+# Status codes of amdsmi.h: what is lost, and in words why.
+ERRORS: dict[int, tuple[Kind, str]] = {
+    1: ("sensor", "the library does not accept the call (invalid argument)"),
+    2: ("sensor", "not supported by this device"),
+    3: ("sensor", "not implemented by this library yet"),
+    4: ("library", "a kernel module could not be loaded"),
+    5: ("library", "a symbol of the library could not be loaded"),
+    6: ("device", "the DRM device reports an error"),
+    7: ("moment", "the call failed"),
+    8: ("moment", "the driver's time ran out"),
+    9: ("moment", "to be tried again"),
+    10: ("sensor", "no permission to read it"),
+    11: ("moment", "interrupted"),
+    12: ("moment", "input or output error"),
+    13: ("moment", "bad address"),
+    14: ("sensor", "a file of the driver cannot be read"),
+    15: ("moment", "not enough memory"),
+    16: ("moment", "an exception inside the library"),
+    17: ("sensor", "the library does not accept the call (out of bounds)"),
+    18: ("library", "the library could not be initialized"),
+    19: ("moment", "a reference counter overflowed"),
+    20: ("sensor", "a directory of the driver is not there"),
+    30: ("moment", "the device is busy"),
+    31: ("device", "the device was not found"),
+    32: ("library", "the library was not initialized"),
+    33: ("moment", "no free slot"),
+    34: ("library", "the amdgpu driver is not loaded"),
+    39: ("moment", "there is more data than asked for"),
+    40: ("moment", "no data yet"),
+    41: ("sensor", "the driver wants a larger buffer than this binding gives"),
+    42: ("sensor", "the driver's data has another size than this binding expects"),
+    43: ("moment", "unexpected data"),
+    44: ("sensor", "not an AMD processor"),
+    45: ("sensor", "no energy driver"),
+    46: ("sensor", "no MSR driver"),
+    47: ("sensor", "no HSMP driver"),
+    48: ("sensor", "HSMP is not supported"),
+    49: ("sensor", "this HSMP message is not supported"),
+    50: ("moment", "HSMP's time ran out"),
+    51: ("sensor", "no driver for it"),
+    52: ("sensor", "a file of the driver is not there"),
+    53: ("sensor", "a null pointer was passed"),
+    54: ("device", "the amdgpu driver could not be restarted"),
+    55: ("sensor", "the setting is not available"),
+    56: ("sensor", "the device's EEPROM is corrupted"),
+    0xFFFFFFFE: ("moment", "an error that the library cannot name"),
+    0xFFFFFFFF: ("moment", "unknown error of the library"),
+}
+
+
+def explain(code: int) -> tuple[Kind, str]:
+    """What a status takes away and why; a code of a newer library costs one reading."""
+    unsigned = code & 0xFFFFFFFF
+    known = ERRORS.get(unsigned)
+    return known or ("moment", f"amdsmi status {code}, which this version does not know")
+
+
+def _candidates(package: Path) -> list[str]:
+    """Where amdsmi looks for the native library, in its order."""
+    home = os.getenv("ROCM_HOME", os.getenv("ROCM_PATH"))
+    return [
+        *([str(Path(home) / "lib/libamd_smi.so")] if home else []),
+        "libamd_smi.so",
+        str(package / "libamd_smi.so"),
+        str(Path(os.getenv("ROCM_PATH", "/opt/rocm")) / "lib" / "libamd_smi.so"),
+    ]
+
+
+def load() -> Any:
+    """Import the wrapper module of amdsmi, once its native library is known to be there.
+
+    Raises:
+        CollectorUnavailable: the package or the library is missing, or they do not fit together.
+    """
+    if "amdsmi.amdsmi_wrapper" in sys.modules:
+        return sys.modules["amdsmi.amdsmi_wrapper"]
+    spec = importlib.util.find_spec("amdsmi")
+    if spec is None or spec.origin is None:
+        raise CollectorUnavailable("amdsmi is not installed")
+    for candidate in _candidates(Path(spec.origin).parent):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(candidate)
+            break
+    else:
+        raise CollectorUnavailable("AMD's library is not installed (libamd_smi.so)")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            importlib.import_module("amdsmi")
+    except (KeyError, OSError, AttributeError, ImportError) as exc:
+        # A failed import leaves parts of the package behind, which would look like success.
+        for name in [n for n in sys.modules if n.partition(".")[0] == "amdsmi"]:
+            del sys.modules[name]
+        raise CollectorUnavailable(
+            f"amdsmi and libamd_smi.so do not fit together ({type(exc).__name__}: {exc}); "
+            "install the amdsmi of the ROCm that is installed"
+        ) from exc
+    return sys.modules["amdsmi.amdsmi_wrapper"]
+
+
+@contextlib.contextmanager
+def session() -> Iterator[Any]:
+    """The library initialized for GPUs inside, shut down after; gives amdsmi's wrapper module.
+
+    Raises:
+        CollectorUnavailable: it cannot be initialized here; the message says why.
+    """
+    wrapper = load()
+    code = wrapper.amdsmi_init(_INIT_GPUS)
+    if code:
+        raise CollectorUnavailable(explain(code)[1])
+    try:
+        yield wrapper
+    finally:
+        wrapper.amdsmi_shut_down()
+
+
+_INIT_GPUS = 1 << 1
+
+
+@dataclass
+class AmdDevice:
+    """One device, or one partition of one.
+
+    Attributes:
+        index: as HIP numbers it, which is not amd-smi's order; amd-smi's where HIP's is not known.
+        uuid: HIP's; None where the library does not say.
+        pci_address: domain:bus:device.function; partitions of one device share all but the function.
+        partition: compute partitioning (SPX, CPX …), None where unknown.
+        lost: why it is read no more, None while it is.
+    """
+
+    handle: Any
+    index: int
+    uuid: str | None = None
+    pci_address: str | None = None
+    partition: str | None = None
+    lost: str | None = field(default=None, compare=False)
+
+
+def devices(wrapper: Any) -> list[AmdDevice]:
+    """All GPUs, by index.
+
+    Raises:
+        CollectorUnavailable: there is none.
+    """
+    interface = importlib.import_module("amdsmi.amdsmi_interface")
+    try:
+        handles = interface.amdsmi_get_processor_handles()
+    except interface.AmdSmiException as exc:
+        raise CollectorUnavailable(explain(_code_of(exc))[1]) from exc
+    found = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
+    if not found:
+        raise CollectorUnavailable("amdsmi finds no device")
+    return sorted(found, key=lambda device: device.index)
+
+
+def _code_of(exc: Exception) -> int:
+    code = exc.get_error_code() if hasattr(exc, "get_error_code") else None
+    return int(code) if code is not None else 0xFFFFFFFF
+
+
+def _device(wrapper: Any, interface: Any, handle: Any, position: int) -> AmdDevice:
+    device = AmdDevice(handle, position)
+    info = wrapper.amdsmi_enumeration_info_t()
+    if wrapper.amdsmi_get_gpu_enumeration_info(handle, ctypes.byref(info)) == 0:
+        if info.hip_id != 0xFFFFFFFF:
+            device.index = int(info.hip_id)
+        device.uuid = info.hip_uuid.decode(errors="replace") or None
+    with contextlib.suppress(interface.AmdSmiException):
+        device.pci_address = interface.amdsmi_get_gpu_device_bdf(handle)
+    text = ctypes.create_string_buffer(16)
+    if wrapper.amdsmi_get_gpu_compute_partition(handle, text, ctypes.c_uint32(16)) == 0:
+        device.partition = text.value.decode(errors="replace") or None
+    return device
+
+
+class Metrics:
+    """The metrics structure of one device, filled again at each reading.
+
+    Attributes:
+        now: the structure; what the device does not have holds the largest number of its type.
+    """
+
+    def __init__(self, wrapper: Any, device: AmdDevice) -> None:
+        self.now = wrapper.amdsmi_gpu_metrics_t()
+        self._call = wrapper.amdsmi_get_gpu_metrics_info
+        self._handle = device.handle
+        self._at = ctypes.byref(self.now)
+
+    def read(self) -> int:
+        """Fill the structure; the status of the call, 0 for success."""
+        code: int = self._call(self._handle, self._at)
+        return code
+
+
+_WIDTHS = {2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
+
+
+def known(structure: Any, name: str) -> int | None:
+    """A field of the metrics; None for the sentinel that stands for not available."""
+    descriptor = getattr(type(structure), name)
+    value: int = getattr(structure, name)
+    return None if value == _WIDTHS[descriptor.size] else value
+
+
+def known_items(structure: Any, name: str) -> list[int]:
+    """The items of an array field that are available."""
+    array = getattr(structure, name)
+    sentinel = _WIDTHS[ctypes.sizeof(array._type_)]
+    return [value for value in array if value != sentinel]

@@ -1,0 +1,328 @@
+"""amdsmi through its real binding, against a library that plays a script (tests/native/amd_shim.c.in).
+
+The binding binds every symbol at import; those that no test needs are generated to answer "not
+supported". Each test runs a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper.collectors.amd._library import ERRORS, explain
+
+NATIVE = Path(__file__).parent.parent / "native"
+PACKAGE = importlib.util.find_spec("amdsmi")
+needs_amdsmi = pytest.mark.skipif(PACKAGE is None, reason="amdsmi is not installed")
+
+PRELUDE = """
+import ctypes, json, sys
+from chopper.collectors.amd import _library as amd, _sources
+from chopper.collectors.sampler import Sink
+from chopper.tables import TABLES
+def rows(source, *times_ns):
+    found = []
+    for now_ns in times_ns:
+        sink = Sink()
+        try:
+            source.sample(sink, now_ns)
+        except RuntimeError as exc:
+            found.append(str(exc))
+        for table, values in sink.take():
+            names = [c.name for c in TABLES[table].columns][2:]
+            found.append(dict(zip(names, values, strict=True)))
+    return found
+def opened(source):
+    source.open()
+    return source
+"""
+
+
+def wrapper_source() -> str:
+    assert PACKAGE is not None
+    assert PACKAGE.origin is not None
+    return Path(PACKAGE.origin).with_name("amdsmi_wrapper.py").read_text()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    """Folder with the library in ``lib``, and where each field of the metrics lies."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the stand-in for libamd_smi.so")
+    folder = tmp_path_factory.mktemp("amd")
+    (folder / "lib").mkdir()
+    template = (NATIVE / "amd_shim.c.in").read_text()
+    names = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper_source()))
+    played = set(re.findall(r"^int (amdsmi_\w+)\(", template, re.MULTILINE))
+    assert played <= names
+    stubs = "".join(f"int {name}(void) {{ return 2; }}\n" for name in sorted(names - played))
+
+    def build(metrics_bytes: int) -> None:
+        (folder / "shim.c").write_text(
+            f"#define METRICS_BYTES {metrics_bytes}\n{template}\n{stubs}"
+        )
+        target = folder / "lib" / "libamd_smi.so"
+        subprocess.run(
+            [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", target, folder / "shim.c"],
+            check=True,
+        )
+
+    build(1)
+    code = """
+    t = amd.load().amdsmi_gpu_metrics_t
+    fields = {n: [getattr(t, n).offset, getattr(t, n).size] for n, *_ in t._fields_}
+    print(json.dumps({**fields, "size": [ctypes.sizeof(t), 0]}))
+    """
+    fields: dict[str, list[int]] = run_in(folder, {}, code)
+    build(fields["size"][0])
+    return folder, fields
+
+
+def run_in(folder: Path, environment: dict[str, str], code: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        env={**os.environ, "ROCM_PATH": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class Player:
+    """Runs code in a process that sees the scripted devices."""
+
+    def __init__(self, folder: Path, fields: dict[str, list[int]], script_folder: Path) -> None:
+        self._folder = folder
+        self._fields = fields
+        self._script = script_folder / "script.txt"
+
+    def set(self, gpu: int, name: str, value: int, since: int = 0, item: int | None = None) -> str:
+        """A line that sets a field of the metrics, or an item of 2 or 8 bytes of an array."""
+        offset, width = self._fields[name]
+        if item is not None:
+            width = 8 if name.endswith("_acc") else 2
+            offset += item * width
+        return f"set {gpu} {offset} {width} {value} {since}"
+
+    def environment(self, *lines: str) -> dict[str, str]:
+        self._script.write_text("\n".join(lines) + "\n")
+        return {"ROCM_PATH": str(self._folder), "AMD_SHIM_SCRIPT": str(self._script)}
+
+    def __call__(self, lines: list[str], code: str) -> Any:
+        return run_in(self._folder, self.environment(*lines), code)
+
+
+@pytest.fixture
+def play(library: tuple[Path, dict[str, list[int]]], tmp_path: Path) -> Player:
+    return Player(*library, tmp_path)
+
+
+ONE = "gpu 0 0 GPU-e1e8b5c8c3a9f2d1 SPX"
+
+
+@needs_amdsmi
+def test_the_clock_is_the_mean_over_the_dies_that_report_one(play: Player) -> None:
+    lines = [
+        ONE,
+        play.set(0, "current_gfxclks", 2100, item=0),
+        play.set(0, "current_gfxclks", 1900, item=1),
+        play.set(0, "current_uclk", 1300),
+        play.set(0, "current_socket_power", 640),
+    ]
+    (row,) = play(lines, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
+    assert row["sm_clock_hz"] == 2_000_000_000
+    assert row["memory_clock_hz"] == 1_300_000_000
+    assert row["power_w"] == 640.0
+    assert row["device_uuid"] == "GPU-e1e8b5c8c3a9f2d1"
+    assert row["event_reasons"] is None
+
+
+@needs_amdsmi
+def test_sentinels_are_unknown_and_named(play: Player) -> None:
+    code = "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 0), s.absent]))"
+    (row,), absent = play([ONE], code)
+    assert [row[n] for n in ("sm_clock_hz", "memory_clock_hz", "power_w")] == [None] * 3
+    assert absent["device_clock.sm_clock_hz"] == "not available on this device"
+
+
+@needs_amdsmi
+def test_reasons_come_from_what_the_residencies_grew_by(play: Player) -> None:
+    accumulators = ("prochot", "ppt", "socket_thm", "vr_thm", "hbm_thm")
+    lines = [ONE, *(play.set(0, f"{name}_residency_acc", 100) for name in accumulators)]
+    # Reading 0 is that of open(); then: start, nothing grew, power cap, power cap and memory hot.
+    lines += [play.set(0, "accumulation_counter", 1000 + 10 * n, n) for n in range(6)]
+    lines += [play.set(0, "ppt_residency_acc", 105, 3), play.set(0, "ppt_residency_acc", 115, 4)]
+    lines += [play.set(0, "hbm_thm_residency_acc", 101, 4)]
+    found = play(lines, "print(json.dumps(rows(opened(_sources.ClockSource()), 1, 2, 3, 4)))")
+    assert [row["event_reasons"] for row in found] == [0, 0, 0x4, 0x24]
+
+
+@needs_amdsmi
+def test_time_under_a_cap_adds_up_from_residencies(play: Player) -> None:
+    lines = [ONE, play.set(0, "ppt_residency_acc", 100), play.set(0, "accumulation_counter", 1000)]
+    lines += [
+        play.set(0, "accumulation_counter", 1100, 2),
+        play.set(0, "ppt_residency_acc", 125, 2),
+    ]
+    found = play(
+        lines, "print(json.dumps(rows(opened(_sources.CounterSource()), 0, 1_000_000_000)))"
+    )
+    assert found[1]["power_throttle_ns"] == 250_000_000
+    assert found[1]["thermal_throttle_ns"] == 0
+
+
+@needs_amdsmi
+def test_counters_have_their_units(play: Player) -> None:
+    lines = [
+        ONE,
+        play.set(0, "energy_accumulator", 1_000_000),
+        play.set(0, "temperature_hotspot", 71),
+        play.set(0, "average_gfx_activity", 88),
+        play.set(0, "average_umc_activity", 40_000),
+        play.set(0, "xgmi_read_data_acc", 3, item=0),
+        play.set(0, "xgmi_read_data_acc", 4, item=1),
+    ]
+    (row,) = play(lines, "print(json.dumps(rows(opened(_sources.CounterSource()), 0)))")
+    assert row["energy_j"] == pytest.approx(15.259)
+    assert row["temperature_c"] == 71.0
+    assert row["device_utilization_ratio"] == 0.88
+    assert row["memory_utilization_ratio"] is None
+    assert row["link_rx_bytes"] == 7 * 1024
+    assert row["memory_used_bytes"] is None
+
+
+@needs_amdsmi
+def test_devices_are_numbered_as_hip_does(play: Player) -> None:
+    lines = ["gpu 0 1 GPU-b SPX", "gpu 1 0 GPU-a SPX"]
+    lines += [play.set(0, "current_gfxclk", 1000), play.set(1, "current_gfxclk", 2000)]
+    found = play(lines, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
+    assert [(r["device_id"], r["device_uuid"], r["sm_clock_hz"]) for r in found] == [
+        (0, "GPU-a", 2_000_000_000),
+        (1, "GPU-b", 1_000_000_000),
+    ]
+
+
+@needs_amdsmi
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_every_status_costs_what_it_should(play: Player, code: int) -> None:
+    lines = [ONE, "gpu 1 1 GPU-b SPX", play.set(0, "current_gfxclk", 2100)]
+    signed = code - (1 << 32) if code >= 1 << 31 else code
+    lines.append(f"fail 0 amdsmi_get_gpu_metrics_info {signed} 1 2")
+    found, absent = play(
+        lines, "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 1, 2), s.absent]))"
+    )
+    kind, reason = explain(code)
+    of_device = [row for row in found if row["device_id"] == 0]
+    if kind == "moment":
+        assert [row["sm_clock_hz"] for row in of_device] == [2_100_000_000]
+    else:
+        assert of_device == []
+        assert absent["device_clock[device 0]"] == reason
+    assert len(found) - len(of_device) == 2
+
+
+@needs_amdsmi
+def test_every_status_of_the_binding_is_known() -> None:
+    found = re.findall(r"^AMDSMI_STATUS_\w+ = (\d+)$", wrapper_source(), re.MULTILINE)
+    assert {int(code) for code in found} - {0} == set(ERRORS)
+
+
+@needs_amdsmi
+def test_without_the_library_it_is_refused_in_one_line_and_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    code = """
+    from pathlib import Path
+    from chopper.collectors.amd import AmdCollector
+    from chopper.collectors.base import CollectorContext
+    answer = AmdCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    left = [n for n in sys.modules if n.partition(".")[0] == "amdsmi"]
+    print(json.dumps([answer.ok, answer.reason, left]))
+    """
+    found = run_in(tmp_path, {}, code)
+    assert found == [False, "AMD's library is not installed (libamd_smi.so)", []]
+
+
+@needs_amdsmi
+def test_a_library_that_lacks_symbols_is_refused_with_the_reason(
+    library: tuple[Path, dict[str, list[int]]], tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "old.c").write_text("int amdsmi_init(void) { return 0; }\n")
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", tmp_path / "lib/libamd_smi.so", tmp_path / "old.c"],
+        check=True,
+    )
+    code = """
+    from chopper.errors import CollectorUnavailable
+    try:
+        amd.load()
+    except CollectorUnavailable as exc:
+        print(json.dumps([str(exc), [n for n in sys.modules if n.startswith("amdsmi")]]))
+    """
+    message, left = run_in(tmp_path, {}, code)
+    assert message.startswith("amdsmi and libamd_smi.so do not fit together (AttributeError: ")
+    assert left == []
+
+
+@needs_amdsmi
+def test_partitions_say_whose_power_it_is(play: Player) -> None:
+    code = """
+    from pathlib import Path
+    from chopper.collectors.amd import AmdCollector
+    from chopper.collectors.base import CollectorContext
+    answer = AmdCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    print(json.dumps([answer.ok, answer.reason]))
+    """
+    ok, reason = play([ONE.replace("SPX", "CPX")], code)
+    assert ok
+    assert "power, energy and temperature are those of the whole socket" in reason
+
+
+@needs_amdsmi
+def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import chopper, time
+            with chopper.profile({str(out)!r}, trace=False, collect=("amdsmi",)) as prof:
+                for _ in range(3):
+                    end = time.monotonic() + 0.1
+                    while time.monotonic() < end:
+                        sum(range(1000))
+                    prof.step()
+            """
+        )
+    )
+    lines = [ONE, play.set(0, "current_gfxclks", 2100, item=0)]
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, **play.environment(*lines)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    import chopper
+
+    run = chopper.load(out)
+    report = next(c for c in run.part(0).collectors if c.name == "amdsmi")
+    assert report.status == "obtained", report.reason
+    assert set(run.table(0, "device_clock")["sm_clock_hz"].to_pylist()) == {2_100_000_000}
