@@ -145,6 +145,85 @@ def test_marks_are_believed_over_optimizers(task):
     assert rows[0]["end_ns"] == rows[1]["start_ns"]
 
 
+def scaled_step(task, scaler, optimizer, *, overflows=False):
+    loss = task.model(torch.ones(2, 8)).sum()
+    scaler.scale(loss * float("inf") if overflows else loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def test_a_step_that_a_gradient_scaler_skips_is_a_step(task):
+    from torch.amp.grad_scaler import GradScaler
+
+    plain = GradScaler.step
+    scaler = GradScaler("cpu")
+    before = task.model[0].weight.detach().clone()
+    with chopper.profile("run", collect=(), trace=False):
+        for number in range(6):
+            scaled_step(task, scaler, task.optimizer, overflows=number in (0, 1, 4))
+            if number == 1:
+                assert torch.equal(task.model[0].weight, before)  # it does skip
+    assert [row["number"] for row in steps_of("run")] == list(range(6))
+    assert GradScaler.step is plain
+
+
+def test_skipped_steps_of_one_of_two_optimizers(task):
+    from torch.amp.grad_scaler import GradScaler
+
+    other = Task()
+    scalers = GradScaler("cpu"), GradScaler("cpu")
+    with chopper.profile("run", collect=(), trace=False):
+        for number in range(6):
+            scaled_step(task, scalers[0], task.optimizer)
+            scaled_step(other, scalers[1], other.optimizer, overflows=number in (2, 3))
+    assert len(steps_of("run")) == 6
+
+
+def test_a_scaler_that_fails_fails_as_without_a_recording(task):
+    from torch.amp.grad_scaler import GradScaler
+
+    scaler = GradScaler("cpu")
+    with chopper.profile("run", collect=(), trace=False):
+        scaled_step(task, scaler, task.optimizer)
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+        scaled_step(task, scaler, task.optimizer)
+    assert len(steps_of("run")) == 2
+
+
+LATE = """
+import sys, chopper
+with chopper.profile("run", collect=(), trace=False):
+    assert "torch" not in sys.modules
+    {body}
+assert not [f for f in sys.meta_path if "chopper" in type(f).__module__]
+"""
+TRAINS = """
+    import torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "count", "why"),
+    [(TRAINS, 4, None), ("pass", 0, "torch was never imported")],
+    ids=["trains", "does not"],
+)
+def test_optimizers_are_seen_when_torch_comes_later(tmp_path, body, count, why):
+    (tmp_path / "script.py").write_text(LATE.format(body=body))
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=120)
+    assert len(steps_of(tmp_path / "run")) == count
+    found = Run.open(tmp_path / "run").part(0).findings
+    assert [f.code for f in found] == (["run.no_steps"] if why else [])
+    assert why is None or why in found[0].message
+
+
 def test_two_optimizers_one_step():
     first, second = Task(), Task()
     with chopper.profile("run", collect=TRACE_ONLY):
@@ -1114,7 +1193,7 @@ BLOCKED = "torch.distributed.TCPStore('127.0.0.1', 0, is_master=True).get('never
 AWAKE = "import time\n    while True: time.sleep(0.01)"
 
 
-def terminated(tmp_path, wait, handler=""):
+def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TERMINATED).format(wait=wait, handler=handler))
     with subprocess.Popen(
@@ -1122,20 +1201,30 @@ def terminated(tmp_path, wait, handler=""):
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         rest = process.stdout.read()
         return process.wait(timeout=60), rest
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", [AWAKE, BLOCKED], ids=["awake", "blocked in C"])
-def test_sigterm_closes_the_recording_and_ends_the_process(tmp_path, wait):
-    code, _ = terminated(tmp_path, wait)
-    assert code == -signal.SIGTERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number):
+    code, _ = terminated(tmp_path, wait, number=number)
+    assert code == -number
     part = Run.open(tmp_path / "run").part(0)
-    assert (part.status, part.error) == ("interrupted", "ended by SIGTERM")
+    assert (part.status, part.error) == ("interrupted", f"ended by {number.name}")
     assert len(steps_of(tmp_path / "run")) == 9
     assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_hang_up_that_the_program_ignores_changes_nothing(tmp_path):
+    handler = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    wait = "import time; time.sleep(0.2)"
+    code, _ = terminated(tmp_path, wait, handler, number=signal.SIGHUP)
+    assert code == 0
+    assert Run.open(tmp_path / "run").part(0).status == "complete"
 
 
 @pytest.mark.slow
