@@ -27,7 +27,7 @@ class View:
         title: heading in reports.
         doc: what it shows, one line.
         target: ``module:function`` that makes the table from an attribution, sorted by importance.
-        needs: what must have been recorded, said where the view has no rows.
+        needs: why it has no rows where it has none.
     """
 
     name: str
@@ -55,6 +55,38 @@ _VIEWS: tuple[View, ...] = (
         "Kernels",
         "Kernels, copies and memsets by name and launching operator.",
         "chopper.analyzers.operations:kernels",
+    ),
+    View(
+        "launches",
+        "Launch overhead",
+        "By operator and phase: what the host did before the launch, and the launching call.",
+        "chopper.analyzers.launches:launches",
+    ),
+    View(
+        "queue_depth",
+        "Queue depth",
+        "How many launches wait or run on each stream, for how long, by phase.",
+        "chopper.analyzers.queue:queue_depth",
+        "no event's launch was recorded, or the host ran everything itself",
+    ),
+    View(
+        "cpu_use",
+        "CPU use",
+        "Active and minimum cores, and each rank's own, per phase and step.",
+        "chopper.analyzers.cpu_use:cpu_use",
+        "the host's cores were not sampled (the collector `host` does in recorded runs)",
+    ),
+    View(
+        "utilization",
+        "Utilization",
+        "MFU and HFU against the theoretical and the achievable ceiling.",
+        "chopper.analyzers.utilization:utilization",
+    ),
+    View(
+        "steps",
+        "Steps",
+        "Observed, ideal and the exclusive states of each step; outliers.",
+        "chopper.analyzers.step_states:steps",
     ),
 )
 

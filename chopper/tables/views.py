@@ -105,8 +105,138 @@ KERNELS = Table(
     ),
 )
 
+LAUNCHES = Table(
+    "launches",
+    1,
+    "Launch overhead of compute kernels by operator and phase, as the Chopper paper defines it: "
+    "from the end of the compute kernels before, in the order of their start per device and step, "
+    "to the kernel's start. Communication under that gap does not shorten it.",
+    (
+        _maybe("op", "string", "Operator that launched the kernels; null: none recorded."),
+        _column("phase", "string", "forward, recompute, backward, optimizer, data or other."),
+        _count("kernel_count", "Compute kernels."),
+        _ns("overhead_ns", "Preparation, call and what could not be split."),
+        _column("share_ratio", "float64", "Of the observed time of all ranks.", "ratio"),
+        _ns("preparation_ns", "Before the launching call: the host was late."),
+        _ns("call_ns", "From the launching call to the kernel's start."),
+        _ns("unsplit_ns", "Overhead of kernels whose launch was not recorded."),
+        _ns("mean_ns", "Overhead per kernel."),
+        _ns("running_ns", "Time of the kernels themselves."),
+    ),
+)
+
+QUEUE_DEPTH = Table(
+    "queue_depth",
+    1,
+    "Launches that wait or run on each stream: how many, for how long. A replayed graph counts as "
+    "one. The phase at a time is that of the latest launch before it.",
+    (
+        Column(name="rank", type="int32", doc="Rank."),
+        _column("stream_id", "int64", "Stream."),
+        _column("phase", "string", "Phase that the host was launching."),
+        _ns("time_ns", "Time in that phase, in the step windows' span."),
+        _column("empty_ratio", "float64", "Share of the time with nothing queued.", "ratio"),
+        _column("mean_depth", "float64", "Mean over time."),
+        _count("median_count", "Half of the time at most this many."),
+        _count("p95_count", "95 % of the time at most this many."),
+        _count("max_count", "Most at once."),
+        _column(
+            "full_ratio",
+            "float64",
+            "Share of the time with at least 1024 queued: CUDA's queue is full then, and launching "
+            "calls block.",
+            "ratio",
+        ),
+        Column(name="device_id", type="int32", doc="Device ordinal."),
+    ),
+)
+
+CPU_USE = Table(
+    "cpu_use",
+    1,
+    "Cores of the host in use, from samples: over the whole run, per phase over all steps, and per "
+    "step. Time until a launch belongs to the phase of that launch. Means over time.",
+    (
+        Column(name="rank", type="int32", doc="Rank whose steps and phases these are."),
+        _maybe("step", "int64", "Step number; null: over all steps."),
+        _maybe("phase", "string", "Phase of the host; null: all phases."),
+        _ns("time_ns", "Time looked at."),
+        _maybe("active_cores", "float64", "Cores that were busy at all in a sample."),
+        _maybe("minimum_cores", "float64", "Cores that the same work would fill: sum of shares."),
+        _maybe("rank_cores", "float64", "Cores that the rank with its children used."),
+        _maybe("children_cores", "float64", "The children's part of it (data loader workers)."),
+        _maybe("system_cores", "float64", "Cores' worth of time in the kernel."),
+        _maybe("stolen_cores", "float64", "Cores' worth of time taken by the hypervisor."),
+        _maybe("reason", "text", "Why values are null."),
+    ),
+)
+
+UTILIZATION = Table(
+    "utilization",
+    1,
+    "Model and hardware FLOP utilization against the theoretical ceiling (table of devices) and the "
+    "achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU = Σ H_d / (P_d · T), with "
+    "F_d the FLOP of type d that the model needs, H_d those with recomputation and the optimizer's "
+    "products, P_d the ceiling for that type, T the observed time.",
+    (
+        Column(name="rank", type="int32", nullable=True, doc="Rank; null: all ranks together."),
+        _column("ceiling", "string", "theoretical or achievable."),
+        _maybe("dtype", "string", "Data type; null: all types, each at its own peak."),
+        _maybe("mfu_ratio", "float64", "Model FLOP utilization.", "ratio"),
+        _maybe("hfu_ratio", "float64", "Hardware FLOP utilization.", "ratio"),
+        _maybe(
+            "peak_flop_per_s",
+            "float64",
+            "The ceiling for this mix of types: FLOP over the time that they need at it.",
+            "flop_per_s",
+        ),
+        _maybe(
+            "tokens_per_s",
+            "float64",
+            "Tokens that the rank's embedding looked up; null where "
+            "that cannot be told from one table's shapes.",
+        ),
+        _column("model_flop", "int64", "FLOP that the model needs.", "flop"),
+        _column("hardware_flop", "int64", "The same with recomputation.", "flop"),
+        _maybe("model_needs_ns", "int64", "Time that the model's FLOP need at the ceiling.", "ns"),
+        _maybe("hardware_needs_ns", "int64", "Time that all FLOP need at the ceiling.", "ns"),
+        _ns("observed_ns", "Observed time, summed over ranks."),
+        _maybe("reason", "text", "Why values are null, or a lower bound."),
+        _maybe("source", "text", "Where the ceiling comes from."),
+    ),
+)
+
+STEPS = Table(
+    "steps",
+    1,
+    "Step windows of each rank: the four exclusive states sum to the observed time.",
+    (
+        _maybe("step", "int64", "Step number; null for a whole trace."),
+        Column(name="rank", type="int32", doc="Rank."),
+        _ns("observed_ns", "Length of the window."),
+        _maybe("ideal_ns", "int64", "Model math at peak; null without a peak.", "ns"),
+        _ns("compute_ns", "A compute kernel was running."),
+        _ns("communication_ns", "Exposed communication."),
+        _ns("copy_ns", "Exposed copies."),
+        _ns("idle_ns", "Nothing was running."),
+        _maybe(
+            "outlier",
+            "bool",
+            "Further from the rank's median than 3.5 robust standard deviations and than 2 %; null "
+            "with fewer than five steps.",
+        ),
+        _maybe("deviation_ratio", "float64", "Difference to the rank's median step.", "ratio"),
+        _ns("start_ns", "Start of the window, Unix time."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
     KERNELS,
+    LAUNCHES,
+    QUEUE_DEPTH,
+    CPU_USE,
+    UTILIZATION,
+    STEPS,
 )
