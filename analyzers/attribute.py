@@ -17,6 +17,8 @@ from chopper.analyzers.compute import (
     split_compute,
 )
 from chopper.analyzers.exposed import EXPOSED_CAUSES, matched_share, split_exposed
+from chopper.analyzers.factor_quality import check_factors, clock_coverage
+from chopper.analyzers.factors import Factors, measure
 from chopper.analyzers.host_device import host_as_device
 from chopper.analyzers.idle import IDLE_CAUSES, Gaps, split_idle
 from chopper.analyzers.links import PHASES, Links, link
@@ -44,6 +46,7 @@ class RankInput:
         devices_listed: the trace names devices, so that a lack of device events is a lack.
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
+        device_clock: clock samples of its devices, as declared; None when there are none.
     """
 
     rank: int
@@ -56,6 +59,7 @@ class RankInput:
     devices_listed: bool
     world_size: int | None = None
     process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    device_clock: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class RankResult:
     """name → (covered, of how much), to be added up over ranks."""
     work: EventWork | None = None
     """Work of each device event; None when there are no windows."""
+    factors: Factors | None = None
+    """Measured factors of each device event; None when there are no windows."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,15 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
     work = event_work(links, joined.ceiling)
-    compute = split_compute(states, links, work)
+    samples = given.device_clock
+    factors = measure(
+        links,
+        states,
+        work,
+        joined.ceiling,
+        TABLES["device_clock"].empty() if samples is None else samples,
+    )
+    compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)
     piece = pa.concat_tables(
@@ -171,13 +185,23 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         piece=declared.validate(piece),
         window=_window_table(given.rank, windows),
         gap=_gap_table(given.rank, gaps),
-        findings=_findings(joined, compute.too_fast),
+        findings=_findings(joined, compute.too_fast)
+        + check_factors(given.rank, links, factors, compute),
         observed_ns=observed,
         ideal_ns=int(compute.time_ns[is_ideal].sum()),
         steps=len(windows),
-        coverage=_coverage(links, compute.cause, compute.time_ns)
-        | {"collectives_matched_ratio": matched_share(joined.communication, matched)},
+        coverage=_coverage(
+            links,
+            compute.cause,
+            compute.time_ns,
+            work.math[states.event_row[compute.fragment]],
+        )
+        | {
+            "collectives_matched_ratio": matched_share(joined.communication, matched),
+            "clock_ratio": clock_coverage(links, factors),
+        },
         work=work,
+        factors=factors,
     )
 
 
@@ -307,12 +331,12 @@ def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
 
 
 def _coverage(
-    links: Links, cause: np.ndarray, time_ns: np.ndarray
+    links: Links, cause: np.ndarray, time_ns: np.ndarray, math_work: np.ndarray
 ) -> dict[str, tuple[float, float]]:
     compute = float(time_ns.sum())
     unmodelled = float(time_ns[cause == COMPUTE_CAUSES.index("compute.unmodelled")].sum())
     split = [COMPUTE_CAUSES.index(c) for c in MATH_CAUSES]
-    math = float(time_ns[np.isin(cause, split)].sum())
+    math = float(time_ns[np.isin(cause, split) & math_work].sum())
     no_peak = float(time_ns[cause == COMPUTE_CAUSES.index("compute.no_peak")].sum())
     events = float(len(links.events))
     layered = matching(*links.layers, lambda _: True) if len(links.layers[1]) else np.zeros(0)

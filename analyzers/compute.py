@@ -1,8 +1,9 @@
 """Level 2 compute: what each kernel's time was spent on.
 
-For a kernel of model math t = t_ideal · f_roofline · f_rest. The product becomes additive shares
-with the logarithmic mean (LMDI): share_i = L(t, t_ideal) · ln f_i with L(a, b) = (a − b)/ln(a/b),
-which is exact and independent of order. All other work has causes of its own.
+For a kernel of model math t = t_ideal · f_roofline · f_clock · f_contention · f_waves ·
+f_instructions · f_tensor · f_rest; for memory-bound work t = t_roofline · f_clock · f_contention ·
+f_rest. The product becomes additive shares with the logarithmic mean. All other work has causes of
+its own.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.clocks import CLOCK_LABELS
 from chopper.analyzers.links import COMPUTE
+from chopper.analyzers.lmdi import apportion, fit
 from chopper.analyzers.work.of_events import WORK_CAUSES, EventWork, main_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from chopper.analyzers.factors import Factors
     from chopper.analyzers.links import Links
     from chopper.analyzers.states import States
+    from chopper.analyzers.waves import UnitLimits
 
 MATH_CAUSES = [
     "compute.ideal",
@@ -51,9 +56,21 @@ COMPUTE_CAUSES = [
 _IDEAL = COMPUTE_CAUSES.index("compute.ideal")
 _ROOFLINE = COMPUTE_CAUSES.index("compute.roofline")
 _REST = COMPUTE_CAUSES.index("compute.efficiency.rest")
+_CONTENTION = COMPUTE_CAUSES.index("compute.contention")
+_WAVES = COMPUTE_CAUSES.index("compute.efficiency.wave_quantization")
+_INSTRUCTIONS = COMPUTE_CAUSES.index("compute.efficiency.instructions")
+_TENSOR = COMPUTE_CAUSES.index("compute.efficiency.tensor_core")
+_CLOCK = [COMPUTE_CAUSES.index(f"compute.clock.{label}") for label in CLOCK_LABELS]
 _VECTOR_ROOFLINE = COMPUTE_CAUSES.index("compute.vector.roofline")
 _VECTOR_EXCESS = COMPUTE_CAUSES.index("compute.vector.excess")
+_SCALE_SAID = 0.98
+"""Factors scaled by less are rounding and noise."""
 _OF_WORK = np.array([COMPUTE_CAUSES.index(cause) for cause in WORK_CAUSES])
+
+
+def _unknown(_: str) -> float | None:
+    """No clock is known."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +82,18 @@ class Ceiling:
         memory_bytes_per_s: bandwidth of its memory, None for unknown.
         source: where these come from.
         link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
+        reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
+        units_count: streaming multiprocessors or compute units, None for unknown.
+        unit_limits: what is resident on one of them at most, None for unknown.
     """
 
     flop_per_s: Callable[[str], float | None]
     memory_bytes_per_s: float | None
     source: str
     link_bytes_per_s: float | None = None
+    reference_clock_hz: Callable[[str], float | None] = _unknown
+    units_count: int | None = None
+    unit_limits: UnitLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,68 +105,115 @@ class ComputeSplit:
         cause: code into COMPUTE_CAUSES.
         time_ns: time.
         too_fast: fragments of kernels that beat their ideal time, which no peak allows.
+        scaled: fragments whose measured factors explain more than was observed.
+        split_ns: time of those fragments and of all that were split into factors.
     """
 
     fragment: np.ndarray
     cause: np.ndarray
     time_ns: np.ndarray
     too_fast: int
+    scaled: int
+    split_ns: tuple[int, int]
 
 
-def split_compute(states: States, links: Links, work: EventWork) -> ComputeSplit:
+def split_compute(states: States, links: Links, work: EventWork, factors: Factors) -> ComputeSplit:
     """Attribute the exclusive compute time of one rank."""
     computing = np.flatnonzero(links.work_class[states.event_row] == COMPUTE)
     event = states.event_row[computing]
     share = states.share_ns[computing]
     cause = _OF_WORK[main_cause(links, work)][event]
-    math = cause == _IDEAL
-    vector = cause == _VECTOR_ROOFLINE
-    plain = ~math & ~vector
-    dur = np.maximum(links.events.dur_ns[event], 1)
+    plain = ~np.isin(cause, [_IDEAL, _VECTOR_ROOFLINE])
+    rows = np.flatnonzero(~plain)
+    fragment, event, share = computing[rows], event[rows], share[rows]
+    math = cause[rows] == _IDEAL
+    length = states.length_ns[fragment]
     # What a kernel had to do does not shrink because others ran beside it: by time run, not shared.
-    fraction = states.length_ns[computing] / dur
-    ideal = np.where(math, np.nan_to_num(work.ideal_ns[event]) * fraction, 0.0)
-    roofline = np.where(math | vector, np.nan_to_num(work.roofline_ns[event]) * fraction, 0.0)
-    length = states.length_ns[computing]
-    too_fast = int((math & (ideal > length * 1.02 + 1000)).sum())
-    ideal_ns = np.minimum(np.floor(ideal), share).astype(np.int64)
-    roof_ns = np.minimum(np.floor(np.maximum(roofline, ideal)), share).astype(np.int64)
-    roof_part = np.where(math, _lmdi(share, ideal_ns, roof_ns), roof_ns)
+    fraction = length / np.maximum(links.events.dur_ns[event], 1)
+    roofline = work.roofline_ns[event] * fraction
+    ideal = np.where(math, work.ideal_ns[event] * fraction, roofline)
+    roofline = np.fmax(roofline, ideal)
+    allowed = ideal * np.exp(factors.boost_ln[event])
+    base_ns = np.minimum(np.floor(ideal), share).astype(np.int64)
+    gap = share - base_ns
+    shares, scaled = _shares(gap, share, ideal, roofline, math, event, factors)
+    roof, clock, *others = shares
+    names = [_CONTENTION, _WAVES, _INSTRUCTIONS, _TENSOR]
+    rest = others.pop()
     parts = [
-        (computing[plain], cause[plain], share[plain]),
-        (computing[math], np.full(int(math.sum()), _IDEAL), ideal_ns[math]),
-        (computing[math], np.full(int(math.sum()), _ROOFLINE), roof_part[math]),
-        (
-            computing[math],
-            np.full(int(math.sum()), _REST),
-            (share - ideal_ns - roof_part)[math],
-        ),
-        (computing[vector], np.full(int(vector.sum()), _VECTOR_ROOFLINE), roof_ns[vector]),
-        (
-            computing[vector],
-            np.full(int(vector.sum()), _VECTOR_EXCESS),
-            (share - roof_ns)[vector],
+        (computing[plain], cause[plain], states.share_ns[computing[plain]]),
+        (fragment, cause[rows], base_ns),
+        (fragment, _ROOFLINE, roof),
+        (fragment, np.where(math, _REST, _VECTOR_EXCESS), rest),
+        *((fragment, name, time) for name, time in zip(names, others, strict=True)),
+        *_labelled(fragment, event, clock, links, factors),
+    ]
+    kept = [(f[t > 0], np.broadcast_to(c, len(t))[t > 0], t[t > 0]) for f, c, t in parts]
+    return ComputeSplit(
+        np.concatenate([f for f, _, _ in kept]),
+        np.concatenate([c for _, c, _ in kept]),
+        np.concatenate([t for _, _, t in kept]),
+        int((math & (allowed > length * 1.02 + 1000)).sum()),
+        int(scaled.sum()),
+        (int(share[scaled].sum()), int(share.sum())),
+    )
+
+
+def _shares(
+    gap: np.ndarray,
+    share: np.ndarray,
+    ideal: np.ndarray,
+    roofline: np.ndarray,
+    math: np.ndarray,
+    event: np.ndarray,
+    factors: Factors,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Divide what kernels took beyond their ideal among their factors.
+
+    Where the known factors explain more than was observed (bytes that came from a cache, a model
+    that does not fit), their logarithms are scaled down by one number, so that none is negative
+    and nothing is left for the rest.
+
+    Returns:
+        Time of: roofline, clock, contention, waves, instructions, tensor cores, rest. And a mask of
+        the rows that were scaled by more than rounding.
+    """
+    some = (ideal > 0) & (gap > 0)
+    observed = np.log(np.divide(share, ideal, out=np.ones(len(gap)), where=some))
+    observed = np.maximum(observed, 0.0)
+    limit = np.log(np.divide(roofline, ideal, out=np.ones(len(gap)), where=some))
+    known = [
+        limit,
+        factors.clock_ln[event],
+        factors.contention_ln[event],
+        *(
+            np.where(math, f[event], 0.0)
+            for f in (factors.wave_ln, factors.instructions_ln, factors.tensor_ln)
         ),
     ]
-    fragment = np.concatenate([p[0] for p in parts])
-    codes = np.concatenate([p[1] for p in parts])
-    time_ns = np.concatenate([p[2] for p in parts])
-    keep = time_ns > 0
-    return ComputeSplit(fragment[keep], codes[keep], time_ns[keep], too_fast)
+    rest, scale = fit(observed, known)
+    weights = [scale * factor for factor in known]
+    # Work without FLOP has no ratio to take a logarithm of: its bytes, and what is beyond them.
+    nothing = ideal <= 0
+    at_roof = np.minimum(np.nan_to_num(roofline), share)
+    for weight in weights:
+        weight[nothing] = 0.0
+    weights[0][nothing] = at_roof[nothing]
+    rest = np.where(nothing, share - at_roof, rest)
+    # The roofline is a model, and a kernel may beat it: only measured factors are news.
+    measured = known[1] > 0
+    for factor in known[2:]:
+        measured |= factor > 0
+    return apportion(gap, [*weights, rest]), measured & some & (scale < _SCALE_SAID)
 
 
-def _lmdi(total: np.ndarray, ideal: np.ndarray, roofline: np.ndarray) -> np.ndarray:
-    """Additive share of the factor roofline/ideal in total − ideal, by the logarithmic mean.
-
-    Where the ideal is zero there is no ratio to split by, and all of roofline − ideal is taken.
-    """
-    gap = (total - ideal).astype(np.float64)
-    usable = (ideal > 0) & (total > ideal) & (roofline > ideal)
-    ratio = np.divide(
-        np.log(np.divide(roofline, ideal, out=np.ones(len(total)), where=usable)),
-        np.log(np.divide(total, ideal, out=np.full(len(total), np.e), where=usable)),
-        out=np.zeros(len(total)),
-        where=usable,
-    )
-    share = np.where(usable, gap * ratio, np.where(ideal > 0, 0, roofline - ideal))
-    return np.clip(np.floor(share), 0, total - ideal).astype(np.int64)
+def _labelled(
+    fragment: np.ndarray, event: np.ndarray, clock: np.ndarray, links: Links, factors: Factors
+) -> list[tuple[np.ndarray, int, np.ndarray]]:
+    """Clock loss by what held the clock down."""
+    rows = np.flatnonzero(clock > 0)
+    if not len(rows):
+        return []
+    blame = factors.blame(links, event[rows])
+    times = apportion(clock[rows], list(blame.T))
+    return [(fragment[rows], cause, time) for cause, time in zip(_CLOCK, times, strict=True)]

@@ -348,7 +348,7 @@ def _coverage(results: list[RankResult]) -> dict[str, float | None]:
             a, b = sums.get(name, (0.0, 0.0))
             sums[name] = (a + part, b + whole)
     found: dict[str, float | None] = {n: (a / b if b else None) for n, (a, b) in sums.items()}
-    found["clock_ratio"] = None
+    found.setdefault("clock_ratio", None)
     return found
 
 

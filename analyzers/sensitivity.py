@@ -1,0 +1,141 @@
+"""How much each kernel's duration depends on the SM clock.
+
+The sensitivity s is the slope in t ∝ clock^(−s): 1 for work that only the units limit, 0 for work
+that only memory limits. Where one signature ran at several clocks, s is the slope of ln t on ln clock
+(ordinary least squares, one pass without outliers). Elsewhere it is the kernel's place under the
+roofline: ideal time over roofline time. Both are joined as two measurements, each weighted by the
+inverse of its variance, so an estimate from few or similar clocks moves the value only a little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ROOFLINE_ERROR = 0.25
+"""Standard error of a sensitivity that is read off the roofline."""
+MIN_INSTANCES = 8
+"""Instances of one signature, on their own on the device, before a slope is taken."""
+MIN_SPREAD = 0.01
+"""Standard deviation of ln clock among them: 1 % of the clock, about one step of it."""
+_MAX_CLOCK_ERROR = 0.01
+"""Instances whose clock is less sure flatten a slope: not used."""
+_LEAST_NOISE = 0.002
+"""Durations are not known better than this, as a share."""
+_OUTLIER = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Per signature.
+
+    Attributes:
+        value, error: what is used, in [0, 1], with its standard error.
+        slope, slope_error: as estimated from the run, NaN where it could not be.
+        roofline: place under the roofline.
+        used_count: instances that the slope rests on.
+        clock_low_hz, clock_high_hz: the clocks that they ran at, NaN where there is none.
+    """
+
+    value: np.ndarray
+    error: np.ndarray
+    slope: np.ndarray
+    slope_error: np.ndarray
+    roofline: np.ndarray
+    used_count: np.ndarray
+    clock_low_hz: np.ndarray
+    clock_high_hz: np.ndarray
+
+
+def estimate(
+    group: np.ndarray,
+    count: int,
+    duration_ns: np.ndarray,
+    clock_hz: np.ndarray,
+    clock_error_hz: np.ndarray,
+    usable: np.ndarray,
+    roofline: np.ndarray,
+) -> Sensitivity:
+    """Sensitivity of each signature to the clock.
+
+    Args:
+        group: signature of each instance, below ``count``.
+        duration_ns, clock_hz, clock_error_hz: per instance, clocks NaN where not known.
+        usable: instances that nothing ran beside.
+        roofline: ideal over roofline time of each instance, NaN where not known.
+    """
+    sure = usable & (duration_ns > 0) & (clock_error_hz <= _MAX_CLOCK_ERROR * clock_hz)
+    x = np.log(clock_hz[sure])
+    y = np.log(duration_ns[sure])
+    of = group[sure]
+    slope, error, spread, used = _fit(x, y, of, count)
+    kept = (
+        np.abs(_residuals(x, y, of, slope, count)) <= _OUTLIER * _noise(x, y, of, slope, count)[of]
+    )
+    slope, error, spread, used = _fit(x[kept], y[kept], of[kept], count)
+    fitted = (used >= MIN_INSTANCES) & (spread >= MIN_SPREAD)
+    slope = np.where(fitted, -slope, np.nan)
+    error = np.where(fitted, error, np.nan)
+    known = ~np.isnan(roofline)
+    sums = np.bincount(group[known], weights=roofline[known], minlength=count)
+    prior = np.clip(sums / np.maximum(np.bincount(group[known], minlength=count), 1), 0.0, 1.0)
+    trust = np.where(fitted, 1 / np.maximum(np.nan_to_num(error), 1e-6) ** 2, 0.0)
+    believed = 1 / ROOFLINE_ERROR**2
+    value = (np.nan_to_num(slope) * trust + prior * believed) / (trust + believed)
+    low = np.full(count, np.inf)
+    high = np.full(count, -np.inf)
+    np.minimum.at(low, of[kept], clock_hz[sure][kept])
+    np.maximum.at(high, of[kept], clock_hz[sure][kept])
+    return Sensitivity(
+        np.clip(value, 0.0, 1.0),
+        1 / np.sqrt(trust + believed),
+        slope,
+        error,
+        prior,
+        used,
+        np.where(np.isfinite(low), low, np.nan),
+        np.where(np.isfinite(high), high, np.nan),
+    )
+
+
+def _fit(
+    x: np.ndarray, y: np.ndarray, group: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Per group: slope of y on x, its standard error, standard deviation of x, and how many."""
+    used = np.bincount(group, minlength=count)
+    dx, dy = _centred(x, group, count), _centred(y, group, count)
+    sxx = np.bincount(group, weights=dx * dx, minlength=count)
+    sxy = np.bincount(group, weights=dx * dy, minlength=count)
+    slope = np.divide(sxy, sxx, out=np.zeros(count), where=sxx > 0)
+    residual = dy - slope[group] * dx
+    left = np.bincount(group, weights=residual**2, minlength=count)
+    noise = np.maximum(left / np.maximum(used - 2, 1), _LEAST_NOISE**2)
+    error = np.sqrt(np.divide(noise, sxx, out=np.full(count, np.inf), where=sxx > 0))
+    return slope, error, np.sqrt(sxx / np.maximum(used, 1)), used
+
+
+def _centred(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    size = np.maximum(np.bincount(group, minlength=count), 1)
+    mean = np.bincount(group, weights=values, minlength=count) / size
+    centred: np.ndarray = values - mean[group]
+    return centred
+
+
+def _residuals(
+    x: np.ndarray, y: np.ndarray, group: np.ndarray, slope: np.ndarray, count: int
+) -> np.ndarray:
+    return _centred(y, group, count) - slope[group] * _centred(x, group, count)
+
+
+def _noise(
+    x: np.ndarray, y: np.ndarray, group: np.ndarray, slope: np.ndarray, count: int
+) -> np.ndarray:
+    """Standard deviation of the residuals of each group, by their mean absolute value.
+
+    For a normal distribution it is √(π/2) times that, and outliers weigh less than in squares.
+    """
+    size = np.maximum(np.bincount(group, minlength=count), 1)
+    residual = np.abs(_residuals(x, y, group, slope, count))
+    spread = np.bincount(group, weights=residual, minlength=count) / size
+    return np.maximum(spread * np.sqrt(np.pi / 2), _LEAST_NOISE)
