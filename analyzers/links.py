@@ -93,14 +93,8 @@ class Links:
         backward = host.named(names.is_backward)
         optimizer = host.named(names.is_optimizer)
         data = host.named(names.is_data_loading)
-        # Inside backward, grad mode is on only where the forward is run again: its operators
-        # take sequence numbers of their own.
         recompute = host.named(lambda n: n.startswith("chopper::recompute::")) | (
-            (host.sequence_id >= 0)
-            & (host.forward_tid <= 0)
-            & host.of("cpu_op")
-            & ~backward
-            & (nesting.nearest(backward) >= 0)
+            self._numbered_in_backward & ~self.double_backward
         )
         own = np.full(len(host), -1, dtype=np.int64)
         own[backward] = _BACKWARD
@@ -121,6 +115,50 @@ class Links:
             ended[row] = host.end_ns[nodes[first:last]].max()
         found[(marked >= 0) & (host.start_ns < ended[marked])] = -1
         return found
+
+    @cached_property
+    def _numbered_in_backward(self) -> np.ndarray:
+        """Operators within backward that took a sequence number: grad mode was on for them."""
+        host = self.host
+        backward = host.named(names.is_backward)
+        return (
+            (host.sequence_id >= 0)
+            & (host.forward_tid <= 0)
+            & host.of("cpu_op")
+            & ~backward
+            & (host.nesting.nearest(backward) >= 0)
+        )
+
+    @cached_property
+    def double_backward(self) -> np.ndarray:
+        """Operators of a backward that records a graph of its own (``create_graph=True``).
+
+        Within backward, grad mode is on where the forward is run again, and where the backward
+        itself is to be differentiated. There, all operators of a node take sequence numbers; a
+        node that runs the forward again computes its own gradient without any, or is named after
+        checkpointing. Factory functions never take numbers.
+        """
+        host, nesting = self.host, self.host.nesting
+        numbered = self._numbered_in_backward
+        if not numbered.any():
+            return numbered
+        backward = host.named(names.is_backward)
+        operator = host.of("cpu_op") & ~backward
+        node = nesting.nearest(backward)
+        above = nesting.nearest(operator)[nesting.parent]
+        above[nesting.parent < 0] = -1
+        top = (
+            operator
+            & (node >= 0)
+            & ((above < 0) | (nesting.depth[above] < nesting.depth[node]))
+            & ~host.named(names.is_factory)
+        )
+        computes_without = np.zeros(len(host), dtype=bool)
+        computes_without[node[top & (host.sequence_id < 0)]] = True
+        again = host.named(lambda n: n.startswith("chopper::recompute::"))
+        computes_without[node[again & (node >= 0)]] = True
+        computes_without |= host.named(lambda n: "Checkpoint" in n)
+        return numbered & ~computes_without[node]
 
     @cached_property
     def phase(self) -> np.ndarray:

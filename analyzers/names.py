@@ -259,6 +259,28 @@ def is_backward(name: str) -> bool:
     return bool(_BACKWARD.search(name))
 
 
+_FACTORY = frozenset(
+    f"aten::{name}"
+    for name in (
+        "arange",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "ones",
+        "rand",
+        "randn",
+        "scalar_tensor",
+        "zeros",
+    )
+)
+
+
+def is_factory(name: str) -> bool:
+    """An operator that takes no tensor: autograd never numbers it."""
+    return name in _FACTORY
+
+
 def is_optimizer(name: str) -> bool:
     """The optimizer's step, or zero_grad."""
     return bool(_OPTIMIZER.match(name))

@@ -70,6 +70,15 @@ def check_rank(
         )
     elif len(windows) == 1:
         add("trace.single_step", "info", "a single step: no confidence intervals")
+    double = int(links.double_backward.sum()) if len(links.host) else 0
+    if double:
+        add(
+            "trace.double_backward",
+            "info",
+            f"{double} operators within backward record a graph of their own (create_graph=True): "
+            "counted as backward, not as recomputation",
+            double,
+        )
     missing = int((~links.has_launch).sum()) if not host_only else 0
     if missing:
         share = missing / len(events)

@@ -397,6 +397,29 @@ def test_recomputation_is_told_apart(reentrant):
     assert again.count("block.0") == 3
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_backward_that_is_differentiated_is_no_recomputation(checkpoints):
+    # A gradient penalty: the gradient is part of the loss.
+    body = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+    head = nn.Linear(16, 1)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+
+    def between(x):
+        return checkpoint(body, x, use_reentrant=False) if checkpoints else body(x)
+
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2)):
+        for _ in range(2):
+            x = torch.ones(4, 8, requires_grad=True)
+            y = head(between(x)).sum()
+            (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+            (y + gradient.pow(2).sum()).backward()
+            optimizer.step()
+    phases = {group.key for group in chopper.attribute("run").by("phase")}
+    assert "backward" in phases
+    assert ("recompute" in phases) == checkpoints
+    assert [f.code for f in chopper.attribute("run").findings].count("trace.double_backward") == 1
+
+
 def test_hooks_are_gone_when_no_trace_is_taken(task):
     from torch.nn.modules import module as nn_module
 
