@@ -70,7 +70,11 @@ class EventClocks:
 
 
 def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
-    """Mean clock of each device event. DEVICE_EVENT, DEVICE_CLOCK -> EventClocks."""
+    """Mean clock of each device event. DEVICE_EVENT, DEVICE_CLOCK -> EventClocks.
+
+    Samples of one device belong to the events of the only device of a trace, whatever numbers the
+    driver and the trace give it; with several, numbers must agree. The host's own events have none.
+    """
     count = len(events)
     found = EventClocks(
         np.full(count, np.nan),
@@ -82,8 +86,11 @@ def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
     if not samples.num_rows or not count:
         return found
     sample_device = ints(samples, "device_id")
-    for device in np.unique(events.device_id):
-        series = ClockSeries.of(samples.filter(sample_device == device))
+    devices = np.unique(events.device_id[events.device_id >= 0])
+    one = len(devices) == 1 and len(np.unique(sample_device)) == 1
+    for device in devices:
+        own = samples if one else samples.filter(sample_device == device)
+        series = ClockSeries.of(own)
         if series is None:
             continue
         rows = np.flatnonzero(events.device_id == device)

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attribute import JoinedRank, RankResult
     from chopper.analyzers.compute import Ceiling
+    from chopper.analyzers.waves import UnitLimits
     from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
     from chopper.calibration import Calibration
     from chopper.comparison import Comparison
+    from chopper.devices import DevicePeaks
     from chopper.manifest import Device, Finding, RankManifest
     from chopper.run import Run
 
@@ -46,6 +48,7 @@ def attribute(run: Run | str | Path) -> Attribution:
     from chopper.analyzers.attribute import RankInput, attribute_rank, join_rank
     from chopper.analyzers.collectives import match
     from chopper.attribution import Attribution, RankSummary
+    from chopper.telemetry import of_rank
 
     run = load(run) if isinstance(run, str | Path) else run
     joined: list[JoinedRank] = []
@@ -72,6 +75,7 @@ def attribute(run: Run | str | Path) -> Attribution:
                     devices_listed=bool(part.devices),
                     world_size=world_size,
                     process_groups=_process_groups(part, world_size),
+                    device_clock=of_rank(run, rank, "device_clock"),
                 )
             )
         )
@@ -113,9 +117,10 @@ def attribute(run: Run | str | Path) -> Attribution:
         ranks=summaries,
         findings=_gathered(findings),
         coverage=_coverage(results),
-        bases=_bases(summaries),
+        bases=_bases(summaries, results),
         work={r.rank: r.work for r in results if r.work is not None},
         ceilings=ceilings,
+        factors={r.rank: r.factors for r in results if r.factors is not None},
     )
 
 
@@ -217,7 +222,27 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
         if (_world_size(run) or len(run.ranks)) == len(part.devices)
         else None,
         source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
+        reference_clock_hz=peaks.clock_hz,
+        units_count=None if peaks.units.value is None else int(peaks.units.value),
+        unit_limits=_unit_limits(peaks),
     )
+
+
+def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
+    """What one unit holds, None when a part of it is not known."""
+    from chopper.analyzers.waves import UnitLimits
+
+    limits = [
+        quantity.value
+        for quantity in (
+            peaks.threads_per_unit,
+            peaks.blocks_per_unit,
+            peaks.registers_per_unit,
+            peaks.shared_memory_bytes_per_unit,
+        )
+    ]
+    known = [int(value) for value in limits if value is not None]
+    return UnitLimits(*known) if len(known) == len(limits) else None
 
 
 def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibration | None:
@@ -352,19 +377,51 @@ def _coverage(results: list[RankResult]) -> dict[str, float | None]:
     return found
 
 
-def _bases(ranks: list[RankSummary]) -> dict[str, Basis]:
+def _unmeasured(results: list[RankResult], *only: str) -> str:
+    """Which factors are in the rest because they were not measured, and why."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        for name, why in (result.factors.unmeasured if result.factors is not None else {}).items():
+            if (not only or name in only) and why not in reasons.setdefault(name, []):
+                reasons[name].append(why)
+    said = "; ".join(f"{name} not measured ({', '.join(why)})" for name, why in reasons.items())
+    return f"; {said}" if said else ""
+
+
+def _bases(ranks: list[RankSummary], results: list[RankResult]) -> dict[str, Basis]:
     from chopper.attribution import Basis
+    from chopper.causes import CAUSES
 
     sources = sorted({r.peak_source for r in ranks if r.peak_source})
     peak = "; ".join(sources) or "no peak known"
+    clock = Basis(
+        "clock samples joined in time, reference clock of the peak; weighted by how much the kernel "
+        "depends on the clock, as its like show at other clocks, else by its roofline",
+        False,
+    )
     return {
         "compute.ideal": Basis(f"FLOP from recorded shapes, peak of {peak}", False),
         "compute.roofline": Basis(f"bytes from recorded shapes, bandwidth of {peak}", False),
+        **{cause: clock for cause in CAUSES if cause.startswith("compute.clock.")},
+        "compute.contention": Basis(
+            "recorded times against the median of the same work that ran alone"
+            + (
+                ", brought to one clock"
+                if any(r.factors is not None and r.factors.clocks.known.any() for r in results)
+                else "; clocks were not measured and may differ"
+            ),
+            False,
+        ),
+        "compute.efficiency.wave_quantization": Basis(
+            "recorded grids against the units of the device", False
+        ),
         "compute.efficiency.rest": Basis(
-            "recorded time less ideal and roofline; no clock samples were joined", False
+            f"recorded time less the factors above{_unmeasured(results)}", False
         ),
         "compute.vector.roofline": Basis(f"bytes from recorded shapes, bandwidth of {peak}", False),
-        "compute.vector.excess": Basis("recorded time less the roofline", False),
+        "compute.vector.excess": Basis(
+            f"recorded time less the roofline{_unmeasured(results, 'clock', 'contention')}", False
+        ),
         "compute.no_peak": Basis("recorded times; peak or shapes unknown", True),
         "communication.unseparated": Basis(
             "recorded times; not matched on all ranks, so waiting is not told from transfer", True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.analyzers.compute import Ceiling
+    from chopper.analyzers.factors import Factors
     from chopper.analyzers.work.of_events import EventWork
     from chopper.manifest import Finding
     from chopper.run import Run
@@ -110,6 +111,7 @@ class Attribution:
         bases: leaf cause → what it rests on.
         work: rank → the work of its device events, row by row with `device_event`.
         ceilings: rank → what its device can do at most, theoretical and measured.
+        factors: rank → the measured factors of its device events, row by row with `device_event`.
     """
 
     run: Run
@@ -123,6 +125,7 @@ class Attribution:
     bases: dict[str, Basis]
     work: dict[int, EventWork] = field(default_factory=dict)
     ceilings: dict[int, Ceilings] = field(default_factory=dict)
+    factors: dict[int, Factors] = field(default_factory=dict)
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
