@@ -29,13 +29,14 @@ GROUP = "chopper.collectors"
 BUILTIN: dict[str, str] = {
     "amdsmi": "chopper.collectors.amd:AmdCollector",
     "device_memory": "chopper.collectors.device_memory:DeviceMemoryCollector",
+    "fabric": "chopper.collectors.fabric:FabricCollector",
     "host": "chopper.collectors.host:HostCollector",
     "nvml": "chopper.collectors.nvml:NvmlCollector",
     "torch_trace": "chopper.collectors.torch_trace:TorchTrace",
 }
 """Collectors that come with chopper, as name → ``module:Class``."""
 
-_DEFAULTS = ("torch_trace", "host", "device_memory", "nvml", "amdsmi")
+_DEFAULTS = ("torch_trace", "host", "device_memory", "nvml", "amdsmi", "fabric")
 _PARTS = ("name", "scope", "probe", "start", "stop")
 
 

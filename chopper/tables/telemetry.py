@@ -143,6 +143,55 @@ NIC = Table(
     ),
 )
 
+FABRIC_PORT = Table(
+    "fabric_port",
+    1,
+    "InfiniBand, RoCE and EFA ports. Counters are totals; difference them, and mind that some "
+    "wrap or stick at 32 bits.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="device", type="string", doc="Name of the device, for example mlx5_0 or rdmap0s6."),
+        Column(name="port_id", type="int32", doc="Port of the device."),
+        _maybe("tx_bytes", "int64", "bytes", "Sent, total (words of 4 bytes made bytes)."),
+        _maybe("rx_bytes", "int64", "bytes", "Received, total."),
+        _maybe("rdma_read_bytes", "int64", "bytes", "Read by RDMA (EFA), total."),
+        _maybe("rdma_write_bytes", "int64", "bytes", "Written by RDMA (EFA), total."),
+        _maybe("retransmitted_bytes", "int64", "bytes", "Sent again (EFA), total."),
+        _maybe("tx_wait_count", "int64", "count", "Ticks in which data waited for credits."),
+        _maybe("tx_discard_count", "int64", "count", "Packets that were not sent."),
+        _maybe("link_down_count", "int64", "count", "Times that the link went down."),
+        _maybe("symbol_error_count", "int64", "count", "Symbol errors on the link."),
+        _maybe("cnp_sent_count", "int64", "count", "Congestion notifications sent as receiver."),
+        _maybe("cnp_handled_count", "int64", "count", "Congestion notifications obeyed as sender."),
+        _maybe("ecn_marked_count", "int64", "count", "Packets that came marked by a switch."),
+        _maybe("out_of_sequence_count", "int64", "count", "Packets that came out of order."),
+        _maybe("sequence_error_count", "int64", "count", "Negative acknowledgements for order."),
+        _maybe("timeout_count", "int64", "count", "Acknowledgements that did not come in time."),
+        _maybe(
+            "receiver_not_ready_count", "int64", "count", "Receiver-not-ready retries exceeded."
+        ),
+        _maybe("adaptive_retransmit_count", "int64", "count", "Adaptive retransmissions (RoCE)."),
+        _maybe("out_of_buffer_count", "int64", "count", "Packets dropped for want of a buffer."),
+    ),
+)
+
+PAUSE = Table(
+    "pause",
+    1,
+    "Priority flow control of Ethernet interfaces, from their drivers' statistics; totals.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="interface", type="string", doc="Name of the interface."),
+        Column(name="priority", type="int32", doc="Priority, 0 to 7."),
+        _maybe("rx_pause_count", "int64", "count", "Pause frames received: told to stop."),
+        _maybe("tx_pause_count", "int64", "count", "Pause frames sent: told others to stop."),
+        _maybe("rx_pause_ns", "int64", "ns", "Time in which sending was paused, total."),
+        _maybe("tx_pause_ns", "int64", "ns", "Time in which others were paused, total."),
+    ),
+)
+
 DEVICE_MEMORY = Table(
     "device_memory",
     1,
@@ -307,6 +356,8 @@ TELEMETRY_TABLES = (
     HOST,
     PROCESS,
     NIC,
+    FABRIC_PORT,
+    PAUSE,
     DEVICE_MEMORY,
     DEVICE_CLOCK,
     DEVICE_COUNTER,

@@ -1,0 +1,391 @@
+"""What the network between hosts does: InfiniBand and RoCE ports, AWS EFA, Ethernet pause frames.
+
+RDMA traffic bypasses the kernel: /proc/net/dev does not see it. The ports' own counters do.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import re
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chopper.collectors._procfs import KeptFile, try_open
+from chopper.collectors.base import Availability
+from chopper.collectors.sampler import SamplerProcess, SourceSpec, measure_call_ns, to_report
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.collectors.sampler import Sink, Source
+    from chopper.manifest import CollectorReport
+
+_DEFAULT_HZ = 10.0
+_HERE = "chopper.collectors.fabric"
+_WORD_BYTES = 4
+"""InfiniBand counts data in words of 4 octets (its architecture volume 1, PortCounters)."""
+_PORT_FILES = 1024
+"""Files kept open at most, over all ports; what lies beyond is left out and named."""
+
+# Column of `fabric_port` → files under the port to try in turn, and what one unit is. EFA counts
+# plain bytes under names of its own.
+_COUNTERS: dict[str, tuple[tuple[str, ...], int]] = {
+    "tx_bytes": (("counters/port_xmit_data", "hw_counters/tx_bytes"), 1),
+    "rx_bytes": (("counters/port_rcv_data", "hw_counters/rx_bytes"), 1),
+    "rdma_read_bytes": (("hw_counters/rdma_read_bytes",), 1),
+    "rdma_write_bytes": (("hw_counters/rdma_write_bytes",), 1),
+    "retransmitted_bytes": (("hw_counters/retrans_bytes",), 1),
+    "tx_wait_count": (("counters/port_xmit_wait",), 1),
+    "tx_discard_count": (("counters/port_xmit_discards",), 1),
+    "link_down_count": (("counters/link_downed",), 1),
+    "symbol_error_count": (("counters/symbol_error",), 1),
+    "cnp_sent_count": (("hw_counters/np_cnp_sent",), 1),
+    "cnp_handled_count": (("hw_counters/rp_cnp_handled",), 1),
+    "ecn_marked_count": (("hw_counters/np_ecn_marked_roce_packets",), 1),
+    "out_of_sequence_count": (("hw_counters/out_of_sequence",), 1),
+    "sequence_error_count": (("hw_counters/packet_seq_err",), 1),
+    "timeout_count": (("hw_counters/local_ack_timeout_err",), 1),
+    "receiver_not_ready_count": (("hw_counters/rnr_nak_retry_err",), 1),
+    "adaptive_retransmit_count": (("hw_counters/roce_adp_retrans",), 1),
+    "out_of_buffer_count": (("hw_counters/out_of_buffer",), 1),
+}
+
+
+class _Port:
+    """One port with its kept files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.device = folder.parent.parent.name
+        self.number = int(folder.name)
+        self._files: list[tuple[KeptFile | None, int]] = []
+        self.open_count = 0
+        for paths, unit in _COUNTERS.values():
+            file, factor = None, unit
+            for path in paths:
+                kept = try_open(folder / path)
+                if isinstance(kept, KeptFile):
+                    file = kept
+                    self.open_count += 1
+                    if path.startswith("counters/port_") and path.endswith("_data"):
+                        factor = _WORD_BYTES
+                    break
+            self._files.append((file, factor))
+
+    def values(self) -> list[int | None]:
+        """Counters in the order of the columns.
+
+        Raises:
+            OSError: the port has gone.
+        """
+        found: list[int | None] = []
+        for i, (file, factor) in enumerate(self._files):
+            if file is None:
+                found.append(None)
+                continue
+            try:
+                text = file.read()
+            except OSError as exc:
+                if not self.folder.exists():
+                    raise
+                # One counter that is refused now (EINVAL, EIO) harms no other.
+                del exc
+                found.append(None)
+                continue
+            found.append(_number(text, factor))
+            if found[-1] is None:
+                file.close()
+                self._files[i] = (None, factor)
+        return found
+
+    def close(self) -> None:
+        for file, _ in self._files:
+            if file is not None:
+                file.close()
+
+
+def _number(text: bytes, factor: int) -> int | None:
+    """A counter; None for what is no number ("N/A (no PMA)") or at the end of its 32 bits."""
+    stripped = text.strip()
+    return int(stripped) * factor if stripped.isdigit() else None
+
+
+class PortSource:
+    """Counters of each InfiniBand, RoCE or EFA port. /sys/class/infiniband -> FABRIC_PORT.
+
+    Args:
+        root: where the machine's ``sys`` lies.
+    """
+
+    name: ClassVar[str] = "ports"
+    tables: ClassVar[tuple[str, ...]] = ("fabric_port",)
+
+    def __init__(self, root: str = "/") -> None:
+        self.absent: dict[str, str] = {}
+        self._folder = Path(root) / "sys/class/infiniband"
+        self._ports: list[_Port] = []
+
+    def open(self) -> None:
+        """Find the ports and keep their counters open."""
+        folders = sorted(self._folder.glob("*/ports/*"))
+        if not folders:
+            raise CollectorUnavailable(f"{self._folder}: no InfiniBand, RoCE or EFA device")
+        kept = 0
+        for folder in folders:
+            if kept >= _PORT_FILES:
+                self.absent["fabric_port"] = (
+                    f"{len(folders) - len(self._ports)} of {len(folders)} ports are left out: "
+                    f"{_PORT_FILES} files are kept open at most"
+                )
+                break
+            port = _Port(folder)
+            if not port.open_count:
+                port.close()
+                continue
+            kept += port.open_count
+            self._ports.append(port)
+        if not self._ports:
+            raise CollectorUnavailable(f"{self._folder}: no counter can be read")
+        for column, values in zip(
+            _COUNTERS, zip(*(p.values() for p in self._ports), strict=True), strict=True
+        ):
+            if all(value is None for value in values):
+                self.absent[f"fabric_port.{column}"] = "no port here counts it"
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per port that is still there."""
+        del now_ns
+        for port in list(self._ports):
+            try:
+                values = port.values()
+            except OSError as exc:
+                self.absent[f"fabric_port[{port.device}/{port.number}]"] = (
+                    f"has gone: {exc.strerror}"
+                )
+                port.close()
+                self._ports.remove(port)
+                continue
+            sink.add("fabric_port", port.device, port.number, *values)
+        if not self._ports:
+            raise CollectorUnavailable("all ports have gone")
+
+    def close(self) -> None:
+        """Close the files."""
+        for port in self._ports:
+            port.close()
+
+
+_SIOCETHTOOL = 0x8946
+_GET_STRINGS, _GET_STATS, _GET_SET_INFO = 0x1B, 0x1D, 0x37
+_STATS_SET = 1
+_NAME_BYTES = 32
+_PAUSE = re.compile(r"^(rx|tx)_prio([0-7])_pause(_duration)?$")
+
+
+class EthtoolStatistics:
+    """An interface's own statistics, through the kernel's ethtool interface (SIOCETHTOOL).
+
+    Args:
+        interface: its name.
+
+    Raises:
+        OSError: it has none, or they may not be read.
+    """
+
+    def __init__(self, interface: str) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._interface = interface.encode()
+        try:
+            self.names = self._names()
+            self._buffer = bytearray(8 + 8 * len(self.names))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def _call(self, data: bytearray) -> None:
+        block = array.array("B", data)
+        address, _ = block.buffer_info()
+        fcntl.ioctl(self._socket, _SIOCETHTOOL, struct.pack("16sP", self._interface, address))
+        data[:] = block.tobytes()
+
+    def _names(self) -> list[str]:
+        info = bytearray(struct.pack("IIQI", _GET_SET_INFO, 0, 1 << _STATS_SET, 0))
+        self._call(info)
+        count = struct.unpack_from("I", info, 16)[0]
+        strings = bytearray(struct.pack("III", _GET_STRINGS, _STATS_SET, count))
+        strings += bytes(_NAME_BYTES * count)
+        self._call(strings)
+        return [
+            bytes(strings[12 + _NAME_BYTES * i : 12 + _NAME_BYTES * (i + 1)])
+            .partition(b"\0")[0]
+            .decode(errors="replace")
+            for i in range(count)
+        ]
+
+    def read(self) -> list[int]:
+        """The statistics, in the order of ``names``.
+
+        Raises:
+            OSError: the interface has gone.
+        """
+        struct.pack_into("II", self._buffer, 0, _GET_STATS, len(self.names))
+        self._call(self._buffer)
+        return list(struct.unpack_from(f"{len(self.names)}Q", self._buffer, 8))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class PauseSource:
+    """Priority flow control of each Ethernet interface. ethtool -> PAUSE.
+
+    Args:
+        interfaces: their names; None for all that this process sees.
+        statistics: how an interface is read; another one for tests.
+    """
+
+    name: ClassVar[str] = "pause"
+    tables: ClassVar[tuple[str, ...]] = ("pause",)
+
+    def __init__(
+        self,
+        interfaces: Iterable[str] | None = None,
+        statistics: Callable[[str], Any] = EthtoolStatistics,
+    ) -> None:
+        self.absent: dict[str, str] = {}
+        self._interfaces = interfaces
+        self._make = statistics
+        self._open: dict[str, tuple[Any, dict[tuple[int, str, str], int]]] = {}
+
+    def open(self) -> None:
+        """Find the interfaces whose driver counts pause frames by priority."""
+        names = self._interfaces
+        if names is None:
+            names = [name for _, name in socket.if_nameindex()]
+        for name in names:
+            try:
+                statistics = self._make(name)
+            except OSError:
+                continue
+            place = {
+                (int(match[2]), match[1], match[3] or ""): i
+                for i, label in enumerate(statistics.names)
+                if (match := _PAUSE.match(label))
+            }
+            if place:
+                self._open[name] = (statistics, place)
+            else:
+                statistics.close()
+        if not self._open:
+            raise CollectorUnavailable("no interface counts pause frames by priority")
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per interface and priority."""
+        del now_ns
+        for name, (statistics, place) in list(self._open.items()):
+            try:
+                values = statistics.read()
+            except OSError as exc:
+                self.absent[f"pause[{name}]"] = f"has gone: {exc.strerror}"
+                statistics.close()
+                del self._open[name]
+                continue
+            for priority in sorted({p for p, _, _ in place}):
+                found = [
+                    values[place[key]] if (key := (priority, way, kind)) in place else None
+                    for way, kind in (
+                        ("rx", ""),
+                        ("tx", ""),
+                        ("rx", "_duration"),
+                        ("tx", "_duration"),
+                    )
+                ]
+                durations = [None if v is None else v * 1000 for v in found[2:]]
+                sink.add("pause", name, priority, *found[:2], *durations)
+        if not self._open:
+            raise CollectorUnavailable("all interfaces have gone")
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for statistics, _ in self._open.values():
+            statistics.close()
+
+
+class FabricCollector:
+    """Samples the ports and interfaces of the host between hosts, in a process of its own.
+
+    -> FABRIC_PORT, PAUSE.
+
+    Args:
+        hz: rate; hardware counters behind a ``lifespan`` of 10 ms or more refresh no faster.
+        root: where the machine's ``sys`` lies.
+    """
+
+    name: ClassVar[str] = "fabric"
+    scope: ClassVar[Scope] = "host"
+
+    def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
+        self._hz = hz
+        self._root = root
+        self._sampler: SamplerProcess | None = None
+
+    def probe(self, context: CollectorContext) -> Availability:
+        """Available where there is a port or an interface that counts pauses."""
+        del context
+        refusals = []
+        for spec in self.specs()[:-1]:
+            source: Source = spec.make()
+            try:
+                source.open()
+            except CollectorUnavailable as exc:
+                refusals.append(str(exc))
+            finally:
+                source.close()
+        if len(refusals) == len(self.specs()) - 1:
+            return Availability(
+                ok=False,
+                reason="; ".join(refusals),
+                remedy="none on a machine without such a network; in a container, mount /sys and "
+                "use the host's network namespace",
+            )
+        return Availability(ok=True, reason="; ".join(refusals) or None)
+
+    def specs(self) -> list[SourceSpec]:
+        """What its sampler reads, and how often."""
+        return [
+            SourceSpec(factory=f"{_HERE}:PortSource", hz=self._hz, options={"root": self._root}),
+            SourceSpec(factory=f"{_HERE}:PauseSource", hz=self._hz),
+            SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0),
+        ]
+
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Median cost of one reading of each source that is available, measured now."""
+        del context
+        costs: dict[str, int] = {}
+        for spec in self.specs()[:-1]:
+            try:
+                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
+            except CollectorUnavailable:
+                continue
+        return costs
+
+    def start(self, context: CollectorContext) -> None:
+        """Spawn the sampler.
+
+        Raises:
+            CollectorUnavailable: there is nothing to read.
+            CaptureError: the sampler process cannot be started.
+        """
+        self._sampler = SamplerProcess(self.name, context.directory, self.specs())
+        self._sampler.start()
+
+    def stop(self) -> CollectorReport:
+        """End the sampler and report how well it kept its times."""
+        assert self._sampler is not None
+        return to_report(self.name, self._sampler.stop())
