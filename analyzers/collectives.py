@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.analyzers.columns import ints, strings
+from chopper.analyzers.columns import distinct_rows, ints, strings
 from chopper.analyzers.links import COMMUNICATION
 
 if TYPE_CHECKING:
@@ -181,8 +181,7 @@ def describe(
     if len(links.host):
         inputs = (links.host.input_dims, links.host.input_types)
         columns += [np.where(operator >= 0, codes[operator], -1) for codes, _ in inputs]
-    kind = _numbered(columns)
-    _, first = np.unique(kind, return_index=True)
+    first, kind = distinct_rows(columns)
     told = _Told(rank, world_size, groups)
     kinds = []
     for row in first:
@@ -196,17 +195,6 @@ def describe(
     pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
     sequence = np.where(pairs[kind], -1, sequence)
     return Communication(rows, kinds, kind, sequence)
-
-
-def _numbered(columns: list[np.ndarray]) -> np.ndarray:
-    """Rows that agree in all columns get the same number, from 0 on."""
-    found = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        _, codes = np.unique(column, return_inverse=True)
-        width = int(codes.max(initial=0)) + 1
-        _, found = np.unique(found * width + codes.reshape(-1), return_inverse=True)
-        found = found.reshape(-1).astype(np.int64)
-    return found
 
 
 def _event_names(links: Links, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -239,11 +227,9 @@ class _Recorded:
     )
 
     def __init__(self, table: pa.Table) -> None:
-        count = table.num_rows
         texts = {name: strings(table, name) for name in self._TEXTS}
         numbers = {name: ints(table, name) for name in self._INTS}
-        alike = _numbered([c for c, _ in texts.values()] + list(numbers.values()))
-        _, first = np.unique(alike, return_index=True) if count else (None, [])
+        first, alike = distinct_rows([c for c, _ in texts.values()] + list(numbers.values()))
         self.alike = np.append(alike, -1)
         self.fields = [
             _Fields(

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 def ints(table: pa.Table, name: str, *, null: int = -1) -> np.ndarray:
@@ -42,6 +42,55 @@ def dictionary(codes: np.ndarray, values: list[str]) -> pa.DictionaryArray:
         pa.array(np.where(mask, 0, codes).astype(np.int32), mask=mask),
         pa.array(values, type=pa.string()),
     )
+
+
+def compact(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(distinct values ascending, their number per row), like ``np.unique`` with its inverse.
+
+    Without sorting the rows: by a table where the values lie close together, else by hashing.
+    """
+    if not len(values):
+        return values[:0], np.zeros(0, np.int64)
+    low, high = int(values.min()), int(values.max())
+    if high - low <= 4 * len(values) + 65_536:
+        number = np.zeros(high - low + 1, dtype=np.int64)
+        number[values - low] = 1
+        distinct = np.flatnonzero(number) + low
+        number[distinct - low] = np.arange(len(distinct))
+        return distinct, number[values - low]
+    encoded = pa.array(values).dictionary_encode()
+    found = encoded.dictionary.to_numpy()
+    order = np.argsort(found)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return found[order], rank[encoded.indices.to_numpy()]
+
+
+def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that agree in all columns get the same number.
+
+    Args:
+        columns: at least one, all of the same length, of integers.
+
+    Returns:
+        (the first row of each number, the number of each row); numbers follow the columns' order.
+    """
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        distinct, codes = compact(column)
+        number = compact(number * max(len(distinct), 1) + codes)[1]
+    count = int(number.max(initial=-1)) + 1
+    first = np.empty(count, dtype=np.int64)
+    # Of several assignments to one place the last one stays: going backwards, the first row's.
+    first[number[::-1]] = np.arange(len(number))[::-1]
+    return first, number
+
+
+def row_set(rows: np.ndarray, count: int) -> np.ndarray:
+    """Mask of ``count`` rows that are named in ``rows``; negative ones name none."""
+    mask = np.zeros(count, dtype=bool)
+    mask[rows[rows >= 0]] = True
+    return mask
 
 
 def nullable(values: np.ndarray, *, null: int = -1) -> pa.Array:

@@ -50,7 +50,7 @@ def exclusive_states(
     bounds = windows.bounds_ns
     row, window, start, end = _fragments(start_ns, end_ns, bounds)
     klass = work_class[row]
-    times = np.unique(np.concatenate([start, end, bounds]))
+    times = _distinct_times(start, end, bounds)
     first = np.searchsorted(times, start)
     last = np.searchsorted(times, end)
     active = np.stack([_active(first, last, klass == c, len(times)) for c in range(3)])
@@ -70,8 +70,21 @@ def exclusive_states(
         if rest.any():
             _give_rest(share, rest, mine, first, last, window, times, bounds)
     idle = state < 0
-    gap_start, gap_end, gap_window = _gaps(times, idle, bounds, start)
+    hard = np.zeros(len(times), dtype=bool)
+    hard[first] = True
+    hard[np.searchsorted(times, bounds)] = True
+    gap_start, gap_end, gap_window = _gaps(times, idle, bounds, hard)
     return States(row, window, share, end - start, gap_start, gap_end, gap_window)
+
+
+def _distinct_times(start: np.ndarray, end: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """All times at which something changes, ascending, each once."""
+    times = np.concatenate([start, end, bounds])
+    # Stable is the fast kind here: the parts are sorted, or nearly so.
+    times.sort(kind="stable")
+    new = np.ones(len(times), dtype=bool)
+    np.not_equal(times[1:], times[:-1], out=new[1:])
+    return times[new]
 
 
 def _fragments(
@@ -130,16 +143,19 @@ def _give_rest(
 
 
 def _gaps(
-    times: np.ndarray, idle: np.ndarray, bounds: np.ndarray, starts: np.ndarray
+    times: np.ndarray, idle: np.ndarray, bounds: np.ndarray, hard: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Idle intervals, joined where nothing starts and no window ends between them."""
+    """Idle intervals, joined where nothing starts and no window ends between them.
+
+    Args:
+        hard: mask of the times at which something starts or a window ends.
+    """
     index = np.flatnonzero(idle)
     if not len(index):
         empty = np.zeros(0, np.int64)
         return empty, empty, empty
-    hard = np.isin(times[index], bounds) | np.isin(times[index], starts)
     new = np.ones(len(index), dtype=bool)
-    new[1:] = (index[1:] != index[:-1] + 1) | hard[1:]
+    new[1:] = (index[1:] != index[:-1] + 1) | hard[index[1:]]
     begin = index[new]
     stop = np.append(index[np.flatnonzero(new)[1:] - 1], index[-1])
     start = times[begin]

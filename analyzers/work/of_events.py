@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.columns import matching
+from chopper.analyzers.columns import compact, distinct_rows, matching, row_set
 from chopper.analyzers.links import COMPUTE, PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 from chopper.analyzers.work.kernels import element_bytes, kernel_family
@@ -127,7 +127,7 @@ def _by_operator(
     links: Links, ceiling: Ceiling | None, events: np.ndarray, found: EventWork, code: np.ndarray
 ) -> None:
     """Fill in what operators tell; ``code`` gets a number per distinct operator call and kernel."""
-    operators = operator_work(links, np.unique(links.op_row[events]))
+    operators = operator_work(links, np.flatnonzero(row_set(links.op_row[events], len(links.host))))
     modelled = operators.row_of[links.op_row[events]]
     events, modelled = events[modelled >= 0], modelled[modelled >= 0]
     if not len(events):
@@ -142,7 +142,7 @@ def _by_operator(
     by_duration = np.argsort(dur, kind="stable")
     longest[modelled[by_duration]] = name_codes[events[by_duration]]
     signature = operators.signature[modelled]
-    pairs, pair = np.unique(signature * len(name_values) + longest[modelled], return_inverse=True)
+    pairs, pair = compact(signature * len(name_values) + longest[modelled])
     width = len(name_values)
     told = [
         (
@@ -268,8 +268,8 @@ def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     for _ in range(_LEVELS_UP - 1):
         parent = np.where(chain[-1] >= 0, host.nesting.parent[chain[-1]], -1)
         chain.append(np.where(parent >= 0, nearest[parent], -1))
-    asked = np.unique(np.concatenate(chain))
-    calls, works, signature = _distinct_works(host, asked[asked >= 0])
+    asked = np.flatnonzero(row_set(np.concatenate(chain), len(host)))
+    calls, works, signature = _distinct_works(host, asked)
     math = np.array([w.family in MATH_FAMILIES for w in works] + [False])
     known = np.array([w.flop_count is not None for w in works] + [False])
     first = chain[0]
@@ -277,10 +277,10 @@ def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     is_math = (first >= 0) & math[signature[first]]
     searching = is_math & ~known[signature[first]]
     # An operator above counts what all products below it do: not again what one of them told.
-    told = np.unique(np.concatenate([at[is_math & ~searching] for at in chain[1:]] or [first[:0]]))
+    told = row_set(np.concatenate([at[is_math & ~searching] for at in chain[1:]]), len(host))
     for at in chain[1:]:
         searching &= (at >= 0) & math[signature[at]]
-        better = searching & known[signature[at]] & ~np.isin(at, told)
+        better = searching & known[signature[at]] & ~told[at]
         best[better] = at[better]
         searching &= ~better
     best[(best >= 0) & (signature[best] < 0)] = -1
@@ -293,15 +293,12 @@ def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list
     """Estimate each distinct call among ``rows`` once."""
     output_codes, outputs = output_dims(host, rows)
     columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
-    distinct, inverse = np.unique(
-        np.stack([*(codes[rows] for codes, _ in columns), output_codes]),
-        axis=1,
-        return_inverse=True,
-    )
+    of_call = [*(codes[rows] for codes, _ in columns), output_codes]
+    distinct, inverse = distinct_rows(of_call)
     calls: list[Call] = []
     works: list[Work] = []
-    index = np.full(distinct.shape[1], -1, dtype=np.int64)
-    for i, (*codes, output) in enumerate(distinct.T):
+    index = np.full(len(distinct), -1, dtype=np.int64)
+    for i, (*codes, output) in enumerate(np.stack([c[distinct] for c in of_call], axis=1)):
         name, dims, types, concrete = (
             values[code] if code >= 0 else None
             for code, (_, values) in zip(codes, columns, strict=True)
@@ -313,7 +310,7 @@ def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list
             works.append(work)
             calls.append(call)
     signature = np.full(len(host), -1, dtype=np.int64)
-    signature[rows] = index[inverse.reshape(-1)]
+    signature[rows] = index[inverse]
     return calls, works, signature
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from chopper.analyzers.columns import distinct_rows
+
 if TYPE_CHECKING:
     from chopper.analyzers.trace import HostSpans
     from chopper.analyzers.work.record import Shape
@@ -88,14 +90,14 @@ def _arguments(
     """The sizes of one argument of each source row; few distinct texts repeat over many rows."""
     codes, texts = host.input_dims
     text = np.where(source >= 0, codes[source], -1) if len(codes) else source
-    pairs, inverse = np.unique(np.stack([text, argument]), axis=1, return_inverse=True)
+    pairs, inverse = distinct_rows([text, argument])
     shapes: dict[Shape, int] = {}
-    of_pair = np.full(pairs.shape[1], -1, dtype=np.int64)
-    for i, (code, position) in enumerate(pairs.T):
+    of_pair = np.full(len(pairs), -1, dtype=np.int64)
+    for i, (code, position) in enumerate(zip(text[pairs], argument[pairs], strict=True)):
         shape = _argument(texts[code], int(position)) if code >= 0 else None
         if shape:
             of_pair[i] = shapes.setdefault(shape, len(shapes))
-    return of_pair[inverse.reshape(-1)], list(shapes)
+    return of_pair[inverse], list(shapes)
 
 
 def _argument(text: str, position: int) -> Shape | None:

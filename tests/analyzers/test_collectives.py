@@ -91,7 +91,7 @@ def test_what_compute_hides_is_not_exposed() -> None:
     ]
     # Waiting [100, 160] shows in [130, 150]; the transfer [160, 200] in [170, 200].
     assert times(ranks)[0] == {
-        "compute.unmodelled": 50,
+        "compute.no_peak": 50,
         "communication.wait": 20,
         "communication.transfer.no_peak": 30,
     }
