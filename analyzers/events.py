@@ -224,3 +224,35 @@ def group_of(keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         size *= width
     _, first, group = np.unique(code, return_index=True, return_inverse=True)
     return group, first
+
+
+def busy_of(group: np.ndarray, size: int, start_ns: np.ndarray, dur_ns: np.ndarray) -> np.ndarray:
+    """Length of the union of each group's intervals: what overlaps within it counts once."""
+    busy = np.zeros(size, dtype=np.int64)
+    if not len(group):
+        return busy
+    order = np.lexsort((start_ns, group))
+    start, end, of = start_ns[order], (start_ns + dur_ns)[order], group[order]
+    begins = np.concatenate([[True], of[1:] != of[:-1]])
+    latest = running_max(end, begins)
+    before = np.where(begins, start, np.concatenate([start[:1], latest[:-1]]))
+    np.add.at(busy, of, np.maximum(end - np.maximum(start, before), 0))
+    return busy
+
+
+def running_max(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Cumulative maximum that begins anew where ``begins`` is set, as it is at the first value."""
+    low = int(values.min())
+    # Shifted by more than their range per group, groups cannot see each other's maxima.
+    width = int(values.max()) - low + 1
+    group = np.cumsum(begins) - 1
+    if int(group[-1] + 1) * width >= 1 << 62:
+        return _running_max_by_group(values, np.flatnonzero(begins))
+    shifted = values - low + group * width
+    out: np.ndarray = np.maximum.accumulate(shifted) - group * width + low
+    return out
+
+
+def _running_max_by_group(values: np.ndarray, begin: np.ndarray) -> np.ndarray:
+    parts = np.split(values, begin[1:])
+    return np.concatenate([np.maximum.accumulate(p) for p in parts])

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import dictionary, ints
-from chopper.analyzers.events import Events, group_of, of_run
+from chopper.analyzers.events import Events, group_of, of_run, running_max
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def overhead_of(events: Events, launch_ns: np.ndarray) -> LaunchOverhead:
         start, end = events.start_ns[order], (events.start_ns + events.dur_ns)[order]
         sequence, _ = group_of([events.rank[order], events.device_id[order], events.step[order]])
         begins = np.concatenate([[True], sequence[1:] != sequence[:-1]])
-        latest = _running_max(end, begins)
+        latest = running_max(end, begins)
         before = np.concatenate([[0], latest[:-1]])
         previous_end[order] = np.where(begins, start, before)
         gap[order] = np.maximum(start - previous_end[order], 0)
@@ -128,21 +128,3 @@ def overhead_of(events: Events, launch_ns: np.ndarray) -> LaunchOverhead:
         call,
         np.where(known, 0, gap),
     )
-
-
-def _running_max(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Cumulative maximum that begins anew where ``begins`` is set."""
-    low = int(values.min())
-    # Shifted by more than their range per group, groups cannot see each other's maxima.
-    width = int(values.max()) - low + 1
-    group = np.cumsum(begins) - 1
-    if int(group[-1] + 1) * width >= 1 << 62:
-        return _running_max_by_group(values, np.flatnonzero(begins))
-    shifted = values - low + group * width
-    out: np.ndarray = np.maximum.accumulate(shifted) - group * width + low
-    return out
-
-
-def _running_max_by_group(values: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    parts = np.split(values, begin[1:])
-    return np.concatenate([np.maximum.accumulate(p) for p in parts])

@@ -1,12 +1,13 @@
 """Operations by unique arguments, operators by name, kernels by name.
 
-Times are sums of the durations of the device events that an operator launched itself (as its
-innermost operator), whatever ran beside them: TraceLens' *direct kernel time*. Work that overlaps
-counts in full, so the sums can exceed the attributed time.
+A call's time is the time in which device events that it launched itself (as their innermost
+operator) ran: their union, as TraceLens' *direct kernel time* has it. What others ran beside them
+counts in full, so the sums over calls can exceed the attributed time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import dictionary, nullable, strings
-from chopper.analyzers.events import Events, Grouped, grouped, of_run
+from chopper.analyzers.events import Events, Grouped, busy_of, group_of, grouped, of_run
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def operations(attribution: Attribution) -> pa.Table:
     calls = _calls(events)
     arguments = _arguments(attribution, events, calls.first)
     keys = [codes[calls.first] for codes, _ in (events.op, events.phase)]
-    found = grouped([*keys, *(codes for codes, _ in arguments)], calls.sum)
+    found = grouped([*keys, *(codes for codes, _ in arguments)], calls.busy_ns)
     order = np.argsort(-found.sum, kind="stable")
     one = calls.first[found.first]
     work = _Work(events, found.group[calls.group], len(found.first))
@@ -58,7 +59,7 @@ def operators(attribution: Attribution) -> pa.Table:
         return TABLES["operators"].empty()
     calls = _calls(events)
     op, names = events.op
-    found = grouped([op[calls.first]], calls.sum)
+    found = grouped([op[calls.first]], calls.busy_ns)
     order = np.argsort(-found.sum, kind="stable")
     work = _Work(events, found.group[calls.group], len(found.first))
     kernel_count = np.bincount(found.group[calls.group], minlength=len(found.first))
@@ -90,10 +91,26 @@ def kernels(attribution: Attribution) -> pa.Table:
     return _table("kernels", columns, found, None, order)
 
 
-def _calls(events: Events) -> Grouped:
+@dataclass(frozen=True)
+class _Calls:
+    """Calls of operators.
+
+    Attributes:
+        first: an event of each call.
+        group: call of each event.
+        busy_ns: time of each call.
+    """
+
+    first: np.ndarray
+    group: np.ndarray
+    busy_ns: np.ndarray
+
+
+def _calls(events: Events) -> _Calls:
     """Events of the same operator's call; an event without an operator is a call of its own."""
     alone = events.op_row < 0
-    return grouped([events.rank, np.where(alone, -1 - events.row, events.op_row)], events.dur_ns)
+    group, first = group_of([events.rank, np.where(alone, -1 - events.row, events.op_row)])
+    return _Calls(first, group, busy_of(group, len(first), events.start_ns, events.dur_ns))
 
 
 def _arguments(

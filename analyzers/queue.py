@@ -47,7 +47,7 @@ class Depth:
 
 
 def queue_depth(attribution: Attribution) -> pa.Table:
-    """Time-weighted depth of each stream's queue in each phase, longest time first.
+    """Time-weighted depth of each stream's queue in each phase, the fullest first.
 
     EVENT_LINK, DEVICE_EVENT, HOST_SPAN, WINDOW -> QUEUE_DEPTH.
     """
@@ -59,7 +59,8 @@ def queue_depth(attribution: Attribution) -> pa.Table:
             for depth in depths(attribution, rank):
                 rows += _distributions(depth, int(span[0]), int(span[1]))
     found = pa.Table.from_pylist(rows, schema=TABLES["queue_depth"].arrow)
-    return found.sort_by([("time_ns", "descending")])
+    entries = ints(found, "time_ns") * found["mean_depth"].to_numpy()
+    return found.take(pa.array(np.argsort(-entries, kind="stable")))
 
 
 def _equal(column: pa.ChunkedArray, value: int) -> pa.Array:
@@ -139,9 +140,9 @@ def _distributions(depth: Depth, start_ns: int, end_ns: int) -> list[dict[str, o
                 "phase": depth.phases[code],
                 "time_ns": total,
                 "mean_depth": float((span * deep).sum() / total),
-                "median_count": int(deep[order[at[0]]]),
-                "p95_count": int(deep[order[at[1]]]),
-                "max_count": int(deep.max()),
+                "median_depth": int(deep[order[at[0]]]),
+                "p95_depth": int(deep[order[at[1]]]),
+                "max_depth": int(deep.max()),
                 "empty_ratio": float(span[deep == 0].sum() / total),
                 "full_ratio": float(span[deep >= FULL_COUNT].sum() / total),
                 "device_id": depth.device_id,

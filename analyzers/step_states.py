@@ -61,7 +61,6 @@ def steps(attribution: Attribution) -> pa.Table:
         **{f"{name}_ns": pa.array(by_state[:, i]) for i, name in enumerate(_STATES)},
         "outlier": pa.array(outlier, mask=np.isnan(deviation)),
         "deviation_ratio": pa.array(deviation, from_pandas=True),
-        "start_ns": windows["start_ns"].combine_chunks(),
     }
     declared = TABLES["steps"]
     table = pa.table([columns[f.name] for f in declared.arrow], schema=declared.arrow)

@@ -142,10 +142,14 @@ def unit(column: str) -> str | None:
     )
 
 
+_ACRONYM = re.compile(r"\b(mfu|hfu|cpu|flop|id)\b")
+
+
 def heading(column: str) -> str:
     """A column's name for people, without the unit that its cells carry."""
     found = unit(column)
     words = (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
+    words = _ACRONYM.sub(lambda m: m.group().upper(), words)
     return f"{words}s" if found == "count" and not words.endswith("s") else words
 
 
@@ -159,7 +163,7 @@ def cell(column: str, value: object) -> str:
         found = unit(column)
         if found is not None:
             return _UNITS[found](value)
-        return count(value) if isinstance(value, int) else _three(value)
+        return count(value) if isinstance(value, int) or abs(value) >= 999.5 else _three(value)
     if column == "kernel":
         return kernel_name(str(value))
     if column.endswith("_dims"):

@@ -31,9 +31,7 @@ _SPREAD = (
     _ns("max_ns", "Slowest call."),
     _ns("std_ns", "Standard deviation of the sample of calls; 0 for a single one."),
 )
-_KERNEL_SHARE = _maybe(
-    "share_ratio", "float64", "Of the time of all device events in the step windows.", "ratio"
-)
+_KERNEL_SHARE = _maybe("share_ratio", "float64", "Of the sum over all rows.", "ratio")
 _FLOP_RATE = _maybe(
     "compute_rate_flop_per_s", "float64", "FLOP over the time of the device events.", "flop_per_s"
 )
@@ -44,8 +42,8 @@ _BYTES_RATE = _maybe(
 OPERATIONS = Table(
     "operations",
     1,
-    "Calls of operators with the same arguments in the same phase, over all ranks and steps. Time "
-    "is that of the device events that the call launched itself, what ran beside them included.",
+    "Calls of operators with the same arguments in the same phase, over all ranks and steps. A "
+    "call's time is that in which device events that it launched itself ran.",
     (
         _maybe("op", "string", "Operator; null for events that no operator launched."),
         _maybe("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
@@ -76,7 +74,7 @@ OPERATORS = Table(
         _maybe("op", "string", "Operator; null for events that no operator launched."),
         _count("call_count", "Calls."),
         _count("kernel_count", "Device events that they launched."),
-        _ns("time_ns", "Time of these events, what ran beside them included."),
+        _ns("time_ns", "Time in which these events ran, summed over calls."),
         _KERNEL_SHARE,
         _ns("mean_ns", "Mean of one call."),
         _FLOP_RATE,
@@ -137,9 +135,9 @@ QUEUE_DEPTH = Table(
         _ns("time_ns", "Time in that phase, in the step windows' span."),
         _column("empty_ratio", "float64", "Share of the time with nothing queued.", "ratio"),
         _column("mean_depth", "float64", "Mean over time."),
-        _count("median_count", "Half of the time at most this many."),
-        _count("p95_count", "95 % of the time at most this many."),
-        _count("max_count", "Most at once."),
+        _column("median_depth", "int64", "Half of the time at most this many."),
+        _column("p95_depth", "int64", "95 % of the time at most this many."),
+        _column("max_depth", "int64", "Most at once."),
         _column(
             "full_ratio",
             "float64",
@@ -226,7 +224,6 @@ STEPS = Table(
             "with fewer than five steps.",
         ),
         _maybe("deviation_ratio", "float64", "Difference to the rank's median step.", "ratio"),
-        _ns("start_ns", "Start of the window, Unix time."),
     ),
 )
 
