@@ -220,7 +220,7 @@ def _calls(attribution: Attribution, steps: Steps, level: str) -> _Calls:
     mean = np.bincount(owner, weights=each, minlength=size) / n
     # Steps without the kernel deviate by the whole mean.
     absent = n - np.bincount(owner, minlength=size)
-    squares = np.bincount(owner, weights=(each - mean[owner]) ** 2, minlength=size)
+    squares: np.ndarray = np.bincount(owner, weights=(each - mean[owner]) ** 2, minlength=size)
     squares = squares + absent * mean**2
     return _Calls(
         [names[i] for i in used],

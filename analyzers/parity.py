@@ -162,7 +162,7 @@ def _flop(runs: Pair, sides: Sides) -> Check:
         same = abs(ratio) <= FLOP_PASS_RATIO
         withholds = abs(ratio) > FLOP_WITHHOLD_RATIO
         if not same:
-            note += f"; B does {b / a:.2f} times A's"
+            note += f"; B does {b / a:.3g} times A's"
     else:
         reasons = [f"{n}: {why}" for n, why in (("A", why_a), ("B", why_b)) if why]
         note += "; " + "; ".join(reasons)

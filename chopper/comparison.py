@@ -273,9 +273,10 @@ _LEAF_SET = frozenset(LEAVES)
 
 
 def percent(ratio: float) -> str:
-    """A change for people: ``12.3 %``, ``0.42 %``; a real minus sign."""
-    text = f"{ratio * 100:.1f}" if abs(ratio) >= 0.0995 else f"{ratio * 100:.2g}"
-    return f"{text} %".replace("-", "−")
+    """A change for people: ``12.3 %``, ``4.20 %``; a real minus sign."""
+    value = ratio * 100
+    text = f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
+    return f"{text} %".replace("-", "−").replace("−0.00", "0.00")
 
 
 def signed(ratio: float | None) -> str:
@@ -283,7 +284,7 @@ def signed(ratio: float | None) -> str:
     if ratio is None:
         return fmt.UNKNOWN
     text = percent(ratio)
-    return text if text.startswith("−") or ratio == 0 else f"+{text}"
+    return text if text.startswith(("−", "0.00")) else f"+{text}"
 
 
 def signed_duration(time_ns: float | None) -> str:

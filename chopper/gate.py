@@ -5,7 +5,7 @@
 
 An expression is one or several conditions joined by ``or``: a quantity (``step``, ``median`` or the
 id of a cause), ``>`` or ``<``, and a limit of its change from A to B, in percent of A's value or as
-a time in ns, us, ms or s. A condition holds when the whole 95 % interval of the change lies beyond
+a time in ns, us, ms or s. A condition is met when the whole 95 % interval of the change lies beyond
 the limit, so that noise does not fail a gate.
 """
 
@@ -32,7 +32,7 @@ _UNIT = re.compile(r"%|ns|us|µs|ms|s(?![A-Za-z])")
 _OR = re.compile(r"or(?![A-Za-z0-9_.])")
 _LONGEST = 10_000
 
-Outcome = Literal["holds", "does not hold", "undecided"]
+Outcome = Literal["beyond", "within", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,14 @@ def decide(
 
     Args:
         comparison: what was found.
-        conditions: from :func:`parse`; the gate fails when one of them holds.
+        conditions: from :func:`parse`; the gate fails when one of them is met.
         point: by the difference itself, whatever its interval says.
     """
     if comparison.refused:
         said = ", ".join(c.label for c in comparison.refused)
         return Verdict(True, (), f"A and B do not do the same work ({said})")
     decisions = tuple(_decide(comparison, c, point=point) for c in conditions)
-    return Verdict(any(d.outcome == "holds" for d in decisions), decisions, None)
+    return Verdict(any(d.outcome == "beyond" for d in decisions), decisions, None)
 
 
 def _quantity(comparison: Comparison, name: str) -> Change | Total | None:
@@ -225,12 +225,12 @@ def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> Dec
 
 
 def _judged(condition: Condition, value: float, reason: str) -> Decision:
-    holds = value > condition.limit if condition.sign == ">" else value < condition.limit
-    return Decision(condition, "holds" if holds else "does not hold", reason)
+    beyond = value > condition.limit if condition.sign == ">" else value < condition.limit
+    return Decision(condition, "beyond" if beyond else "within", reason)
 
 
 def _absent(condition: Condition) -> tuple[Outcome, str]:
-    holds = (condition.limit < 0) if condition.sign == ">" else (condition.limit > 0)
+    beyond = (condition.limit < 0) if condition.sign == ">" else (condition.limit > 0)
     if condition.relative:
         return "undecided", "neither run spent time there: no percentage"
-    return ("holds" if holds else "does not hold"), "neither run spent time there"
+    return ("beyond" if beyond else "within"), "neither run spent time there"

@@ -23,6 +23,7 @@ _COMMANDS = {
     "import": "Import traces of other tools (Kineto from CUDA, ROCm or CPU) as a run.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",
+    "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
     "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
     "doctor": "Show what can be collected on this machine, and what is missing.",
@@ -30,7 +31,7 @@ _COMMANDS = {
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-_WITHOUT_PANDAS = frozenset(("analyze", "report", "import"))
+_WITHOUT_PANDAS = frozenset(("analyze", "compare", "report", "import"))
 
 
 class _Group(click.Group):

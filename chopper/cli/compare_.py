@@ -1,0 +1,158 @@
+"""``chopper compare``: two runs, cause by cause, and a gate for continuous integration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chopper import gate as gates
+from chopper.cli._progress import progress
+from chopper.cli.analyze_ import _terminal
+from chopper.cli.report_ import _check
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from chopper.comparison import Comparison
+    from chopper.gate import Verdict
+
+
+@click.command("compare", short_help="Compare two runs: what changed, cause by cause?")
+@click.argument("run_a", metavar="RUN_A")
+@click.argument("run_b", metavar="RUN_B")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write instead of text; .html, .md, .json or .txt chooses the format.",
+)
+@click.option("--force", is_flag=True, help="Replace the file when it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=15,
+    show_default=True,
+    metavar="N",
+    help="Kernels and operators to print.",
+)
+@click.option(
+    "--fail-on",
+    metavar="EXPR",
+    help="Exit with 1 when a condition holds beyond noise, for example "
+    "'step>+5% or idle.preparation.data>+1ms'.",
+)
+@click.option(
+    "--fail-on-point",
+    is_flag=True,
+    help="Judge --fail-on by the differences themselves, whatever their intervals say.",
+)
+@click.option(
+    "--allow-different",
+    is_flag=True,
+    help="Give a verdict although the runs do not do the same work.",
+)
+@click.option(
+    "--all-steps",
+    is_flag=True,
+    help="Keep leading steps that took much longer than all later ones.",
+)
+def command(
+    run_a: str,
+    run_b: str,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    top: int,
+    fail_on: str | None,
+    fail_on_point: bool,
+    allow_different: bool,
+    all_steps: bool,
+) -> int:
+    """Compare two runs: what changed from A to B, cause by cause, and is it more than noise?
+
+    RUN_A and RUN_B are run directories, trace files, globs or directories of traces. First it is
+    checked that both do the same work; then the difference of a step is cut by cause, each with a
+    95 % interval from the variation of the steps within each run, and kernels and operators that
+    appeared, vanished, got slower or faster are listed.
+
+    --fail-on takes conditions joined by "or": step, median or the id of a cause (`chopper schema`
+    and the documentation list them), > or <, and a limit of the change from A to B in percent or
+    in ns, us, ms or s. The gate fails when the whole 95 % interval lies beyond the limit; with
+    fewer than 3 steps in a run there is no interval, and it does not fail. When the runs do not do
+    the same work it does.
+
+    \b
+    Examples:
+      chopper compare runs/before runs/after
+      chopper compare before.json.gz after.json.gz -o difference.html
+      chopper compare "base/*.json.gz" "new/*.json.gz" --fail-on "step>+5%"
+    """
+    if fail_on_point and fail_on is None:
+        raise UsageError("--fail-on-point needs --fail-on: there is no gate to judge")
+    conditions = gates.parse(fail_on) if fail_on is not None else None
+    kind = None
+    if output is not None:
+        from chopper.reports import format_of
+
+        kind = format_of(output)
+        _check(output, (run_a, run_b), force=force)
+        if kind == "html":
+            from chopper.reports import plotly_script
+
+            plotly_script.prefetch()
+    comparison = _compared(run_a, run_b, allow_different=allow_different, all_steps=all_steps)
+    verdict = None
+    if conditions is not None:
+        verdict = gates.decide(comparison, conditions, point=fail_on_point)
+    if output is not None and kind is not None:
+        _write(comparison, verdict, output, kind)
+    if as_json:
+        from chopper.reports.comparison import to_json
+
+        click.echo(json.dumps(to_json(comparison, verdict), indent=2, ensure_ascii=False))
+    elif output is None:
+        from chopper.reports import comparison as report
+
+        width, color = _terminal()
+        shown = report.text(comparison, gate=verdict, top=top, width=width, color=color)
+        click.echo(shown, nl=False, color=color)
+    if verdict is not None and (as_json or output is not None):
+        _say(verdict)
+    return 1 if verdict is not None and verdict.failed else 0
+
+
+def _compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) -> Comparison:
+    from chopper.api import attribute, compare, load
+
+    sides = []
+    for name, source in (("A", run_a), ("B", run_b)):
+        with progress(f"reading {name}"):
+            run = load([source])
+        with progress(f"attributing {name}"):
+            sides.append(attribute(run))
+    with progress("comparing"):
+        return compare(sides[0], sides[1], allow_different=allow_different, all_steps=all_steps)
+
+
+def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: str) -> None:
+    from chopper import _format as fmt
+    from chopper.reports import comparison as report
+    from chopper.run import write_atomic
+
+    with progress("writing the comparison"):
+        data = report.render(comparison, kind, gate=verdict).encode("utf-8", "replace")
+        write_atomic(output, data)
+    click.echo(output)
+    click.echo(f"{fmt.bytes_(len(data))} written: {comparison.verdict}", err=True)
+
+
+def _say(verdict: Verdict) -> None:
+    """What became of the gate, to stderr."""
+    from chopper.errors import printable
+    from chopper.reports.comparison import gate_lines
+
+    for mark, words, _ in gate_lines(verdict):
+        click.echo(f"{mark} {printable(words)}", err=True)
