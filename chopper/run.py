@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chopper import _replacing
 from chopper import manifest as m
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError, RunFormatError, printable
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -196,11 +197,19 @@ def prepare_output(path: Path, *, force: bool = False) -> Path:
 
 
 @contextlib.contextmanager
-def new_output(path: Path, *, force: bool = False) -> Iterator[Path]:
+def new_output(
+    path: Path, *, force: bool = False, say: Callable[[str], None] | None = None
+) -> Iterator[Path]:
     """An empty directory for a new run; a run that ``force`` replaces goes when the new one is.
 
     The old run waits beside its place. When no rank has recorded by the end, it is back there, and
-    a directory that was made for the new run is gone.
+    a directory that was made for the new run is gone. What an earlier command left there when it
+    was killed is put back first.
+
+    Args:
+        path: where the run is to be.
+        force: replace a run that is there.
+        say: told in one line of runs that were put back.
 
     Yields:
         The directory, absolute and with links followed.
@@ -211,10 +220,13 @@ def new_output(path: Path, *, force: bool = False) -> Iterator[Path]:
     """
     import shutil
 
+    for line in recover(path):
+        if say is not None:
+            say(line)
     replace = check_output(path, force=force)
     place = _real(path)
     existed = place.is_dir()
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    old = _replacing.beside(place, "old")
     if replace:
         try:
             place.replace(old)
@@ -225,10 +237,48 @@ def new_output(path: Path, *, force: bool = False) -> Iterator[Path]:
     try:
         yield prepare_output(place)
     finally:
-        if any(p.is_file() and p.stat().st_size for p in place.glob("rank-*/*")):
+        if _replacing.holds_recording(place):
             shutil.rmtree(old, ignore_errors=True)
         else:
             _put_back(place, old if replace else None, keep=existed)
+
+
+def recover(path: Path) -> list[str]:
+    """Put back what commands that were killed left of the runs that they were replacing.
+
+    A run goes back to its place when nothing was recorded there since; else it stands beside it,
+    under a name that is said. Nothing that was recorded is removed.
+
+    Returns:
+        One line for each run.
+
+    Raises:
+        OutputError: a run cannot be put back; it is kept where the message says.
+    """
+    place = _real(path)
+    lines: list[str] = []
+    for unfinished in _replacing.left_by_the_dead(place, "new"):
+        _replacing.remove(unfinished)
+    for old in _replacing.left_by_the_dead(place, "old"):
+        if place.exists() and (not place.is_dir() or _replacing.holds_recording(place)):
+            try:
+                kept = _replacing.bring_to_light(old, place)
+            except OSError as exc:
+                raise OutputError(
+                    f"{old}: holds a run that was being replaced, and cannot be renamed "
+                    f"({_why(exc)}); move it away"
+                ) from exc
+            lines.append(
+                f"an earlier command was killed while it replaced {path}: the run that was there "
+                f"before is kept as {path.with_name(kept.name)}"
+            )
+        else:
+            _put_back(place, old, keep=True)
+            lines.append(
+                f"an earlier command was killed before it recorded anything: the run that it was "
+                f"to replace is back in {path}"
+            )
+    return lines
 
 
 def _put_back(place: Path, old: Path | None, *, keep: bool) -> None:

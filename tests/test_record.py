@@ -68,16 +68,19 @@ class Recorder:
     def run(self):
         return Run.open(self.directory / "run")
 
-    def left(self):
-        """Processes that a recording left behind."""
+    def processes(self):
         found = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get("CHOPPER_TEST_MARK") == self.mark:
-                    found.append(process.cmdline())
+                    found.append((process, process.cmdline()))
             except psutil.Error:
                 continue
         return found
+
+    def left(self):
+        """Processes that a recording left behind."""
+        return [command for _, command in self.processes()]
 
 
 @pytest.fixture
@@ -413,6 +416,39 @@ def test_the_earlier_run_is_there_until_the_new_one_is(record):
     assert record(sys.executable, script, "3", options=options).returncode == 0
     assert record.run().table(0, "step").num_rows == 3
     assert sorted(p.name for p in record.directory.iterdir()) == ["run", "script.py"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_run_outlives_a_killed_replacement(record, recorded):
+    script = record.script(
+        """
+        for _ in range(int(sys.argv[1])): step()
+        print("trained", flush=True)
+        sys.stdin.read()
+        """
+    )
+    options = ("-o", "run", "--no-trace", "--force")
+    assert record(sys.executable, script, "2", options=options).returncode == 0
+    command = (sys.executable, script, "3") if recorded else ("sh", "-c", "echo trained; cat")
+    with record.popen(*command, options=options, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "trained\n"
+        process.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs([p for p, _ in record.processes()], timeout=60)
+    assert not alive
+    done = record("false", options=options[:-1])
+    assert done.returncode == 1
+    assert "holds a run already" in done.stderr
+    first, *_ = lines_of_chopper(done.stderr)
+    if recorded:
+        assert first.endswith("the run that was there before is kept as run.before")
+        kept = Run.open(record.directory / "run.before")
+        assert record.run().manifest.ranks[0].rank == 0
+    else:
+        assert first.endswith("the run that it was to replace is back in run")
+        kept = record.run()
+    assert kept.table(0, "step").num_rows == 2
+    assert not [p for p in record.directory.iterdir() if p.name.endswith(".old")]
 
 
 @pytest.mark.parametrize(("ends", "expected"), [("true", 1), ("exit 7", 7)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper._replacing import beside
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
 
@@ -62,13 +62,15 @@ def _write(traces: tuple[str, ...], target: Path, *, force: bool) -> RunManifest
         OutputError: the run cannot be written; nothing of it is left.
     """
     from chopper.ingest import write_run
-    from chopper.run import check_output, prepare_output
+    from chopper.run import check_output, prepare_output, recover
 
+    for line in recover(target):
+        click.echo(f"chopper: {line}", err=True)
     replace = check_output(target, force=force)
     existed = target.is_dir()
     # A link to a run stays a link.
     place = target.resolve() if replace else target
-    fresh = place.with_name(f".{place.name}.{os.getpid()}.new") if replace else place
+    fresh = beside(place, "new") if replace else place
     prepare_output(fresh)
     try:
         made = write_run(traces, fresh)
@@ -86,7 +88,7 @@ def _swap(fresh: Path, place: Path, made: RunManifest) -> None:
     from chopper.run import MANIFEST, write_atomic
 
     write_atomic(fresh / MANIFEST, manifest.encode(made))
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    old = beside(place, "old")
     try:
         place.replace(old)
         try:

@@ -80,7 +80,7 @@ def command(
     find_command(command_line[0], os.environ)
     code: int | None = None
     try:
-        with new_output(target, force=force) as path:
+        with new_output(target, force=force, say=_say) as path:
             _say(f"recording to {shown}")
             with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
                 code = launch(

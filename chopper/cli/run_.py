@@ -65,7 +65,9 @@ def command(
         launch = prepare(workload, ranks=ranks, steps=steps, options=options)
     # After all checks: --force replaces the run that is there.
     path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
-    with new_output(path, force=force) as place:
+    with new_output(
+        path, force=force, say=lambda line: click.echo(f"chopper: {line}", err=True)
+    ) as place:
         for note in launch.notes:
             click.echo(f"chopper: {note}", err=True)
         click.echo(f"chopper: recording {workload} with {launch.ranks} ranks into {path}", err=True)
