@@ -49,6 +49,8 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Other cause → by how much its attributed change exceeds its true change."""
     scale_ns: int | None = None
     """What errors are shares of, where it is not ``injected_ns``: a stall that costs nothing."""
+    leak_scale_ns: int | None = None
+    """What leaks are shares of, where it is not the same: all that is injected together."""
     mixed: bool = False
     """Injected together with others."""
     bar: Bar = ALONE
@@ -60,6 +62,11 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     def unit_ns(self) -> int:
         """What errors are shares of."""
         return max(abs(self.injected_ns if self.scale_ns is None else self.scale_ns), 1)
+
+    @property
+    def leak_unit_ns(self) -> int:
+        """What leaks are shares of."""
+        return self.unit_ns if self.leak_scale_ns is None else max(abs(self.leak_scale_ns), 1)
 
     @property
     def recovered_ratio(self) -> float | None:
@@ -79,7 +86,7 @@ class Case(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     @property
     def leaked_ratio(self) -> float:
         """The largest error of any other cause."""
-        return abs(self.worst_leak[1]) / self.unit_ns if self.worst_leak else 0.0
+        return abs(self.worst_leak[1]) / self.leak_unit_ns if self.worst_leak else 0.0
 
 
 OnCase = Callable[[Case], None]

@@ -1,18 +1,56 @@
-"""Injections into a discrete-event model of a training job."""
+"""Injections into a discrete-event model of a training job.
+
+Each case runs the model without and with an injection, writes both as recorded runs, attributes
+them through the public path, and compares the two differences: in the model's books, and in the
+attribution.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+
+from chopper.causes import LEAVES
+from chopper.validation.model.injections import INJECTIONS, MIXES, Injection
+from chopper.validation.model.job import simulate
+from chopper.validation.model.ledger import ledger
+from chopper.validation.model.machine import FLAVOURS
+from chopper.validation.model.writer import write
+from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.validation.results import Case, OnCase
+    from chopper.validation.model.job import Plan
+    from chopper.validation.results import OnCase
+
+_QUICK = (
+    "data_stall",
+    "user_python",
+    "straggler",
+    "slow_link",
+    "clock_power_cap",
+    "contention",
+    "exposed_copy",
+    "recomputation",
+    "vector_excess",
+    "stall_behind_queue",
+    "mixed_host",
+)
+_NOT_CLAIMED = "compute.efficiency.rest"
+"""Where the time of a factor stays that is refused."""
 
 
 def injections() -> dict[str, str]:
-    """Name of each injection → id of the cause that it belongs to."""
-    return {}
+    """Name of each injection → id of the cause that it belongs to; of mixes, of all of them."""
+    alone = {name: i.cause for name, i in INJECTIONS.items()}
+    mixed = {name: ",".join(INJECTIONS[p].cause for p in m.parts) for name, m in MIXES.items()}
+    return alone | mixed
 
 
 def run_cases(
@@ -29,8 +67,122 @@ def run_cases(
         injections: names, from :func:`injections`.
         magnitudes: of ``small``, ``medium``, ``large``.
         seed: of everything random.
-        quick: a subset.
+        quick: one magnitude and flavour in turn of the most telling injections.
         on_case: called with each case as it is done.
     """
-    del injections, magnitudes, seed, quick, on_case
-    return []
+    done: list[Case] = []
+    chosen = [n for n in injections if not quick or n in _QUICK]
+    for number, name in enumerate(chosen):
+        for flavour, magnitude in _combinations(number, magnitudes, quick=quick):
+            for case in _cases(name, magnitude, flavour, seed):
+                done.append(case)
+                if on_case is not None:
+                    on_case(case)
+    return done
+
+
+def _combinations(number: int, magnitudes: Sequence[str], *, quick: bool) -> list[tuple[str, str]]:
+    every = [(flavour, magnitude) for flavour in FLAVOURS for magnitude in magnitudes]
+    return [every[number % len(every)]] if quick and every else every
+
+
+def _cases(name: str, magnitude: str, flavour: str, seed: int) -> list[Case]:
+    if name in MIXES:
+        mix = MIXES[name]
+        plans = mix.plans(magnitude, flavour=flavour, seed=seed)
+        parts = [INJECTIONS[p] for p in mix.parts]
+        return [
+            _case(part, magnitude, flavour, plans, bar=MIXED, name=name, mixed=True)
+            for part in parts
+        ]
+    injection = INJECTIONS[name]
+    plans = injection.plans(magnitude, flavour=flavour, seed=seed)
+    return [_case(injection, magnitude, flavour, plans, bar=ALONE, name=name)]
+
+
+def _case(
+    injection: Injection,
+    magnitude: str,
+    flavour: str,
+    plans: tuple[Plan, Plan],
+    *,
+    bar: Bar,
+    name: str,
+    mixed: bool = False,
+) -> Case:
+    without, injected = (_run(plan) for plan in plans)
+    truth = _difference(injected.truth, without.truth)
+    found = _difference(injected.found, without.found)
+    cause = injection.cause
+    own = [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
+    total = sum(truth.get(c, 0) for c in own)
+    leaked = {
+        c: found.get(c, 0) - truth.get(c, 0)
+        for c in sorted(truth.keys() | found.keys())
+        if c not in own and found.get(c, 0) != truth.get(c, 0)
+    }
+    refusal = injected.refusals.get(cause) if injection.may_refuse else None
+    if refusal is not None:
+        leaked.pop(_NOT_CLAIMED, None)
+    case = Case(
+        suite="synthetic",
+        injection=name,
+        cause=cause,
+        magnitude=magnitude,
+        flavour=flavour,
+        injected_ns=total,
+        recovered_ns=sum(found.get(c, 0) for c in own),
+        leaked_ns=leaked,
+        scale_ns=injection.scale_ns[magnitude] if injection.scale_ns and not mixed else None,
+        leak_scale_ns=sum(truth.values()) if mixed else None,
+        mixed=mixed,
+        bar=bar,
+    )
+    return judged(case) if refusal is None else _refused(case, refusal)
+
+
+def _refused(case: Case, reason: str) -> Case:
+    """Nothing may be claimed for it, and nothing of it elsewhere."""
+    claimed = judged(msgspec.structs.replace(case, injected_ns=0, scale_ns=case.injected_ns))
+    if claimed.status == "missed":
+        return msgspec.structs.replace(
+            case, status="missed", reason=f"refused, and yet {claimed.reason}"
+        )
+    return msgspec.structs.replace(case, status="refused", reason=reason)
+
+
+def _difference(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
+    return {c: a.get(c, 0) - b.get(c, 0) for c in a.keys() | b.keys()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """One run of the model: cause → nanoseconds, in its books and by the attribution.
+
+    Attributes:
+        refusals: cause → why the attribution does not claim it.
+    """
+
+    truth: dict[str, int]
+    found: dict[str, int]
+    refusals: dict[str, str]
+
+
+@lru_cache(maxsize=32)
+def _run(plan: Plan) -> _Outcome:
+    from chopper.api import attribute
+
+    recording = simulate(plan)
+    with tempfile.TemporaryDirectory(prefix="chopper-validate-") as folder:
+        write(recording, Path(folder))
+        attribution = attribute(folder)
+    refusals = {
+        cause: finding.message
+        for finding in attribution.findings
+        for withheld in finding.withholds
+        for cause in LEAVES
+        if cause == withheld or cause.startswith(withheld + ".")
+    }
+    pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])
+    found = dict(zip(pieces["cause"].to_pylist(), pieces["time_ns_sum"].to_pylist(), strict=True))
+    return _Outcome(ledger(recording), found, refusals)

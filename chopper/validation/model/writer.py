@@ -1,0 +1,263 @@
+"""Write a simulated run as a recorded one: Kineto traces as CUDA and ROCm write them, clock samples."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from chopper.manifest import Device
+from chopper.run import RunWriter, StreamWriter, finalize
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chopper.validation.model.engine import Task
+    from chopper.validation.model.job import RankRecord, Recording
+
+_BASE_NS = 1_767_189_312_000_000_000
+_START_NS = 3_743_411_230_000_000_000 % 1_000_000_000_000_000
+_TAIL_NS = 2_000_000
+
+
+def write(recording: Recording, directory: Path) -> None:
+    """Write a run directory, as ``chopper record`` would have left it."""
+    for record in recording.ranks:
+        _write_rank(recording, record, directory)
+    finalize(directory, command=("train.py",), exit_code=0)
+
+
+class _Clock:
+    """True time → what a rank's host says: an offset, and a drift."""
+
+    def __init__(self, recording: Recording, rank: int) -> None:
+        plan = recording.plan
+        self._offset_ns = _START_NS + plan.host_offsets_ns[rank % len(plan.host_offsets_ns)]
+        self._drift = plan.host_drift_ns_per_s[rank % len(plan.host_drift_ns_per_s)] / 1e9
+
+    def at(self, true_ns: int) -> int:
+        """Nanoseconds after the trace's base."""
+        return self._offset_ns + true_ns + round(true_ns * self._drift)
+
+
+def _write_rank(recording: Recording, record: RankRecord, directory: Path) -> None:
+    plan, node = recording.plan, recording.machine
+    clock = _Clock(recording, record.rank)
+    writer = RunWriter(directory, record.rank)
+    (writer.directory / "trace.json").write_bytes(
+        msgspec.json.encode(_document(recording, record, clock))
+    )
+    samples = _samples(recording, record.rank, clock)
+    stream = StreamWriter(writer.directory / "device_clock.arrow", "device_clock")
+    try:
+        stream.write(samples)
+    finally:
+        stream.close()
+    part = writer.manifest
+    part.world_size = plan.ranks
+    part.local_rank = record.rank
+    part.hostname = f"node-{record.rank}"
+    part.backend = "nccl"
+    part.process_groups = _groups(recording)
+    part.devices = [
+        Device(
+            device_id=i,
+            name=node.device_name,
+            memory_bytes=node.memory_bytes,
+            multiprocessor_count=node.units,
+        )
+        for i in range(plan.ranks)
+    ]
+    part.device_id = record.rank
+    part.traces = ("trace.json",)
+    part.steps_source = "profiler_step"
+    part.status = "complete"
+    writer.save()
+
+
+def _groups(recording: Recording) -> list[dict[str, Any]]:
+    return [
+        {"pg_name": name, "pg_desc": "default_pg", "pg_size": len(ranks), "ranks": list(ranks)}
+        for name, ranks in recording.groups
+    ]
+
+
+def _document(recording: Recording, record: RankRecord, clock: _Clock) -> dict[str, Any]:
+    node, plan = recording.machine, recording.plan
+    cuda = node.flavour == "cuda"
+    events: list[dict[str, Any]] = [
+        {
+            "ph": "M",
+            "name": "process_labels",
+            "ts": 0,
+            "pid": record.rank,
+            "tid": 0,
+            "args": {"labels": f"GPU {record.rank}"},
+        }
+    ]
+    pid = 1000 * (record.rank + 1)
+    for span in record.spans:
+        if span.start_ns >= record.recording_ns:
+            events.append(_row(span.category, span.name, pid, span.tid, span, clock, span.args))
+    for task in record.tasks:
+        if task.end_ns > record.recording_ns:
+            events.append(_device_row(recording, record, task, clock))
+    found: dict[str, Any] = {
+        "schemaVersion": 1,
+        "deviceProperties": [
+            {
+                "id": i,
+                "name": node.device_name,
+                "totalGlobalMem": node.memory_bytes,
+                "computeMajor": 9,
+                "computeMinor": 0 if cuda else 4,
+                "maxThreadsPerBlock": 1024,
+                "maxThreadsPerMultiprocessor": 2048,
+                "regsPerBlock": 65536,
+                "warpSize": node.warp,
+                "sharedMemPerBlock": 49152 if cuda else 65536,
+                "numSms": node.units,
+                **(
+                    {
+                        "regsPerMultiprocessor": 65536,
+                        "sharedMemPerBlockOptin": 232_448,
+                        "sharedMemPerMultiprocessor": 233_472,
+                    }
+                    if cuda
+                    else {"maxSharedMemoryPerMultiProcessor": 65536}
+                ),
+            }
+            for i in range(plan.ranks)
+        ],
+        "distributedInfo": {
+            "backend": "nccl",
+            "rank": record.rank,
+            "world_size": plan.ranks,
+            "pg_count": len(recording.groups),
+            "pg_config": _groups(recording),
+            "nccl_version": "2.21.5" if cuda else "2.22.3",
+        },
+        "record_shapes": 1,
+        **(
+            {"cuda_runtime_version": 12090, "cuda_driver_version": 12090, "cupti_version": 28}
+            if cuda
+            else {
+                "roctracer_version": 4.1,
+                "hip_runtime_version": 60443483,
+                "hip_driver_version": 60443483,
+            }
+        ),
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": _BASE_NS,
+        "traceEvents": events,
+    }
+    return found
+
+
+def _us(time_ns: int) -> msgspec.Raw:
+    """Microseconds with the digits that Kineto writes: nanoseconds after the point."""
+    return msgspec.Raw(b"%d.%03d" % divmod(time_ns, 1000))
+
+
+def _row(
+    category: str, name: str, pid: int, tid: int, timed: Any, clock: _Clock, args: dict[str, Any]
+) -> dict[str, Any]:
+    start = clock.at(timed.start_ns)
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": _us(start),
+        "dur": _us(clock.at(timed.end_ns) - start),
+        "args": args,
+    }
+
+
+def _device_row(
+    recording: Recording, record: RankRecord, task: Task, clock: _Clock
+) -> dict[str, Any]:
+    cuda = recording.machine.flavour == "cuda"
+    args: dict[str, Any] = {
+        "device": record.rank,
+        "stream": task.stream,
+        "correlation": task.correlation,
+    }
+    shape = dict(task.shape)
+    # On ROCm a fill is a kernel of the runtime's own.
+    category = "kernel"
+    if task.lane == "copy" and not task.name.startswith("__"):
+        category = "gpu_memset" if task.name.startswith("Memset") else "gpu_memcpy"
+    if cuda:
+        args["External id"] = task.external
+        if category == "kernel":
+            args |= {"queued": 0, "context": 1, "registers per thread": 32, "shared memory": 0}
+            grid = shape.get("grid", [1, 1, 1])
+            per_unit = grid[0] / recording.machine.units
+            args |= {
+                "blocks per SM": round(per_unit, 6),
+                "warps per SM": round(per_unit * shape.get("block", [128])[0] / 32, 6),
+                "est. achieved occupancy %": 0,
+            }
+        args |= shape
+        if task.graph is not None:
+            args |= {"graph id": task.graph[0], "graph node id": task.graph[1]}
+        if task.collective is not None:
+            told = task.collective
+            args |= {
+                "Collective name": told.name,
+                "In msg nelems": told.in_elements,
+                "Out msg nelems": told.out_elements,
+                "Group size": len(told.members),
+                "dtype": "BFloat16",
+                "Process Group Name": told.group,
+                "Process Group Ranks": str(list(told.members)),
+                "Seq": told.sequence,
+            }
+    else:
+        # roctracer: the grid stands on the launch row, there is no External id.
+        args["kind"] = "Dispatch Kernel"
+        if category == "gpu_memcpy":
+            args |= {"kind": task.name.split()[1], "bytes": shape["bytes"]}
+    return _row(category, task.name, record.rank, task.stream, task, clock, args)
+
+
+def _samples(recording: Recording, rank: int, clock: _Clock) -> dict[str, list[Any]]:
+    """Clock samples of one device, at uneven times, each some time after it was asked for."""
+    plan, node = recording.plan, recording.machine
+    rng = random.Random(f"{plan.seed}/{rank}/sampler")
+    period = 1e9 / plan.telemetry_hz
+    changes = recording.clocks[rank]
+    record = recording.ranks[rank]
+    time_ns = record.recording_ns - 3 * period
+    found: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "time_ns",
+            "span_ns",
+            "device_id",
+            "sm_clock_hz",
+            "memory_clock_hz",
+            "power_w",
+            "event_reasons",
+            "device_uuid",
+        )
+    }
+    at = 0
+    while time_ns < recording.end_ns + max(_TAIL_NS, period):
+        asked = max(round(time_ns + period * 0.04 * rng.uniform(-1, 1)), 0)
+        while at + 1 < len(changes) and changes[at + 1][0] <= asked:
+            at += 1
+        _, hz, reasons = changes[at]
+        found["time_ns"].append(_BASE_NS + clock.at(asked))
+        found["span_ns"].append(round(rng.uniform(20_000, 60_000)))
+        found["device_id"].append(rank)
+        found["sm_clock_hz"].append(round(hz / 1e6) * 1_000_000)
+        found["memory_clock_hz"].append(2_619_000_000 if node.flavour == "cuda" else 1_300_000_000)
+        found["power_w"].append(round(560 + 20 * rng.random(), 1))
+        found["event_reasons"].append(reasons)
+        found["device_uuid"].append(None)
+        time_ns += period
+    return found
