@@ -1,0 +1,310 @@
+"""Logs of other samplers as device tables: nvidia-smi, rocm-smi, amd-smi and their like, as CSV.
+
+A log has a row per device and moment, with a heading that says what each column is, by name and by
+unit: ``clocks.current.sm [MHz]``, ``power_watts``, ``temp_junction_celsius``. Columns are recognised
+by these two; what is not recognised is named, not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING, Any
+
+from chopper.errors import InputError
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+_MEGA = 1_000_000
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryLog:
+    """What a log holds.
+
+    Attributes:
+        tables: device tables by name, each sorted by time.
+        ignored: headings that no column of ours takes.
+        local_time: its times name no zone, so they were read as UTC or as the zone that was given.
+        rows_count, bad_rows_count: rows read, and rows left out because they could not be.
+    """
+
+    tables: dict[str, pa.Table]
+    ignored: tuple[str, ...]
+    local_time: bool
+    rows_count: int
+    bad_rows_count: int
+
+
+# Pattern of a heading without its unit → (table, column). Looked for in this order.
+_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk|gfx_0_clk)",
+        "device_clock",
+        "sm_clock_hz",
+    ),
+    (
+        r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk|uclk|mem_0_clk)",
+        "device_clock",
+        "memory_clock_hz",
+    ),
+    (r"(clocks_(event|throttle)_reasons\.active)", "device_clock", "event_reasons"),
+    (
+        r"(power\.draw(\.instant)?|power|socket_power|(current_|gpu_)?power_usage|power_(watts?|w)|average_graphics_package_power|current_socket_graphics_package_power)",
+        "device_clock",
+        "power_w",
+    ),
+    (r"power\.draw\.average", "device_counter", "power_average_w"),
+    (
+        r"(temperature\.gpu|temperature|temp|gpu_temp(erature)?|temp_junction|hotspot(_temperature)?|temperature_.*junction.*)",
+        "device_counter",
+        "temperature_c",
+    ),
+    (
+        r"(temperature\.memory|mem(ory)?_temp(erature)?|temp_mem(ory)?|temperature_.*memory.*)",
+        "device_counter",
+        "memory_temperature_c",
+    ),
+    (
+        r"(utilization\.gpu|gpu_use|utilization_gpu|gpu_util(ization)?|gfx_activity_percent|gfx|gpu_use_)",
+        "device_counter",
+        "device_utilization_ratio",
+    ),
+    (
+        r"(utilization\.memory|utilization_memory|mem(ory)?_util(ization)?|umc_activity)",
+        "device_counter",
+        "memory_utilization_ratio",
+    ),
+    (
+        r"(memory\.used|vram_used|memory_used|vram_total_used_memory|used_vram)",
+        "device_counter",
+        "memory_used_bytes",
+    ),
+    (r"(energy|total_energy(_consumption)?|energy_consumption)", "device_counter", "energy_j"),
+)
+
+# Unit as a heading or a cell writes it → factor to the table's unit, by what the unit measures.
+_UNITS: dict[str, tuple[str, float]] = {
+    "mhz": ("hz", _MEGA), "ghz": ("hz", 1e9), "hz": ("hz", 1),
+    "w": ("w", 1), "watt": ("w", 1), "watts": ("w", 1), "mw": ("w", 1e-3), "uw": ("w", 1e-6),
+    "j": ("j", 1), "mj": ("j", 1e-3), "uj": ("j", 1e-6),
+    "c": ("c", 1), "celsius": ("c", 1), "°c": ("c", 1),
+    "%": ("ratio", 0.01), "percent": ("ratio", 0.01),
+    "mib": ("bytes", _MIB), "mb": ("bytes", _MIB), "gib": ("bytes", 1 << 30), "gb": ("bytes", 1 << 30),
+    "kib": ("bytes", 1024), "b": ("bytes", 1), "bytes": ("bytes", 1),
+}  # fmt: skip
+_PLAIN_UNIT = {"hz": _MEGA, "w": 1.0, "j": 1.0, "c": 1.0, "ratio": 0.01}
+"""What a number without a unit is, as these tools print it; bytes always come with one."""
+
+_TIME_NAMES = ("timestamp", "time", "date", "datetime")
+_DEVICE_NAMES = (
+    "index",
+    "gpu_index",
+    "gpu",
+    "device",
+    "gpu_id",
+    "card",
+    "device_id",
+    "uuid",
+    "gpu_uuid",
+)
+_ABSENT = frozenset(
+    ("", "n/a", "[n/a]", "[not supported]", "[unknown error]", "not active", "none", "nan")
+)
+
+
+def looks_like_log(head: str) -> bool:
+    """Whether a file's first line is the heading of such a log."""
+    names = [_plain(cell) for cell in head.splitlines()[0].split(",")] if head.strip() else []
+    return (
+        any(name in _TIME_NAMES for name, _ in names)
+        and any(name in _DEVICE_NAMES for name, _ in names)
+        and any(_place(name) for name, _ in names)
+    )
+
+
+def _plain(heading: str) -> tuple[str, str | None]:
+    """(name, unit) of a heading: ``power.draw [W]``, ``temp_junction_celsius``, ``power_W``."""
+    text = heading.strip().strip('"').lower()
+    bracket = re.search(r"[\[(]\s*([^\])]+?)\s*[\])]\s*$", text)
+    if bracket:
+        name = text[: bracket.start()].strip().replace(" ", "_")
+        return name, bracket[1] if bracket[1] in _UNITS else None
+    name = text.replace(" ", "_")
+    stem, _, last = name.rpartition("_")
+    if stem and last in _UNITS:
+        return stem, last
+    return name, None
+
+
+def _place(name: str) -> tuple[str, str] | None:
+    for pattern, table, column in _COLUMNS:
+        if re.fullmatch(pattern, name):
+            return table, column
+    return None
+
+
+def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryLog:
+    """Read a log. -> DEVICE_CLOCK, DEVICE_COUNTER.
+
+    Args:
+        text: the whole file.
+        where: its name, for messages.
+        zone: time zone of times that name none (nvidia-smi's are local); None for UTC.
+
+    Raises:
+        InputError: no such log, or not a row of it can be read.
+    """
+    import csv
+
+    import pyarrow as pa
+
+    lines = text.splitlines()
+    if not looks_like_log(text):
+        raise InputError(
+            f"{where}: no telemetry log: expected a heading with a time, a device and clocks, power "
+            "or the like; found " + (repr(lines[0][:80]) if lines else "an empty file")
+        )
+    heading = next(csv.reader([lines[0]], skipinitialspace=True))
+    columns = [_plain(cell) for cell in heading]
+    time_at = next(i for i, (name, _) in enumerate(columns) if name in _TIME_NAMES)
+    device_at = next(i for i, (name, _) in enumerate(columns) if name in _DEVICE_NAMES)
+    uuid_at = next((i for i, (name, _) in enumerate(columns) if name in ("uuid", "gpu_uuid")), None)
+    placed: dict[int, tuple[str, str, str | None]] = {}
+    for i, (name, unit) in enumerate(columns):
+        place = _place(name) if i not in (time_at, device_at) else None
+        if place is not None and place not in {p[:2] for p in placed.values()}:
+            placed[i] = (*place, unit)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    uuids: dict[str, int] = {}
+    bad, read, local = 0, 0, False
+    for cells in csv.reader(lines[1:], skipinitialspace=True):
+        if not cells:
+            continue
+        # Some loggers leave out what a device does not tell, at the end of the row.
+        whole = max(time_at, device_at) < len(cells) <= len(columns)
+        moment = _time_ns(cells[time_at], zone) if whole else None
+        device = _device(cells[device_at], uuids) if moment is not None else None
+        if moment is None or device is None:
+            bad += 1
+            continue
+        time_ns, named_zone = moment
+        local |= not named_zone
+        read += 1
+        made: dict[str, dict[str, Any]] = {}
+        for i, (table, column, unit) in placed.items():
+            value = _value(cells[i], column, unit) if i < len(cells) else None
+            made.setdefault(table, {})[column] = value
+        for table, row in made.items():
+            if any(value is not None for value in row.values()):
+                rows.setdefault(table, []).append(
+                    row
+                    | {
+                        "time_ns": time_ns,
+                        "span_ns": 0,
+                        "device_id": device,
+                        "device_uuid": cells[uuid_at].strip()
+                        if uuid_at is not None and uuid_at < len(cells)
+                        else None,
+                    }
+                )
+    if not rows:
+        raise InputError(
+            f"{where}: a telemetry log without a readable row ({bad} could not be read)"
+        )
+    tables = {
+        name: TABLES[name]
+        .validate(pa.Table.from_pylist(found, schema=TABLES[name].arrow))
+        .sort_by("time_ns")
+        for name, found in rows.items()
+    }
+    used = {time_at, device_at, uuid_at, *placed}
+    return TelemetryLog(
+        tables,
+        tuple(cell.strip() for i, cell in enumerate(heading) if i not in used),
+        local,
+        read,
+        bad,
+    )
+
+
+def _device(cell: str, uuids: dict[str, int]) -> int | None:
+    """``3``, ``card3``, ``GPU[3]``; UUIDs are numbered as they come."""
+    text = cell.strip()
+    if text.upper().startswith("GPU-"):
+        return uuids.setdefault(text, len(uuids))
+    found = re.fullmatch(r"(?:[A-Za-z]*\[?)(\d+)\]?", text)
+    return int(found[1]) if found else None
+
+
+def _value(cell: str, column: str, unit: str | None) -> Any:
+    """A cell in the column's unit; None for what stands for nothing."""
+    text = cell.strip().lower()
+    if text in _ABSENT:
+        return None
+    if column == "event_reasons":
+        try:
+            return int(text, 0)
+        except ValueError:
+            return None
+    found = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*([a-z°%]*)", text)
+    if not found:
+        return None
+    wanted = column.rpartition("_")[2]
+    written = found[2] or unit
+    if written:
+        kind, factor = _UNITS.get(written, ("", 0.0))
+        if kind != wanted:
+            return None
+    elif wanted in _PLAIN_UNIT:
+        factor = _PLAIN_UNIT[wanted]
+    else:
+        return None
+    value = float(found[1]) * factor
+    if wanted == "hz":
+        return round(value) or None
+    return round(value) if wanted == "bytes" else value
+
+
+_FORMATS = (
+    "%Y/%m/%d %H:%M:%S.%f",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y-%m-%d %H:%M:%S.%f",
+    "%Y-%m-%d %H:%M:%S",
+)
+
+
+def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
+    """(Unix time, whether the text names its zone); None for what is no time."""
+    text = cell.strip()
+    number = re.fullmatch(r"(\d+)(?:\.(\d{1,9})\d*)?", text)
+    if number:
+        # Seconds, ms, µs or ns since 1970, told apart by magnitude.
+        digits = len(number[1])
+        scale = 10 ** max(0, 9 - max(0, (digits - 10) // 3 * 3))
+        fraction = int((number[2] or "0").ljust(9, "0")) * scale // 10**9
+        return int(number[1]) * scale + fraction, True
+    made = _parsed(text)
+    if made is None:
+        return None
+    named = made.tzinfo is not None
+    aware = made if named else made.replace(tzinfo=zone or UTC)
+    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000, named
+
+
+def _parsed(text: str) -> datetime | None:
+    attempts: list[Callable[[], datetime]] = [lambda: datetime.fromisoformat(text)]
+    attempts += [lambda f=f: datetime.strptime(text, f) for f in _FORMATS]  # type: ignore[misc]
+    for attempt in attempts:
+        try:
+            return attempt()
+        except ValueError:
+            continue
+    return None

@@ -1,0 +1,115 @@
+"""Other samplers' logs: what each heading and unit becomes, and what is refused."""
+
+from __future__ import annotations
+
+from datetime import timedelta, timezone
+
+import pytest
+
+from chopper.collectors.telemetry_log import looks_like_log, read_log
+from chopper.errors import InputError
+
+NVIDIA = """\
+timestamp, index, uuid, clocks.current.sm [MHz], power.draw.instant [W], temperature.gpu, memory.used [MiB], utilization.gpu [%], clocks_event_reasons.active, name
+2025/06/13 00:27:52.195, 0, GPU-aa, 1980 MHz, 650.25 W, 61, 1024 MiB, 97 %, 0x0000000000000004, NVIDIA H100
+2025/06/13 00:27:52.195, 1, GPU-bb, 1755 MHz, [N/A], [Not Supported], 2 GiB, 0 %, 0x0, NVIDIA H100
+"""
+
+
+def test_nvidia_smi_with_its_units() -> None:
+    log = read_log(NVIDIA, "smi.csv")
+    first, second = log.tables["device_clock"].to_pylist()
+    assert first["sm_clock_hz"] == 1_980_000_000
+    assert first["power_w"] == 650.25
+    assert first["event_reasons"] == 4
+    assert (first["device_id"], first["device_uuid"]) == (0, "GPU-aa")
+    assert first["time_ns"] == 1_749_774_472_195_000_000
+    assert second["power_w"] is None
+    counters = log.tables["device_counter"].to_pylist()
+    assert [row["memory_used_bytes"] for row in counters] == [1 << 30, 2 << 30]
+    assert [row["temperature_c"] for row in counters] == [61.0, None]
+    assert counters[0]["device_utilization_ratio"] == pytest.approx(0.97)
+    assert log.local_time
+    assert log.ignored == ("name",)
+
+
+def test_local_times_take_the_zone_that_is_given() -> None:
+    zone = timezone(timedelta(hours=2))
+    there = read_log(NVIDIA, "smi.csv", zone=zone).tables["device_clock"]["time_ns"][0].as_py()
+    assert there == 1_749_774_472_195_000_000 - 2 * 3_600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("1754586662", 1_754_586_662_000_000_000),
+        ("1754586662.25", 1_754_586_662_250_000_000),
+        ("1754586662250", 1_754_586_662_250_000_000),
+        ("1754586662250001", 1_754_586_662_250_001_000),
+        ("1754586662250001002", 1_754_586_662_250_001_002),
+        ("2025-08-07T17:11:02.25Z", 1_754_586_662_250_000_000),
+        ("2025-08-07T19:11:02.250001+02:00", 1_754_586_662_250_001_000),
+        ("2025-08-07 17:11:02", 1_754_586_662_000_000_000),
+    ],
+)
+def test_times_keep_every_digit(written: str, expected: int) -> None:
+    log = read_log(f"timestamp,gpu,power_w\n{written},0,300\n", "log.csv")
+    assert log.tables["device_clock"]["time_ns"].to_pylist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "table", "column", "expected"),
+    [
+        ("sclk", "2100Mhz", "device_clock", "sm_clock_hz", 2_100_000_000),
+        ("gfx_clk [MHz]", "1321", "device_clock", "sm_clock_hz", 1_321_000_000),
+        ("clocks.sm", "0", "device_clock", "sm_clock_hz", None),
+        ("power_mW", "650000", "device_clock", "power_w", 650.0),
+        ("power_usage", "N/A", "device_clock", "power_w", None),
+        ("power_watts", "12 V", "device_clock", "power_w", None),
+        ("temp_junction_celsius", "52.5", "device_counter", "temperature_c", 52.5),
+        ("gpu_use_percent", "50", "device_counter", "device_utilization_ratio", 0.5),
+        ("vram_used_bytes", "1000", "device_counter", "memory_used_bytes", 1000),
+        ("memory.used", "1000", "device_counter", "memory_used_bytes", None),
+        ("energy_mJ", "2500", "device_counter", "energy_j", 2.5),
+    ],
+)
+def test_a_cell_takes_its_unit_from_itself_or_from_its_heading(
+    heading: str, cell: str, table: str, column: str, expected: float | None
+) -> None:
+    # A second sensor, so that a row remains where the first says nothing.
+    text = (
+        f"timestamp,device,{heading},memory_clock [MHz],mem_temp\n1754586662,card3,{cell},1000,40\n"
+    )
+    row = read_log(text, "log.csv").tables[table].to_pylist()[0]
+    assert row[column] == expected
+    assert row["device_id"] == 3
+
+
+def test_rows_that_cannot_be_read_are_counted_and_the_rest_is_kept() -> None:
+    text = "timestamp,gpu,power_w,temp_c\nsoon,0,300,1\n1754586662,0,300\n1754586663,total,9,9\n1,2,3,4,5\n\n"
+    log = read_log(text, "log.csv")
+    assert log.rows_count == 1
+    assert log.bad_rows_count == 3
+    assert log.tables["device_clock"]["power_w"].to_pylist() == [300.0]
+    assert "device_counter" not in log.tables
+
+
+def test_uuids_in_place_of_numbers_are_devices_of_their_own() -> None:
+    text = "timestamp,uuid,power_w\n1754586662,GPU-aa,1\n1754586662,GPU-bb,2\n"
+    clocks = read_log(text, "log.csv").tables["device_clock"]
+    assert clocks["device_id"].to_pylist() == [0, 1]
+    assert clocks["device_uuid"].to_pylist() == ["GPU-aa", "GPU-bb"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "a,b,c\n1,2,3\n", "Kernel Name,Counter\nk,1\n", "timestamp,gpu,fan\n1,0,3\n"]
+)
+def test_other_tables_are_no_logs(text: str) -> None:
+    assert not looks_like_log(text)
+    with pytest.raises(InputError, match=r"^x\.csv: no telemetry log: expected a heading with"):
+        read_log(text, "x.csv")
+
+
+def test_a_log_without_a_row_says_so() -> None:
+    with pytest.raises(InputError, match=r"x\.csv: .* without a readable row \(1 could not be"):
+        read_log("timestamp,gpu,power_w\nnever,0,1\n", "x.csv")
