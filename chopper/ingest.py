@@ -56,7 +56,7 @@ def _find(named: Sequence[str | Path]) -> _Found:
             if is_run(path):
                 raise InputError(
                     f"{path}: is a run directory already; expected trace files, or a directory or "
-                    "pattern of them"
+                    "pattern of them (`chopper import` joins run directories of one run)"
                 )
             if path.is_dir():
                 for file in _in_directory(path):
@@ -123,7 +123,10 @@ def load(named: Sequence[str | Path]) -> Run:
         return Run.open(Path(named[0]))
     for item in named:
         if is_run(Path(item)):
-            raise InputError(f"{item}: is a run directory; name it alone, not with other files")
+            raise InputError(
+                f"{item}: is a run directory; name it alone, not with other files (`chopper import A B "
+                "-o DIR` joins run directories of one run)"
+            )
     found = _find(named)
     if len(found) == 1 and (file := next(iter(found))).name == MANIFEST and is_run(file.parent):
         return Run.open(file.parent)

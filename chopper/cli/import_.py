@@ -14,6 +14,8 @@ from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper.manifest import RunManifest
 
 
@@ -25,24 +27,36 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace the run that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: bool) -> None:
-    """Import kernel traces (Kineto JSON from CUDA, ROCm or CPU) as one run.
+    """Import kernel traces (Kineto JSON from CUDA, ROCm or CPU) as one run; join runs of nodes.
 
     TRACE is a file, a glob or a directory; many files become the ranks of one run. Damaged files
     are read as far as they go, and what was lost is said. Every command that takes RUN also takes
     traces directly; importing keeps them together with their tables.
 
+    Run directories that hold ranks of one run, recorded on nodes that share no disk, become one
+    run directory again.
+
     \b
     Examples:
       chopper import trace.json.gz
       chopper import 'logs/rank*.json.gz' -o runs/imported
+      chopper import node0/run node1/run -o runs/joined
     """
     from chopper import manifest
-    from chopper.ingest import find_sources
+    from chopper.ingest import find_sources, write_run
+    from chopper.joining import join_runs
+    from chopper.run import is_run
 
-    files = find_sources(traces)
-    target = output or Path("runs") / _name(files)
-    with progress(f"importing {len(files)} trace(s)"):
-        made = _write(traces, target, force=force)
+    runs = [Path(named) for named in traces if is_run(Path(named))]
+    if runs:
+        target = output or Path("runs") / f"{runs[0].resolve().name}-joined"
+        with progress(f"joining {len(traces)} runs"):
+            made = _write(lambda place: join_runs([Path(t) for t in traces], place), target, force)
+    else:
+        files = find_sources(traces)
+        target = output or Path("runs") / _name(files)
+        with progress(f"importing {len(files)} trace(s)"):
+            made = _write(lambda place: write_run(traces, place), target, force)
     if as_json:
         click.echo(manifest.encode(made), nl=False)
     else:
@@ -54,14 +68,13 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
     click.echo(f"      chopper report {named} -o report.html", err=True)
 
 
-def _write(traces: tuple[str, ...], target: Path, *, force: bool) -> RunManifest:
+def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> RunManifest:
     """Write the run; a run that is replaced goes only when the new one is whole.
 
     Raises:
         InputError: a trace cannot be read.
         OutputError: the run cannot be written; nothing of it is left.
     """
-    from chopper.ingest import write_run
     from chopper.run import check_output, prepare_output, recover
 
     for line in recover(target):
@@ -73,7 +86,7 @@ def _write(traces: tuple[str, ...], target: Path, *, force: bool) -> RunManifest
     fresh = beside(place, "new") if replace else place
     prepare_output(fresh)
     try:
-        made = write_run(traces, fresh)
+        made = make(fresh)
         if replace:
             made.name = place.name
             _swap(fresh, place, made)
