@@ -21,6 +21,7 @@ from chopper.tables import TABLES
 if TYPE_CHECKING:
     from chopper.attribution import Attribution
 
+_KEY = "analyzers.operations.calls"
 _ARGUMENTS = ("input_dims", "input_types", "concrete_inputs")
 
 
@@ -34,7 +35,7 @@ def operations(attribution: Attribution) -> pa.Table:
     events = of_run(attribution)
     if not len(events):
         return TABLES["operations"].empty()
-    calls = _calls(events)
+    calls = _calls(attribution, events)
     arguments = _arguments(attribution, events, calls.first)
     keys = [codes[calls.first] for codes, _ in (events.op, events.phase)]
     found = grouped([*keys, *(codes for codes, _ in arguments)], calls.busy_ns)
@@ -57,7 +58,7 @@ def operators(attribution: Attribution) -> pa.Table:
     events = of_run(attribution)
     if not len(events):
         return TABLES["operators"].empty()
-    calls = _calls(events)
+    calls = _calls(attribution, events)
     op, names = events.op
     found = grouped([op[calls.first]], calls.busy_ns)
     order = np.argsort(-found.sum, kind="stable")
@@ -106,11 +107,16 @@ class _Calls:
     busy_ns: np.ndarray
 
 
-def _calls(events: Events) -> _Calls:
+def _calls(attribution: Attribution, events: Events) -> _Calls:
     """Events of the same operator's call; an event without an operator is a call of its own."""
-    alone = events.op_row < 0
-    group, first = group_of([events.rank, np.where(alone, -1 - events.row, events.op_row)])
-    return _Calls(first, group, busy_of(group, len(first), events.start_ns, events.dur_ns))
+    cache = attribution._cache
+    if _KEY not in cache:
+        alone = events.op_row < 0
+        group, first = group_of([events.rank, np.where(alone, -1 - events.row, events.op_row)])
+        busy = busy_of(group, len(first), events.start_ns, events.dur_ns)
+        cache[_KEY] = _Calls(first, group, busy)
+    found: _Calls = cache[_KEY]
+    return found
 
 
 def _arguments(
@@ -155,11 +161,17 @@ class _Work:
         self.ideal_ns = _known_sum(events.ideal_ns, events.math, group, size)
         self.roofline_ns = _known_sum(events.roofline_ns, events.modelled, group, size)
         codes, self.dtypes = events.dtype
-        # A group's calls share their arguments: the arithmetic of its longest event is the group's.
         self.dtype = np.full(size, -1, dtype=np.int64)
-        by_time = np.argsort(events.dur_ns, kind="stable")
-        by_time = by_time[codes[by_time] >= 0]
-        self.dtype[group[by_time]] = codes[by_time]
+        if self.dtypes:
+            known = codes >= 0
+            width = len(self.dtypes)
+            time = np.bincount(
+                group[known] * width + codes[known],
+                weights=events.dur_ns[known],
+                minlength=size * width,
+            ).reshape(size, width)
+            # Arguments tell the type, and the kernel which arithmetic stands in for it: most time.
+            self.dtype = np.where(time.any(axis=1), time.argmax(axis=1), -1)
 
 
 def _known_sum(values: np.ndarray, of: np.ndarray, group: np.ndarray, size: int) -> np.ndarray:
