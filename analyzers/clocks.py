@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from chopper.analyzers.trace import DeviceEvents
 
 KNOWN, NO_SAMPLES, NO_OVERLAP, SPARSE = range(4)
-"""What became of one event: its clock is known, its device has no usable sample, none before or
-after it, or they are too far apart."""
+"""What became of one event: its clock is known; its device has no usable sample; none on either side
+of it; or they are too far apart."""
 
 CLOCK_LABELS = ["power_cap", "thermal", "application", "idle_ramp", "host_limited", "unlabelled"]
 _POWER, _THERMAL, _APPLICATION, _IDLE, _HOST, _UNLABELLED = range(len(CLOCK_LABELS))
@@ -162,21 +162,28 @@ class ClockSeries:
         )
 
     def around(self, start_ns: int, end_ns: int) -> ClockSeries | None:
-        """The readings of a time and one beyond it on either side; None when none is near.
+        """The readings of a time and one beyond it on either side; None when there are not two.
 
-        The first and the last reading are held for one median gap, or for as long as one holds
-        when there is only one.
+        The first and the last reading are held for one median gap, where that is short enough to
+        tell of the time between readings at all.
         """
-        hold = int(np.median(np.diff(self.time_ns))) if len(self.time_ns) > 1 else MAX_GAP_NS // 2
-        hold = min(hold, MAX_GAP_NS // 2)
+        if len(self.time_ns) < 2:
+            return None
+        hold = int(np.median(np.diff(self.time_ns)))
+        hold = hold if hold <= MAX_GAP_NS else 0
         if start_ns > self.time_ns[-1] + hold or end_ns < self.time_ns[0] - hold:
             return None
         low = max(int(np.searchsorted(self.time_ns, start_ns, side="right")) - 1, 0)
         high = min(int(np.searchsorted(self.time_ns, end_ns, side="left")) + 1, len(self.time_ns))
-        index = np.concatenate([[low], np.arange(low, high), [high - 1]])
+        high = max(high, 2)
+        low = min(low, high - 2)
+        index = np.arange(low, high)
+        if hold:
+            index = np.concatenate([[low], index, [high - 1]])
         time = self.time_ns[index]
-        time[0] -= hold
-        time[-1] += hold
+        if hold:
+            time[0] -= hold
+            time[-1] += hold
         return ClockSeries(
             time,
             self.span_ns[index],

@@ -88,7 +88,7 @@ def _clocks(rank: int, links: Links, factors: Factors) -> list[Finding]:
     whole = float(time[asked].sum())
     found = []
     for state, code, why in (
-        (NO_OVERLAP, "telemetry.clock_elsewhere", "no clock sample was taken while they ran"),
+        (NO_OVERLAP, "telemetry.clock_elsewhere", "no clock samples before and after them"),
         (SPARSE, "telemetry.clock_sparse", _sparse(factors)),
     ):
         rows = asked & (clocks.state == state)

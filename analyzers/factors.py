@@ -225,7 +225,7 @@ def _no_clock(
     if (state == SPARSE).any():
         return "clock samples are too far apart for how fast the clock changes"
     if (state == NO_OVERLAP).any():
-        return "no clock sample was taken while the kernels ran"
+        return "no clock samples before and after the kernels"
     if (state == NO_SAMPLES).all():
         return "no clock samples of the device"
     return "no kernel has both a clock and a clock that its peak is quoted at"

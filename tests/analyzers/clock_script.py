@@ -37,18 +37,21 @@ class Script:
         speed = hz**sensitivity
         done = np.concatenate([[0.0], np.cumsum(np.diff(self.times_ns) * speed)])
         assert cycles[-1] <= done[-1], "the script is too short"
-        return np.interp(cycles, done, self.times_ns)
+        ends: np.ndarray = np.interp(cycles, done, self.times_ns)
+        return ends
 
     def clock_at(self, time_ns: np.ndarray) -> np.ndarray:
         at = np.searchsorted(self.times_ns[:-1], time_ns, side="right") - 1
-        return np.array([c for _, c in self.levels])[np.maximum(at, 0)]
+        hz: np.ndarray = np.array([c for _, c in self.levels])[np.maximum(at, 0)]
+        return hz
 
     def mean_hz(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """True mean clock of intervals."""
         ticks = np.interp(end_ns, self.times_ns, self.cycles) - np.interp(
             start_ns, self.times_ns, self.cycles
         )
-        return ticks / (end_ns - start_ns) * 1e9
+        hz: np.ndarray = ticks / (end_ns - start_ns) * 1e9
+        return hz
 
     def samples(
         self,

@@ -86,6 +86,9 @@ def test_samples_of_another_time_say_nothing() -> None:
     # One gap beyond the last reading is held, more is not.
     edge = join(table, (95 * MS, 99 * MS), (150 * MS, 160 * MS))
     assert edge.state.tolist() == [KNOWN, NO_OVERLAP]
+    before = join(samples([10 * MS, 20 * MS], [1e9, 1e9]), (5 * MS, 6 * MS))
+    assert before.clock_hz[0] == pytest.approx(1e9)
+    assert join(samples([10 * MS], [1e9]), (5 * MS, 20 * MS)).state.tolist() == [NO_OVERLAP]
 
 
 def test_two_devices_are_told_apart_and_one_needs_no_number() -> None:
