@@ -113,6 +113,29 @@ def _driver_version() -> str | None:
     return None
 
 
+def _numa_nodes(root: str = "/") -> dict[int, list[int]]:
+    """Cores of each NUMA node; empty where the machine does not say."""
+    found: dict[int, list[int]] = {}
+    for folder in Path(root, "sys/devices/system/node").glob("node[0-9]*"):
+        try:
+            text = (folder / "cpulist").read_text().strip()
+        except OSError:
+            continue
+        cores: list[int] = []
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            cores += range(int(first), int(last or first) + 1)
+        found[int(folder.name[4:])] = cores
+    return found
+
+
+def affinity_nodes(root: str = "/") -> dict[int, int]:
+    """NUMA node → how many of the cores that this process may use are on it."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    nodes = {n: len(allowed.intersection(cores)) for n, cores in _numa_nodes(root).items()}
+    return {node: count for node, count in sorted(nodes.items()) if count}
+
+
 def environment() -> dict[str, str]:
     """Versions, the machine, and the variables that change how training runs."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
@@ -122,6 +145,7 @@ def environment() -> dict[str, str]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "cores_allowed": affinity,
+        "cores_by_numa_node": " ".join(f"{n}:{c}" for n, c in affinity_nodes().items()) or None,
         "driver": _driver_version(),
     }
     torch = sys.modules.get("torch")

@@ -615,7 +615,7 @@ class NicSource:
 class HostCollector:
     """Samples the host while a run goes on, in a process of its own.
 
-    Writes ``cpu_core``, ``host``, ``process``, ``nic`` and ``clock``.
+    Writes ``cpu_core``, ``host``, ``process``, ``nic``, ``core_clock``, ``host_energy`` and ``clock``.
 
     Args:
         hz: samples per second of each source; per-core rows are thinned on many cores.
@@ -661,7 +661,7 @@ class HostCollector:
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""
-        here = "chopper.collectors.host"
+        here, power = "chopper.collectors.host", "chopper.collectors.cpu_power"
         root: dict[str, Any] = {"root": self._root}
         cores_hz = min(self._hz, max(_CORE_ROWS_PER_S / (os.cpu_count() or 1), 1.0))
         run = {"run_path": str(context.run_path.resolve()), "hostname": context.hostname}
@@ -670,6 +670,8 @@ class HostCollector:
             SourceSpec(factory=f"{here}:RankSource", hz=self._hz, options=root | run),
             SourceSpec(factory=f"{here}:MachineSource", hz=self._hz, options=root),
             SourceSpec(factory=f"{here}:NicSource", hz=self._hz, options=root),
+            SourceSpec(factory=f"{power}:CoreClockSource", hz=min(cores_hz, 1.0), options=root),
+            SourceSpec(factory=f"{power}:RaplSource", hz=self._hz, options=root),
             SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0),
         ]
 

@@ -143,6 +143,30 @@ NIC = Table(
     ),
 )
 
+CORE_CLOCK = Table(
+    "core_clock",
+    1,
+    "Clock of each core of the host, where its driver shows it.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="core_id", type="int32", doc="Core as the kernel numbers it."),
+        Column(name="clock_hz", type="int64", unit="hz", doc="Clock now."),
+    ),
+)
+
+HOST_ENERGY = Table(
+    "host_energy",
+    1,
+    "Energy of the host's processors (RAPL), with wraps of the counter undone.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="domain", type="string", doc="Domain, for example package-0/dram."),
+        Column(name="energy_j", type="float64", unit="j", doc="Energy since sampling began."),
+    ),
+)
+
 FABRIC_PORT = Table(
     "fabric_port",
     1,
@@ -151,7 +175,9 @@ FABRIC_PORT = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="device", type="string", doc="Name of the device, for example mlx5_0 or rdmap0s6."),
+        Column(
+            name="device", type="string", doc="Name of the device, for example mlx5_0 or rdmap0s6."
+        ),
         Column(name="port_id", type="int32", doc="Port of the device."),
         _maybe("tx_bytes", "int64", "bytes", "Sent, total (words of 4 bytes made bytes)."),
         _maybe("rx_bytes", "int64", "bytes", "Received, total."),
@@ -356,6 +382,8 @@ TELEMETRY_TABLES = (
     HOST,
     PROCESS,
     NIC,
+    CORE_CLOCK,
+    HOST_ENERGY,
     FABRIC_PORT,
     PAUSE,
     DEVICE_MEMORY,

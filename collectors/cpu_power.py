@@ -1,0 +1,152 @@
+"""Clocks and energy of the host's processors, where the machine shows them. Virtual ones rarely do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from chopper.collectors._procfs import KeptFile, try_open
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from chopper.collectors.sampler import Sink
+
+_CORES_LIMIT = 512
+"""Files kept open at most; reading a core's clock may wake it."""
+
+
+class CoreClockSource:
+    """Clock of each core as the governor sees it. cpufreq -> CORE_CLOCK.
+
+    ``scaling_cur_freq`` is measured over the last tick (aperf over mperf) on today's x86 drivers and
+    the requested clock on others; the manifest names the driver.
+
+    Args:
+        root: where the machine's ``sys`` lies.
+    """
+
+    name: ClassVar[str] = "core_clocks"
+    tables: ClassVar[tuple[str, ...]] = ("core_clock",)
+
+    def __init__(self, root: str = "/") -> None:
+        self.absent: dict[str, str] = {}
+        self._folder = Path(root) / "sys/devices/system/cpu"
+        self._files: dict[int, KeptFile] = {}
+
+    def open(self) -> None:
+        """Keep each core's file open."""
+        cores = sorted(
+            (int(path.name[3:]), path)
+            for path in self._folder.glob("cpu[0-9]*")
+            if path.name[3:].isdigit()
+        )
+        for core, path in cores[:_CORES_LIMIT]:
+            file = try_open(path / "cpufreq/scaling_cur_freq")
+            if isinstance(file, KeptFile):
+                self._files[core] = file
+        if not self._files:
+            raise CollectorUnavailable(f"{self._folder}/cpu*/cpufreq: not there")
+        if len(cores) > _CORES_LIMIT:
+            self.absent["core_clock"] = (
+                f"{len(cores) - _CORES_LIMIT} of {len(cores)} cores left out"
+            )
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per core that is online."""
+        del now_ns
+        for core, file in self._files.items():
+            try:
+                text = file.read().strip()
+            except OSError:  # taken offline; it may come back
+                continue
+            if text.isdigit() and int(text):
+                sink.add("core_clock", core, int(text) * 1000)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+class _Domain:
+    """One RAPL domain: a counter in µJ that wraps at its range."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        file = try_open(folder / "energy_uj")
+        if isinstance(file, str):
+            raise CollectorUnavailable(file)
+        self.file = file
+        try:
+            self._range_uj = int((folder / "max_energy_range_uj").read_text())
+        except (OSError, ValueError):
+            self._range_uj = 0
+        self._last_uj: int | None = None
+        self._total_uj = 0
+
+    def joules(self) -> float | None:
+        """Energy since the first reading; None where a wrap cannot be undone.
+
+        Raises:
+            OSError: the domain has gone.
+        """
+        now_uj = int(self.file.read())
+        last_uj, self._last_uj = self._last_uj, now_uj
+        grown_uj = now_uj - (now_uj if last_uj is None else last_uj)
+        if grown_uj < 0:
+            if not self._range_uj:
+                return None
+            grown_uj += self._range_uj
+        self._total_uj += grown_uj
+        return self._total_uj * 1e-6
+
+
+class RaplSource:
+    """Energy of packages, cores and memory. powercap (RAPL) -> HOST_ENERGY.
+
+    Args:
+        root: where the machine's ``sys`` lies.
+    """
+
+    name: ClassVar[str] = "rapl"
+    tables: ClassVar[tuple[str, ...]] = ("host_energy",)
+
+    def __init__(self, root: str = "/") -> None:
+        self.absent: dict[str, str] = {}
+        self._folder = Path(root) / "sys/class/powercap"
+        self._domains: list[_Domain] = []
+
+    def open(self) -> None:
+        """Find the domains; most systems let only root read them."""
+        reasons: list[str] = []
+        for folder in sorted(self._folder.glob("*-rapl:*")):
+            try:
+                own = (folder / "name").read_text().strip()
+                parent = folder.name.rpartition(":")[0]
+                above = self._folder / parent / "name"
+                name = f"{above.read_text().strip()}/{own}" if above.is_file() else own
+                self._domains.append(_Domain(folder, name))
+            except (OSError, CollectorUnavailable) as exc:
+                reasons.append(str(exc))
+        if not self._domains:
+            raise CollectorUnavailable(
+                "; ".join(dict.fromkeys(reasons)) or f"{self._folder}: no RAPL domain"
+            )
+        if reasons:
+            self.absent["host_energy"] = "; ".join(dict.fromkeys(reasons))
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per domain."""
+        del now_ns
+        for domain in self._domains:
+            try:
+                energy_j = domain.joules()
+            except (OSError, ValueError):
+                continue
+            if energy_j is not None:
+                sink.add("host_energy", domain.name, energy_j)
+
+    def close(self) -> None:
+        """Close the files."""
+        for domain in self._domains:
+            domain.file.close()

@@ -1,0 +1,111 @@
+"""Clocks and energy of the host's processors, on trees made like /sys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper._environment import affinity_nodes, environment
+from chopper.collectors.cpu_power import CoreClockSource, RaplSource
+from chopper.collectors.sampler import Sink
+from chopper.errors import CollectorUnavailable
+
+
+def put(root: Path, path: str, text: str) -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+    return file
+
+
+def take(source: Any) -> list[tuple[Any, ...]]:
+    sink = Sink()
+    source.sample(sink, 0)
+    return [values for _, values in sink.take()]
+
+
+def core(root: Path, number: int, khz: str) -> Path:
+    return put(root, f"sys/devices/system/cpu/cpu{number}/cpufreq/scaling_cur_freq", khz)
+
+
+def test_core_clocks_are_hertz_in_the_order_of_cores(tmp_path: Path) -> None:
+    for number in (0, 2, 10):
+        core(tmp_path, number, str(2_000_000 + number))
+    put(tmp_path, "sys/devices/system/cpu/cpufreq/policy0/scaling_governor", "performance")
+    source = CoreClockSource(str(tmp_path))
+    source.open()
+    assert take(source) == [(0, 2_000_000_000), (2, 2_000_002_000), (10, 2_000_010_000)]
+
+
+def test_a_core_without_a_clock_now_has_no_row(tmp_path: Path) -> None:
+    file = core(tmp_path, 0, "0")
+    core(tmp_path, 1, "<unknown>")
+    source = CoreClockSource(str(tmp_path))
+    source.open()
+    assert take(source) == []
+    file.write_text("1500000\n")
+    assert take(source) == [(0, 1_500_000_000)]
+
+
+def test_a_machine_without_cpufreq_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/system/cpu/cpu0").mkdir(parents=True)
+    with pytest.raises(CollectorUnavailable, match="cpufreq: not there"):
+        CoreClockSource(str(tmp_path)).open()
+
+
+def domain(root: Path, folder: str, name: str, uj: int, top_uj: int | None = 1_000_000) -> Path:
+    base = f"sys/class/powercap/{folder}"
+    put(root, f"{base}/name", name)
+    if top_uj is not None:
+        put(root, f"{base}/max_energy_range_uj", str(top_uj))
+    return put(root, f"{base}/energy_uj", str(uj))
+
+
+def test_energy_counts_from_the_first_reading_and_survives_a_wrap(tmp_path: Path) -> None:
+    package = domain(tmp_path, "intel-rapl:0", "package-0", 900_000)
+    domain(tmp_path, "intel-rapl:0:1", "dram", 5)
+    source = RaplSource(str(tmp_path))
+    source.open()
+    assert take(source) == [("package-0", 0.0), ("package-0/dram", 0.0)]
+    package.write_text("950000\n")
+    assert take(source)[0] == ("package-0", pytest.approx(0.05))
+    package.write_text("100000\n")
+    assert take(source)[0] == ("package-0", pytest.approx(0.2))
+
+
+def test_a_wrap_of_unknown_range_is_no_energy(tmp_path: Path) -> None:
+    file = domain(tmp_path, "amd-rapl:0", "package-0", 900, top_uj=None)
+    source = RaplSource(str(tmp_path))
+    source.open()
+    take(source)
+    file.write_text("100\n")
+    assert take(source) == []
+    file.write_text("1100\n")
+    assert take(source) == [("package-0", pytest.approx(0.001))]
+
+
+def test_without_a_domain_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CollectorUnavailable, match="no RAPL domain"):
+        RaplSource(str(tmp_path)).open()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_domain_that_only_root_may_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    domain(tmp_path, "intel-rapl:0", "package-0", 1).chmod(0)
+    with pytest.raises(CollectorUnavailable, match="Permission denied"):
+        RaplSource(str(tmp_path)).open()
+
+
+def test_the_cores_that_may_be_used_by_numa_node(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    assert affinity_nodes(str(tmp_path)) == {}
+    put(tmp_path, "sys/devices/system/node/node0/cpulist", "0-3,8")
+    put(tmp_path, "sys/devices/system/node/node1/cpulist", "")
+    inside = len(allowed & {0, 1, 2, 3, 8})
+    assert affinity_nodes(str(tmp_path)) == ({0: inside} if inside else {})
+    told = environment().get("cores_by_numa_node", "")
+    counts = [int(part.partition(":")[2]) for part in told.split()]
+    assert not counts or sum(counts) == len(allowed)
