@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from chopper.analyzers.work import attention, conv, gemm, vector
+from chopper.analyzers.work import attention, conv, gemm, indexing, libraries, spatial, vector
 from chopper.analyzers.work.kernels import matmul_dtype
 from chopper.analyzers.work.record import Direction, Shape, Unknown, Work, decode
 
@@ -21,24 +21,42 @@ __all__ = ["MATH_FAMILIES", "MODELS", "Work", "estimate", "family", "matmul_dtyp
 MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
 """Families whose FLOP make the ideal time of a step."""
 
-MODELS: dict[str, vector.Model] = {
+_VECTOR: dict[str, vector.Model] = {
     **vector.MODELS,
+    **indexing.MODELS,
+    **spatial.MODELS,
+    **libraries.VECTOR_MODELS,
+}
+
+MODELS: dict[str, vector.Model] = {
+    **_VECTOR,
     **gemm.MODELS,
     **conv.MODELS,
     **attention.MODELS,
+    **libraries.GEMM_MODELS,
+    **libraries.MOE_MODELS,
+    **libraries.ATTENTION_MODELS,
 }
 
 _FAMILIES: dict[str, str] = {
-    **dict.fromkeys(vector.MODELS, "vector"),
+    **dict.fromkeys(_VECTOR, "vector"),
     **dict.fromkeys(gemm.MODELS, "gemm"),
     **dict.fromkeys(conv.MODELS, "conv"),
-    **{name: "moe" if "moe" in name else "sdpa" for name in attention.MODELS},
+    **dict.fromkeys(attention.MODELS, "sdpa"),
+    **dict.fromkeys(libraries.GEMM_MODELS, "gemm"),
+    **dict.fromkeys(libraries.MOE_MODELS, "moe"),
+    **dict.fromkeys(libraries.ATTENTION_MODELS, "sdpa"),
 }
+
+_TEMPLATE = "triton_tem_"
+"""TorchInductor's products made from Triton templates."""
 
 
 def family(name: str) -> str | None:
     """The family that models operator `name`: "gemm", "conv", "sdpa", "moe", "vector" or None."""
     found = _FAMILIES.get(name)
+    if found is None and name.startswith(_TEMPLATE):
+        return "gemm"
     return found if found is not None else vector.compiled_family(name)
 
 
@@ -71,8 +89,9 @@ def estimate(
     kind = family(name)
     if kind is None:
         return None
-    direction: Direction = "backward" if "backward" in name or "bwd" in name else "forward"
-    model = MODELS.get(name, vector.compiled)
+    direction: Direction = "backward" if "backward" in name.lower() or "bwd" in name else "forward"
+    other = gemm.template if name.startswith(_TEMPLATE) else vector.compiled
+    model = MODELS.get(name, other)
     try:
         return model(
             decode(name, input_dims, input_types, concrete_inputs, output_dims, element_bytes)

@@ -51,13 +51,13 @@ class _Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class Attention:
     """Where an attention operator keeps its arguments.
 
     `causal_flag` is the ordinal of the causal flag among the operator's recorded booleans (see
     `Record.boolean_positions`); `mask_type` is the position of an integer 0 (none), 1 (causal
     from the top left), 2 (from the bottom right) instead. `layout` names the dimensions of
-    query, key and value.
+    query, key and value. `of_forward`: a backward pass, described by its forward's arguments.
     """
 
     layout: Literal["bhld", "blhd"]
@@ -76,8 +76,10 @@ class _Attention:
     cu_k: int | None = None
     max_q: int | None = None
     paged: bool = False
+    of_forward: bool = False
 
     def __call__(self, record: Record) -> Work:
+        """The work of one call."""
         query, key, value = (record.shape(self.q + i) for i in range(3))
         causal, bottom_right = self._causal(record)
         heads, dims = self._heads(query, key, value)
@@ -95,14 +97,18 @@ class _Attention:
             flop_count=sequences.count * heads * dense * per_pair,
             useful_flop_count=sequences.count * heads * kept * per_pair,
             dtype=record.dtype(self.q),
-            direction="forward" if self.grad is None else "backward",
+            direction="backward" if self._is_backward else "forward",
             causal=causal,
             reason=None if causal is not None else "whether the mask is causal was not recorded",
         )
         return with_bytes(work, lambda: self._traffic(record, sequences, heads, key, value))
 
+    @property
+    def _is_backward(self) -> bool:
+        return self.grad is not None or self.of_forward
+
     def _per_pair(self, d_qk: int, d_v: int) -> int:
-        return 2 * (d_qk + d_v) if self.grad is None else 2 * (3 * d_qk + 2 * d_v)
+        return 2 * (3 * d_qk + 2 * d_v) if self._is_backward else 2 * (d_qk + d_v)
 
     def _causal(self, record: Record) -> tuple[bool | None, bool]:
         if self.mask_type is not None:
@@ -198,6 +204,9 @@ class _Attention:
         rows = sequences.count * heads * sequences.queries
         bias = 0 if self.bias is None else record.nbytes(self.bias)
         read = record.nbytes(self.q) + keys + values + bias
+        if self.of_forward:
+            # Also the result, its gradient and the row sums; written: three gradients.
+            return 2 * read + 2 * rows * value[-1] * width + rows * 4
         if self.grad is None:
             flags = record.boolean_positions()
             wants_lse = self.lse or (
@@ -210,7 +219,9 @@ class _Attention:
         return read + saved + record.nbytes(self.q) + keys + values
 
 
-def _unrecorded(family: str, reason: str) -> Model:
+def unrecorded(family: str, reason: str) -> Model:
+    """An operator that is known, of a work that its record cannot tell."""
+
     def model(record: Record) -> Work:
         return Work(family, dtype=record.dtype(0), reason=reason)
 
@@ -255,14 +266,14 @@ def _flash3_backward(record: Record) -> Work:
     return (_FLASH3_BACKWARD_PACKED if record.has(9) else _DAO_BACKWARD)(record)
 
 
-_FLASH_DENSE = _Attention("blhd", bottom_right=True, lse=True, window=(11, 12))
-_FLASH_PACKED = _Attention(
+_FLASH_DENSE = Attention("blhd", bottom_right=True, lse=True, window=(11, 12))
+_FLASH_PACKED = Attention(
     "blhd", bottom_right=True, lse=True, window=(11, 12), cu_q=3, cu_k=4, max_q=5
 )
-_FLASH_BACKWARD_DENSE = _Attention(
+_FLASH_BACKWARD_DENSE = Attention(
     "blhd", bottom_right=True, q=1, grad=0, saved=(4, 5), window=(15, 16)
 )
-_FLASH_BACKWARD_PACKED = _Attention(
+_FLASH_BACKWARD_PACKED = Attention(
     "blhd",
     bottom_right=True,
     q=1,
@@ -273,18 +284,18 @@ _FLASH_BACKWARD_PACKED = _Attention(
     cu_k=7,
     max_q=8,
 )
-_EFFICIENT = _Attention("blhd", causal_flag=None, mask_type=9, bias=3)
-_EFFICIENT_BACKWARD = _Attention(
+_EFFICIENT = Attention("blhd", causal_flag=None, mask_type=9, bias=3)
+_EFFICIENT_BACKWARD = Attention(
     "blhd", causal_flag=None, mask_type=14, q=1, grad=0, bias=4, saved=(5, 10)
 )
-_DAO_FORWARD = _Attention("blhd", bottom_right=True, lse=True, window_after_flag=True)
-_DAO_BACKWARD = _Attention(
+_DAO_FORWARD = Attention("blhd", bottom_right=True, lse=True, window_after_flag=True)
+_DAO_BACKWARD = Attention(
     "blhd", bottom_right=True, q=1, grad=0, saved=(4, 5), window_after_flag=True
 )
-_DAO_VARLEN = _Attention(
+_DAO_VARLEN = Attention(
     "blhd", bottom_right=True, lse=True, window_after_flag=True, cu_q=3, cu_k=4, max_q=5
 )
-_DAO_VARLEN_BACKWARD = _Attention(
+_DAO_VARLEN_BACKWARD = Attention(
     "blhd",
     bottom_right=True,
     q=1,
@@ -295,10 +306,10 @@ _DAO_VARLEN_BACKWARD = _Attention(
     cu_k=10,
     max_q=11,
 )
-_FLASH3_PACKED = _Attention(
+_FLASH3_PACKED = Attention(
     "blhd", bottom_right=True, lse=True, window_after_flag=True, cu_q=7, cu_k=8, max_q=12
 )
-_FLASH3_BACKWARD_PACKED = _Attention(
+_FLASH3_BACKWARD_PACKED = Attention(
     "blhd",
     bottom_right=True,
     q=1,
@@ -310,8 +321,8 @@ _FLASH3_BACKWARD_PACKED = _Attention(
     max_q=13,
 )
 # aiter's packed operators have `zero_tensors` before `is_causal`.
-_AITER_FORWARD = _Attention("blhd", bottom_right=True, window_after_flag=True)
-_AITER_VARLEN = _Attention(
+_AITER_FORWARD = Attention("blhd", bottom_right=True, window_after_flag=True)
+_AITER_VARLEN = Attention(
     "blhd",
     causal_flag=1,
     bottom_right=True,
@@ -320,7 +331,7 @@ _AITER_VARLEN = _Attention(
     cu_k=4,
     max_q=5,
 )
-_AITER_VARLEN_BACKWARD = _Attention(
+_AITER_VARLEN_BACKWARD = Attention(
     "blhd",
     causal_flag=1,
     bottom_right=True,
@@ -334,46 +345,44 @@ _AITER_VARLEN_BACKWARD = _Attention(
 )
 
 MODELS: dict[str, Model] = {
-    "aten::scaled_dot_product_attention": _Attention("bhld", bias=3),
-    "aten::_scaled_dot_product_attention_math": _Attention("bhld", bias=3),
-    "aten::_scaled_dot_product_attention_math_for_mps": _Attention("bhld", bias=3),
-    "aten::_scaled_dot_product_flash_attention": _Attention("bhld", lse=True),
-    "aten::_scaled_dot_product_flash_attention_backward": _Attention(
+    "aten::scaled_dot_product_attention": Attention("bhld", bias=3),
+    "aten::_scaled_dot_product_attention_math": Attention("bhld", bias=3),
+    "aten::_scaled_dot_product_attention_math_for_mps": Attention("bhld", bias=3),
+    "aten::_scaled_dot_product_flash_attention": Attention("bhld", lse=True),
+    "aten::_scaled_dot_product_flash_attention_backward": Attention(
         "bhld", q=1, grad=0, saved=(4, 5)
     ),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _Attention("bhld", bias=5, lse=True),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _Attention(
+    "aten::_scaled_dot_product_flash_attention_for_cpu": Attention("bhld", bias=5, lse=True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": Attention(
         "bhld", q=1, grad=0, saved=(4, 5), bias=8
     ),
-    "aten::_scaled_dot_product_efficient_attention": _Attention(
+    "aten::_scaled_dot_product_efficient_attention": Attention(
         "bhld", causal_flag=1, bias=3, lse_flag=0
     ),
-    "aten::_scaled_dot_product_efficient_attention_backward": _Attention(
+    "aten::_scaled_dot_product_efficient_attention_backward": Attention(
         "bhld", q=1, grad=0, bias=4, saved=(5, 6)
     ),
-    "aten::_scaled_dot_product_cudnn_attention": _Attention(
+    "aten::_scaled_dot_product_cudnn_attention": Attention(
         "bhld", causal_flag=1, bias=3, lse_flag=0
     ),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(
+    "aten::_scaled_dot_product_cudnn_attention_backward": Attention(
         "bhld", q=1, grad=0, bias=8, saved=(4, 5)
     ),
-    "aten::_scaled_dot_product_fused_attention_overrideable": _Attention("bhld", bias=3, lse=True),
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _Attention(
+    "aten::_scaled_dot_product_fused_attention_overrideable": Attention("bhld", bias=3, lse=True),
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": Attention(
         "bhld", q=1, grad=0, bias=4, saved=(6, 7)
     ),
     "aten::_flash_attention_forward": _flash,
     "aten::_flash_attention_backward": _flash_backward,
     "aten::_efficient_attention_forward": _efficient,
     "aten::_efficient_attention_backward": _efficient_backward,
-    # flash-attn (Dao-AILab): torch custom operators since 2.7, autograd functions before.
+    # flash-attn (Dao-AILab): torch custom operators since 2.7 (before: see libraries).
     "flash_attn::_flash_attn_forward": _DAO_FORWARD,
     "flash_attn::_flash_attn_backward": _DAO_BACKWARD,
     "flash_attn::_flash_attn_varlen_forward": _DAO_VARLEN,
     "flash_attn::_flash_attn_varlen_backward": _DAO_VARLEN_BACKWARD,
     "flash_attn_3::fwd": _flash3,
     "flash_attn_3::bwd": _flash3_backward,
-    "FlashAttnFunc": _DAO_FORWARD,
-    "FlashAttnVarlenFunc": _DAO_VARLEN,
     # AITER (ROCm).
     "aiter::mha_fwd": _AITER_FORWARD,
     "aiter::fmha_v3_fwd": _AITER_FORWARD,
@@ -385,7 +394,7 @@ MODELS: dict[str, Model] = {
     "aiter::fmha_v3_varlen_fwd": _AITER_VARLEN,
     "aiter::mha_varlen_bwd": _AITER_VARLEN_BACKWARD,
     "aiter::fmha_v3_varlen_bwd": _AITER_VARLEN_BACKWARD,
-    "aiter::mha_batch_prefill": _Attention(
+    "aiter::mha_batch_prefill": Attention(
         "blhd",
         causal_flag=1,
         bottom_right=True,
@@ -395,13 +404,4 @@ MODELS: dict[str, Model] = {
         max_q=6,
         paged=True,
     ),
-    "vllm::unified_attention": _unrecorded("sdpa", "sequence lengths are not among the arguments"),
-    "vllm::unified_attention_with_output": _unrecorded(
-        "sdpa", "sequence lengths are not among the arguments"
-    ),
-    "sglang_profiler::attention_paged_attention_ragged": _unrecorded(
-        "sdpa", "the lengths of the cached sequences are data"
-    ),
-    "vllm::moe_forward": _unrecorded("moe", "expert weights and routing are not arguments"),
-    "vllm::moe_forward_shared": _unrecorded("moe", "expert weights and routing are not arguments"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import isqrt, prod
 
 from chopper.analyzers.work.record import Record, Shape, Unknown, Work, broadcast, with_bytes
 
@@ -298,6 +298,43 @@ def _int4pack(record: Record) -> Work:
             + left[0] * n * record.itemsize(0)
         ),
     )
+
+
+def template(record: Record) -> Work:
+    """A product that TorchInductor generated from a Triton template: triton_tem_*(A, B, …, out).
+
+    A and B are the first two buffers and come as they lie in memory, possibly transposed or with
+    their batch folded in. What A, B and the result have in common tells the three sizes, since
+    M·K·N and one batch: (|A|·|B|·|out|)/batch is (M·K·N·batch)². Epilogues add buffers between.
+    """
+    if "attention" in record.name:
+        raise Unknown("the mask of flex attention is data")
+    buffers = [i for i in range(len(record)) if record.has(i) and record.shape(i)]
+    if len(buffers) < 3:
+        raise Unknown("the kernel's buffers were not recorded")
+    a, b, out = buffers[0], buffers[1], buffers[-1]
+    left, right = record.shape(a), record.shape(b)
+    if len(right) > 3:
+        return _convolved(record, a, b, out)
+    batch = left[0] if len(left) == len(right) == 3 and left[0] == right[0] else 1
+    if batch == 0:
+        return _gemm(record, 0, a)
+    square = record.numel(a) * record.numel(b) * record.numel(out)
+    flop = 2 * isqrt(square // batch)
+    if square % batch or (flop // 2) ** 2 * batch != square:
+        raise Unknown(f"sizes do not fit a product: {list(left)}, {list(right)}")
+    work = _gemm(record, flop, a)
+    return with_bytes(work, lambda: sum(record.nbytes(i) for i in buffers))
+
+
+def _convolved(record: Record, x: int, weight: int, out: int) -> Work:
+    """A convolution from a template: each value of the result meets one filter."""
+    filters, result = record.shape(weight), record.shape(out)
+    if len(result) != len(filters) or not filters[0] or result[1] != filters[0]:
+        raise Unknown(f"result {list(result)} does not fit filters {list(filters)}")
+    flop = 2 * prod(result) * prod(filters[1:])
+    work = Work("conv", flop, flop, dtype=record.dtype(x))
+    return with_bytes(work, lambda: sum(record.nbytes(i) for i in (x, weight, out)))
 
 
 _ADDMM = _mm(1, 2, addend=0, beta=3)

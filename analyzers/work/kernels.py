@@ -11,7 +11,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (dtype, re.compile(pattern))
     for dtype, pattern in (
         ("tf32", r"tf32|xf32|_S_MX_|_SMX_"),
-        ("fp8", r"e4m3|e5m2|(?:^|_)Cijk_\w*?_(?:F8|B8|F8B8|B8F8)"),
+        ("fp8", r"e4m3|e5m2|nvjet_(?:sm\d+_)?[qr][qr]|(?:^|_)Cijk_\w*?_(?:F8|B8|F8B8|B8F8)"),
         ("bf16", r"bf16(?!x9)|bfloat16|nvjet_(?:sm\d+_)?t|^Cijk_[A-Za-z]+_[A-Za-z]+_B(?=[A-Z_])"),
         ("fp16", r"fp16|f16(?!x)|_h\d*(?:16816|1688|884|161616)|hgemm|h884|nvjet_(?:sm\d+_)?h"),
         ("fp16", r"^Cijk_[A-Za-z]+_[A-Za-z]+_H(?=[A-Z_])"),
@@ -25,15 +25,19 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("fp32", r"sgemm|scudnn|f32f32|fp32|ffma|<float[,>]|^Cijk_[A-Za-z]+_[A-Za-z]+_S(?=[A-Z_])"),
     )
 )
+_FP8 = dict(_PATTERNS)["fp8"]
 
 
 def matmul_dtype(dtype: str | None, kernel_name: str) -> str | None:
     """The device peak that a matrix kernel should be held against.
 
-    Only two cases need the name: fp32 operators, which may run on TF32, bf16 or fp16 tensor
-    cores (``torch.backends.*.fp32_precision``), and operators whose type was not recorded. All
-    other types are what the operator says. A name that tells nothing leaves `dtype` as it is.
+    Three cases need the name: fp32 operators, which may run on TF32, bf16 or fp16 tensor cores
+    (``torch.backends.*.fp32_precision``), operators whose type was not recorded, and those of 16
+    bits that a library computes in fp8. All other types are what the operator says. A name that
+    tells nothing leaves `dtype` as it is.
     """
+    if dtype in ("bf16", "fp16"):
+        return "fp8" if _FP8.search(kernel_name) else dtype
     if dtype not in ("fp32", None):
         return dtype
     for found, pattern in _PATTERNS:

@@ -12,8 +12,9 @@ from chopper.analyzers.columns import compact, distinct_rows, matching, row_set
 from chopper.analyzers.links import COMPUTE, PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 from chopper.analyzers.work.kernels import element_bytes, kernel_family
+from chopper.analyzers.work.libraries import FUNCTIONS
 from chopper.analyzers.work.matching import match_instances
-from chopper.analyzers.work.shapes import output_dims
+from chopper.analyzers.work.shapes import forward_rows, output_dims
 
 if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
@@ -170,7 +171,8 @@ def _by_operator(
         is_math &= ~(unknown & is_vector[events])
     found.math[events] = is_math
     found.vector[events] = ~is_math
-    code[events] = pair
+    # What events of the same work share; helpers of the same operator have other names.
+    code[events] = signature * (len(found.dtypes) + 1) + found.dtype[events] + 1
 
 
 def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np.ndarray) -> None:
@@ -293,7 +295,9 @@ def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list
     """Estimate each distinct call among ``rows`` once."""
     output_codes, outputs = output_dims(host, rows)
     columns = [host.names, host.input_dims, host.input_types, host.concrete_inputs]
-    of_call = [*(codes[rows] for codes, _ in columns), output_codes]
+    described = forward_rows(host, rows, FUNCTIONS)
+    arguments = (codes[described] for codes, _ in columns[1:])
+    of_call = [host.names[0][rows], *arguments, output_codes]
     distinct, inverse = distinct_rows(of_call)
     calls: list[Call] = []
     works: list[Work] = []

@@ -1,8 +1,11 @@
-"""Sizes of results that a convolution's own record lacks, from the operators around it.
+"""What an operator's own record lacks, from the operators around it.
 
 Traces of 2021 and 2022 have no concrete inputs: a convolution's stride is unknown, and a vendor's
 gradient operators name their result by sizes that were not recorded. The backward pass recorded
 both: the node has the gradient of the result, the operator around the gradients the weight.
+
+The backward node of a library's autograd function recorded the gradient only: its forward call
+has the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import numpy as np
 from chopper.analyzers.columns import distinct_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from chopper.analyzers.trace import HostSpans
     from chopper.analyzers.work.record import Shape
 
@@ -69,6 +74,31 @@ def _same_shapes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
     keys = [(_argument(texts[c], 0), _argument(texts[c], 1)) for c in distinct]
     found = [row_of[key] if len(gradients.get(key, ())) == 1 else -1 for key in keys]
     return np.array(found, dtype=np.int64)[inverse]
+
+
+def forward_rows(host: HostSpans, rows: np.ndarray, functions: Collection[str]) -> np.ndarray:
+    """Whose arguments describe each row: its own, or its forward's for nodes of ``functions``.
+
+    A node is named after its function and has its sequence number.
+    """
+    found = rows.copy()
+    backward = {f"{name}Backward": name for name in functions}
+    codes, values = host.names
+    asking = np.flatnonzero(host.named(lambda n: n in backward)[rows])
+    forward = np.flatnonzero((host.sequence_id >= 0) & host.named(lambda n: n in functions))
+    if not len(asking) or not len(forward):
+        return found
+    number = {value: i for i, value in enumerate(values)}
+    of_node = np.array([number.get(backward.get(v, ""), -1) for v in values])
+    width = len(values)
+    keys = host.sequence_id[forward] * width + codes[forward]
+    order = np.argsort(keys, kind="stable")
+    node = rows[asking]
+    wanted = host.sequence_id[node] * width + of_node[codes[node]]
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+    hit = (keys[order][at] == wanted) & (host.sequence_id[node] >= 0)
+    found[asking[hit]] = forward[order[at[hit]]]
+    return found
 
 
 def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:

@@ -25,7 +25,8 @@ from chopper.analyzers.work.record import (
 Model = Callable[[Record], Work]
 
 
-def _work(record: Record, traffic: Callable[[], int], *, dtype_of: int = 0) -> Work:
+def vector_work(record: Record, traffic: Callable[[], int], *, dtype_of: int = 0) -> Work:
+    """Memory-bound work of this traffic; where `traffic` raises Unknown, with that reason."""
     direction: Direction = "backward" if "backward" in record.name else "forward"
     work = Work("vector", dtype=record.dtype(dtype_of), direction=direction)
     return with_bytes(work, traffic)
@@ -35,7 +36,7 @@ def _work(record: Record, traffic: Callable[[], int], *, dtype_of: int = 0) -> W
 
 
 @dataclass(frozen=True, slots=True)
-class _Elementwise:
+class Elementwise:
     """`arity` tensor arguments that broadcast into one result; one more tensor is an `out=`."""
 
     arity: int
@@ -44,7 +45,8 @@ class _Elementwise:
     reads_self: bool = True
 
     def __call__(self, record: Record) -> Work:
-        return _work(record, lambda: self._traffic(record))
+        """The work of one call."""
+        return vector_work(record, lambda: self._traffic(record))
 
     def _traffic(self, record: Record) -> int:
         inputs = [i for i in range(self.arity) if record.has(i)]
@@ -78,7 +80,8 @@ _UNARY = (
     "sigmoid log_sigmoid relu relu6 gelu silu mish elu selu celu leaky_relu hardswish hardsigmoid "
     "hardtanh softplus softsign softshrink erf erfc floor ceil round trunc frac sign sgn clamp_min "
     "clamp_max threshold nan_to_num bitwise_not tril triu flip roll logit asin acos atan sinh cosh "
-    "cumsum cumprod pixel_shuffle constant_pad_nd native_alpha_dropout"
+    "cumsum cumprod logcumsumexp pixel_shuffle native_alpha_dropout log_sigmoid_forward bernoulli "
+    "erfinv lgamma digamma sinc i0 angle positive rot90 channel_shuffle"
 )
 _BINARY = (
     "add sub mul div divide multiply subtract true_divide floor_divide rsub remainder fmod atan2 "
@@ -86,9 +89,13 @@ _BINARY = (
     "xlogy heaviside __and__ __or__ __xor__ gelu_backward silu_backward tanh_backward "
     "sigmoid_backward threshold_backward leaky_relu_backward hardtanh_backward "
     "hardswish_backward elu_backward softplus_backward logit_backward log_sigmoid_backward "
-    "prelu native_dropout_backward"
+    "prelu _prelu_kernel native_dropout_backward mse_loss smooth_l1_loss huber_loss soft_margin_loss "
+    "logaddexp logaddexp2 nextafter bitwise_left_shift bitwise_right_shift special_xlog1py"
 )
-_TERNARY = "addcmul addcdiv lerp where clamp mse_loss_backward"
+_TERNARY = (
+    "addcmul addcdiv lerp where clamp mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
+    "soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward _s_where"
+)
 _PREDICATES_1 = "isnan isinf isfinite logical_not signbit"
 _PREDICATES_2 = "eq ne lt le gt ge logical_and logical_or logical_xor isclose"
 
@@ -104,18 +111,18 @@ def _elementwise() -> dict[str, Model]:
     ]
     for names, arity, result in groups:
         for name in names.split():
-            table[f"aten::{name}"] = _Elementwise(arity, result)
-            table[f"aten::{name}_"] = _Elementwise(arity, result, in_place=True)
+            table[f"aten::{name}"] = Elementwise(arity, result)
+            table[f"aten::{name}_"] = Elementwise(arity, result, in_place=True)
     for name in ("fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"):
-        table[f"aten::{name}"] = _Elementwise(1, in_place=True, reads_self=False)
-    table["aten::copy_"] = _Elementwise(2, in_place=True, reads_self=False)
-    table["aten::clone"] = _Elementwise(1)
+        table[f"aten::{name}"] = Elementwise(1, in_place=True, reads_self=False)
+    table["aten::copy_"] = Elementwise(2, in_place=True, reads_self=False)
+    table["aten::clone"] = Elementwise(1)
     return table
 
 
 def _to_copy(record: Record) -> Work:
     """Copy with conversion: (self, dtype, …)."""
-    return _work(
+    return vector_work(
         record,
         lambda: (
             record.nbytes(0) + record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
@@ -127,7 +134,7 @@ def _to_copy(record: Record) -> Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _Like:
+class Like:
     """Reads the arguments `read`, writes results shaped and typed as the arguments `write`."""
 
     read: tuple[int, ...]
@@ -135,6 +142,7 @@ class _Like:
     dtype_of: int | None = None
 
     def __call__(self, record: Record) -> Work:
+        """The work of one call."""
         required = (*self.read[:1], *self.write[:1])
 
         def traffic() -> int:
@@ -142,7 +150,7 @@ class _Like:
                 record.shape(index)
             return sum(record.nbytes(i) for i in (*self.read, *self.write))
 
-        return _work(
+        return vector_work(
             record, traffic, dtype_of=required[0] if self.dtype_of is None else self.dtype_of
         )
 
@@ -158,7 +166,7 @@ def _softmax(record: Record) -> Work:
             raise Unknown("whether the result is widened to float was not recorded")
         return record.nbytes(0) + record.numel(0) * (4 if widened else record.itemsize(0))
 
-    return _work(record, traffic)
+    return vector_work(record, traffic)
 
 
 def _softmax_backward(record: Record) -> Work:
@@ -172,7 +180,7 @@ def _softmax_backward(record: Record) -> Work:
             return read + record.nbytes(3)
         return read + record.numel(0) * record.scalar_type_bytes(3, record.itemsize(0))
 
-    return _work(record, traffic)
+    return vector_work(record, traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,7 @@ class _NormBackward:
     mask: int | None
 
     def __call__(self, record: Record) -> Work:
-        return _work(record, lambda: self._traffic(record), dtype_of=self.x)
+        return vector_work(record, lambda: self._traffic(record), dtype_of=self.x)
 
     def _traffic(self, record: Record) -> int:
         record.shape(self.grad)
@@ -204,59 +212,64 @@ class _NormBackward:
 
 def _dropout(record: Record) -> Work:
     """native_dropout(input, p, train): the result and a bool mask."""
-    return _work(record, lambda: 2 * record.nbytes(0) + record.numel(0))
+    return vector_work(record, lambda: 2 * record.nbytes(0) + record.numel(0))
 
 
-# ---- gathers and losses -----------------------------------------------------------------------
+def _glu(record: Record) -> Work:
+    """glu(self, dim): one half gates the other."""
+    return vector_work(record, lambda: record.nbytes(0) + record.nbytes(0) // 2)
 
 
-def _embedding(record: Record) -> Work:
-    """embedding(weight, indices, …): one row per index, read from the table and written.
+# ---- creation ---------------------------------------------------------------------------------
 
-    A row that many indices share may be read once: the table's size bounds what is read.
-    """
-
-    def traffic() -> int:
-        rows = record.numel(1) * prod(record.shape(0)[1:]) * record.itemsize(0)
-        return record.nbytes(1) + min(rows, record.nbytes(0)) + rows
-
-    return _work(record, traffic)
+_CREATED = {"zeros": 1, "ones": 1, "full": 2, "rand": 1, "randn": 1}
 
 
-def _embedding_backward(record: Record) -> Work:
-    """embedding_dense_backward(grad_output, indices, num_weights, …): a dense table of gradients."""
-
-    def traffic() -> int:
-        rows, grad = record.integer(2), record.shape(0)
-        if rows is None or rows < 0 or not grad:
-            raise Unknown("the number of embeddings was not recorded")
-        return record.nbytes(0) + record.nbytes(1) + rows * grad[-1] * record.itemsize(0)
-
-    return _work(record, traffic)
+def _creations() -> dict[str, Model]:
+    table: dict[str, Model] = {f"aten::{n}": _Created(at) for n, at in _CREATED.items()}
+    for name in ("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices"):
+        table[f"aten::{name}"] = _out_argument
+    for name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"):
+        table[f"aten::{name}"] = _like_first
+    return table
 
 
-def _index_select(record: Record) -> Work:
-    """index_select(self, dim, index)."""
+@dataclass(frozen=True, slots=True)
+class _Created:
+    """zeros(size, dtype, …): written once. `dtype` is the position of the type."""
 
-    def traffic() -> int:
-        shape, dim = record.shape(0), record.integer(1)
-        if dim is None or not -len(shape) <= dim < len(shape):
-            raise Unknown("the dimension was not recorded")
-        taken = prod(shape[: dim % len(shape)]) * prod(shape[dim % len(shape) + 1 :])
-        out = taken * record.numel(2) * record.itemsize(0)
-        return record.nbytes(2) + min(out, record.nbytes(0)) + out
+    dtype: int
 
-    return _work(record, traffic)
+    def __call__(self, record: Record) -> Work:
+        def traffic() -> int:
+            sizes = record.integers(0)
+            if sizes is None or min(sizes, default=0) < 0:
+                raise Unknown("the size was not recorded")
+            return prod(sizes) * record.scalar_type_bytes(self.dtype, 4)
+
+        return vector_work(record, traffic)
 
 
-def _gather(record: Record) -> Work:
-    """gather(self, dim, index, …): the result has the index's shape."""
+def _out_argument(record: Record) -> Work:
+    """arange(start, end, step, out=…): the only tensor among the arguments is written."""
 
     def traffic() -> int:
-        out = record.numel(2) * record.itemsize(0)
-        return record.nbytes(2) + min(out, record.nbytes(0)) + out
+        outs = [i for i in range(len(record)) if record.has(i)]
+        if not outs:
+            raise Unknown("the result's size was not recorded")
+        return record.nbytes(outs[-1])
 
-    return _work(record, traffic)
+    return vector_work(record, traffic)
+
+
+def _like_first(record: Record) -> Work:
+    """zeros_like(self, dtype, …): written once."""
+    return vector_work(
+        record, lambda: record.numel(0) * record.scalar_type_bytes(1, record.itemsize(0))
+    )
+
+
+# ---- losses ---------------------------------------------------------------------------------------
 
 
 def _nll_forward(record: Record) -> Work:
@@ -266,12 +279,12 @@ def _nll_forward(record: Record) -> Work:
         picked = record.numel(1) * record.itemsize(0)
         return picked + record.nbytes(1) + record.nbytes(2) + 2 * record.itemsize(0)
 
-    return _work(record, traffic)
+    return vector_work(record, traffic)
 
 
 def _nll_backward(record: Record) -> Work:
     """nll_loss_backward(grad_output, self, target, weight, …): a gradient of self's size."""
-    return _work(
+    return vector_work(
         record,
         lambda: record.nbytes(0) + record.nbytes(2) + record.nbytes(3) + record.nbytes(1),
         dtype_of=1,
@@ -282,16 +295,29 @@ def _nll_backward(record: Record) -> Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reduce:
-    """Reads self, writes what is left of it. `dim` is the position of the dimensions."""
+class Reduce:
+    """Reads self, writes what is left of it. `dim` is the position of the dimensions.
+
+    Where the reduced dimensions were not recorded (no concrete inputs), only the reading counts:
+    what is left is mostly a small part of it.
+    """
 
     dim: int = 1
-    result: Literal["same", "sum", "bool", "index", "value_and_index"] = "same"
+    result: Literal["same", "sum", "bool", "index", "value_and_index", "two"] = "same"
 
     def __call__(self, record: Record) -> Work:
+        """The work of one call."""
         if self.result == "value_and_index" and record.has(1):  # max(self, other)
-            return _Elementwise(2)(record)
-        return _work(record, lambda: record.nbytes(0) + self._result(record))
+            return Elementwise(2)(record)
+        return vector_work(record, lambda: self._traffic(record))
+
+    def _traffic(self, record: Record) -> int:
+        read = record.nbytes(0)
+        record.shape(0)
+        try:
+            return read + self._result(record)
+        except Unknown:
+            return read
 
     def _result(self, record: Record) -> int:
         shape = record.shape(0)
@@ -304,7 +330,8 @@ class _Reduce:
             size = 8
         # max() over everything has no index; max(dim) has one per value.
         indexed = size + 8 if len(record) > 1 else size
-        width = {"bool": 1, "index": 8, "value_and_index": indexed}.get(self.result, size)
+        widths = {"bool": 1, "index": 8, "value_and_index": indexed, "two": 2 * size}
+        width = widths.get(self.result, size)
         return left * width
 
     def _left(self, record: Record, shape: Shape) -> int:
@@ -326,11 +353,12 @@ class _Reduce:
 # ---- lists: foreach and fused optimizers, concatenation ---------------------------------------
 
 
-def _elements(record: Record, index: int) -> int:
+def elements(record: Record, index: int) -> int:
+    """Elements of all tensors in list argument `index`."""
     return sum(prod(shape) for shape in record.shapes(index))
 
 
-def _listed(count: Callable[[], int]) -> Work:
+def listed(count: Callable[[], int]) -> Work:
     """Work on tensor lists, whose element types a trace does not record."""
     try:
         elements = count()
@@ -352,12 +380,17 @@ def _foreach(record: Record) -> Work:
         lists = [i for i in range(len(record)) if record.type_name(i) in LIST_TYPES]
         if not lists:
             raise Unknown("no list argument was recorded")
-        sizes = [_elements(record, i) for i in lists]
+        sizes = [elements(record, i) for i in lists]
         read = sum(sizes[1:]) if write_only else sum(sizes)
         written = 0 if name.endswith("_foreach_norm") else sizes[0]
         return read + written
 
-    return _listed(count)
+    return listed(count)
+
+
+def _unscale(record: Record) -> Work:
+    """_amp_foreach_non_finite_check_and_unscale_(gradients, …): read and written."""
+    return listed(lambda: 2 * elements(record, 0))
 
 
 def _fused_optimizer(read: tuple[int, ...], written: tuple[int, ...], optional: int) -> Model:
@@ -365,12 +398,12 @@ def _fused_optimizer(read: tuple[int, ...], written: tuple[int, ...], optional: 
 
     def model(record: Record) -> Work:
         def count() -> int:
-            total = sum(_elements(record, i) for i in (*read, *written))
+            total = sum(elements(record, i) for i in (*read, *written))
             # AMSGrad's maxima, SGD's momentum: an empty list when unused.
             given = optional < len(record.dims) and record.dims[optional]
-            return total + (2 * _elements(record, optional) if given else 0)
+            return total + (2 * elements(record, optional) if given else 0)
 
-        return _listed(count)
+        return listed(count)
 
     return model
 
@@ -378,13 +411,13 @@ def _fused_optimizer(read: tuple[int, ...], written: tuple[int, ...], optional: 
 def _cat(record: Record) -> Work:
     """cat(tensors, dim): everything read and written once; out= tells the type."""
     if record.has(2):
-        return _work(record, lambda: 2 * record.nbytes(2), dtype_of=2)
-    return _listed(lambda: 2 * _elements(record, 0))
+        return vector_work(record, lambda: 2 * record.nbytes(2), dtype_of=2)
+    return listed(lambda: 2 * elements(record, 0))
 
 
 def _all_gather_copy_in(record: Record) -> Work:
     """fsdp::all_gather_copy_in(inputs, output, …): the shards go into their part of the output."""
-    work = _listed(lambda: 2 * _elements(record, 0))
+    work = listed(lambda: 2 * elements(record, 0))
     if work.unsized_element_count is None or not record.has(1):
         return work
     count = work.unsized_element_count
@@ -394,7 +427,7 @@ def _all_gather_copy_in(record: Record) -> Work:
 
 def _chunk_cat(record: Record) -> Work:
     """fsdp::chunk_cat(tensors, dim, num_chunks, out): pads into out; may also widen."""
-    work = _listed(lambda: _elements(record, 0))
+    work = listed(lambda: elements(record, 0))
     if not record.has(3):
         return replace(
             work,
@@ -404,50 +437,7 @@ def _chunk_cat(record: Record) -> Work:
     return replace(with_bytes(work, lambda: record.nbytes(3)), reason=reason)
 
 
-# ---- fused kernels of libraries ---------------------------------------------------------------
-
-
-def _rotary(record: Record) -> Work:
-    """rotary_embedding(positions, query, key, head_size, cos_sin_cache, …), in place."""
-
-    def traffic() -> int:
-        tokens, cache = record.numel(0), record.shape(4)
-        rows = min(tokens, cache[0]) * prod(cache[1:]) if cache else 0
-        angles = rows * record.itemsize(4)
-        return record.nbytes(0) + 2 * (record.nbytes(1) + record.nbytes(2)) + angles
-
-    return _work(record, traffic, dtype_of=1)
-
-
-_LIBRARIES: dict[str, Model] = {
-    "_C::rms_norm": _Like((1, 2), (0,)),
-    "_C::fused_add_rms_norm": _Like((0, 1, 2), (0, 1)),
-    "_C::silu_and_mul": _Like((1,), (0,)),
-    "_C::gelu_and_mul": _Like((1,), (0,)),
-    "_C::static_scaled_fp8_quant": _Like((1, 2), (0,)),
-    "_C::dynamic_scaled_fp8_quant": _Like((1,), (0, 2)),
-    "_C::rotary_embedding": _rotary,
-    "_C_cache_ops::reshape_and_cache_flash": _Like((0, 1, 4), (0, 1)),
-    "sgl_kernel::silu_and_mul": _Like((1,), (0,)),
-    "sgl_kernel::gelu_and_mul": _Like((1,), (0,)),
-    "sgl_kernel::rotary_embedding": _rotary,
-    "sgl_kernel::rmsnorm": _Like((1, 2), (0,)),
-    "sgl_kernel::fused_add_rmsnorm": _Like((0, 1, 2), (0, 1)),
-    "sglang::store_cache": _Like((0, 1, 4), (0, 1)),
-    "aiter::rmsnorm": _Like((1, 2), (0,)),
-    "aiter::rms_norm": _Like((0, 1), (0,)),
-    "aiter::add_rmsnorm": _Like((1, 2, 4), (0, 3)),
-    "aiter::rmsnorm2d_fwd_with_add_ck": _Like((1, 2, 4), (0, 3)),
-    "aiter::_groupnorm_run": _Like((0, 2, 3), (0,)),
-    "vllm::rocm_aiter_rms_norm": _Like((0, 1), (0,)),
-    "vllm::rocm_aiter_rmsnorm2d_fwd_with_add": _Like((0, 1, 2), (0, 1)),
-    "vllm::unified_kv_cache_update": _Like((0, 1), (0, 1)),
-    "fsdp::all_gather_copy_in": _all_gather_copy_in,
-    "fsdp::split_with_sizes_copy": _Like((0,), (0,)),
-    "fsdp::chunk_cat": _chunk_cat,
-}
-
-_BATCH_NORM = _Like((0, 1, 2, 3, 4), (0,))
+_BATCH_NORM = Like((0, 1, 2, 3, 4), (0,))
 _VENDOR_BATCH_NORM_BACKWARD = _NormBackward(grad=1, x=0, stats=(5, 6), weight=2, mask=None)
 _ADAM = _fused_optimizer((0, 1, 2, 3), (0, 2, 3), 4)
 
@@ -455,60 +445,85 @@ MODELS: dict[str, Model] = {
     **_elementwise(),
     "aten::_to_copy": _to_copy,
     "aten::_softmax": _softmax,
+    "aten::_safe_softmax": Like((0,), (0,)),
+    "aten::_masked_softmax": Like((0, 1), (0,)),
     "aten::_log_softmax": _softmax,
     "aten::_softmax_backward_data": _softmax_backward,
     "aten::_log_softmax_backward_data": _softmax_backward,
-    "aten::native_layer_norm": _Like((0, 2, 3), (0,)),
+    "aten::native_layer_norm": Like((0, 2, 3), (0,)),
     "aten::native_layer_norm_backward": _NormBackward(grad=0, x=1, stats=(3, 4), weight=5, mask=7),
-    "aten::rms_norm": _Like((0, 2), (0,)),
-    "aten::_fused_rms_norm": _Like((0, 2), (0,)),
+    "aten::rms_norm": Like((0, 2), (0,)),
+    "aten::_fused_rms_norm": Like((0, 2), (0,)),
     "aten::_fused_rms_norm_backward": _NormBackward(grad=0, x=1, stats=(3,), weight=4, mask=5),
-    "aten::native_group_norm": _Like((0, 1, 2), (0,)),
+    "aten::native_group_norm": Like((0, 1, 2), (0,)),
     "aten::native_group_norm_backward": _NormBackward(grad=0, x=1, stats=(2, 3), weight=4, mask=9),
     "aten::native_batch_norm": _BATCH_NORM,
+    "aten::_native_batch_norm_legit": _BATCH_NORM,
+    "aten::_native_batch_norm_legit_no_training": _BATCH_NORM,
+    "aten::_native_batch_norm_legit_functional": _BATCH_NORM,
+    "aten::_batch_norm_with_update": _BATCH_NORM,
+    "aten::_batch_norm_no_update": _BATCH_NORM,
+    # Synchronized batch normalisation, in its parts.
+    "aten::batch_norm_stats": Like((0,), ()),
+    "aten::batch_norm_elemt": Like((0, 1, 2, 3, 4), (0,)),
+    "aten::batch_norm_gather_stats_with_counts": Like((1, 2), ()),
+    "aten::batch_norm_backward_reduce": Like((0, 1), ()),
+    "aten::batch_norm_backward_elemt": Like((0, 1), (1,)),
     "aten::cudnn_batch_norm": _BATCH_NORM,
     "aten::miopen_batch_norm": _BATCH_NORM,
     "aten::native_batch_norm_backward": _NormBackward(grad=0, x=1, stats=(5, 6), weight=2, mask=9),
     "aten::cudnn_batch_norm_backward": _VENDOR_BATCH_NORM_BACKWARD,
     "aten::miopen_batch_norm_backward": _VENDOR_BATCH_NORM_BACKWARD,
     "aten::native_dropout": _dropout,
-    "aten::embedding": _embedding,
-    "aten::embedding_dense_backward": _embedding_backward,
-    "aten::index_select": _index_select,
-    "aten::gather": _gather,
+    "aten::_fused_dropout": _dropout,
+    "aten::glu": _glu,
+    "aten::glu_backward": Like((0, 1), (1,)),
+    "aten::_weight_norm_interface": Like((0, 1), (0,)),
+    "aten::_transform_bias_rescale_qkv": Like((0, 1), (0,)),
+    **_creations(),
+    "aten::_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "aten::nll_loss_forward": _nll_forward,
     "aten::nll_loss2d_forward": _nll_forward,
     "aten::nll_loss_backward": _nll_backward,
     "aten::nll_loss2d_backward": _nll_backward,
-    "aten::max_pool2d_with_indices_backward": _Like((0, 7), (1,)),
-    "aten::sum": _Reduce(result="sum"),
-    "aten::prod": _Reduce(result="sum"),
-    "aten::mean": _Reduce(),
-    "aten::amax": _Reduce(),
-    "aten::amin": _Reduce(),
-    "aten::logsumexp": _Reduce(),
-    "aten::std": _Reduce(),
-    "aten::var": _Reduce(),
-    "aten::linalg_vector_norm": _Reduce(dim=2),
-    "aten::norm": _Reduce(dim=2),
-    "aten::any": _Reduce(result="bool"),
-    "aten::all": _Reduce(result="bool"),
-    "aten::argmax": _Reduce(result="index"),
-    "aten::argmin": _Reduce(result="index"),
-    "aten::max": _Reduce(result="value_and_index"),
-    "aten::min": _Reduce(result="value_and_index"),
+    "aten::sum": Reduce(result="sum"),
+    "aten::prod": Reduce(result="sum"),
+    "aten::mean": Reduce(),
+    "aten::amax": Reduce(),
+    "aten::amin": Reduce(),
+    "aten::logsumexp": Reduce(),
+    "aten::std": Reduce(),
+    "aten::var": Reduce(),
+    "aten::var_mean": Reduce(result="two"),
+    "aten::std_mean": Reduce(result="two"),
+    "aten::aminmax": Reduce(result="two"),
+    "aten::nansum": Reduce(result="sum"),
+    "aten::nanmean": Reduce(),
+    "aten::count_nonzero": Reduce(result="index"),
+    "aten::linalg_vector_norm": Reduce(dim=2),
+    "aten::norm": Reduce(dim=2),
+    "aten::any": Reduce(result="bool"),
+    "aten::all": Reduce(result="bool"),
+    "aten::argmax": Reduce(result="index"),
+    "aten::argmin": Reduce(result="index"),
+    "aten::max": Reduce(result="value_and_index"),
+    "aten::min": Reduce(result="value_and_index"),
     "aten::cat": _cat,
     "aten::_cat": _cat,
-    "aten::split_with_sizes_copy": _Like((0,), (0,)),
+    "aten::stack": _cat,
+    "aten::_stack": _cat,
+    "aten::split_with_sizes_copy": Like((0,), (0,)),
     "aten::_chunk_cat": _chunk_cat,
     "aten::_fused_adam_": _ADAM,
     "aten::_fused_adamw_": _ADAM,
     "aten::_fused_adagrad_": _fused_optimizer((0, 1, 2), (0, 2), 10**6),
     "aten::_fused_sgd_": _fused_optimizer((0, 1), (0,), 2),
-    **_LIBRARIES,
+    "fsdp::all_gather_copy_in": _all_gather_copy_in,
+    "fsdp::split_with_sizes_copy": Like((0,), (0,)),
+    "fsdp::chunk_cat": _chunk_cat,
 }
 
-_TRITON = ("triton_poi_", "triton_red_", "triton_per_")
+_TRITON = ("triton_poi_", "triton_red_", "triton_per_", "triton_spl_", "triton_for_", "triton_mix_")
 
 
 def compiled_family(name: str) -> str | None:
@@ -538,4 +553,4 @@ def _triton(record: Record) -> Work:
         space = max(numbers[-1], prod(numbers[-2:]))
         return sum(min(record.numel(i), space) * record.itemsize(i) for i in buffers)
 
-    return _work(record, traffic)
+    return vector_work(record, traffic)
