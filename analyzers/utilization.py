@@ -46,7 +46,7 @@ class _Math:
 
 
 def utilization(attribution: Attribution) -> pa.Table:
-    """MFU and HFU of the run, of each rank, and by data type, against both ceilings.
+    """MFU and HFU of the run, of its data types, and of each rank, against both ceilings.
 
     EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null).
     """
@@ -62,7 +62,7 @@ def utilization(attribution: Attribution) -> pa.Table:
                 found[0]["tokens_per_s"] = known / seconds
         rows += _of_run(list(per_rank.values()), name)
         if len(per_rank) > 1:
-            rows += [row for found in per_rank.values() for row in found]
+            rows += [found[0] for found in per_rank.values()]
     return pa.Table.from_pylist(rows, schema=TABLES["utilization"].arrow)
 
 
@@ -88,7 +88,7 @@ def _math(events: Events, rank: int, observed_ns: int) -> _Math:
 
 
 def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[dict[str, object]]:
-    """One rank against one ceiling: all its FLOP, then by data type where there are several."""
+    """One rank against one ceiling: all its FLOP, then by data type."""
     ceilings = attribution.ceilings.get(rank)
     ceiling: Ceiling | None = getattr(ceilings, name, None)
     row: dict[str, object] = {
@@ -125,7 +125,7 @@ def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[d
                 **_against({dtype: model}, {dtype: flop}, peaks, math.observed_ns),
             }
         )
-    return [row, *(by_type if len(by_type) > 1 else [])]
+    return [row, *by_type]
 
 
 def _against(

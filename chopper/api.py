@@ -293,16 +293,16 @@ def _ceilings(run: Run, part: RankManifest, device: Device | None, *, on_host: b
         else None
     )
     not_listed = (
-        "the host's cores have no datasheet peak: what was measured is the reference"
+        "the host's cores have no datasheet peak"
         if on_host
         else f"device {device.name!r} is not in the table of peaks"
         if device is not None and device.name
         else "the trace does not say which device it was recorded on"
     )
     not_measured = (
-        "an imported trace, and the machine that recorded it was not calibrated"
+        "imported, and its machine was not calibrated"
         if part.status == "imported"
-        else "`chopper calibrate` has not been run on the machine"
+        else "`chopper calibrate` was not run there"
     )
     return Ceilings(
         theoretical,

@@ -283,6 +283,8 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form, schema ``chopper.attribution/1``."""
+        from chopper.views import view
+
         by_rank = {g.key: g.causes for g in self.by("rank")}
         return {
             "schema": SCHEMA,
@@ -318,6 +320,8 @@ class Attribution:
                 }
                 for c in self.causes()
             ],
+            "ceilings": [_ceilings_dict(rank, c) for rank, c in self.ceilings.items()],
+            "utilization": view(self, "utilization").to_pylist() if self.ceilings else [],
             "coverage": self.coverage,
             "quality": [_finding_dict(f) for f in self.findings],
         }
@@ -355,6 +359,27 @@ class Attribution:
 
 
 _LEAF_SET = frozenset(LEAVES)
+
+
+def _ceilings_dict(rank: int, ceilings: Ceilings) -> dict[str, Any]:
+    from chopper.devices import DTYPES
+
+    def one(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:
+        return {
+            "flop_per_s": {}
+            if ceiling is None
+            else {d: rate for d in DTYPES if (rate := ceiling.flop_per_s(d)) is not None},
+            "memory_bytes_per_s": None if ceiling is None else ceiling.memory_bytes_per_s,
+            "link_bytes_per_s": None if ceiling is None else ceiling.link_bytes_per_s,
+            "source": None if ceiling is None else ceiling.source,
+            "reason": reason,
+        }
+
+    return {
+        "rank": rank,
+        "theoretical": one(ceilings.theoretical, ceilings.theoretical_reason),
+        "achievable": one(ceilings.achievable, ceilings.achievable_reason),
+    }
 
 
 def _finding_dict(finding: Finding) -> dict[str, Any]:

@@ -24,7 +24,14 @@ sys.path.insert(0, str(ROOT))
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.devices import DTYPES, Sourced, known_devices  # noqa: E402
-from chopper.tables import ANALYSIS_TABLES, TELEMETRY_TABLES, TRACE_TABLES, Table  # noqa: E402
+from chopper.tables import (  # noqa: E402
+    ANALYSIS_TABLES,
+    TELEMETRY_TABLES,
+    TRACE_TABLES,
+    VIEW_TABLES,
+    Table,
+)
+from chopper.views import VIEWS  # noqa: E402
 
 COMMANDS = cli.list_commands(click.Context(cli))
 
@@ -47,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/causes.md"] = causes_page()
     pages["reference/tables.md"] = tables_page()
     pages["reference/device-peaks.md"] = peaks_page()
+    pages["reference/views.md"] = views_page()
     pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     # Links into docs/ are right in the repository; on the site the pages are neighbours.
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -153,6 +161,11 @@ def tables_page() -> str:
         ("From kernel traces", "One set per rank.", TRACE_TABLES),
         ("Telemetry", "Written while the run goes on, one set per rank.", TELEMETRY_TABLES),
         ("Derived by analysis", "Safe to delete: they are made again.", ANALYSIS_TABLES),
+        (
+            "Views",
+            "[Detailed tables](views.md) of a run, made when they are asked for.",
+            VIEW_TABLES,
+        ),
     )
     for title, text, tables in groups:
         parts += [f"## {title}", text]
@@ -166,6 +179,32 @@ def tables_page() -> str:
                 f"{declared.doc} Version {declared.version}.",
                 table(("column", "type", "unit", "null", "meaning"), rows),
             ]
+    return "\n\n".join(parts) + "\n"
+
+
+def views_page() -> str:
+    """The detailed tables that ``--view`` prints."""
+    parts = [
+        "# Views",
+        "A view is a detailed table of an attributed run. The HTML report shows all that have rows "
+        "under *Detailed tables*; the command line prints one:",
+        "```\nchopper analyze RUN --view operations             # the first 20 rows, as text\n"
+        "chopper analyze RUN --view operations --top 100\n"
+        "chopper analyze RUN --view operations --csv       # all rows and columns\n"
+        "chopper analyze RUN --view operations --json | jq '.rows[0]'\n```",
+        "Rows come most important first. As text, columns that do not fit are named below the "
+        "table; columns without a value are left out. The JSON form has the schema "
+        "`chopper.view.NAME/VERSION`: an object with `schema`, `rows` (one object per row, the "
+        "columns of the [declared table](tables.md) as keys) and, when there are no rows, `reason`. "
+        "In Python, `chopper.views.view(attribution, NAME)` returns the Arrow table.",
+        table(
+            ("view", "what it shows", "no rows when"),
+            [
+                (f"[`{v.name}`](tables.md#{v.name})", v.doc, v.needs or "nothing ran on the device")
+                for v in VIEWS.values()
+            ],
+        ),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -266,6 +305,10 @@ FIELDS = {
         "ranks": "One object per rank.",
         "causes": "One object per cause with time in it, parents before their leaves. The times of "
         "the leaf causes sum to `observed_ns`.",
+        "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) and "
+        "`achievable` (`chopper calibrate`), each with `flop_per_s` by data type, "
+        "`memory_bytes_per_s`, `link_bytes_per_s`, its `source`, and the `reason` when it is unknown.",
+        "utilization": "MFU and HFU: the rows of the [`utilization` table](tables.md#utilization).",
         "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
         "quality": "Findings about the data, most severe first.",
     },

@@ -45,8 +45,9 @@ def render(attribution: Attribution) -> str:
         f"{story.unit} over {fmt.plural(story.windows, 'window')}; the causes sum to the observed "
         "time exactly. *model*: a model has a part in it; *measured*: recorded times alone.",
     ]
-    if story.ceiling:
-        parts.append("Peaks: " + "; ".join(escape(c) for c in story.ceiling) + ".")
+    parts.append(
+        "\n".join(f"- {escape(line)}" for line in (*story.ceiling, story.utilization) if line)
+    )
     for level, title in _LEVELS:
         parts += _groups(views, story, level, title)
     parts += _coverage(attribution)

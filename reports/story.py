@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from chopper import _format as fmt
 from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports.advice import advice
+from chopper.views import view
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow, Group, Level
@@ -79,7 +80,9 @@ class Story:
     """None when unknown; ``ideal_reason`` says why."""
     ideal_reason: str | None
     ceiling: tuple[str, ...]
-    """Where the peaks come from, one line per kind of device."""
+    """The theoretical and the achievable ceiling, a line each."""
+    utilization: str
+    """MFU and HFU against both, one line; empty when nothing is known of either."""
     verdict: str
     detail: str
     top: tuple[TopCause, ...]
@@ -116,6 +119,7 @@ def tell(views: Views) -> Story:
     reason = None if ideal is not None else printable(_why_no_ideal(attribution))
     top = tuple(_top(views, row) for row in _largest(attribution, 3))
     verdict, detail = _verdict(attribution, unit, observed, ideal, reason)
+    ceilings, used = _ceilings(attribution)
     return Story(
         title=printable(attribution.run.manifest.name),
         facts=tuple(printable(fact) for fact in _facts(attribution, unit)),
@@ -124,7 +128,8 @@ def tell(views: Views) -> Story:
         observed_per_window_ns=observed,
         ideal_per_window_ns=ideal,
         ideal_reason=reason,
-        ceiling=tuple(printable(line) for line in _ceiling(attribution)),
+        ceiling=tuple(printable(line) for line in ceilings),
+        utilization=printable(used),
         verdict=verdict,
         detail=detail,
         top=top,
@@ -179,12 +184,40 @@ def on_host(attribution: Attribution, rank: int) -> bool:
     return len(devices) > 0 and bool(devices[0].as_py() < 0)
 
 
-def _ceiling(attribution: Attribution) -> tuple[str, ...]:
-    seen: dict[str, None] = {}
-    for rank in attribution.ranks:
-        if rank.peak_source is not None:
-            seen[f"{rank.device or 'device'}: {rank.peak_source}"] = None
-    return tuple(seen)
+_CEILINGS = {"theoretical": "Theoretical ceiling", "achievable": "Achievable ceiling"}
+
+
+def _ceilings(attribution: Attribution) -> tuple[list[str], str]:
+    """Both ceilings in words, and how much of them was used."""
+    if not attribution.ceilings:
+        return [], ""
+    rows = [r for r in view(attribution, "utilization").to_pylist() if r["rank"] is None]
+    lines, used, reasons = [], [], []
+    for name, label in _CEILINGS.items():
+        whole, *by_type = [r for r in rows if r["ceiling"] == name]
+        rate, source, reason = whole["peak_flop_per_s"], whole["source"], whole["reason"]
+        if source is None:
+            lines.append(f"{label}: not known: {reason}")
+            continue
+        lines.append(f"{label}: {f'{fmt.flops(rate)} {_mix(by_type)}, ' if rate else ''}{source}")
+        if whole["mfu_ratio"] is not None:
+            share = f"MFU {fmt.ratio(whole['mfu_ratio'])}, HFU {fmt.ratio(whole['hfu_ratio'])}"
+            used.append(f"{share} of the {name} ceiling")
+        if reason:
+            reasons.append(reason)
+    if used:
+        return lines, "; ".join(used) + (f" ({reasons[0]})" if reasons else "")
+    return lines, f"MFU and HFU: not known: {reasons[0]}" if reasons else ""
+
+
+def _mix(by_type: list[dict[str, Any]]) -> str:
+    """Data types of the FLOP: ``bf16``, or ``bf16 98.0 %, fp32 2.0 %``."""
+    total = sum(r["hardware_flop"] for r in by_type)
+    shares = [(r["dtype"], r["hardware_flop"] / total) for r in by_type if r["hardware_flop"]]
+    main = [(name, share) for name, share in shares if share >= 0.0005]
+    if len(main) < 2:
+        return "".join(name for name, _ in main)
+    return ", ".join(f"{name} {fmt.ratio(share)}" for name, share in main)
 
 
 def _why_no_ideal(attribution: Attribution) -> str:

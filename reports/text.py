@@ -184,8 +184,9 @@ def _head(console: Console, attribution: Attribution, story: Story) -> None:
     console.print(Text(story.verdict, style="bold"))
     if story.detail:
         console.print(Text(story.detail))
-    for source in story.ceiling:
-        console.print(Text(f"Peak: {source}", style="dim"))
+    for line in (*story.ceiling, story.utilization):
+        if line:
+            console.print(Text(line, style="dim"))
     console.print()
 
 

@@ -31,7 +31,19 @@ _CAUSE_COLUMNS = (
 )
 
 
-@click.command("analyze", short_help="Attribute a run: where did every millisecond go?")
+class _Analyze(click.Command):
+    """The command; its help ends with the views, one line each."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the views."""
+        del ctx
+        with formatter.section("Views (--view)"):
+            formatter.write_dl([(v.name, v.doc) for v in VIEWS.values()])
+
+
+@click.command(
+    "analyze", cls=_Analyze, short_help="Attribute a run: where did every millisecond go?"
+)
 @click.argument("sources", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--by",
@@ -42,7 +54,8 @@ _CAUSE_COLUMNS = (
     "--view",
     "view_name",
     type=click.Choice(sorted(VIEWS)),
-    help="Print one detailed table instead: see `chopper schema` for its columns.",
+    metavar="NAME",
+    help="Print one detailed table instead, see below; `chopper schema NAME` has its columns.",
 )
 @click.option(
     "--top",
@@ -107,6 +120,8 @@ def _print_view(attribution: Attribution, name: str, top: int | None, kind: str)
         rows = (table if top is None else table.slice(0, top)).to_pylist()
         if kind == "json":
             document = {"schema": f"chopper.view.{name}/{TABLES[name].version}", "rows": rows}
+            if not rows:
+                document["reason"] = VIEWS[name].needs or None
             click.echo(json.dumps(document, indent=2, ensure_ascii=False))
             return
         out = io.StringIO()
