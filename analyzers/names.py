@@ -167,10 +167,19 @@ _DATA = re.compile(
 )
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
-_FSDP_REGION = re.compile(r"^FSDP::|^FullyShardedDataParallel\._|^fsdp::")
-_FSDP_COPY = re.compile(
-    r"^fsdp::|^aten::(copy_|_to_copy|_foreach_copy_|cat|_foreach_copy|split_with_sizes_copy|chunk_cat|"
-    r"_chunk_cat|fill_|zero_|div_|div|mul_|clone|constant_pad_nd)$"
+# FSDP and DDP name their hooks. DeepSpeed and Megatron do not: with Python stacks, the files do,
+# except for the functions around a whole forward, backward or step.
+_SHARDING_REGION = re.compile(
+    r"^FSDP::|^FullyShardedDataParallel\._|^fsdp::"
+    r"|^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::|^aten::(un)?flatten_dense_tensors$"
+    r"|deepspeed/runtime/zero/(stage|partition|parameter_offload|contiguous|mics|utils)\w*\.py\(\d+\): "
+    r"(?!(forward|backward|step|__init__|__call__|wrapper)$)"
+    r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?\w*(buffer|data_parallel|fsdp)\w*"
+    r"\.py\(\d+\): (?!(forward|backward|__init__|__call__)$)"
+)
+_SHARDING_COPY = re.compile(
+    r"^fsdp::|^aten::(copy_|_to_copy|_foreach_copy_?|cat|split_with_sizes_copy|_?chunk_cat|fill_|zero_"
+    r"|_foreach_zero_|div_?|mul_?|_foreach_(mul|div)_|clone|constant_pad_nd)$"
 )
 _GRAPH_LAUNCH = re.compile(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
 
@@ -291,14 +300,14 @@ def is_garbage_collection(name: str) -> bool:
     return name.startswith("chopper::gc") or name == "Python GC"
 
 
-def is_fsdp_region(name: str) -> bool:
-    """A span of FSDP's own hooks."""
-    return bool(_FSDP_REGION.match(name))
+def is_sharding_region(name: str) -> bool:
+    """A span of the hooks of FSDP, DDP, ZeRO or Megatron's distributed optimizer."""
+    return bool(_SHARDING_REGION.search(name))
 
 
-def is_fsdp_copy(name: str) -> bool:
-    """An operator that copies or casts, when it occurs inside FSDP's own hooks."""
-    return bool(_FSDP_COPY.match(name))
+def is_sharding_copy(name: str) -> bool:
+    """An operator that copies, scales or casts, when it occurs inside such hooks."""
+    return bool(_SHARDING_COPY.match(name))
 
 
 def is_graph_launch(name: str) -> bool:

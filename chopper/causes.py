@@ -129,7 +129,9 @@ _CAUSES = (
     Cause(
         "compute.fsdp_copy",
         "FSDP copies and casts",
-        "Copying shards in and out of communication buffers, and casting them.",
+        "Copying shards and gradients in and out of communication buffers, scaling and casting them: "
+        "in the hooks of FSDP and DDP, and of DeepSpeed's ZeRO and Megatron where Python stacks "
+        "were recorded.",
     ),
     Cause(
         "compute.vector",

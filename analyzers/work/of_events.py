@@ -328,23 +328,24 @@ def main_cause(links: Links, work: EventWork) -> np.ndarray:
         np.isnan(work.roofline_ns[work.vector]), _VECTOR_NO_BYTES, _VECTOR_ROOFLINE
     )
     cause[work.math] = np.where(np.isnan(work.ideal_ns[work.math]), _NO_PEAK, _IDEAL)
-    cause[_fsdp_copies(links)] = _FSDP_COPY
     cause[links.phase == PHASES.index("recompute")] = _RECOMPUTE
+    # Parameters are gathered for the backward pass whether or not it computes the forward again.
+    cause[_sharding_copies(links)] = _FSDP_COPY
     cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
     return cause
 
 
-def _fsdp_copies(links: Links) -> np.ndarray:
-    """Events launched by a copying operator inside FSDP's own hooks."""
+def _sharding_copies(links: Links) -> np.ndarray:
+    """Events launched by a copying operator inside the hooks of a data-parallel wrapper."""
     host = links.host
     found = np.zeros(len(links.events), dtype=bool)
     if not len(host):
         return found
-    regions = host.named(names.is_fsdp_region)
+    regions = host.named(names.is_sharding_region)
     if not regions.any():
         return found
     inside = host.nesting.nearest(regions) >= 0
-    copying = host.named(names.is_fsdp_copy) & inside
+    copying = host.named(names.is_sharding_copy) & inside
     has = links.op_row >= 0
     found[has] = copying[links.op_row[has]]
     return found
