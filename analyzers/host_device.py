@@ -114,7 +114,7 @@ def _contains(host: HostSpans, marked: np.ndarray) -> np.ndarray:
     """Mask of the spans that have a marked one somewhere below them."""
     nesting = host.nesting
     contains = np.zeros(len(host), dtype=bool)
-    for rows in reversed(nesting.levels()):
+    for rows in reversed(nesting.levels):
         parents = nesting.parent[rows[marked[rows] | contains[rows]]]
         contains[parents[parents >= 0]] = True
     return contains

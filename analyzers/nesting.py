@@ -20,6 +20,7 @@ class Nesting:
             do not overlap.
         parent: row of the enclosing span on the same thread, -1 at the top.
         depth: 0 at the top.
+        levels: rows of each depth, the top first.
     """
 
     thread: np.ndarray
@@ -28,38 +29,26 @@ class Nesting:
     end_ns: np.ndarray
     parent: np.ndarray
     depth: np.ndarray
+    levels: list[np.ndarray]
 
     def nearest(self, marked: np.ndarray) -> np.ndarray:
         """For each span, itself or its nearest ancestor in ``marked``; -1 when there is none."""
         if not len(marked):
             return np.zeros(0, np.int64)
-        at = np.where(marked, np.arange(len(marked)), self.parent)
-        open_ = np.flatnonzero(at >= 0)
-        open_ = open_[~marked[at[open_]]]
-        while len(open_):
-            above = at[at[open_]]
-            at[open_] = above
-            going = above >= 0
-            going[going] = ~marked[above[going]]
-            open_ = open_[going]
+        at = np.where(marked, np.arange(len(marked)), -1)
+        for rows in self.levels[1:]:
+            rows = rows[at[rows] < 0]
+            at[rows] = at[self.parent[rows]]
         return at
 
     def topmost(self, marked: np.ndarray) -> np.ndarray:
         """For each span, itself or its farthest ancestor in ``marked``; -1 when there is none."""
         best = np.full(len(marked), -1, dtype=np.int64)
-        for rows in self.levels():
+        for rows in self.levels:
             parent = self.parent[rows]
             above = np.where(parent >= 0, best[parent], -1)
             best[rows] = np.where(above >= 0, above, np.where(marked[rows], rows, -1))
         return best
-
-    def levels(self) -> list[np.ndarray]:
-        """Rows of each depth, top first."""
-        if not len(self.depth):
-            return []
-        order = np.argsort(self.depth, kind="stable")
-        bounds = np.cumsum(np.bincount(self.depth))[:-1]
-        return np.split(order, bounds)
 
 
 def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndarray) -> Nesting:
@@ -72,7 +61,7 @@ def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndar
     count = len(start_ns)
     if not count:
         empty = np.zeros(0, np.int64)
-        return Nesting(empty, np.zeros((0, 2), np.int64), empty, empty, empty, empty)
+        return Nesting(empty, np.zeros((0, 2), np.int64), empty, empty, empty, empty, [])
     first_of, thread = distinct_rows([pid, tid])
     keys = np.stack([pid[first_of], tid[first_of]], axis=1)
     order = np.argsort(thread, kind="stable")
@@ -84,17 +73,25 @@ def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndar
     whole_us = not (start % 1000).any() and not (dur_ns % 1000).any()
     parent = _parents(start, end, first, tolerance=1000 if whole_us else 0)
     depth = _depths(parent)
-    start, end = _clip(start, end, parent, depth, thread[order])
-    rows_parent = np.where(parent >= 0, order[parent], -1)
+    levels = np.split(np.argsort(depth, kind="stable"), np.cumsum(np.bincount(depth))[:-1])
+    start, end = _clip(start, end, parent, levels, thread[order])
     out_parent = np.empty(count, np.int64)
-    out_depth = np.empty(count, np.int64)
+    out_depth = np.empty_like(depth)
     out_start = np.empty(count, np.int64)
     out_end = np.empty(count, np.int64)
-    out_parent[order] = rows_parent
+    out_parent[order] = np.where(parent >= 0, order[parent], -1)
     out_depth[order] = depth
     out_start[order] = start
     out_end[order] = end
-    return Nesting(thread, keys, out_start, out_end, out_parent, out_depth)
+    return Nesting(
+        thread,
+        keys,
+        out_start,
+        out_end,
+        out_parent,
+        out_depth,
+        [order[level] for level in levels],
+    )
 
 
 def _parents(
@@ -116,29 +113,27 @@ def _parents(
 
 def _depths(parent: np.ndarray) -> np.ndarray:
     at = parent.copy()
-    hops = np.where(parent >= 0, 1, 0)
+    hops = (parent >= 0).astype(np.int32)
     # Doubling: depth = number of parents on the way up.
-    while (at >= 0).any():
-        live = at >= 0
+    live = np.flatnonzero(at >= 0)
+    while len(live):
         target = at[live]
-        depth_add = hops[target]
-        jump = at[target]
-        hops[live] = hops[live] + depth_add
-        at[live] = jump
-    return hops.astype(np.int64)
+        hops[live] += hops[target]
+        above = at[target]
+        at[live] = above
+        live = live[above >= 0]
+    return hops
 
 
 def _clip(
     start: np.ndarray,
     end: np.ndarray,
     parent: np.ndarray,
-    depth: np.ndarray,
+    levels: list[np.ndarray],
     thread: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     start, end = start.copy(), end.copy()
-    order = np.argsort(depth, kind="stable")
-    bounds = np.cumsum(np.bincount(depth))[:-1]
-    for rows in np.split(order, bounds):
+    for rows in levels:
         p = parent[rows]
         inside = p >= 0
         mine = rows[inside]
@@ -171,31 +166,33 @@ def activity(nesting: Nesting) -> Activity:
     threads = len(nesting.thread_keys)
     # Spans without a duration open and close nothing.
     rows = np.flatnonzero(nesting.end_ns > nesting.start_ns)
+    if not len(rows):
+        return Activity(rows, rows, np.zeros(threads + 1, np.int64))
     # At one moment ends come before starts; deeper spans, which are later rows, end first.
     closed = rows[::-1]
-    time = np.concatenate([nesting.end_ns[closed], nesting.start_ns[rows]])
-    thread = np.concatenate([nesting.thread[closed], nesting.thread[rows]])
-    kind = np.repeat(np.array([0, 1]), len(rows))
-    order = _in_order(thread, time, kind)
-    span = np.concatenate([nesting.parent[closed], rows])[order]
-    time, thread = time[order], thread[order]
+    low, high = int(nesting.start_ns[rows].min()), int(nesting.end_ns[rows].max())
+    width = 2 * (high - low + 1)
+    if width * threads < 1 << 62:
+        # One number per moment sorts several times faster than thread, time and kind.
+        moment = np.concatenate(
+            [
+                nesting.thread[closed] * width + 2 * (nesting.end_ns[closed] - low),
+                nesting.thread[rows] * width + 2 * (nesting.start_ns[rows] - low) + 1,
+            ]
+        )
+        order = np.argsort(moment, kind="stable")
+        thread, time = np.divmod(moment[order], width)
+        time = time // 2 + low
+    else:
+        thread = np.concatenate([nesting.thread[closed], nesting.thread[rows]])
+        time = np.concatenate([nesting.end_ns[closed], nesting.start_ns[rows]])
+        order = np.lexsort((np.repeat([0, 1], len(rows)), time, thread))
+        thread, time = thread[order], time[order]
     last = np.ones(len(time), dtype=bool)
     last[:-1] = (time[1:] != time[:-1]) | (thread[1:] != thread[:-1])
-    time, span, thread = time[last], span[last], thread[last]
-    first = np.searchsorted(thread, np.arange(threads + 1))
-    return Activity(time, span, first)
-
-
-def _in_order(thread: np.ndarray, time: np.ndarray, kind: np.ndarray) -> np.ndarray:
-    """Stable order by thread, time and kind (0 or 1)."""
-    if not len(time):
-        return np.zeros(0, np.int64)
-    low = int(time.min())
-    width = 2 * (int(time.max()) - low + 1)
-    if width * (int(thread.max()) + 1) >= 1 << 62:
-        return np.lexsort((kind, time, thread))
-    # One number per row sorts several times faster than three.
-    return np.argsort(thread * width + (time - low) * 2 + kind, kind="stable")
+    span = np.concatenate([nesting.parent[closed], rows])[order[last]]
+    first = np.searchsorted(thread[last], np.arange(threads + 1))
+    return Activity(time[last], span, first)
 
 
 def innermost_at(acts: Activity, thread: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
