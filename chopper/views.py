@@ -57,6 +57,13 @@ _VIEWS: tuple[View, ...] = (
         "chopper.analyzers.operations:kernels",
     ),
     View(
+        "unmodelled",
+        "Unmodelled kernels",
+        "Kernels without model, FLOP, bytes or peak: how long they ran, and why.",
+        "chopper.analyzers.work.unmodelled:unmodelled",
+        "every kernel that computed has a model, and the device its peaks",
+    ),
+    View(
         "launches",
         "Launch overhead",
         "By operator and phase: what the host did before the launch, and the launching call.",

@@ -227,10 +227,27 @@ STEPS = Table(
     ),
 )
 
+UNMODELLED = Table(
+    "unmodelled",
+    1,
+    "Computing time without an ideal or a roofline, by kernel, operator and reason, over all ranks "
+    "and steps.",
+    (
+        _maybe("kernel", "string", "Name as recorded."),
+        _ns("time_ns", "Attributed (exclusive) time."),
+        _maybe("share_ratio", "float64", "Of all computing time.", "ratio"),
+        _column("reason", "string", "Why its work, or the time that it should take, is not known."),
+        _maybe("op", "string", "Operator that launched it; null: none recorded."),
+        _count("call_count", "Device events."),
+        _column("cause", "string", "Cause that the time is attributed to."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
     KERNELS,
+    UNMODELLED,
     LAUNCHES,
     QUEUE_DEPTH,
     CPU_USE,
