@@ -90,10 +90,13 @@ def split_idle(states: States, links: Links) -> Gaps:
     late = launched & (called > start)
     call = launched & (returned > called)
     waited = np.where(launched, returned < end, True)
-    same_stream = _previous_on_same_stream(links, event, start)
+    # What the device had to wait for had ended before a late launch was made.
+    own = late | _previous_on_same_stream(links, event, start)
+    depends = ~own & launched
+    depends[depends] = _may_wait_for_stream(links, event[depends])
     cause = np.where(
         launched,
-        np.where(same_stream, _LATENCY, _DEPENDENCY),
+        np.where(depends, _DEPENDENCY, _LATENCY),
         np.where(ended, _UNLAUNCHED, _NO_STEP),
     )
     preparation = _preparation(links, event[late], start[late], called[late])
@@ -136,6 +139,31 @@ def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndar
         same |= there & (place[row] == mine)
     nothing = high == low
     return same | nothing
+
+
+def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
+    """Whether each launched event may have waited for another stream than its own.
+
+    A stream waits for another one after a call for an event (cudaStreamWaitEvent), or inside a
+    graph. Where a trace has such calls, but none between the launch of what ran before on the
+    stream and this launch, there was nothing to wait for.
+    """
+    host, events = links.host, links.events
+    waits = host.of("runtime", "driver") & host.named(names.is_event_wait)
+    if not waits.any() or not len(event):
+        return np.ones(len(event), dtype=bool)
+    place = events.device_id * (1 << 40) + events.stream_id
+    order = np.argsort(place, kind="stable")
+    previous = np.full(len(events), -1, dtype=np.int64)
+    together = place[order[1:]] == place[order[:-1]]
+    previous[order[1:][together]] = order[:-1][together]
+    before = previous[event]
+    told = (before >= 0) & links.has_launch[before]
+    told &= links.launch_row[before] != links.launch_row[event]
+    asked = host.start_ns[waits]
+    low = np.searchsorted(asked, links.launch_ns[before])
+    high = np.searchsorted(asked, links.launch_ns[event])
+    return ~told | (high > low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +247,7 @@ def _span_causes(host: HostSpans) -> np.ndarray:
     own = np.full(count, _PYTHON, dtype=np.int64)
     own[host.of("cpu_op")] = _DISPATCH
     own[host.named(lambda n: n.startswith("chopper::"))] = _PYTHON
+    own[host.named(names.is_backend_span)] = _DISPATCH
     own[host.of("runtime", "driver")] = _RUNTIME
     own[host.of("overhead")] = _PROFILER
     calls = host.of("runtime", "driver")

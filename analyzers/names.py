@@ -181,6 +181,7 @@ _SHARDING_COPY = re.compile(
     r"^fsdp::|^aten::(copy_|_to_copy|_foreach_copy_?|cat|split_with_sizes_copy|_?chunk_cat|fill_|zero_"
     r"|_foreach_zero_|div_?|mul_?|_foreach_(mul|div)_|clone|constant_pad_nd)$"
 )
+_EVENT_WAIT = re.compile(r"^(cuda|hip|cu)StreamWaitEvent")
 _GRAPH_LAUNCH = re.compile(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
 
 
@@ -308,6 +309,16 @@ def is_sharding_region(name: str) -> bool:
 def is_sharding_copy(name: str) -> bool:
     """An operator that copies, scales or casts, when it occurs inside such hooks."""
     return bool(_SHARDING_COPY.match(name))
+
+
+def is_event_wait(name: str) -> bool:
+    """A call after which a stream waits for what another one has been given to do."""
+    return bool(_EVENT_WAIT.match(name))
+
+
+def is_backend_span(name: str) -> bool:
+    """A device backend's own span around the launch of a collective."""
+    return name.startswith(("nccl:", "rccl:"))
 
 
 def is_graph_launch(name: str) -> bool:

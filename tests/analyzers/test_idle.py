@@ -70,6 +70,34 @@ def test_the_device_waited_on_itself() -> None:
     ]
 
 
+def test_only_a_stream_that_was_told_to_wait_depends_on_another() -> None:
+    # Stream 9 is told to wait for an event before kernel 4, not before kernel 2: what kept kernel 2
+    # was the device itself. Kernel 5 was launched when everything before it had ended.
+    host = spans(
+        launch(1, 2, 1),
+        launch(3, 4, 2),
+        launch(5, 6, 3),
+        span(7, 8, "cudaStreamWaitEvent", "runtime", correlation_id=9),
+        launch(9, 10, 4),
+        launch(105, 110, 5),
+    )
+    device = kernels(
+        kernel(12, 20, correlation_id=1, stream=9),
+        kernel(20, 24, correlation_id=3),
+        kernel(30, 40, correlation_id=2, stream=9),
+        kernel(40, 60, correlation_id=3),
+        kernel(70, 90, correlation_id=4, stream=9),
+        kernel(115, 120, correlation_id=5),
+    )
+    assert gaps(attribute(host, device)) == [
+        (24, 30, "launch_latency"),
+        (60, 70, "dependency"),
+        (90, 105, "preparation.unobserved"),
+        (105, 110, "call"),
+        (110, 115, "launch_latency"),
+    ]
+
+
 def test_synchronization_allocator_gc_and_runtime() -> None:
     host = spans(
         span(0, 1000, "ProfilerStep#0", "annotation"),
