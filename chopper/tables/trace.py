@@ -158,6 +158,32 @@ COUNTER = Table(
     ),
 )
 
+KERNEL_COUNTER = Table(
+    "kernel_counter",
+    1,
+    "Hardware counters of single kernels, as a counter tool measured them in a run of its own "
+    "(rocprofv3, Nsight Compute). One row for each kernel and counter, in the tool's order.",
+    (
+        Column(name="source", type="string", doc="File that it comes from: one pass of the tool."),
+        Column(name="dispatch_id", type="int64", doc="Number of the kernel within that file."),
+        Column(name="kernel", type="string", doc="Name of the kernel as the tool wrote it."),
+        Column(
+            name="occurrence_id",
+            type="int64",
+            doc="How many kernels of this name came before it in that file.",
+        ),
+        Column(name="device", type="string", nullable=True, doc="Device as the tool names it."),
+        Column(name="counter", type="string", doc="Name of the counter."),
+        Column(
+            name="value",
+            type="float64",
+            nullable=True,
+            doc="Value in the unit's base (bytes, not Kbyte); null where the tool wrote n/a.",
+        ),
+        Column(name="unit", type="string", nullable=True, doc="Unit, where the tool names one."),
+    ),
+)
+
 LAYER_SEQUENCE = Table(
     "layer_sequence",
     1,
@@ -188,5 +214,6 @@ TRACE_TABLES = (
     STEP,
     MEMORY_EVENT,
     COUNTER,
+    KERNEL_COUNTER,
     LAYER_SEQUENCE,
 )
