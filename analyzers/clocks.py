@@ -52,14 +52,12 @@ class EventClocks:
     Attributes:
         clock_hz: mean over the event, NaN where not known.
         error_hz: bound of its error from sampling, NaN where not known.
-        power_w: mean board power, NaN where not known; of the whole board, not of one kernel.
         state: KNOWN, or why the clock is not.
         readers: device → its samples, for labels.
     """
 
     clock_hz: np.ndarray
     error_hz: np.ndarray
-    power_w: np.ndarray
     state: np.ndarray
     readers: dict[int, ClockSeries]
 
@@ -76,15 +74,15 @@ def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
     driver and the trace give it; with several, numbers must agree. The host's own events have none.
     """
     count = len(events)
+    if not samples.num_rows or not count:
+        unknown = np.broadcast_to(np.nan, count)
+        return EventClocks(unknown, unknown, np.full(count, NO_SAMPLES, dtype=np.int8), {})
     found = EventClocks(
-        np.full(count, np.nan),
         np.full(count, np.nan),
         np.full(count, np.nan),
         np.full(count, NO_SAMPLES, dtype=np.int8),
         {},
     )
-    if not samples.num_rows or not count:
-        return found
     sample_device = ints(samples, "device_id")
     devices = np.unique(events.device_id[events.device_id >= 0])
     one = len(devices) == 1 and len(np.unique(sample_device)) == 1
@@ -105,12 +103,8 @@ def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
             ~at.inside, NO_OVERLAP, np.where(series.trusted_within(at), KNOWN, SPARSE)
         )
         good = found.state[rows] == KNOWN
-        for target, values in (
-            (found.clock_hz, series.mean(series.clock_hz, at)),
-            (found.error_hz, series.mean_error(at)),
-            (found.power_w, series.mean_power(at)),
-        ):
-            target[rows] = np.where(good, values, np.nan)
+        found.clock_hz[rows] = np.where(good, series.mean(series.clock_hz, at), np.nan)
+        found.error_hz[rows] = np.where(good, series.mean_error(at), np.nan)
     return found
 
 
@@ -243,18 +237,19 @@ class ClockSeries:
         """Mean over each interval of a series that is linear between its values."""
         gap = self.gap_ns.astype(np.float64)
         slope = np.diff(values) / gap
-        whole = np.concatenate([[0.0], np.cumsum((values[:-1] + values[1:]) / 2 * gap)])
         # In one gap, the mean of a line is its middle: nothing large is subtracted.
-        one = values[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
-        if (at.first == at.last).all():
-            return one
-        left = gap[at.first] - at.head_ns
-        head = left * (values[at.first + 1] - slope[at.first] * left / 2)
-        tail = at.tail_ns * (values[at.last] + slope[at.last] * at.tail_ns / 2)
-        middle = whole[at.last] - whole[at.first + 1]
-        between = gap_time(self.time_ns, at)
-        length = left + between + at.tail_ns
-        return np.where(at.first == at.last, one, (head + middle + tail) / np.maximum(length, 1))
+        found = values[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
+        rows = np.flatnonzero(at.first < at.last)
+        if len(rows):
+            first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
+            whole = np.concatenate([[0.0], np.cumsum((values[:-1] + values[1:]) / 2 * gap)])
+            left = gap[first] - at.head_ns[rows]
+            head = left * (values[first + 1] - slope[first] * left / 2)
+            tail = tail_ns * (values[last] + slope[last] * tail_ns / 2)
+            between = (self.time_ns[last] - self.time_ns[first + 1]).astype(np.float64)
+            length = left + between + tail_ns
+            found[rows] = (head + whole[last] - whole[first + 1] + tail) / length
+        return found
 
     def mean_power(self, at: Place) -> np.ndarray:
         """Mean board power over each interval; NaN where a reading that it needs has none."""
@@ -266,17 +261,16 @@ class ClockSeries:
     def mean_error(self, at: Place) -> np.ndarray:
         """Bound of the error of the mean clock: half of the change over each gap, time-weighted."""
         half = np.abs(np.diff(self.clock_hz)) / 2
-        gap = self.gap_ns.astype(np.float64)
-        whole = np.concatenate([[0.0], np.cumsum(half * gap)])
-        left = gap[at.first] - at.head_ns
-        between = gap_time(self.time_ns, at)
-        area = (
-            left * half[at.first]
-            + (whole[at.last] - whole[at.first + 1])
-            + at.tail_ns * half[at.last]
-        )
-        length = left + between + at.tail_ns
-        return np.where(at.first == at.last, half[at.first], area / np.maximum(length, 1))
+        found = half[at.first]
+        rows = np.flatnonzero(at.first < at.last)
+        if len(rows):
+            first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
+            whole = np.concatenate([[0.0], np.cumsum(half * self.gap_ns)])
+            left = self.gap_ns[first] - at.head_ns[rows]
+            between = self.time_ns[last] - self.time_ns[first + 1]
+            area = left * half[first] + whole[last] - whole[first + 1] + tail_ns * half[last]
+            found[rows] = area / (left + between + tail_ns)
+        return found
 
     @cached_property
     def labels(self) -> np.ndarray:
@@ -316,10 +310,3 @@ class ClockSeries:
         return np.stack(
             [self.mean(np.ascontiguousarray(column), at) for column in self.labels.T], axis=1
         )
-
-
-def gap_time(time_ns: np.ndarray, at: Place) -> np.ndarray:
-    """Time between the end of an interval's first gap and the start of its last."""
-    return np.where(at.last > at.first, time_ns[at.last] - time_ns[at.first + 1], 0).astype(
-        np.float64
-    )

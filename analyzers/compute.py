@@ -61,6 +61,7 @@ _WAVES = COMPUTE_CAUSES.index("compute.efficiency.wave_quantization")
 _INSTRUCTIONS = COMPUTE_CAUSES.index("compute.efficiency.instructions")
 _TENSOR = COMPUTE_CAUSES.index("compute.efficiency.tensor_core")
 _CLOCK = [COMPUTE_CAUSES.index(f"compute.clock.{label}") for label in CLOCK_LABELS]
+_NO_REASON = _CLOCK[CLOCK_LABELS.index("unlabelled")]
 _VECTOR_ROOFLINE = COMPUTE_CAUSES.index("compute.vector.roofline")
 _VECTOR_EXCESS = COMPUTE_CAUSES.index("compute.vector.excess")
 _SCALE_SAID = 0.98
@@ -137,18 +138,19 @@ def split_compute(states: States, links: Links, work: EventWork, factors: Factor
     base_ns = np.minimum(np.floor(ideal), share).astype(np.int64)
     gap = share - base_ns
     shares, scaled = _shares(gap, share, ideal, roofline, math, event, factors)
-    roof, clock, *others = shares
-    names = [_CONTENTION, _WAVES, _INSTRUCTIONS, _TENSOR]
-    rest = others.pop()
+    clock = shares.pop(_NO_REASON, None)
+    rest = shares.pop(_REST)
     parts = [
         (computing[plain], cause[plain], states.share_ns[computing[plain]]),
         (fragment, cause[rows], base_ns),
-        (fragment, _ROOFLINE, roof),
         (fragment, np.where(math, _REST, _VECTOR_EXCESS), rest),
-        *((fragment, name, time) for name, time in zip(names, others, strict=True)),
-        *_labelled(fragment, event, clock, links, factors),
+        *((fragment, name, time) for name, time in shares.items()),
+        *(() if clock is None else _labelled(fragment, event, clock, links, factors)),
     ]
-    kept = [(f[t > 0], np.broadcast_to(c, len(t))[t > 0], t[t > 0]) for f, c, t in parts]
+    kept = []
+    for where, of, time in parts:
+        some = np.flatnonzero(time)
+        kept.append((where[some], np.broadcast_to(of, len(time))[some], time[some]))
     return ComputeSplit(
         np.concatenate([f for f, _, _ in kept]),
         np.concatenate([c for _, c, _ in kept]),
@@ -167,7 +169,7 @@ def _shares(
     math: np.ndarray,
     event: np.ndarray,
     factors: Factors,
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
     """Divide what kernels took beyond their ideal among their factors.
 
     Where the known factors explain more than was observed (bytes that came from a cache, a model
@@ -175,36 +177,36 @@ def _shares(
     and nothing is left for the rest.
 
     Returns:
-        Time of: roofline, clock, contention, waves, instructions, tensor cores, rest. And a mask of
-        the rows that were scaled by more than rounding.
+        Time by cause, the rest among them (all of the clock's under one); and a mask of the rows
+        whose measured factors were scaled by more than rounding.
     """
     some = (ideal > 0) & (gap > 0)
     observed = np.log(np.divide(share, ideal, out=np.ones(len(gap)), where=some))
-    observed = np.maximum(observed, 0.0)
+    np.maximum(observed, 0.0, out=observed)
     limit = np.log(np.divide(roofline, ideal, out=np.ones(len(gap)), where=some))
-    known = [
-        limit,
-        factors.clock_ln[event],
-        factors.contention_ln[event],
-        *(
-            np.where(math, f[event], 0.0)
-            for f in (factors.wave_ln, factors.instructions_ln, factors.tensor_ln)
-        ),
-    ]
-    rest, scale = fit(observed, known)
-    weights = [scale * factor for factor in known]
-    # Work without FLOP has no ratio to take a logarithm of: its bytes, and what is beyond them.
-    nothing = ideal <= 0
-    at_roof = np.minimum(np.nan_to_num(roofline), share)
-    for weight in weights:
-        weight[nothing] = 0.0
-    weights[0][nothing] = at_roof[nothing]
-    rest = np.where(nothing, share - at_roof, rest)
+    known = {_ROOFLINE: limit}
+    for cause, factor, of_math in (
+        (_NO_REASON, factors.clock_ln, False),
+        (_CONTENTION, factors.contention_ln, False),
+        (_WAVES, factors.wave_ln, True),
+        (_INSTRUCTIONS, factors.instructions_ln, True),
+        (_TENSOR, factors.tensor_ln, True),
+    ):
+        if factor.any():
+            known[cause] = np.where(math, factor[event], 0.0) if of_math else factor[event]
+    rest, scale = fit(observed, list(known.values()))
     # The roofline is a model, and a kernel may beat it: only measured factors are news.
-    measured = known[1] > 0
-    for factor in known[2:]:
-        measured |= factor > 0
-    return apportion(gap, [*weights, rest]), measured & some & (scale < _SCALE_SAID)
+    scaled = some & (scale < _SCALE_SAID)
+    scaled[scaled] = sum(known[c][scaled] for c in known if c != _ROOFLINE) > 0
+    # Work without FLOP has no ratio to take a logarithm of: its bytes, and what is beyond them.
+    nothing = np.flatnonzero(~(ideal > 0))
+    for factor in known.values():
+        factor *= scale
+        factor[nothing] = 0.0
+    limit[nothing] = np.minimum(np.nan_to_num(roofline[nothing]), share[nothing])
+    rest[nothing] = share[nothing] - limit[nothing]
+    parts = apportion(gap, [*known.values(), rest])
+    return dict(zip([*known, _REST], parts, strict=True)), scaled
 
 
 def _labelled(

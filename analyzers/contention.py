@@ -28,7 +28,8 @@ class Contention:
     Attributes:
         factor_ln: ln of the slowdown of each instance, at least 0; 0 where none is claimed.
         alone: mask of the instances that ran alone.
-        baseline_ns: per signature, median of those, at the reference clock; NaN where none.
+        baseline_ns: per signature, median of those, at the reference clock; NaN where there are too
+            few, or nothing to compare with them.
         overlapped_ns: per signature, median of the others.
         alone_count, overlapped_count: per signature.
         ratio: per signature, geometric mean slowdown of the overlapped ones; NaN where not known.
@@ -100,6 +101,7 @@ def contend(
     base, beside = usable & alone, usable & ~alone
     alone_count = np.bincount(group[base], minlength=count)
     beside_count = np.bincount(group[beside], minlength=count)
+    base &= (beside_count > 0)[group]
     baseline = grouped_median(length[base], group[base], count)
     baseline[alone_count < MIN_ALONE] = np.nan
     slower = length + divided_ln - baseline[group]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import strings
+from chopper.analyzers.columns import distinct_rows, strings
 
 if TYPE_CHECKING:
     from chopper.analyzers.links import Links
@@ -35,29 +35,27 @@ def signatures(links: Links, rows: np.ndarray, op: np.ndarray) -> tuple[np.ndarr
     if len(host):
         for codes, _ in (host.names, host.input_dims, host.input_types, host.concrete_inputs):
             parts.append(np.where(op >= 0, codes[op], -1))
-    code, count = np.zeros(len(rows), dtype=np.int64), 1
-    for part in parts:
-        low = int(part.min()) if len(part) else 0
-        width = int(part.max()) - low + 1 if len(part) else 1
-        if width == 1:
-            continue
-        # Few distinct values stay few: renumbering keeps the product far from overflowing.
-        values, code = np.unique(code * width + (part - low), return_inverse=True)
-        count = len(values)
-    return code.reshape(-1), count
+    first, number = distinct_rows(parts)
+    return number, len(first)
 
 
 def grouped_median(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Median of the values of each group, NaN for a group without any."""
+    """Median of the values of each group, NaN for a group without any.
+
+    Args:
+        values: finite.
+        group: below ``count``.
+    """
     found = np.full(count, np.nan)
     if not len(values):
         return found
-    order = np.lexsort((values, group))
+    # One sort of group + place in (0, 1) is several times faster than one by two keys; 30 bits are
+    # left for the place among a million groups.
+    low, width = float(values.min()), float(np.ptp(values)) or 1.0
+    key = np.sort(group + (values - low) / width * 0.999)
     size = np.bincount(group, minlength=count)
-    first = np.cumsum(size) - size
-    has = size > 0
-    ordered = values[order]
-    low = ordered[(first + (size - 1) // 2)[has]]
-    high = ordered[(first + size // 2)[has]]
-    found[has] = (low + high) / 2
+    begin = np.cumsum(size) - size
+    has = np.flatnonzero(size)
+    at = (key[(begin + (size - 1) // 2)[has]] + key[(begin + size // 2)[has]]) / 2
+    found[has] = (at - has) / 0.999 * width + low
     return found

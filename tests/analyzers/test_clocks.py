@@ -201,7 +201,10 @@ def test_power_is_unknown_where_a_reading_lacks_it() -> None:
             samples([20 * MS, 30 * MS], [1e9] * 2, power_w=None),
         ]
     ).unify_dictionaries()
-    found = join(table, (2 * MS, 4 * MS), (12 * MS, 14 * MS))
-    assert found.power_w[0] == pytest.approx(300)
-    assert np.isnan(found.power_w[1])
+    start, end = np.array([2, 12, 2]) * MS, np.array([4, 14, 14]) * MS
+    found = join(table, *zip(start[:2].tolist(), end[:2].tolist(), strict=True))
     assert (found.state == KNOWN).all()
+    series = found.readers[0]
+    power = series.mean_power(series.place(start, end))
+    assert power[0] == pytest.approx(300)
+    assert np.isnan(power[1:]).all()
