@@ -128,9 +128,10 @@ def _index_put(record: Record) -> Work:
     def traffic() -> int:
         if record.numel(2) <= 1:
             raise Unknown("which elements are written was not recorded")
-        added = record.boolean(3) is True
-        copied = 0 if record.name.endswith("_") else 2 * record.nbytes(0)
-        return copied + record.nbytes(2) * (3 if added else 2)
+        values = record.nbytes(2)
+        if not record.name.endswith("_"):
+            return values + 2 * record.nbytes(0)
+        return values * (3 if record.boolean(3) else 2)
 
     return vector_work(record, traffic)
 

@@ -513,6 +513,93 @@ VECTOR_CASES: dict[str, tuple[str, Callable[[], Any]]] = {
             .backward()
         ),
     ),
+    "embedding": (
+        "aten::embedding",
+        lambda: torch.nn.functional.embedding(torch.arange(10), torch.ones(10, 8)),
+    ),
+    "embedding-backward": (
+        "aten::embedding_dense_backward",
+        lambda: torch.nn.functional.embedding(torch.arange(10), leaf(10, 8)).sum().backward(),
+    ),
+    "topk": ("aten::topk", lambda: torch.topk(torch.ones(64, 8), 2)),
+    "topk-dim": ("aten::topk", lambda: torch.topk(torch.ones(64, 8), 3, dim=0)),
+    "sort": ("aten::sort", lambda: torch.sort(torch.ones(64, 8))),
+    "gather": (
+        "aten::gather",
+        lambda: torch.gather(torch.ones(64, 8), 1, torch.zeros(64, 8, dtype=torch.long)),
+    ),
+    "bucketize": (
+        "aten::bucketize",
+        lambda: torch.bucketize(torch.ones(64, 8), torch.arange(4.0), out_int32=True),
+    ),
+    "searchsorted": (
+        "aten::searchsorted",
+        lambda: torch.searchsorted(torch.arange(4.0), torch.ones(64, 8)),
+    ),
+    "max-pool": (
+        "aten::max_pool2d_with_indices",
+        lambda: torch.nn.functional.max_pool2d(leaf(2, 3, 17, 16), 3, 2, 1, ceil_mode=True),
+    ),
+    "avg-pool": (
+        "aten::avg_pool2d",
+        lambda: torch.nn.functional.avg_pool2d(torch.ones(2, 3, 17, 16), 3, 2),
+    ),
+    "adaptive-pool": (
+        "aten::_adaptive_avg_pool2d",
+        lambda: torch.nn.functional.adaptive_avg_pool2d(torch.ones(2, 3, 16, 16), 4),
+    ),
+    "upsample": (
+        "aten::upsample_bilinear2d",
+        lambda: torch.nn.functional.interpolate(
+            torch.ones(2, 3, 8, 8), size=(12, 20), mode="bilinear"
+        ),
+    ),
+    "upsample-backward": (
+        "aten::upsample_nearest2d_backward",
+        lambda: torch.nn.functional.interpolate(leaf(2, 3, 8, 8), scale_factor=2).sum().backward(),
+    ),
+    "pad": (
+        "aten::constant_pad_nd",
+        lambda: torch.nn.functional.pad(torch.ones(2, 3, 8, 8), (1, 2, 3, 0)),
+    ),
+    "grid-sample": (
+        "aten::grid_sampler_2d",
+        lambda: torch.nn.functional.grid_sample(
+            torch.ones(2, 3, 8, 8), torch.zeros(2, 4, 5, 2), align_corners=False
+        ),
+    ),
+    "fft": ("aten::_fft_r2c", lambda: torch.fft.rfft(torch.ones(64, 10))),
+    "var-mean": ("aten::var_mean", lambda: torch.var_mean(torch.ones(64, 8), 0)),
+    "glu": ("aten::glu", lambda: torch.nn.functional.glu(torch.ones(64, 8))),
+    "glu-backward": (
+        "aten::glu_backward",
+        lambda: torch.nn.functional.glu(leaf(64, 8)).sum().backward(),
+    ),
+    "mse-loss": (
+        "aten::mse_loss",
+        lambda: torch.nn.functional.mse_loss(
+            torch.ones(64, 8), torch.zeros(64, 8), reduction="none"
+        ),
+    ),
+    "smooth-l1-backward": (
+        "aten::smooth_l1_loss_backward",
+        lambda: (
+            torch.nn.functional.smooth_l1_loss(leaf(64, 8), torch.zeros(64, 8), reduction="none")
+            .mul(2)
+            .sum()
+            .backward()
+        ),
+    ),
+    "zeros": ("aten::zeros", lambda: torch.zeros(64, 8, dtype=torch.half)),
+    "full": ("aten::full", lambda: torch.full((64, 8), 1.0)),
+    "scatter": (
+        "aten::scatter",
+        lambda: torch.zeros(4, 8).scatter(0, torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8)),
+    ),
+    "index_copy": (
+        "aten::index_copy",
+        lambda: torch.zeros(64, 8).index_copy(0, torch.arange(4), torch.ones(4, 8)),
+    ),
 }
 
 
@@ -555,6 +642,55 @@ def test_optimizers_count_elements_where_types_are_not_recorded(tmp_path: Path) 
     assert ("aten::_foreach_lerp_", 3 * n) in each  # m, g read; m written
     assert ("aten::_foreach_addcmul_", 4 * n) in each  # v, g, g read; v written
     assert ("aten::_foreach_sqrt", 2 * n) in each
+
+
+def test_backward_operators_do_not_read_what_only_has_the_size() -> None:
+    long = "long int"
+    pool = of("aten::avg_pool2d_backward", [[2, 3, 4, 4], [2, 3, 8, 8]], "float")
+    assert pool.bytes_count == 4 * (2 * 3 * 4 * 4 + 2 * 3 * 8 * 8)
+    loss = of(
+        "aten::nll_loss_backward",
+        [[], [512, 1024], [512], [], [], [], []],
+        ["float", "float", long, "", "Scalar", "Scalar", "float"],
+    )
+    assert loss.bytes_count == 4 + 512 * 8 + 512 * 1024 * 4  # gradient in, targets, gradient out
+    pooled = of(
+        "aten::max_pool2d_with_indices_backward",
+        [[2, 3, 4, 4], [2, 3, 8, 8], [], [], [], [], [], [2, 3, 4, 4]],
+        ["float", "float", *["ScalarList"] * 4, "Scalar", long],
+    )
+    assert pooled.bytes_count == 2 * 3 * 16 * (4 + 8) + 2 * 3 * 64 * 4
+
+
+def test_scattered_writes_touch_the_places_that_are_indexed() -> None:
+    long = "long int"
+    types = ["float", "Scalar", long, "float"]
+    dims = [[100, 8], [], [4, 8], [4, 8]]
+    # index and source read, the places written; added to: read before
+    assert of("aten::scatter_", dims, types).bytes_count == 32 * (8 + 4 + 4)
+    assert of("aten::scatter_add_", dims, types).bytes_count == 32 * (8 + 4 + 2 * 4)
+    rows = [[100, 8], [], [4], [4, 8]]
+    assert of("aten::index_copy_", rows, types).bytes_count == 4 * 8 + 2 * 32 * 4
+    assert of("aten::index_add_", rows, types).bytes_count == 4 * 8 + 3 * 32 * 4
+    put = ["float", "", "float", "Scalar"]
+    values = ["", "", "", "True"]
+    assert of("aten::index_put_", [[100, 8], [], [4, 8], []], put).bytes_count == 2 * 128
+    assert of("aten::index_put_", [[100, 8], [], [4, 8], []], put, values).bytes_count == 3 * 128
+    scalar = of("aten::index_put_", [[100, 8], [], [], []], put)
+    assert scalar.bytes_count is None
+    assert scalar.reason == "bytes: which elements are written was not recorded"
+    bags = of(
+        "aten::_embedding_bag",
+        [[10, 64], [8], [2], *[[]] * 6],
+        ["float", long, long, *["Scalar"] * 6],
+        ["", "", "", "False", "0", "False", "", "False", "-1"],
+    )
+    # 8 indices and 2 offsets, 8 rows of the table, 2 bags
+    assert bags.bytes_count == 8 * 8 + 2 * 8 + (8 + 2) * 64 * 4
+
+
+def test_reductions_of_unrecorded_dimensions_count_what_they_read() -> None:
+    assert of("aten::sum", [[64, 8], [], [], []], "float").bytes_count == 64 * 8 * 4
 
 
 def test_copies_do_not_read_their_target() -> None:
