@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comparing import trace
+
+
+def chopper(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "chopper", *arguments], cwd=cwd, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def pair(tmp_path) -> Path:
+    trace(tmp_path / "a.json", steps=6, matmul_ns=(4_000, 4_100))
+    trace(tmp_path / "b.json", steps=6, matmul_ns=(8_000, 8_100))
+    trace(tmp_path / "other.json", steps=6, width=128)
+    return tmp_path
+
+
+def test_text_says_what_changed(pair) -> None:
+    shown = chopper("compare", "a.json", "b.json", cwd=pair)
+    assert shown.returncode == 0, shown.stderr
+    # The next addition waits for its own launch: a longer product leaves less idle time.
+    assert "No difference can be told from noise" in shown.stdout
+    assert "Model math" in shown.stdout
+    assert "+4.00 µs" in shown.stdout
+    assert "aten::mm" in shown.stdout
+    assert all(len(line) <= 100 for line in shown.stdout.splitlines())
+
+
+def test_the_gate_sets_the_exit_code(pair) -> None:
+    assert (
+        chopper("compare", "a.json", "b.json", "--fail-on", "step>+50%", cwd=pair).returncode == 0
+    )
+    failed = chopper("compare", "a.json", "b.json", "--fail-on", "compute>+1us", cwd=pair)
+    assert failed.returncode == 1
+    assert "the gate failed" in failed.stdout
+    better = chopper("compare", "b.json", "a.json", "--fail-on", "compute>+1us", cwd=pair)
+    assert better.returncode == 0
+    assert "the gate passed" in better.stdout
+    refused = chopper("compare", "a.json", "other.json", "--fail-on", "step>+900%", cwd=pair)
+    assert refused.returncode == 1
+    assert "gate refused: A and B do not do the same work (FLOP per step" in refused.stdout
+    forced = chopper(
+        "compare", "a.json", "other.json", "--fail-on", "step>+900%", "--allow-different", cwd=pair
+    )
+    assert forced.returncode == 0
+
+
+def test_what_is_wrong_is_one_line(pair) -> None:
+    for arguments, code, words in (
+        (("--fail-on", "step>>5%"), 2, "at character 6 of 'step>>5%'"),
+        (("--fail-on-point",), 2, "needs --fail-on"),
+        (("-o", "c.pdf"), 2, ".html, .md, .json, .txt"),
+        (("-o", "a.json", "--force"), 1, "is what the report is made from"),
+        (("-o", "none/c.html"), 1, "does not exist"),
+    ):
+        shown = chopper("compare", "a.json", "b.json", *arguments, cwd=pair)
+        assert shown.returncode == code, arguments
+        assert "Traceback" not in shown.stderr
+        (line,) = shown.stderr.splitlines()
+        assert words in line
+    missing = chopper("compare", "a.json", "gone.json", cwd=pair)
+    assert missing.returncode == 1
+    assert "gone.json" in missing.stderr.splitlines()[-1]
+
+
+def test_json_is_the_documented_form(pair) -> None:
+    shown = chopper("compare", "a.json", "b.json", "--json", "--fail-on", "step>0", cwd=pair)
+    document = json.loads(shown.stdout)
+    assert document["schema"] == "chopper.comparison/1"
+    assert list(document) == [
+        "schema",
+        "verdict",
+        "comparable",
+        "a",
+        "b",
+        "checks",
+        "step",
+        "median",
+        "causes",
+        "kernels",
+        "operations",
+        "notes",
+        "gate",
+    ]
+    leaves = {c["id"] for c in document["causes"]} - {c["parent"] for c in document["causes"]}
+    total = sum(c["difference_ns"] for c in document["causes"] if c["id"] in leaves)
+    assert total == document["step"]["difference_ns"]
+    assert document["gate"]["conditions"][0]["text"] == "step>0"
+    assert set(document["checks"][0]) >= {"id", "label", "status", "a", "b", "unit", "note"}
+
+
+def test_the_extension_chooses_the_format(pair) -> None:
+    for name, start in (("c.md", "# "), ("c.txt", "A  a.json"), ("c.html", "<!doctype html>")):
+        shown = chopper("compare", "a.json", "b.json", "-o", name, cwd=pair)
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout == f"{name}\n"
+        assert (pair / name).read_text().startswith(start)
+    again = chopper("compare", "a.json", "b.json", "-o", "c.md", cwd=pair)
+    assert again.returncode == 1
+    assert "pass --force" in again.stderr
+    failed = chopper(
+        "compare", "a.json", "b.json", "-o", "c.json", "--fail-on", "compute>+1us", cwd=pair
+    )
+    assert failed.returncode == 1
+    assert "the gate failed" in failed.stderr
+    assert json.loads((pair / "c.json").read_text())["gate"]["failed"] is True

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import chopper
+from chopper.analyzers.compare import compare
+from chopper.gate import decide, parse
+from chopper.reports import comparison as report
+from chopper.reports.comparison_html import waterfall
+from tests.comparing import attribution, trace
+from tests.reports.make import HOSTILE, Shape, make
+
+
+@pytest.fixture(scope="module")
+def pair():
+    a, b = (make(Shape(ranks=2, steps=6, layers=2, seed=s, hostile=True)) for s in (0, 1))
+    a.run.manifest.name = HOSTILE[1]
+    b.run.source = "runs/\x1b[31mred"
+    return compare(a, b)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_text_fits_and_cannot_steer_the_terminal(pair, width) -> None:
+    text = report.text(pair, gate=decide(pair, parse("step>+5%")), width=width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "\x1b" not in text
+    assert r"runs/\x1b[31mred" in text
+    assert "the gate" in text
+
+
+def test_markdown_shows_names_as_they_are(pair) -> None:
+    text = report.markdown(pair)
+    assert text.startswith("# ")
+    assert not re.search(r"(?<!\\)<script", text)
+    assert "## Where the difference lies" in text
+
+
+def test_the_page_escapes_what_a_trace_says(pair) -> None:
+    page = report.render(pair, "html")
+    body = page[page.index("<main>") : page.index("</main>")]
+    assert "<script" not in body
+    assert "&lt;script&gt;" in body
+    assert "<img" not in body
+    assert page.count("<script>") == 1
+    assert "http://" not in page.replace("http://www.w3.org", "")[: page.index("</main>")]
+
+
+def test_the_waterfall_ends_at_the_difference() -> None:
+    a = attribution({"compute.ideal": [1000] * 4, "copy.memset": [50] * 4, "idle.call": [9] * 4})
+    b = attribution({"compute.ideal": [400] * 4, "copy.memset": [80] * 4, "idle.call": [10] * 4})
+    (bars,) = waterfall(compare(a, b))["data"]
+    # In ms: −600 ns, +30 ns, and +1 ns that is too small for a bar of its own name.
+    assert bars["x"] == [-0.0006, 3e-05, 1e-06, -0.000569]
+    assert bars["base"] == [0, -0.0006, -0.00057, 0]
+    assert waterfall(compare(a, a)) == {"data": [], "layout": {}}
+
+
+def test_a_comparison_renders_in_a_notebook(tmp_path) -> None:
+    found = chopper.compare(trace(tmp_path / "a.json"), trace(tmp_path / "b.json", adds=2))
+    html = found._repr_html_()
+    assert "<table" in html
+    assert found.verdict.split(":")[0] in html
+    assert list(found.table["cause"]) == [c.id for c in found.changes]
+    assert found.table["difference_ns"].dtype == "int64"
+    assert "chopper.Comparison" in repr(found)
+
+
+def test_an_unknown_format_is_refused(pair) -> None:
+    with pytest.raises(chopper.ChopperError, match="unknown"):
+        report.render(pair, "pdf")
