@@ -59,7 +59,7 @@ def _join(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {m: {k: v for part in parts for k, v in part[m].items()} for m in parts[0]}
 
 
-def _dips(reason: int, *ratios: float, begin_ms: float = 22.35, end_ms: float = 93.71) -> Any:
+def _dips(reason: int, *ratios: float, begin_ms: float = 22.35, end_ms: float = 113.71) -> Any:
     small, medium, large = (
         {
             "clocks": (
@@ -71,13 +71,17 @@ def _dips(reason: int, *ratios: float, begin_ms: float = 22.35, end_ms: float = 
     return _three(small, medium, large)
 
 
-def _flapping(ratio: float) -> dict[str, Any]:
+def _flapping(ratio: float, length_ms: float) -> dict[str, Any]:
     """The clock goes down and up every few milliseconds, in the middle of kernels."""
-    times = [8 + 13.37 * i for i in range(9)]
     return {
         "clocks": tuple(
-            Clock(ratio, _POWER, begin_ns=round(t * _MS), end_ns=round((t + 6.11) * _MS))
-            for t in times
+            Clock(
+                ratio,
+                _POWER,
+                begin_ns=round((8 + 2.2 * length_ms * i) * _MS),
+                end_ns=round((8 + 2.2 * length_ms * i + length_ms) * _MS),
+            )
+            for i in range(12)
         )
     }
 
@@ -182,24 +186,24 @@ _PLAIN = (
         "compute.clock.power_cap",
         "A power cap lowers the clock for more than half of the run.",
         _join(
-            _dips(_POWER, 0.95, 0.80, 0.60),
-            _three({"telemetry_hz": 1000.0}, {"telemetry_hz": 200.0}, {"telemetry_hz": 1000.0}),
+            _dips(_POWER, 0.90, 0.80, 0.60),
+            _three({"telemetry_hz": 1000.0}, {"telemetry_hz": 500.0}, {"telemetry_hz": 1000.0}),
         ),
-        base={"sensitivity": 0.9},
+        base={"sensitivity": 0.9, "steps": 6},
     ),
     Injection(
         "clock_thermal",
         "compute.clock.thermal",
         "Heat lowers the clock for more than half of the run.",
-        _dips(_THERMAL, 0.95, 0.80, 0.60),
-        base={"sensitivity": 0.9},
+        _dips(_THERMAL, 0.90, 0.80, 0.60),
+        base={"sensitivity": 0.9, "steps": 6},
     ),
     Injection(
         "contention",
         "compute.contention",
         "Kernels beside communication take longer.",
-        _doses("contention", 0.05, 0.2, 0.6),
-        base={"layers": 4},
+        _doses("contention", 0.08, 0.2, 0.6),
+        base={"quiet_every": 2, "steps": 6},
     ),
     Injection(
         "recomputation",
@@ -326,8 +330,8 @@ _HARD = (
         "clock_in_kernels",
         "compute.clock.power_cap",
         "The clock goes down and up every few milliseconds, in the middle of kernels.",
-        _three(*(_flapping(ratio) for ratio in (0.90, 0.75, 0.50))),
-        base={"sensitivity": 1.0},
+        _three(*(_flapping(ratio, 11.37) for ratio in (0.90, 0.75, 0.50))),
+        base={"steps": 8},
     ),
     Injection(
         "clock_low_throughout",
@@ -339,9 +343,9 @@ _HARD = (
     Injection(
         "clock_dips_unseen",
         "compute.clock.power_cap",
-        "Dips of some milliseconds, sampled at 10 Hz: nobody can know.",
-        _three(*(_flapping(ratio) for ratio in (0.90, 0.75, 0.50))),
-        base={"telemetry_hz": 10.0},
+        "Dips that are shorter than the time between two samples: nobody can know.",
+        _three(*(_flapping(ratio, 11.37) for ratio in (0.90, 0.75, 0.50))),
+        base={"telemetry_hz": 40.0, "steps": 8},
         may_refuse=True,
     ),
 )

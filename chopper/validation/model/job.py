@@ -86,6 +86,8 @@ class Plan:
     """How far each rank's clock is ahead."""
     host_drift_ns_per_s: tuple[float, ...] = (0.0, 4000.0, -7000.0, 2500.0)
 
+    quiet_every: int = 0
+    """Every n-th step only accumulates gradients: nothing is gathered, reduced or updated."""
     late_layers: int = 0
     """So many layers' parameters are gathered only when they are needed."""
     graph: bool = False
@@ -381,6 +383,12 @@ class _Host:
     def now(self) -> int:
         return self.simulation.now_ns
 
+    @property
+    def quiet(self) -> bool:
+        """Whether this step communicates nothing."""
+        every = self.plan.quiet_every
+        return every > 0 and self.step % every == 0
+
     # ---- calls --------------------------------------------------------------------------------
 
     def runtime(self, name: str, ns: float, what: str | Task, **args: Any) -> Program:
@@ -632,7 +640,8 @@ class _Host:
         for i in range(plan.synchronization_count):
             yield from self.item(f"further{i}", plan.synchronization.at(rank, step))
         yield from self.backward()
-        yield from self.optimizer()
+        if not self.quiet:
+            yield from self.optimizer()
         if not plan.ahead:
             yield from self.item("loss", 0)
         yield from self.busy(plan.before_boundary.at(rank, step), "python")
@@ -702,7 +711,7 @@ class _Host:
         if self.node.flavour == "cuda":
             self.span("chopper::gc::2", "cpu_op", start, **{"External id": 0})
         else:
-            self.span("Python GC", "python_gc", start)
+            self.span("Python GC", "python_function", start)
 
     def extras(self, key: str) -> Program:
         """What injections add at the beginning of each layer."""
@@ -873,6 +882,8 @@ class _Host:
 
     def unshard(self, layer: int, key: str, ahead: tuple[int, str] | None) -> Program:
         """Wait for a layer's parameters, copy them out, and gather the next layer's."""
+        if self.quiet:
+            return
         start = self.now
         yield from self.busy(4 * _US, "python")
         if key not in self.gathered:
@@ -900,6 +911,8 @@ class _Host:
 
     def reduce(self, layer: int, key: str) -> Program:
         """Reduce a layer's gradients on the communication stream."""
+        if self.quiet:
+            return
         start = self.now
         yield from self.busy(4 * _US, "python")
         task = self.vector(

@@ -176,11 +176,7 @@ def _book(
         spent["communication.transfer.below_peak"] += time_ns - at_peak
         return
     inside = (min(task.end_ns, end) - max(task.start_ns, begin)) / length
-    if task.account == "vector":
-        at_peak = min(task.roofline_ns * inside, time_ns)
-        spent["compute.vector.roofline"] += at_peak
-        spent["compute.vector.excess"] += time_ns - at_peak
-    elif task.account == "math":
+    if task.account in ("math", "vector"):
         _factors(recording, rank, task, time_ns, inside, spent)
     else:
         spent[task.account] += time_ns
@@ -194,29 +190,35 @@ def _factors(
     inside: float,
     spent: dict[str, float],
 ) -> None:
-    """T = ideal · Π f: each factor's additive share by the logarithmic mean."""
-    ideal = task.ideal_ns * inside
-    spent["compute.ideal"] += ideal
-    gap = time_ns - ideal
-    rest = task.alone_ns / (task.roofline_ns * task.wave_ratio)
+    """t = base · Π f: each factor's additive share of t - base by the logarithmic mean.
+
+    The base is the ideal of model math, and the roofline of memory-bound work.
+    """
+    is_math = task.account == "math"
+    whole_base = task.ideal_ns if is_math else task.roofline_ns
+    base = min(whole_base * inside, time_ns)
+    rest = "compute.efficiency.rest" if is_math else "compute.vector.excess"
+    spent["compute.ideal" if is_math else "compute.vector.roofline"] += base
+    gap = time_ns - base
+    if gap <= 0:
+        return
     factors = {
-        "compute.roofline": task.roofline_ns / task.ideal_ns,
+        "compute.roofline": task.roofline_ns / whole_base,
         "compute.contention": task.contention_ratio,
         "compute.efficiency.wave_quantization": task.wave_ratio,
-        "compute.efficiency.rest": rest,
+        rest: task.alone_ns / (task.roofline_ns * task.wave_ratio),
     }
-    whole = math.log(time_ns / ideal)
-    shared = 0.0
+    lowered = _clock_cause(recording, rank, task)
+    if lowered is not None:
+        factors[lowered] = task.clock_ratio
+    # The kernel's end is rounded up to a nanosecond: all factors alike take part in that.
+    whole = sum(math.log(factor) for factor in factors.values())
     for cause, factor in factors.items():
-        part = gap * math.log(factor) / whole
-        spent[cause] += part
-        shared += part
-    # What is left is the clock's: exactly, up to the nanosecond that the kernel's end was rounded to.
-    spent[_clock_cause(recording, rank, task)] += gap - shared
+        spent[cause] += gap * math.log(factor) / whole
 
 
-def _clock_cause(recording: Recording, rank: int, task: Task) -> str:
-    """The reason that lowered the clock for most of a task's time; without any, no clock's."""
+def _clock_cause(recording: Recording, rank: int, task: Task) -> str | None:
+    """The reason that lowered the clock for most of a task's time; None where nothing did."""
     held: dict[int, float] = defaultdict(float)
     changes = recording.clocks[rank]
     for i, (start, hz, reason) in enumerate(changes):
@@ -225,6 +227,6 @@ def _clock_cause(recording: Recording, rank: int, task: Task) -> str:
         if high > low and hz < recording.machine.reference_hz:
             held[reason] += high - low
     if not held:
-        return "compute.efficiency.rest"
+        return None
     reason = max(held, key=held.__getitem__)
     return f"compute.clock.{_CLOCK_CAUSES.get(reason, 'unlabelled')}"

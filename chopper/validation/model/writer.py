@@ -217,8 +217,10 @@ def _device_row(
                 "Seq": told.sequence,
             }
     else:
-        # roctracer: the grid stands on the launch row, there is no External id.
+        # roctracer: the grid stands on the launch row, too; there are no registers, no External id.
         args["kind"] = "Dispatch Kernel"
+        if "grid" in shape:
+            args |= {"grid": shape["grid"], "block": shape["block"]}
         if category == "gpu_memcpy":
             args |= {"kind": task.name.split()[1], "bytes": shape["bytes"]}
     return _row(category, task.name, record.rank, task.stream, task, clock, args)
