@@ -15,7 +15,15 @@ from chopper import manifest
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError
 from chopper.manifest import Finding, RankManifest, RunManifest
-from chopper.run import MANIFEST, MOST_RANKS, Run, is_run, rank_dir_name, write_atomic
+from chopper.run import (
+    MANIFEST,
+    MOST_RANKS,
+    Run,
+    StreamWriter,
+    is_run,
+    rank_dir_name,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from chopper.collectors.kineto import ParsedTrace
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$")
+_CSV_NAME = re.compile(r"\.csv(\.gz)?$", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
@@ -36,6 +45,32 @@ _QUICK_BYTES = 1 << 20
 
 class _Found(dict[Path, bool]):
     """Trace files in order → whether the user named the very file."""
+
+    def __init__(self, files: dict[Path, bool] | None = None) -> None:
+        super().__init__(files or {})
+        self.counters: list[Path] = []
+        """Tables of hardware counters beside them."""
+
+    def add(self, file: Path, *, named: bool) -> None:
+        """Take a file for what it is.
+
+        Raises:
+            InputError: a CSV that the user named holds no counters.
+        """
+        if not _CSV_NAME.search(file.name):
+            self[file] = named or self.get(file, False)
+            return
+        from chopper.collectors.counters import sniff
+
+        if sniff(file):
+            if file not in self.counters:
+                self.counters.append(file)
+        elif named:
+            raise InputError(
+                f"{file}: a CSV without counters of kernels; expected rocprofv3's "
+                "(--output-format csv, with Kernel_Name and Counter_Value) or Nsight Compute's "
+                "(ncu --csv, with Kernel Name)"
+            )
 
 
 def find_sources(named: Sequence[str | Path]) -> list[Path]:
@@ -60,21 +95,27 @@ def _find(named: Sequence[str | Path]) -> _Found:
                 )
             if path.is_dir():
                 for file in _in_directory(path):
-                    found.setdefault(file, False)
+                    found.add(file, named=False)
             elif path.exists():
-                found[path] = True
+                found.add(path, named=True)
             elif globbing.has_magic(str(item)):
                 matches = globbing.glob(str(item), recursive=True)  # noqa: PTH207
                 files = [p for p in map(Path, sorted(matches)) if p.is_file()]
                 if not files:
                     raise InputError(f"{item}: the pattern matches no file")
-                found.update(dict.fromkeys(files, True))
+                for file in files:
+                    found.add(file, named=True)
             else:
                 raise InputError(f"{path}: no such file or directory")
         except ValueError as exc:
             raise InputError(f"{str(item)!r}: no file can have this name ({exc})") from exc
         except OSError as exc:
             raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
+    if found.counters and not found:
+        raise InputError(
+            f"{found.counters[0]}: counters of kernels alone say nothing of time; name the kernel "
+            "trace of the same steps too"
+        )
     return found
 
 
@@ -91,13 +132,10 @@ def _in_directory(path: Path) -> list[Path]:
         InputError: there are none; says what is there instead.
     """
     entries = sorted(path.iterdir())
-    inside = [
-        p
-        for p in entries
-        if _TRACE_NAME.search(p.name) and not p.name.startswith(".") and p.is_file()
-    ]
+    files = [p for p in entries if not p.name.startswith(".") and p.is_file()]
+    inside = [p for p in files if _TRACE_NAME.search(p.name)]
     if inside:
-        return inside
+        return inside + [p for p in files if _CSV_NAME.search(p.name)]
     runs = [p.name for p in entries if p.is_dir() and (p / MANIFEST).is_file()]
     message = f"{path}: a directory without traces (no *.json or *.json.gz) and not a run"
     if runs:
@@ -146,6 +184,7 @@ def _import(found: _Found, *, source: str | None) -> Run:
     began = time.perf_counter()
     numbered, findings, fresh = _collect(found)
     run = _as_run(numbered, findings, source)
+    _attach_counters(run, found.counters)
     if fresh and time.perf_counter() - began > _SLOW_S:
         # When the run is let go of, so that results come first.
         weakref.finalize(run, _keep, fresh)
@@ -165,8 +204,10 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
     """
     from chopper import cache
 
-    numbered, findings, _ = _collect(_find(found))
+    files = _find(found)
+    numbered, findings, _ = _collect(files)
     run = _as_run(numbered, findings, None)
+    _attach_counters(run, files.counters)
     run.manifest.name = directory.resolve().name
     run.manifest.created_ns = time.time_ns()
     raw: dict[Path, Path] = {}
@@ -181,6 +222,7 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
             part.traces = (kept.name,)
             part.source_digest = cache.digest([kept])
             write_atomic(folder / MANIFEST, manifest.encode(part))
+            _write_counters(run, part.rank, folder)
             cache.write(
                 directory / "tables" / folder.name, part.source_digest, trace.tables, _head(trace)
             )
@@ -188,6 +230,54 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run.manifest))
     return run.manifest
+
+
+def _write_counters(run: Run, rank: int, folder: Path) -> None:
+    table = run.table(rank, "kernel_counter")
+    if table.num_rows:
+        writer = StreamWriter(folder / "kernel_counter.arrow", "kernel_counter")
+        try:
+            writer.write(table.to_pydict())
+        finally:
+            writer.close()
+
+
+def _attach_counters(run: Run, files: Sequence[Path]) -> None:
+    """Give each rank the counters that are its own.
+
+    Raises:
+        InputError: a file cannot be read, or nobody can tell which rank it is of.
+    """
+    if not files:
+        return
+    import pyarrow as pa
+
+    from chopper.collectors.counters import read_counters
+
+    of_rank: dict[int, list[pa.Table]] = {}
+    for file in files:
+        rank = _rank_of_counters(run, file)
+        table, odd = read_counters(file)
+        of_rank.setdefault(rank, []).append(table)
+        run.part(rank).findings += [
+            Finding(code="counters.damaged", severity="warning", rank=rank, message=line)
+            for line in odd
+        ]
+    for rank, tables in of_rank.items():
+        run.put(rank, "kernel_counter", pa.concat_tables(tables).unify_dictionaries())
+
+
+def _rank_of_counters(run: Run, file: Path) -> int:
+    ranks = run.ranks
+    match = _RANK_IN_NAME.search(file.name)
+    if match and int(match.group(1)) in ranks:
+        return int(match.group(1))
+    if len(ranks) == 1:
+        return ranks[0]
+    raise InputError(
+        f"{file}: counters of which rank? The traces are of {len(ranks)} ranks "
+        f"({_some(ranks)}); put its number into the file's name, as counters-rank{ranks[0]}.csv"
+    )
 
 
 def _copy(first: Path, kept: Path, file: Path) -> None:

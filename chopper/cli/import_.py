@@ -33,6 +33,9 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
     are read as far as they go, and what was lost is said. Every command that takes RUN also takes
     traces directly; importing keeps them together with their tables.
 
+    A CSV of hardware counters (rocprofv3, Nsight Compute) named beside a trace, or lying beside it
+    in a directory, is joined to its kernels.
+
     Run directories that hold ranks of one run, recorded on nodes that share no disk, become one
     run directory again.
 
@@ -40,6 +43,7 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
     Examples:
       chopper import trace.json.gz
       chopper import 'logs/rank*.json.gz' -o runs/imported
+      chopper import trace.json.gz counters.csv -o runs/with-counters
       chopper import node0/run node1/run -o runs/joined
     """
     from chopper import manifest
