@@ -46,7 +46,8 @@ class RankInput:
         devices_listed: the trace names devices, so that a lack of device events is a lack.
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
-        device_clock: clock samples of its devices, as declared; None when there are none.
+        device_clock: clock samples of its device, as declared; None when there are none.
+        kernel_counter: hardware counters of its kernels, as declared; None when there are none.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class RankInput:
     world_size: int | None = None
     process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device_clock: pa.Table | None = None
+    kernel_counter: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
     work = event_work(links, joined.ceiling)
-    samples = given.device_clock
-    factors = measure(
-        links,
-        states,
-        work,
-        joined.ceiling,
-        TABLES["device_clock"].empty() if samples is None else samples,
-    )
+    factors = measure(links, states, work, joined.ceiling, given.device_clock, given.kernel_counter)
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)

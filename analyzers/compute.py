@@ -86,6 +86,7 @@ class Ceiling:
         reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
         units_count: streaming multiprocessors or compute units, None for unknown.
         unit_limits: what is resident on one of them at most, None for unknown.
+        dies_count: dies (XCD) whose counters AMD's tools add up, None for unknown.
     """
 
     flop_per_s: Callable[[str], float | None]
@@ -95,6 +96,7 @@ class Ceiling:
     reference_clock_hz: Callable[[str], float | None] = _unknown
     units_count: int | None = None
     unit_limits: UnitLimits | None = None
+    dies_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

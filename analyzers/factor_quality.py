@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from chopper.analyzers.clocks import MAX_GAP_NS, NO_OVERLAP, SPARSE
@@ -22,6 +23,7 @@ _CLOCK = ("compute.clock",)
 def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit) -> list[Finding]:
     """Checks of one rank's factors."""
     found = _clocks(rank, links, factors)
+    found += [msgspec.structs.replace(finding, rank=rank) for finding in factors.findings]
     compared = factors.signature >= 0
     time = float(links.events.dur_ns[compared].sum())
     contention = factors.contention

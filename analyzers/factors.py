@@ -22,9 +22,11 @@ from chopper.analyzers.clocks import (
 )
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.contention import Contention, contend, ran_alone, shared_time
+from chopper.analyzers.counters import join_counters
 from chopper.analyzers.links import COMPUTE
 from chopper.analyzers.sensitivity import Sensitivity, estimate
 from chopper.analyzers.signatures import signatures
+from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.links import Links
     from chopper.analyzers.states import States
     from chopper.analyzers.work.of_events import EventWork
+    from chopper.manifest import Finding
 
 VECTOR_DTYPE = "fp32_vector"
 """Work without a product runs on the units that this peak counts: its clock is the reference."""
@@ -55,6 +58,7 @@ class Factors:
         by_signature: sensitivity of each signature.
         contention: slowdowns by signature, of the events with one.
         unmeasured: factor → why it was not measured, in words.
+        findings: how counters were matched.
     """
 
     clock_ln: np.ndarray
@@ -72,6 +76,7 @@ class Factors:
     by_signature: Sensitivity
     contention: Contention
     unmeasured: dict[str, str]
+    findings: list[Finding]
 
     def blame(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """(rows, CLOCK_LABELS): weights by which the clock loss of some events is labelled."""
@@ -90,13 +95,21 @@ def measure(
     states: States,
     work: EventWork,
     ceiling: Ceiling | None,
-    samples: pa.Table,
+    samples: pa.Table | None = None,
+    counters: pa.Table | None = None,
 ) -> Factors:
-    """The factors of one rank's device events. Links, States, EventWork, DEVICE_CLOCK -> Factors."""
+    """The factors of one rank's device events.
+
+    Args:
+        samples: the table `device_clock` of its device.
+        counters: the table `kernel_counter` of its kernels.
+    """
     count = len(links.events)
     duration = links.events.dur_ns.astype(np.float64)
     reference = _reference(work, ceiling, count)
-    clocks = join_clocks(links.events, samples)
+    clocks = join_clocks(
+        links.events, TABLES["device_clock"].empty() if samples is None else samples
+    )
     shared = _shared(links)
     base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
     rows = np.flatnonzero(
@@ -138,13 +151,17 @@ def measure(
         unmeasured["contention"] = "nothing ran alone to compare with"
     if no_waves:
         unmeasured["wave quantization"] = no_waves
-    unmeasured["instructions and tensor cores"] = "no hardware counters were recorded"
+    instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
+        links, work, ceiling, wave_ln, counters
+    )
+    if no_counters:
+        unmeasured["instructions and tensor cores"] = no_counters
     return Factors(
         clock_ln=np.maximum(np.nan_to_num(signed), 0.0),
         contention_ln=contention_ln,
         wave_ln=wave_ln,
-        instructions_ln=np.broadcast_to(0.0, count),
-        tensor_ln=np.broadcast_to(0.0, count),
+        instructions_ln=instructions_ln,
+        tensor_ln=tensor_ln,
         clocks=clocks,
         reference_hz=reference,
         sensitivity=sensitivity,
@@ -155,6 +172,7 @@ def measure(
         by_signature=by_signature,
         contention=contention,
         unmeasured=unmeasured,
+        findings=counter_findings,
     )
 
 
@@ -249,3 +267,42 @@ def _waves(
     blocks = np.array([waves.extent(grid) or 0 for grid in grids], dtype=np.float64)
     found[math] = np.log(waves.loss_ratio(blocks[codes[math]], ceiling.units_count))
     return found, None
+
+
+def _counters(
+    links: Links,
+    work: EventWork,
+    ceiling: Ceiling | None,
+    wave_ln: np.ndarray,
+    counters: pa.Table | None,
+) -> tuple[np.ndarray, np.ndarray, list[Finding], str | None]:
+    """Logarithms of the instruction and tensor-core factors of each event; findings; why not known.
+
+    At its peak's clock a kernel takes ideal · (performed ÷ needed FLOP) ÷ busy share of the matrix
+    units. They also stand still for memory and on units without blocks: what the roofline and the
+    last wave explain is not counted again.
+    """
+    zero = np.broadcast_to(0.0, len(links.events))
+    if counters is None or not counters.num_rows:
+        return zero, zero, [], "no hardware counters were recorded"
+    joined = join_counters(
+        links.events.table,
+        counters,
+        unit_count=None if ceiling is None else ceiling.units_count,
+        die_count=None if ceiling is None else ceiling.dies_count,
+    )
+    performed = np.log(joined.inst_factor(work.work_flop))
+    busy = joined.tensor_busy_ratio
+    idle = -np.log(np.where(busy > 0, busy, np.nan))
+    memory = np.log(
+        np.divide(work.roofline_ns, work.ideal_ns, out=np.ones(len(zero)), where=work.ideal_ns > 0)
+    )
+    # A kernel that needs fewer FLOP than the model counts gains what its units lose.
+    idle += np.minimum(np.nan_to_num(performed), 0.0) - np.nan_to_num(memory) - wave_ln
+    known = work.math & ~(np.isnan(performed) & np.isnan(idle))
+    return (
+        np.where(work.math, np.maximum(np.nan_to_num(performed), 0.0), 0.0),
+        np.where(work.math, np.maximum(np.nan_to_num(idle), 0.0), 0.0),
+        joined.findings,
+        None if known.any() else "the counters fit no kernel of model math",
+    )

@@ -76,6 +76,7 @@ def attribute(run: Run | str | Path) -> Attribution:
                     world_size=world_size,
                     process_groups=_process_groups(part, world_size),
                     device_clock=of_rank(run, rank, "device_clock"),
+                    kernel_counter=run.table(rank, "kernel_counter"),
                 )
             )
         )
@@ -225,6 +226,7 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
         reference_clock_hz=peaks.clock_hz,
         units_count=None if peaks.units.value is None else int(peaks.units.value),
         unit_limits=_unit_limits(peaks),
+        dies_count=None if peaks.dies.value is None else int(peaks.dies.value),
     )
 
 
@@ -414,6 +416,14 @@ def _bases(ranks: list[RankSummary], results: list[RankResult]) -> dict[str, Bas
         ),
         "compute.efficiency.wave_quantization": Basis(
             "recorded grids against the units of the device", False
+        ),
+        "compute.efficiency.instructions": Basis(
+            "hardware counters of another run, matched by kernel name and order", False
+        ),
+        "compute.efficiency.tensor_core": Basis(
+            "hardware counters of another run, matched by kernel name and order; less what the "
+            "roofline and the last wave explain",
+            False,
         ),
         "compute.efficiency.rest": Basis(
             f"recorded time less the factors above{_unmeasured(results)}", False

@@ -50,7 +50,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``link_bytes_per_s`` is the total of both directions over all links, as vendors quote it.
     ``units`` are streaming multiprocessors or compute units; ``…_per_unit`` is what is resident on
-    one at most.
+    one at most. ``dies`` are those (XCD) whose counters AMD's tools add up.
     """
 
     id: str
@@ -59,6 +59,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
     unit_kind: str
     units: Sourced
+    dies: Sourced
     threads_per_unit: Sourced
     blocks_per_unit: Sourced
     registers_per_unit: Sourced

@@ -239,6 +239,7 @@ def peaks_page() -> str:
             (name, scaled(value, unit), provenance(value))
             for name, value, unit in (
                 (f"{device.unit_kind}s", device.units, 1),
+                ("dies (XCD)", device.dies, 1),
                 (f"threads per {device.unit_kind}", device.threads_per_unit, 1),
                 (f"blocks per {device.unit_kind}", device.blocks_per_unit, 1),
                 (f"registers per {device.unit_kind}", device.registers_per_unit, 1),

@@ -47,7 +47,7 @@ def test_peak_is_units_times_rate_times_clock(device: DevicePeaks) -> None:
 def test_every_value_has_a_source_and_every_gap_a_reason(device: DevicePeaks) -> None:
     found = values(device)
     assert set(device.peak_flop_per_s) == set(DTYPES)
-    assert len(found) == 12 + 3 * len(DTYPES)
+    assert len(found) == 13 + 3 * len(DTYPES)
     for path, item in found.items():
         assert item.source.strip(), path
         if item.value is None:

@@ -19,7 +19,7 @@ from chopper.analyzers.lmdi import apportion, fit
 from chopper.analyzers.sensitivity import ROOFLINE_ERROR, estimate
 from chopper.tables import TABLES
 from tests.analyzers.clock_script import Script, samples
-from tests.analyzers.make import kernel, kernels, spans
+from tests.analyzers.make import kernel, kernels, spans, table
 from tests.analyzers.test_compute import launch, op
 
 MS = 1_000_000
@@ -52,6 +52,7 @@ def attribute(
     device: pa.Table,
     clock: pa.Table | None = None,
     ceiling: Ceiling | None = CLOCKED,
+    counters: pa.Table | None = None,
 ) -> tuple[dict[str, int], RankResult]:
     result = attribute_rank(
         join_rank(
@@ -65,6 +66,7 @@ def attribute(
                 no_peak_remedy="",
                 devices_listed=True,
                 device_clock=clock,
+                kernel_counter=counters,
             )
         )
     )
@@ -459,6 +461,74 @@ def test_resident_blocks_of_an_h100() -> None:
 )
 def test_extents(text: str | None, blocks: int | None) -> None:
     assert waves.extent(text) == blocks
+
+
+# Counters ---------------------------------------------------------------------------------------
+
+
+def counters(performed_flop: float | None, busy_percent: float | None) -> pa.Table:
+    """One kernel's counters, as ncu names them."""
+    values = {
+        "sm__ops_path_tensor_src_bf16_dst_fp32.sum": performed_flop,
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": busy_percent,
+    }
+    return table(
+        "kernel_counter",
+        [
+            {
+                "source": "ncu.csv",
+                "dispatch_id": 0,
+                "kernel": "k",
+                "occurrence_id": 0,
+                "counter": name,
+                "value": value,
+            }
+            for name, value in values.items()
+            if value is not None
+        ],
+    )
+
+
+def test_counters_split_efficiency_into_instructions_and_tensor_cores() -> None:
+    # 2 ms · 1.25 ÷ 0.5 = 5 ms: nothing is left.
+    host, device = products([(0, 5 * MS)])
+    times, result = attribute(host, device, counters=counters(1.25 * FLOP, 50))
+    whole = np.log(2.5)
+    assert times["compute.efficiency.instructions"] == pytest.approx(
+        3 * MS * np.log(1.25) / whole, abs=1
+    )
+    assert times["compute.efficiency.tensor_core"] == pytest.approx(
+        3 * MS * np.log(2) / whole, abs=1
+    )
+    assert times["compute.efficiency.rest"] <= 1
+    assert result.factors is not None
+    assert "instructions and tensor cores" not in result.factors.unmeasured
+
+
+def test_idle_tensor_cores_are_not_counted_on_top_of_the_last_wave() -> None:
+    # 101 blocks on 100 units leave the matrix units idle for almost half of the time.
+    host, device = products([(0, 4 * MS)], grid="[101, 1, 1]", registers_count=64)
+    times, _ = attribute(host, device, counters=counters(None, 50))
+    assert times["compute.efficiency.wave_quantization"] == pytest.approx(
+        2 * MS * np.log(2 / 1.01) / np.log(2), abs=1
+    )
+    assert times["compute.efficiency.tensor_core"] == pytest.approx(
+        2 * MS * np.log(1.01) / np.log(2), abs=1
+    )
+
+
+def test_counters_of_other_kernels_change_nothing_and_are_named() -> None:
+    host, device = products([(0, 5 * MS)])
+    other = counters(1.25 * FLOP, 50).to_pylist()
+    times, result = attribute(
+        host,
+        device,
+        counters=table("kernel_counter", [{**row, "kernel": "other"} for row in other]),
+    )
+    assert times["compute.efficiency.rest"] == 3 * MS
+    assert "counters.not_matched" in codes(result)
+    assert result.factors is not None
+    assert "fit no kernel" in result.factors.unmeasured["instructions and tensor cores"]
 
 
 # All together -----------------------------------------------------------------------------------
