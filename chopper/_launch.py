@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from chopper.errors import ChopperError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import IO
+
+    Output = Callable[[IO[bytes]], None]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
@@ -46,16 +49,26 @@ def find_command(name: str, env: Mapping[str, str]) -> str:
 class _Job:
     """A child in its own process group, which holds the terminal while it runs."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], output: Output | None
+    ) -> None:
         executable = find_command(command[0], env)
         self._interrupts = 0
         self._tty = _foreground_tty()
         try:
             self._popen = subprocess.Popen(
-                [*command], executable=executable, env=env, process_group=0
+                [*command],
+                executable=executable,
+                env=env,
+                process_group=0,
+                stdout=None if output is None else subprocess.PIPE,
+                stderr=None if output is None else subprocess.STDOUT,
             )
         except OSError as exc:
             raise CommandNotFound(f"{command[0]}: cannot be started ({exc.strerror})") from exc
+        if output is not None:
+            assert self._popen.stdout is not None
+            output(self._popen.stdout)
         self.group = self._popen.pid
         self._hand_terminal(self.group)
 
@@ -141,7 +154,7 @@ def _subreaper() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def launch(command: Sequence[str], *, env: Mapping[str, str]) -> int:
+def launch(command: Sequence[str], *, env: Mapping[str, str], output: Output | None = None) -> int:
     """Run ``command`` to its end and return its exit code (128 + n when signal n killed it).
 
     The command runs in a process group of its own, which holds the terminal; SIGINT, SIGTERM and
@@ -151,11 +164,17 @@ def launch(command: Sequence[str], *, env: Mapping[str, str]) -> int:
 
     Must be called from the main thread.
 
+    Args:
+        command: program and arguments.
+        env: its environment.
+        output: called once with what the command writes, stdout and stderr together, when it is
+            not to go where this process' own output goes; must return at once.
+
     Raises:
         CommandNotFound: there is no such command, or it cannot be executed.
     """
     with _subreaper():
-        job = _Job(command, env)
+        job = _Job(command, env, output)
         before = {
             number: signal.signal(number, job.forward)
             for number in _SIGNALS

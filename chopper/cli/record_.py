@@ -8,14 +8,23 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from chopper._steps import DEFAULT_WINDOWS_TEXT
-from chopper.errors import CaptureError, ChopperError, OutputError, RunFormatError, printable
+from chopper.errors import (
+    CaptureError,
+    ChopperError,
+    OutputError,
+    RunFormatError,
+    UsageError,
+    printable,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from chopper import manifest as m
 
 _HOOK = Path(__file__).resolve().parent.parent / "_hook"
@@ -42,6 +51,16 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
     help=f"Steps to trace, counted from 0.  [default: {DEFAULT_WINDOWS_TEXT}]",
 )
 @click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Show ranks, clocks, power, memory and the latest attribution while it runs.",
+)
+@click.option(
+    "--prometheus",
+    metavar="[HOST:]PORT",
+    help="Serve the same numbers to Prometheus meanwhile, on the loopback unless HOST is given.",
+)
 @click.option("--force", is_flag=True, help="Replace an earlier run in the output directory.")
 @click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -49,6 +68,8 @@ def command(
     collect: str | None,
     steps: str | None,
     no_trace: bool,
+    live: bool,
+    prometheus: str | None,
     force: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -64,16 +85,21 @@ def command(
       chopper record -- python train.py
       chopper record -o runs/mine -- torchrun --nproc-per-node 8 train.py --lr 3e-4
       chopper record --steps 100:105 -- torchrun --nproc-per-node 8 train.py
+      chopper record --no-trace --prometheus 9400 -- torchrun --nproc-per-node 8 train.py
     """
     from chopper import _session
     from chopper._claim import choose_output
     from chopper._launch import find_command, launch
+    from chopper.prometheus import parse_address
     from chopper.run import new_output
 
     if not command_line:
         raise click.UsageError("no command given; say: chopper record -- python train.py")
     # What is wrong with the options is said here and now, not by each rank.
     _session.make_options(collect=collect, steps=steps, output=None)
+    address = parse_address(prometheus) if prometheus is not None else None
+    if live and not sys.stderr.isatty():
+        raise UsageError("--live needs a terminal on stderr; --prometheus works without one")
     target = output if output is not None else choose_output(None, None)
     shown = output if output is not None else Path(os.path.relpath(target))
     # Before anything is replaced.
@@ -83,12 +109,11 @@ def command(
         with new_output(target, force=force, say=_say) as path:
             _say(f"recording to {shown}")
             with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
-                code = launch(
-                    command_line,
-                    env=hooked_environment(
-                        path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
-                    ),
+                environment = hooked_environment(
+                    path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
                 )
+                with _watched(path, str(shown), live=live, address=address) as sink:
+                    code = launch(command_line, env=environment, output=sink)
                 seen = _Notes(Path(notes.name))
             return _close(path, shown, command_line, code, seen)
     except (ChopperError, OSError) as exc:
@@ -99,6 +124,20 @@ def command(
         # The command has ended: whatever fails from here on, its exit code is the answer.
         _say(str(exc))
         return code or 1
+
+
+@contextlib.contextmanager
+def _watched(
+    path: Path, title: str, *, live: bool, address: tuple[str, int] | None
+) -> Iterator[Callable[[IO[bytes]], None] | None]:
+    """What was asked for to watch the run with; gives what takes the command's output, if any."""
+    from chopper.cli import _watching
+
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            port = stack.enter_context(_watching.endpoint(path, address))
+            _say(f"metrics at http://{address[0]}:{port}/metrics")
+        yield stack.enter_context(_watching.panel(path, title)) if live else None
 
 
 def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Notes) -> int:

@@ -1,0 +1,126 @@
+"""Watching a recording from the process that started it: a panel, and an endpoint for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import IO, TYPE_CHECKING
+
+from chopper.errors import ChopperError
+from chopper.live import LiveRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from chopper.attribution import CauseRow
+    from chopper.live import Snapshot
+
+_PERIOD_S = 1.0
+_DRAIN_S = 5.0
+
+
+class Watch:
+    """Polls a run once a second in a thread of its own.
+
+    Args:
+        path: the run's directory.
+        attribute: also attribute each newly finished trace.
+    """
+
+    def __init__(self, path: Path, *, attribute: bool) -> None:
+        self._live = LiveRun(path)
+        self._attribute = attribute
+        self._stop = threading.Event()
+        self._seen = 0
+        self.latest: Snapshot = self._live.poll()
+        self.causes: list[CauseRow] = []
+        self._thread = threading.Thread(target=self._run, name="chopper-watch", daemon=True)
+        self.changed: list[Callable[[], None]] = []
+        """Called after each poll."""
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            self.poll()
+
+    def poll(self) -> None:
+        """Read what is new, and say so."""
+        self.latest = self._live.poll()
+        if self._attribute and len(self.latest.traces) > self._seen:
+            self._seen = len(self.latest.traces)
+            # A trace that is still being written cannot be read yet: the next one will be.
+            with contextlib.suppress(ChopperError, OSError):
+                from chopper.api import attribute
+
+                self.causes = attribute(self.latest.traces[-1]).leaves()
+        for call in self.changed:
+            call()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._live.close()
+
+
+@contextlib.contextmanager
+def panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
+    """A panel at the bottom of the terminal; gives what takes the command's output.
+
+    The output goes through this process line by line and scrolls by above the panel.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from chopper.reports import live as rendering
+
+    console = Console(stderr=True)
+    watch = Watch(path, attribute=True)
+    pumps: list[threading.Thread] = []
+
+    def pump(stream: IO[bytes]) -> None:
+        for line in iter(stream.readline, b""):
+            text = line.decode(errors="replace").rstrip("\n")
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def take(stream: IO[bytes]) -> None:
+        pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
+        pumps[-1].start()
+
+    with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as shown:
+        watch.changed.append(
+            lambda: shown.update(rendering.panel(watch.latest, title, watch.causes), refresh=True)
+        )
+        watch.start()
+        try:
+            yield take
+        finally:
+            # All that held the pipe has ended, or was ended: what is left of it comes at once.
+            for thread in pumps:
+                thread.join(timeout=_DRAIN_S)
+            watch.stop()
+            watch.poll()
+
+
+@contextlib.contextmanager
+def endpoint(path: Path, address: tuple[str, int]) -> Iterator[int]:
+    """Serve the run's metrics meanwhile; gives the port.
+
+    Raises:
+        ChopperError: the address cannot be taken, or prometheus-client is missing.
+    """
+    from chopper import prometheus
+
+    watch = Watch(path, attribute=False)
+    port, stop = prometheus.serve(address, lambda: watch.latest)
+    watch.start()
+    try:
+        yield port
+    finally:
+        stop()
+        watch.stop()

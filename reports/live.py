@@ -1,0 +1,92 @@
+"""A run while it goes on, as a panel for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from chopper import _format as fmt
+from chopper.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.attribution import CauseRow
+    from chopper.live import Snapshot
+
+_RANKS, _DEVICES, _CAUSES = 8, 8, 4
+# Bits of NVML's clocks event reasons, worst first.
+_REASONS = (
+    (0x8, "hardware slowdown"),
+    (0x80, "power brake"),
+    (0x40, "hardware thermal"),
+    (0x20, "thermal"),
+    (0x4, "power cap"),
+    (0x10, "sync boost"),
+    (0x2, "application clock"),
+    (0x1, "idle"),
+)
+
+
+def reasons_text(bits: int | None) -> str:
+    """Event reasons in words, worst first; what has no name is shown as bits."""
+    if bits is None:
+        return fmt.UNKNOWN
+    named = [text for bit, text in _REASONS if bits & bit]
+    rest = bits & ~sum(bit for bit, _ in _REASONS)
+    return ", ".join([*named, *([hex(rest)] if rest else [])]) or "none"
+
+
+def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Panel:
+    """Ranks, devices, and the largest causes of the latest traced steps.
+
+    Args:
+        snapshot: the run now.
+        title: name of the run.
+        causes: leaf causes of the newest attribution, largest first; empty before there is one.
+    """
+    parts: list[Table | Text] = []
+    ranks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "step", "step time", "CPU", "memory", "device memory"):
+        ranks.add_column(name, justify="right", no_wrap=True)
+    slowest = sorted(snapshot.ranks, key=lambda r: -(r.step_ns or 0))[:_RANKS]
+    for rank in sorted(slowest, key=lambda r: r.rank):
+        ranks.add_row(
+            str(rank.rank),
+            fmt.UNKNOWN if rank.step is None else fmt.count(rank.step),
+            fmt.duration(rank.step_ns),
+            fmt.ratio(rank.cpu_ratio),
+            fmt.bytes_(rank.rss_bytes),
+            fmt.bytes_(rank.device_allocated_bytes),
+        )
+    parts.append(ranks if snapshot.ranks else Text("no rank has begun yet", style="dim"))
+    if len(snapshot.ranks) > _RANKS:
+        parts.append(Text(f"the slowest {_RANKS} of {len(snapshot.ranks)} ranks", style="dim"))
+    if snapshot.devices:
+        parts.append(Text())
+        devices = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("device", "clock", "power", "temperature", "memory", "held down by"):
+            devices.add_column(name, justify="right", no_wrap=True)
+        for device in snapshot.devices[:_DEVICES]:
+            devices.add_row(
+                str(device.device_id),
+                fmt.hertz(device.sm_clock_hz),
+                fmt.cell("power_w", device.power_w),
+                fmt.cell("temperature_c", device.temperature_c),
+                fmt.bytes_(device.memory_used_bytes),
+                reasons_text(device.event_reasons),
+            )
+        parts.append(devices)
+    if causes:
+        total = sum(cause.time_ns for cause in causes)
+        shown = [
+            f"{cause.label} {fmt.ratio(cause.time_ns / total)}"
+            for cause in causes[:_CAUSES]
+            if total
+        ]
+        parts += [Text(), Text("traced steps: " + " · ".join(shown))]
+    return Panel(Group(*parts), title=Text(printable(title)), title_align="left", expand=True)

@@ -1,0 +1,287 @@
+"""Watching a run while it is recorded: streams that grow, the panel, the endpoint."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chopper.errors import ChopperError, UsageError
+from chopper.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
+from chopper.prometheus import parse_address, serve
+from chopper.reports.live import panel, reasons_text
+from chopper.run import RunWriter, StreamWriter
+
+PATIENCE_S = 60.0
+
+
+def steps(*numbers: int) -> dict[str, Any]:
+    return {
+        "number": list(numbers),
+        "start_ns": [n * 1000 for n in numbers],
+        "end_ns": [n * 1000 + 500 + n for n in numbers],
+        "source": ["mark"] * len(numbers),
+        "traced": [False] * len(numbers),
+    }
+
+
+def test_a_tail_reads_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    file = tmp_path / "step.arrow"
+    tail = StreamTail(file)
+    assert tail.poll() == []
+    writer = StreamWriter(file, "step")
+    assert tail.poll() == []
+    writer.write(steps(0, 1))
+    assert [b["number"].to_pylist() for b in tail.poll()] == [[0, 1]]
+    assert tail.poll() == []
+    writer.write(steps(2))
+    writer.write(steps(3))
+    assert [b["number"].to_pylist() for b in tail.poll()] == [[2], [3]]
+    tail.close()
+    writer.write(steps(4))
+    assert [b["number"].to_pylist() for b in tail.poll()] == [[4]]
+    writer.close()
+    assert tail.poll() == []
+    tail.close()
+
+
+def test_a_batch_that_is_half_written_comes_once_it_is_whole(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.arrow"
+    writer = StreamWriter(whole, "step")
+    writer.write(steps(0))
+    first = whole.stat().st_size
+    writer.write(steps(1))
+    data = whole.read_bytes()
+    writer.close()
+    growing = tmp_path / "step.arrow"
+    tail = StreamTail(growing)
+    for size in range(1, len(data) + 1, 7):
+        with growing.open("r+b" if growing.exists() else "wb") as file:
+            file.write(data[:size])
+        seen = [n for b in tail.poll() for n in b["number"].to_pylist()]
+        assert seen == [] or (seen == [0] and size >= first) or seen == [1]
+    growing.write_bytes(data)
+    tail.poll()
+    assert tail._read_count == 2
+    tail.close()
+
+
+def test_a_stream_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "step.arrow"
+    writer = StreamWriter(file, "step")
+    writer.write(steps(0))
+    tail = StreamTail(file)
+    assert len(tail.poll()) == 1
+    writer.close()
+    other = StreamWriter(tmp_path / "new", "step")
+    other.write(steps(0, 1, 2))
+    other.close()
+    (tmp_path / "new").replace(file)
+    assert [b["number"].to_pylist() for b in tail.poll()] == [[0, 1, 2]]
+    tail.close()
+
+
+def test_ranks_and_devices_of_a_run_that_grows(tmp_path: Path) -> None:
+    live = LiveRun(tmp_path)
+    assert live.poll().ranks == []
+    part = RunWriter(tmp_path, 3)
+    part.manifest.hostname = "here"
+    part.save()
+    log = StreamWriter(part.directory / "step.arrow", "step")
+    log.write(steps(0, 1, 2))
+    clocks = StreamWriter(part.directory / "device_clock.arrow", "device_clock")
+    rows = {
+        "time_ns": [1, 2, 3],
+        "span_ns": [0, 0, 0],
+        "device_id": [0, 1, 0],
+        "device_uuid": ["a", "b", "a"],
+        "sm_clock_hz": [1_980_000_000, None, 1_200_000_000],
+        "memory_clock_hz": [None] * 3,
+        "power_w": [650.0] * 3,
+        "event_reasons": [0, None, 4],
+    }
+    clocks.write(rows)
+    (part.directory / "trace-0.json.gz").write_bytes(b"")
+    snapshot = live.poll()
+    (rank,) = snapshot.ranks
+    assert (rank.rank, rank.step, rank.step_ns) == (3, 2, 501)
+    first, second = snapshot.devices
+    assert (first.hostname, first.sm_clock_hz, first.event_reasons) == ("here", 1_200_000_000, 4)
+    assert (second.device_id, second.sm_clock_hz) == (1, None)
+    assert len(snapshot.traces) == 1
+    live.close()
+    log.close()
+    clocks.close()
+
+
+def snapshot() -> Snapshot:
+    return Snapshot(
+        0,
+        [LiveRank(0, step=12, step_ns=250_000_000, cpu_ratio=0.5), LiveRank(1)],
+        [LiveDevice("h", 0, uuid="GPU-a", sm_clock_hz=1_980_000_000, power_w=651.0, energy_j=3.0)],
+        [],
+    )
+
+
+def test_the_panel_shows_the_unknown_as_unknown() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(panel(snapshot(), "runs/[bold]mine"))
+    text = console.export_text()
+    assert "runs/[bold]mine" in text
+    assert re.search(r"0 +12 +250 ms +50\.0 % +– +–", text)
+    assert re.search(r"1 +– +– +– +– +–", text)
+    assert re.search(r"1\.98 GHz +651 W +– +– +–", text)
+
+
+def test_reasons_in_words() -> None:
+    assert reasons_text(None) == "–"
+    assert reasons_text(0) == "none"
+    assert reasons_text(0x24) == "thermal, power cap"
+    assert reasons_text(0x4 | 1 << 40) == "power cap, 0x10000000000"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9400", ("127.0.0.1", 9400)),
+        (":9400", ("127.0.0.1", 9400)),
+        ("0.0.0.0:9400", ("0.0.0.0", 9400)),
+        ("[::1]:9400", ("::1", 9400)),
+    ],
+)
+def test_addresses_are_of_the_loopback_unless_told(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "localhost", "1:2:x", "70000", "h:-1"])
+def test_what_is_no_address_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="not an address; expected PORT or HOST:PORT"):
+        parse_address(text)
+
+
+def fetch(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_endpoint_serves_what_is_known_in_base_units() -> None:
+    pytest.importorskip("prometheus_client")
+    port, stop = serve(("127.0.0.1", 0), snapshot)
+    try:
+        text = fetch(port)
+        with pytest.raises(ChopperError, match="cannot serve metrics there"):
+            serve(("127.0.0.1", port), snapshot)
+    finally:
+        stop()
+    assert 'chopper_step_seconds{rank="0"} 0.25' in text
+    assert 'chopper_device_energy_joules_total{device="0",host="h",uuid="GPU-a"} 3.0' in text
+    assert 'rank="1"' not in text
+    with pytest.raises(OSError, match="."):  # noqa: RUF043
+        fetch(port)
+
+
+PROGRAM = """
+import sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+print("begun", flush=True)
+while True:
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+    from pathlib import Path
+    if Path(sys.argv[1]).exists():
+        break
+print("ended", flush=True)
+"""
+
+
+def program(folder: Path) -> list[str]:
+    pytest.importorskip("torch")
+    file = folder / "program.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+    return [sys.executable, str(file), str(folder / "enough")]
+
+
+CHOPPER = [sys.executable, "-m", "chopper"]
+
+
+def test_metrics_of_a_recording_that_runs(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    process = subprocess.Popen(
+        [
+            *(*CHOPPER, "record", "-o", str(tmp_path / "run")),
+            *("--no-trace", "--prometheus", "0"),
+            *("--", *program(tmp_path)),
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    port = int(next(m[1] for line in lines if (m := re.search(r":(\d+)/metrics", line))))
+    deadline = time.monotonic() + PATIENCE_S
+    while 'chopper_step{rank="0"}' not in fetch(port):
+        assert time.monotonic() < deadline, "no step was served"
+        select.select([], [], [], 0.2)
+    (tmp_path / "enough").touch()
+    _, rest = process.communicate()
+    assert process.returncode == 0, rest
+    assert "recorded 1 rank" in rest
+
+
+def test_the_live_panel_keeps_the_commands_output(tmp_path: Path) -> None:
+    (tmp_path / "enough").touch()
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [
+            *(*CHOPPER, "record", "-o", str(tmp_path / "run"), "--no-trace", "--live"),
+            *("--", *program(tmp_path)),
+        ],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "COLUMNS": "100", "TERM": "xterm"},
+        start_new_session=True,
+    )
+    os.close(child)
+    output = b""
+    while True:
+        try:
+            chunk = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        output += chunk
+    os.close(parent)
+    text = output.decode(errors="replace")
+    assert process.wait() == 0, text
+    assert text.index("begun") < text.index("ended")
+    assert "step time" in text
+    assert "recorded 1 rank" in text
+
+
+def test_live_without_a_terminal_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*CHOPPER, "record", "-o", tmp_path / "run", "--live", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--live needs a terminal" in done.stderr
