@@ -181,7 +181,7 @@ def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.nda
     is while backward runs), the other of the main and the autograd thread is asked.
     """
     host = links.host
-    span_cause = _span_causes(host)
+    span_cause = _span_causes(host, on_host=bool(links.events.of("host_op").any()))
     blocking = _blocking_copies(links)
     span_cause[blocking] = _SYNC
     main = main_thread(links)
@@ -239,13 +239,21 @@ def _blocking_copies(links: Links) -> np.ndarray:
     return rows[waited & links.host.of("runtime", "driver")[rows]]
 
 
-def _span_causes(host: HostSpans) -> np.ndarray:
-    """What the time inside a span, outside its children, is spent on."""
+def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
+    """What the time inside a span, outside its children, is spent on.
+
+    Args:
+        host: the spans of one rank.
+        on_host: there is no device. Memory comes from the host's allocator then, which is called
+            inside ``aten::empty`` and its kin and records nothing of its own.
+    """
     count = len(host)
     if not count:
         return np.zeros(0, np.int64)
     own = np.full(count, _PYTHON, dtype=np.int64)
     own[host.of("cpu_op")] = _DISPATCH
+    if on_host:
+        own[host.of("cpu_op") & host.named(names.is_host_allocation)] = _ALLOCATOR
     own[host.named(lambda n: n.startswith("chopper::"))] = _PYTHON
     own[host.named(names.is_backend_span)] = _DISPATCH
     own[host.of("runtime", "driver")] = _RUNTIME
@@ -264,5 +272,5 @@ def _span_causes(host: HostSpans) -> np.ndarray:
     region[collecting] = _GC
     marked = host.nesting.nearest(region >= 0)
     inherited = np.where(marked >= 0, region[marked], -1)
-    special = (own == _ALLOCATOR) | (own == _PROFILER)
+    special = (calls & (own == _ALLOCATOR)) | (own == _PROFILER)
     return np.where((inherited >= 0) & ~special, inherited, own)

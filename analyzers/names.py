@@ -156,6 +156,7 @@ _ALLOCATOR = re.compile(
     r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|SetAccess|AddressFree)"
     r"|^hipMem(Create|Release|Map|Unmap)",
 )
+_HOST_ALLOCATION = re.compile(r"^aten::(empty|empty_strided|resize_)$")
 _SYNCHRONIZATION = re.compile(
     r"^(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
     r"|^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^hipMemcpyWithStream"
@@ -247,6 +248,11 @@ def is_barrier(name: str) -> bool:
 def is_allocator_call(name: str) -> bool:
     """A runtime call that allocates or frees."""
     return bool(_ALLOCATOR.match(name))
+
+
+def is_host_allocation(name: str) -> bool:
+    """An operator that asks the allocator for memory and does nothing else."""
+    return bool(_HOST_ALLOCATION.match(name))
 
 
 def is_synchronizing_call(name: str) -> bool:

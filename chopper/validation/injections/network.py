@@ -1,0 +1,151 @@
+"""A link between two processes that can be shaped, and that is gone when they are.
+
+Each rank puts itself into a network namespace of its own, and the process that started them joins
+the two by a veth pair. Nothing is named in the file system and nothing is held by another process:
+the kernel removes namespaces, link and queue with the last process in them, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import socket
+import subprocess
+
+INTERFACE = "link0"
+ADDRESSES = ("192.0.2.1", "192.0.2.2")
+"""Of rank 0 and rank 1, from the block that is set aside for documentation (RFC 5737)."""
+_CLONE_NEWNET = 0x40000000
+_BURST_BYTES = 64 << 10
+_LATENCY_MS = 1000
+_PROBE = "ip link add probe0 type veth peer name probe1 && tc qdisc add dev probe0 root tbf "
+
+
+def unavailable() -> str | None:
+    """Why no shaped link can be made here, or None."""
+    if platform.system() != "Linux":
+        return f"network namespaces are Linux's, this is {platform.system()}"
+    for tool in ("unshare", "ip", "tc"):
+        if shutil.which(tool) is None:
+            package = "util-linux" if tool == "unshare" else "iproute2"
+            return f"`{tool}` is not installed (package {package})"
+    if os.geteuid() != 0:
+        return "shaping a link needs root"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", _PROBE + _bucket(10**9)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        said = (tried.stderr or tried.stdout).strip().splitlines() or ["no reason given"]
+        return f"no network namespace with a veth pair and a tbf queue here ({said[0]})"
+    return None
+
+
+def _bucket(rate_bits_per_s: int) -> str:
+    return f"rate {rate_bits_per_s}bit burst {_BURST_BYTES} latency {_LATENCY_MS}ms"
+
+
+def join(channel: socket.socket, rank: int) -> None:
+    """In a rank, single-threaded still: enter a namespace, get the link, give it an address.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET):
+        code = ctypes.get_errno()
+        raise OSError(code, f"unshare: {os.strerror(code)}")
+    channel.sendall(b"1")
+    if channel.recv(1) != b"1":
+        raise OSError("no link was made")
+    for arguments in (
+        ("address", "add", f"{ADDRESSES[rank]}/30", "dev", INTERFACE),
+        ("link", "set", INTERFACE, "up"),
+        ("link", "set", "lo", "up"),
+    ):
+        subprocess.run(["ip", *arguments], check=True)
+    # Both ends must be up before anybody connects.
+    channel.sendall(b"2")
+    if channel.recv(1) != b"2":
+        raise OSError("the other rank did not come")
+
+
+def connect(pids: tuple[int, int], channels: tuple[socket.socket, socket.socket]) -> None:
+    """In the process that started the ranks: make the link when both are in their namespaces.
+
+    Raises:
+        OSError: a rank ended before, or the link cannot be made.
+    """
+    _meet(channels, b"1")
+    made = subprocess.run(
+        [
+            *("ip", "link", "add", INTERFACE, "netns", str(pids[0]), "type", "veth"),
+            *("peer", "name", INTERFACE, "netns", str(pids[1])),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise OSError(f"no link between the ranks: {made.stderr.strip()}")
+    _tell(channels, b"1")
+    _meet(channels, b"2")
+    _tell(channels, b"2")
+
+
+def _meet(channels: tuple[socket.socket, socket.socket], what: bytes) -> None:
+    for channel in channels:
+        if channel.recv(1) != what:
+            raise OSError("a rank ended before the link was made")
+
+
+def _tell(channels: tuple[socket.socket, socket.socket], what: bytes) -> None:
+    for channel in channels:
+        channel.sendall(what)
+
+
+class Shaper:
+    """Sets the rate of this namespace's end of the link, through a process made beforehand.
+
+    A rank that is being traced must not fork.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [
+                "sh",
+                "-c",
+                f"while read -r queue; do tc qdisc replace dev {INTERFACE} root $queue "
+                "|| exit 1; echo; done",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def set(self, rate_bits_per_s: int | None) -> None:
+        """Shape what this end sends; None for as fast as it goes.
+
+        Raises:
+            OSError: it cannot be set.
+        """
+        queue = (
+            "pfifo limit 10000" if rate_bits_per_s is None else f"tbf {_bucket(rate_bits_per_s)}"
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{queue}\n".encode())
+        self._process.stdin.flush()
+        if not self._process.stdout.readline():
+            raise OSError(f"tc did not set the queue of {INTERFACE}")
+
+    def close(self) -> None:
+        """End the process; the queue stays as it is."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()

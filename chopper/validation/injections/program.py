@@ -1,0 +1,541 @@
+"""The training that causes are injected into: two ranks, FSDP2, a small Llama, on the CPU.
+
+    python -m chopper.validation.injections.program PARENT_PID CHANNEL_FD JOB
+
+Started by :mod:`chopper.validation.injections.ranks`, once per rank. Each plan of the job is one
+recording; process group and processes are shared. In each step the injector does its work when the
+plan says so, and writes down how long that took by its own clock, which is all that the score
+knows of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from chopper.validation.injections import network
+from chopper.validation.injections.plan import BASELINE, WARM_UP_STEPS, Job, Plan, Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import Tensor
+
+_PR_SET_PDEATHSIG = 1
+_PRIORITY = -15
+_MCL_FUTURE = 2
+_M_MMAP_THRESHOLD = -3
+_BATCH, _VOCABULARY = 2, 512
+_MATRIX_ROWS = 512
+_COPIED_ELEMENTS = 1 << 23
+_ALLOCATED_BYTES = 8 << 20
+_REDUCED_ELEMENTS = 1 << 20
+_BALLAST_COUNT = 40_000
+
+
+class Injector:
+    """Does nothing, and measures nothing: the base of all injectors.
+
+    Args:
+        plan: what to inject.
+        rank: of this process.
+        job: for those that need more than this process.
+    """
+
+    def __init__(self, plan: Plan, rank: int, job: Job) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.job = job
+        self.levels = plan.levels()
+        self.step = 0
+        self.truth = Truth()
+
+    @property
+    def amount(self) -> float:
+        """How much to inject into the current step; 0 for nothing."""
+        level = self.levels[self.step]
+        return 0.0 if level == BASELINE else self.plan.amounts[level]
+
+    def add(self, name: str, time_ns: int) -> None:
+        """Time measured in the current step."""
+        per_step = self.truth.injected_ns.setdefault(name, [0] * len(self.levels))
+        per_step[self.step] += time_ns
+
+    @contextlib.contextmanager
+    def clock(self, name: str = "own") -> Iterator[None]:
+        """Measure what the block takes."""
+        begin_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter_ns() - begin_ns)
+
+    def start(self) -> None:
+        """Called once, before the recording."""
+
+    def stop(self) -> None:
+        """Called once, after the recording."""
+
+    def loader(self, loader: Any) -> Any:
+        """What the loop iterates over."""
+        return loader
+
+    sequence = 64
+    """Tokens per sequence."""
+    dim = 128
+    """Width of the model."""
+    workers = 0
+    """Processes that load data."""
+    wraps_feed_forward = False
+    """Whether feed-forward networks go through ``feed_forward``."""
+    by_hand = False
+    """Train data-parallel with one collective per step, made by the loop, in place of FSDP2."""
+
+    def item(self, index: int) -> Any:
+        """One item of the dataset; called in the process that loads."""
+        import torch
+
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(_VOCABULARY, (_BATCH, self.sequence + 1), generator=generator)
+
+    def before_step(self) -> None:
+        """Called before the next batch is asked for."""
+
+    def before_forward(self) -> None:
+        """Called between the batch and the forward pass."""
+
+    def before_reduce(self) -> None:
+        """Called before the gradients' collective, of a training by hand."""
+
+    def reduce(self, gradients: Tensor) -> None:
+        """Add up the gradients of both ranks, in a training by hand."""
+        import torch.distributed as dist
+
+        dist.all_reduce(gradients)
+
+    def feed_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+        """Call the feed-forward network of a block."""
+        return module(*args)
+
+
+class _SlowDataset(Injector):
+    """The dataset sleeps; loaded in the training process. Amounts in seconds."""
+
+    def item(self, index: int) -> Any:
+        with self.clock():
+            time.sleep(self.amount)
+            return super().item(index)
+
+
+class _SlowWorkers(Injector):
+    """The dataset sleeps in a worker process; what the loop waits for is what was injected."""
+
+    workers = 1
+
+    def item(self, index: int) -> Any:
+        self.step = index  # of this process, which runs ahead of the loop
+        time.sleep(self.amount)
+        return super().item(index)
+
+    def loader(self, loader: Any) -> Any:
+        return _Clocked(loader, self)
+
+
+class _Clocked:
+    """An iterable whose waits are measured."""
+
+    def __init__(self, iterable: Any, injector: Injector) -> None:
+        self._iterable = iterable
+        self._injector = injector
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self._iterable)
+        while True:
+            with self._injector.clock():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
+
+class _SlowRank(Injector):
+    """Rank 1 sleeps before the gradients' collective. Amounts in seconds."""
+
+    by_hand = True
+
+    def before_reduce(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()  # both ranks begin here, so the other one waits for all of it
+        with self.clock():
+            if self.rank == 1 and self.amount:
+                time.sleep(self.amount)
+
+
+class _ExtraWork(Injector):
+    """Rank 1 multiplies matrices that nobody asked for. Amounts are their number."""
+
+    by_hand = True
+
+    def start(self) -> None:
+        import torch
+
+        self._matrix = torch.ones(_MATRIX_ROWS, _MATRIX_ROWS)
+
+    def before_reduce(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.barrier()
+        with self.clock():
+            if self.rank == 1:
+                for _ in range(int(self.amount)):
+                    torch.mm(self._matrix, self._matrix)
+
+
+class _BlockingCollective(Injector):
+    """Both ranks reduce a value over the ranks and read it at once. Amounts are repetitions."""
+
+    by_hand = True
+
+    def start(self) -> None:
+        import torch
+
+        self._value = torch.zeros(_REDUCED_ELEMENTS)
+
+    def before_forward(self) -> None:
+        import torch.distributed as dist
+
+        if self.amount:
+            dist.barrier()
+            with self.clock():
+                for _ in range(int(self.amount)):
+                    dist.all_reduce(self._value)
+                    self._value[0].item()
+
+
+class _Collections(Injector):
+    """Full garbage collections over many live objects. Amounts are their number."""
+
+    def start(self) -> None:
+        # What imports made lives forever: a collection walks what the case made, not torch.
+        gc.collect()
+        gc.freeze()
+        self._ballast = [[i] for i in range(_BALLAST_COUNT)]
+        self._began_ns = 0
+        gc.callbacks.append(self._on_gc)
+
+    def stop(self) -> None:
+        gc.callbacks.remove(self._on_gc)
+        self._ballast = []
+        gc.unfreeze()
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:  # noqa: ARG002
+        if phase == "start":
+            self._began_ns = time.perf_counter_ns()
+        else:
+            self.add("own", time.perf_counter_ns() - self._began_ns)
+
+    def before_forward(self) -> None:
+        for _ in range(int(self.amount)):
+            gc.collect()
+
+
+class _ExtraCopies(Injector):
+    """A buffer is copied again and again. Amounts are the number of copies."""
+
+    by_hand = True
+
+    def start(self) -> None:
+        import torch
+
+        self._source = torch.ones(_COPIED_ELEMENTS)
+        self._target = torch.zeros(_COPIED_ELEMENTS)
+
+    def before_forward(self) -> None:
+        if self.amount:
+            with self.clock():
+                for _ in range(int(self.amount)):
+                    self._target.copy_(self._source)
+
+
+class _Recomputation(Injector):
+    """Blocks' feed-forward networks are checkpointed: they run again in backward.
+
+    Amounts are their number.
+    """
+
+    by_hand = True
+    wraps_feed_forward = True
+    # Large enough that computing outweighs launching, which is no recomputation.
+    sequence = 256
+    dim = 256
+
+    def __init__(self, plan: Plan, rank: int, job: Job) -> None:
+        super().__init__(plan, rank, job)
+        self._checkpointed = 0
+        self._forward_done = False
+
+    def before_forward(self) -> None:
+        self._checkpointed = 0
+        self._forward_done = False
+
+    def before_backward(self) -> None:
+        """Called between forward and backward: what runs from here on is run again."""
+        self._forward_done = True
+
+    def feed_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        if self._checkpointed >= self.amount:
+            return module(*args)
+        self._checkpointed += 1
+
+        def run(*inner: Any) -> Any:
+            if not self._forward_done:
+                return module(*inner)
+            with self.clock():  # the end of a recomputation is an exception
+                return module(*inner)
+
+        return checkpoint(run, *args, use_reentrant=False)
+
+
+class _LockedMemory(Injector):
+    """Buffers are allocated as locked memory, as staging buffers of devices are.
+
+    Pages of locked memory are there when the allocation returns, so the allocator pays for them,
+    not the first to write. Amounts are the number of buffers.
+    """
+
+    def start(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        # Else glibc learns to keep what is freed, and nothing is allocated the next time.
+        self._libc.mallopt(_M_MMAP_THRESHOLD, _ALLOCATED_BYTES // 2)
+        if self._libc.mlockall(_MCL_FUTURE):
+            self.truth.skipped = (
+                f"memory cannot be locked ({os.strerror(ctypes.get_errno())}): run as root, or "
+                "raise `ulimit -l`"
+            )
+        self._libc.munlockall()
+
+    def before_forward(self) -> None:
+        import torch
+
+        if not self.amount:
+            return
+        with self.clock("unlock"):
+            self._libc.mlockall(_MCL_FUTURE)
+        with self.clock():
+            buffers = [
+                torch.empty(_ALLOCATED_BYTES, dtype=torch.uint8) for _ in range(int(self.amount))
+            ]
+        with self.clock("unlock"):
+            self._libc.munlockall()
+            del buffers
+
+
+class _SlowLink(Injector):
+    """The link between the ranks is shaped. Amounts in bits per second."""
+
+    by_hand = True
+
+    def start(self) -> None:
+        self._shaper = network.Shaper()
+
+    def stop(self) -> None:
+        self._shaper.close()
+
+    def before_step(self) -> None:
+        import torch.distributed as dist
+
+        self._shaper.set(int(self.amount) or None)
+        dist.barrier()
+
+    def reduce(self, gradients: Tensor) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
+        with self.clock():
+            dist.all_reduce(gradients)
+
+
+INJECTORS: dict[str, type[Injector]] = {
+    "slow_dataset": _SlowDataset,
+    "slow_workers": _SlowWorkers,
+    "slow_rank": _SlowRank,
+    "extra_work": _ExtraWork,
+    "blocking_collective": _BlockingCollective,
+    "garbage_collection": _Collections,
+    "extra_copies": _ExtraCopies,
+    "recomputation": _Recomputation,
+    "locked_memory": _LockedMemory,
+    "slow_link": _SlowLink,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Join the other rank, make all recordings of the job, leave."""
+    parent, channel, job_text = argv
+    _end_with(int(parent))
+    _ask_for_priority()
+    job = msgspec.json.decode(job_text, type=Job)
+    if job.linked:
+        network.join(socket.socket(fileno=int(channel)), int(os.environ["RANK"]))
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        for plan in job.plans:
+            injector = INJECTORS[plan.injection](plan, dist.get_rank(), job)
+            record(injector, Path(job.directory) / plan.injection)
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def record(injector: Injector, output: Path) -> None:
+    """Make one recording, and write its truth beside it."""
+    injector.start()
+    if injector.truth.skipped is None:
+        try:
+            train(injector, output)
+        finally:
+            injector.stop()
+    beside = output.with_name(f"{output.name}.truth-{injector.rank}.json")
+    beside.write_bytes(msgspec.json.encode(injector.truth))
+
+
+def train(injector: Injector, output: Path) -> None:
+    """Train as many steps as the plan has, under ``chopper.profile``."""
+    import torch
+    import torch.nn.functional as F
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.data import DataLoader
+
+    import chopper
+    from chopper.workloads.llama import Llama, LlamaConfig
+
+    torch.manual_seed(0)
+    model = Llama(
+        LlamaConfig(
+            dim=128,
+            layer_count=2,
+            head_count=4,
+            kv_head_count=4,
+            ffn_dim=256,
+            vocabulary=_VOCABULARY,
+        )
+    )
+    if injector.wraps_feed_forward:
+        for block in model.layers:
+            block.register_module(
+                "ffn", _wrapped(block.get_submodule("ffn"), injector.feed_forward)
+            )
+    if not injector.by_hand:
+        for block in model.layers:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    steps = len(injector.levels)
+    loader = DataLoader(
+        _dataset(steps, injector.item), batch_size=None, num_workers=injector.workers
+    )
+    with chopper.profile(output, steps=(WARM_UP_STEPS, steps), name="validation") as prof:
+        batches = iter(prof.watch(injector.loader(loader)))
+        for step in range(steps):
+            injector.step = step
+            injector.before_step()
+            tokens: Tensor = next(batches)
+            injector.before_forward()
+            logits = model(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            if isinstance(injector, _Recomputation):
+                injector.before_backward()
+            loss.backward()
+            if injector.by_hand:
+                _average_gradients(model, injector)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            prof.step()
+
+
+def _average_gradients(model: torch.nn.Module, injector: Injector) -> None:
+    """One collective over all gradients."""
+    import torch
+
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    injector.before_reduce()
+    injector.reduce(flat)
+    flat /= 2
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def _wrapped(
+    block: torch.nn.Module, call: Callable[[torch.nn.Module, tuple[Any, ...]], Any]
+) -> torch.nn.Module:
+    """A module that calls another one as ``call`` does."""
+    from torch import nn
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = block
+
+        def forward(self, *args: Any) -> Any:
+            return call(self.inner, args)
+
+    return Wrapped()
+
+
+def _dataset(steps: int, item: Callable[[int], Any]) -> Any:
+    """A dataset of as many items as there are steps."""
+    from torch.utils.data import Dataset
+
+    class Tokens(Dataset[Any]):
+        def __len__(self) -> int:
+            return steps
+
+        def __getitem__(self, index: int) -> Any:
+            return item(index)
+
+    return Tokens()
+
+
+def _ask_for_priority() -> None:
+    """What else runs on the machine is not what was injected: come first, where root may ask that.
+
+    With autogroups, which is the kernel's default, a nice value counts only within a session;
+    the session's own is in ``/proc/self/autogroup`` (sched(7)).
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
+        Path("/proc/self/autogroup").write_text(str(_PRIORITY))
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when the one that started it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
