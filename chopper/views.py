@@ -95,6 +95,27 @@ _VIEWS: tuple[View, ...] = (
         "Observed, ideal and the exclusive states of each step; outliers.",
         "chopper.analyzers.step_states:steps",
     ),
+    View(
+        "memory",
+        "Memory",
+        "Peaks, fragmentation and allocator calls, by rank, device and phase.",
+        "chopper.analyzers.memory:memory",
+        "neither the allocator's events were recorded (profile with memory=True) nor its totals read",
+    ),
+    View(
+        "memory_determinism",
+        "Memory determinism",
+        "How alike steps allocate, and whether clocks vary where they do not.",
+        "chopper.analyzers.determinism:memory_determinism",
+        "the allocator's events of steps were not recorded (profile with memory=True)",
+    ),
+    View(
+        "memory_steps",
+        "Memory, step by step",
+        "Each step's allocations: likeness to the step before, sizes, peaks, clock.",
+        "chopper.analyzers.determinism:memory_steps",
+        "the allocator's events of steps were not recorded (profile with memory=True)",
+    ),
 )
 
 VIEWS: dict[str, View] = {view.name: view for view in _VIEWS}

@@ -122,7 +122,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
     losses: list[Tensor] = []
     marks_ns = [time.perf_counter_ns()]
-    with chopper.profile(args.output) as prof:
+    with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
         for tokens, labels in prof.watch(loader):
             tokens = tokens.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)

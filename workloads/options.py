@@ -88,6 +88,12 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "cpu", "cuda"),
     ),
     Option(
+        name="allocations",
+        help="record each allocation of memory in the trace",
+        default="no",
+        choices=("no", "yes"),
+    ),
+    Option(
         name="output",
         help="directory of the recorded run; CHOPPER_OUTPUT, or a new one, by default",
         default=None,

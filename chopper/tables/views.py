@@ -243,6 +243,103 @@ UNMODELLED = Table(
     ),
 )
 
+MEMORY = Table(
+    "memory",
+    1,
+    "Memory by rank, device and phase. Counts and times are per step; peaks are the highest of all "
+    "steps.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("device", "string", "`device N`, or `host`."),
+        _column(
+            "phase",
+            "string",
+            "forward, recompute, backward, optimizer, data, other; `all` for whole steps.",
+        ),
+        _maybe("peak_allocated_bytes", "int64", "Most that tensors held.", "bytes"),
+        _maybe("peak_reserved_bytes", "int64", "Most that the allocator held.", "bytes"),
+        _maybe(
+            "fragmentation_ratio",
+            "float64",
+            "(reserved − allocated) / reserved at the peak of allocated.",
+            "ratio",
+        ),
+        _maybe(
+            "median_fragmentation_ratio", "float64", "Median of the same over all events.", "ratio"
+        ),
+        _maybe("allocation_count", "int64", "Allocations per step.", "count"),
+        _maybe("requested_bytes", "int64", "Bytes allocated per step, reused blocks too.", "bytes"),
+        _maybe(
+            "allocator_call_count",
+            "float64",
+            "Runtime calls that allocate or free (cudaMalloc, hipFree …) per step.",
+            "count",
+        ),
+        _maybe("allocator_ns", "int64", "Host time in these calls per step.", "ns"),
+        _column("source", "string", "What the figures come from."),
+    ),
+)
+
+MEMORY_STEPS = Table(
+    "memory_steps",
+    1,
+    "Allocations of each traced step by rank and device, and the device's clock in it.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("device", "string", "`device N`, or `host`."),
+        _column("step", "int64", "Number of the step."),
+        _maybe(
+            "similarity_ratio",
+            "float64",
+            "To the step before: Dice's coefficient of runs of three successive events.",
+            "ratio",
+        ),
+        _maybe("same_as_previous", "bool", "The same sizes in the same order as the step before."),
+        _count("event_count", "Allocations and frees."),
+        _count("distinct_sizes_count", "Different sizes of blocks among them."),
+        _column("requested_bytes", "int64", "Bytes allocated.", "bytes"),
+        _maybe("peak_allocated_bytes", "int64", "Most that tensors held.", "bytes"),
+        _maybe("peak_reserved_bytes", "int64", "Most that the allocator held.", "bytes"),
+        _count("clock_count", "Clock samples in the step."),
+        _maybe("clock_mean_hz", "int64", "Mean of the device's clock.", "hz"),
+        _maybe("clock_std_hz", "int64", "Standard deviation of its samples.", "hz"),
+        _column("sequence", "text", "Hash of the signed sizes in order: equal for equal steps."),
+    ),
+)
+
+MEMORY_DETERMINISM = Table(
+    "memory_determinism",
+    1,
+    "How much the allocations of steps vary, by rank and device, and whether the device's clock "
+    "varies with them.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("device", "string", "`device N`, or `host`."),
+        _count("steps_count", "Traced steps."),
+        _maybe(
+            "similarity_ratio", "float64", "Mean similarity of a step to the one before.", "ratio"
+        ),
+        _maybe(
+            "identical_ratio",
+            "float64",
+            "Share of steps that allocate exactly as the one before.",
+            "ratio",
+        ),
+        _count("event_count", "Allocations and frees per step."),
+        _count("distinct_sizes_count", "Different sizes of blocks per step."),
+        _maybe("peak_mean_bytes", "int64", "Mean over steps of the most tensors held.", "bytes"),
+        _maybe("peak_std_bytes", "int64", "Standard deviation of it over steps.", "bytes"),
+        _maybe("clock_mean_hz", "int64", "Mean of the steps' mean clocks.", "hz"),
+        _maybe("clock_std_hz", "int64", "Mean of the clock's deviations within steps.", "hz"),
+        _maybe(
+            "clock_correlation",
+            "float64",
+            "Pearson's r over steps of 1 − similarity and the clock's deviation.",
+        ),
+        _maybe("no_correlation", "text", "Why there is no correlation."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
@@ -253,4 +350,7 @@ VIEW_TABLES: tuple[Table, ...] = (
     CPU_USE,
     UTILIZATION,
     STEPS,
+    MEMORY,
+    MEMORY_STEPS,
+    MEMORY_DETERMINISM,
 )

@@ -1,0 +1,239 @@
+"""Memory of each rank: what tensors held, what the allocator held for them, and its calls.
+
+From the allocator's events in the trace where they were recorded, else from the readings at the end
+of each step. An event belongs to the step and the phase in which the host was when it came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers import names
+from chopper.analyzers.columns import ints
+from chopper.analyzers.links import PHASES
+from chopper.analyzers.relink import relink
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from chopper.analyzers.links import Links
+    from chopper.attribution import Attribution
+
+ALL = "all"
+"""The phase of rows that hold whole steps."""
+CPU, DEVICE = 0, 1
+
+
+@dataclass(frozen=True)
+class MemoryEvents:
+    """Allocator events of one rank on one device inside its traced steps, in time order.
+
+    Attributes:
+        device_type: 0 for the host's memory, 1 for a device's.
+        device_id: ordinal; -1 on the host.
+        step: index of the traced step of each event.
+        phase: code into PHASES.
+        bytes_count: allocated (positive) or freed (negative).
+        allocated_bytes, reserved_bytes: totals after the event, -1 for unknown.
+    """
+
+    device_type: int
+    device_id: int
+    step: np.ndarray
+    phase: np.ndarray
+    bytes_count: np.ndarray
+    allocated_bytes: np.ndarray
+    reserved_bytes: np.ndarray
+
+
+def memory(attribution: Attribution) -> pa.Table:
+    """MEMORY: peaks, fragmentation and allocator calls by rank, device and phase."""
+    rows: list[dict[str, Any]] = []
+    for rank in attribution.run.ranks:
+        found = memory_events(attribution, rank)
+        rows += (
+            [row for events in found for row in _of_trace(attribution, rank, events)]
+            if found
+            else _of_readings(attribution, rank)
+        )
+    rows.sort(key=lambda r: (-(r["peak_allocated_bytes"] or 0), r["rank"], r["phase"] != ALL))
+    return pa.Table.from_pylist(rows, schema=TABLES["memory"].arrow)
+
+
+def traced_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(numbers, starts, ends) of a rank's traced steps on the host; empty without steps."""
+    step = attribution.run.table(rank, "step")
+    step = step.filter(step["traced"]) if step.num_rows else step
+    return ints(step, "number"), ints(step, "start_ns"), ints(step, "end_ns")
+
+
+def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
+    """Allocator events of one rank, one entry per device that has any.
+
+    MEMORY_EVENT, STEP, HOST_SPAN -> events with step and phase. Without steps the whole trace is
+    one.
+    """
+    table = attribution.run.table(rank, "memory_event")
+    if not table.num_rows or rank not in attribution.links:
+        return []
+    _, starts, ends = traced_steps(attribution, rank)
+    time = ints(table, "time_ns")
+    if len(starts):
+        step = np.searchsorted(starts, time, side="right") - 1
+        inside = (step >= 0) & (time < ends[np.maximum(step, 0)])
+    else:
+        step, inside = np.zeros(len(time), dtype=np.int64), np.ones(len(time), dtype=bool)
+    rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(time[rows], kind="stable")]
+    phase = phase_at(relink(attribution, rank), time[rows], ints(table, "tid")[rows])
+    kind = ints(table, "device_type", null=DEVICE)[rows]
+    device = np.where(kind == CPU, -1, ints(table, "device_id")[rows])
+    columns = {
+        name: ints(table, name)[rows]
+        for name in ("bytes_count", "allocated_bytes", "reserved_bytes")
+    }
+    found = []
+    for type_, id_ in sorted(set(zip(kind.tolist(), device.tolist(), strict=True))):
+        mine = (kind == type_) & (device == id_)
+        cut = {name: values[mine] for name, values in columns.items()}
+        for name in ("allocated_bytes", "reserved_bytes"):
+            # A total that is never above 0 is one that the recorder does not keep.
+            if not (cut[name] > 0).any():
+                cut[name] = np.full(len(cut[name]), -1, dtype=np.int64)
+        found.append(MemoryEvents(type_, id_, step[rows][mine], phase[mine], **cut))
+    return found
+
+
+def phase_at(links: Links, time_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
+    """Phase of what a thread was doing at each time, as codes into PHASES.
+
+    By the innermost span of the thread; where none tells, it is forward before the end of the
+    step's backward pass and other after it.
+    """
+    host = links.host
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    if not len(host) or not len(time_ns):
+        return np.full(len(time_ns), PHASES.index("other"), dtype=np.int64)
+    activity, keys = host.activity, host.nesting.thread_keys
+    for thread, (_, its_tid) in enumerate(keys.tolist()):
+        mine = np.flatnonzero(tid == its_tid)
+        low, high = int(activity.first[thread]), int(activity.first[thread + 1])
+        if not len(mine) or high == low:
+            continue
+        at = np.searchsorted(activity.start_ns[low:high], time_ns[mine], side="right") - 1
+        row = np.where(at >= 0, activity.span[low + np.maximum(at, 0)], -1)
+        known = row >= 0
+        found[mine[known]] = links.span_phase[row[known]]
+    open_ = found < 0
+    backward = np.flatnonzero(host.named(names.is_backward))
+    starts = links.steps_start_ns
+    step_of = np.searchsorted(starts, host.start_ns[backward], side="right")
+    last = np.full(len(starts) + 2, np.iinfo(np.int64).max, dtype=np.int64)
+    for index in np.unique(step_of).tolist():
+        last[index] = int(host.end_ns[backward[step_of == index]].max())
+    ended = time_ns >= last[np.searchsorted(starts, time_ns, side="right")]
+    found[open_] = np.where(ended[open_], PHASES.index("other"), PHASES.index("forward"))
+    return found
+
+
+def _of_trace(attribution: Attribution, rank: int, events: MemoryEvents) -> list[dict[str, Any]]:
+    _, starts, _ = traced_steps(attribution, rank)
+    steps = max(len(starts), 1)
+    calls = _allocator_calls(attribution, rank) if events.device_type != CPU else None
+    rows = []
+    for code, phase in [(-1, ALL), *enumerate(PHASES)]:
+        mine = np.ones(len(events.step), dtype=bool) if code < 0 else events.phase == code
+        if not mine.any():
+            continue
+        allocated, reserved = events.allocated_bytes[mine], events.reserved_bytes[mine]
+        size = events.bytes_count[mine]
+        at = int(allocated.argmax())
+        count = time_ns = None
+        if calls is not None:
+            chosen = calls[0] >= 0 if code < 0 else calls[0] == code
+            count, time_ns = int(chosen.sum()), int(calls[1][chosen].sum())
+        rows.append(
+            {
+                "rank": rank,
+                "device": _device(events.device_type, events.device_id),
+                "phase": phase,
+                "peak_allocated_bytes": _known(allocated.max()),
+                "peak_reserved_bytes": _known(reserved.max()),
+                "fragmentation_ratio": _fragmentation(allocated[at], reserved[at]),
+                "median_fragmentation_ratio": _median_fragmentation(allocated, reserved),
+                "allocation_count": round(float((size > 0).sum()) / steps),
+                "requested_bytes": round(float(size[size > 0].sum()) / steps),
+                "allocator_call_count": None if count is None else count / steps,
+                "allocator_ns": None if time_ns is None else round(time_ns / steps),
+                "source": "allocator events of the trace",
+            }
+        )
+    return rows
+
+
+def _of_readings(attribution: Attribution, rank: int) -> list[dict[str, Any]]:
+    """From `device_memory`, read at the end of each step."""
+    table = attribution.run.table(rank, "device_memory")
+    if not table.num_rows:
+        return []
+    device = ints(table, "device_id")
+    rows = []
+    for id_ in np.unique(device).tolist():
+        mine = table.filter(pa.array(device == id_))
+        allocated, reserved = ints(mine, "allocated_bytes"), ints(mine, "reserved_bytes")
+        peak = max(int(ints(mine, "max_allocated_bytes").max()), int(allocated.max()))
+        rows.append(
+            {
+                "rank": rank,
+                "device": _device(DEVICE, id_),
+                "phase": ALL,
+                "peak_allocated_bytes": _known(peak),
+                "peak_reserved_bytes": _known(
+                    max(int(ints(mine, "max_reserved_bytes").max()), int(reserved.max()))
+                ),
+                "median_fragmentation_ratio": _median_fragmentation(allocated, reserved),
+                "source": "readings at the ends of steps",
+            }
+        )
+    return rows
+
+
+def _allocator_calls(attribution: Attribution, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """(phase of each runtime call that allocates or frees, -1 outside of steps; its duration)."""
+    links = relink(attribution, rank)
+    host = links.host
+    rows = np.flatnonzero(host.of("runtime", "driver") & host.named(names.is_allocator_call))
+    phase = phase_at(links, host.start_ns[rows], ints(host.table, "tid")[rows])
+    _, starts, ends = traced_steps(attribution, rank)
+    if len(starts):
+        step = np.searchsorted(starts, host.start_ns[rows], side="right") - 1
+        inside = (step >= 0) & (host.start_ns[rows] < ends[np.maximum(step, 0)])
+        phase = np.where(inside, phase, -1)
+    return phase, host.dur_ns[rows]
+
+
+def _device(type_: int, id_: int) -> str:
+    return "host" if type_ == CPU else f"device {id_}"
+
+
+def _known(value: int) -> int | None:
+    return int(value) if value >= 0 else None
+
+
+def _fragmentation(allocated: int, reserved: int) -> float | None:
+    """Share of what the allocator holds that no tensor uses; None where a total is unknown."""
+    if allocated < 0 or reserved <= 0:
+        return None
+    return max(0.0, 1 - int(allocated) / int(reserved))
+
+
+def _median_fragmentation(allocated: np.ndarray, reserved: np.ndarray) -> float | None:
+    known = (allocated >= 0) & (reserved > 0)
+    if not known.any():
+        return None
+    return float(np.median(np.maximum(0.0, 1 - allocated[known] / reserved[known])))
