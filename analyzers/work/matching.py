@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _RADII = (32, 8, 2, 1, 0)
 """Neighbours on the stream that have to be the same, tried from the surest on."""
+_ONE_SIDED = 8
 _DURATION_FACTOR = 1.5
 """A kernel that is this much longer or shorter than all its likes is not one of them."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -86,12 +87,16 @@ def _unanimous(key: np.ndarray, work: np.ndarray, dur: np.ndarray, rows: np.ndar
 
 
 def _contexts(name: np.ndarray, radius: int) -> list[np.ndarray]:
-    """Hashes of each event's name with ``radius`` neighbours: on both sides, after, before."""
+    """Hashes of each event's name with ``radius`` neighbours: on both sides, after, before.
+
+    Few neighbours on one side only are no proof.
+    """
     if not radius:
         return [name]
     after = _ahead(name, radius + 1)
     before = _ahead(name[::-1], radius + 1)[::-1]
-    return [after * _BASE ^ before, after, before]
+    both = after * _BASE ^ before
+    return [both] if radius < _ONE_SIDED else [both, after, before]
 
 
 def _ahead(name: np.ndarray, count: int) -> np.ndarray:
