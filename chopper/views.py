@@ -37,6 +37,8 @@ class View:
     needs: str = ""
 
 
+_NO_CLOCKS = "no clock of the device was sampled (the collectors `nvml` and `amdsmi` do)"
+
 _VIEWS: tuple[View, ...] = (
     View(
         "operations",
@@ -115,6 +117,83 @@ _VIEWS: tuple[View, ...] = (
         "Each step's allocations: likeness to the step before, sizes, peaks, clock.",
         "chopper.analyzers.determinism:memory_steps",
         "the allocator's events of steps were not recorded (profile with memory=True)",
+    ),
+    View(
+        "collectives",
+        "Collectives",
+        "Each matched collective: waiting, who came last, transfer, bandwidths.",
+        "chopper.analyzers.communication:collectives",
+        "no collective was seen on all ranks of its group (give the traces of all ranks)",
+    ),
+    View(
+        "stragglers",
+        "Stragglers",
+        "Who made the others wait at collectives, and what it was late with.",
+        "chopper.analyzers.stragglers:stragglers",
+        "no collective was seen on all ranks of its group, or nobody waited",
+    ),
+    View(
+        "exposed_communication",
+        "Exposed and hidden communication",
+        "By collective, group, phase and layer: what no computing hid.",
+        "chopper.analyzers.communication:exposed_communication",
+        "nothing communicated",
+    ),
+    View(
+        "overlap",
+        "Overlap with communication",
+        "By operator, shapes and kernel: time beside communication, and its price.",
+        "chopper.analyzers.overlap:overlap",
+        "nothing communicated, or nothing computed",
+    ),
+    View(
+        "lead",
+        "Lead of ranks",
+        "How long before the last rank each rank begins, by step.",
+        "chopper.analyzers.overlap:lead",
+        "one rank only, or ranks that ran nothing in common",
+    ),
+    View(
+        "clock_by_phase",
+        "Clocks by phase",
+        "SM clock, power, and what held the clock down, by rank and phase.",
+        "chopper.analyzers.clock_views:clock_by_phase",
+        _NO_CLOCKS,
+    ),
+    View(
+        "clock_by_operator",
+        "Clocks by operator",
+        "SM clock, power, and what held the clock down, by operator.",
+        "chopper.analyzers.clock_views:clock_by_operator",
+        _NO_CLOCKS,
+    ),
+    View(
+        "clock_by_step",
+        "Clocks by step",
+        "SM clock by step, and what the step would take at the reference clock.",
+        "chopper.analyzers.clock_views:clock_by_step",
+        _NO_CLOCKS,
+    ),
+    View(
+        "clock_sensitivity",
+        "Dependence on the clock",
+        "How much kernels slow down as the SM clock falls, with its error.",
+        "chopper.analyzers.factor_views:clock_sensitivity",
+        _NO_CLOCKS,
+    ),
+    View(
+        "contention",
+        "Contention",
+        "Kernels that ran beside others, against the same work alone.",
+        "chopper.analyzers.factor_views:contention",
+        "no modelled kernel ran beside another one",
+    ),
+    View(
+        "wave_quantization",
+        "Last waves",
+        "Products whose blocks do not fill the device's units.",
+        "chopper.analyzers.factor_views:wave_quantization",
+        "no product's grid was recorded in blocks, the device is unknown, or all rounds are full",
     ),
 )
 

@@ -340,6 +340,258 @@ MEMORY_DETERMINISM = Table(
     ),
 )
 
+COLLECTIVES = Table(
+    "collectives",
+    1,
+    "One row per collective that was matched on all ranks of its group. Times of ranks are in one "
+    "clock; bandwidths as nccl-tests define them.",
+    (
+        _column("collective", "string", "Normalized name: allreduce, reducescatter, sendrecv …"),
+        _maybe("ranks", "string", "Global ranks that took part."),
+        _maybe("step", "int64", "Step number, where the straggler's event began."),
+        _ns("waiting_ns", "What the ranks waited for the last one, summed over them."),
+        _column("straggler_rank", "int32", "Rank that came last."),
+        _ns("exposed_waiting_ns", "The part of the waiting that nothing hid, summed over ranks."),
+        _ns("transfer_ns", "From the last arrival to the last end."),
+        _maybe("message_bytes", "int64", "Size: the whole array.", "bytes"),
+        _maybe("bus_bytes_per_s", "float64", "Bus bandwidth.", "bytes_per_s"),
+        _maybe("at_peak_ratio", "float64", "Bus bandwidth over the link's peak.", "ratio"),
+        _ns("exposed_ns", "Waiting and transfer that nothing hid, summed over ranks."),
+        _maybe("algorithm_bytes_per_s", "float64", "Size over transfer time.", "bytes_per_s"),
+        _column("phase", "string", "Phase of the straggler's event."),
+        _maybe("layer", "string", "Layer of the straggler's event."),
+        _maybe("op", "string", "Operator of the straggler's event."),
+        _maybe("group", "string", "Name of the process group."),
+        _maybe("sequence_id", "int64", "Number within the group, where recorded."),
+        _count("rank_count", "Ranks that took part."),
+        _ns("first_arrival_ns", "When the first rank came, Unix time."),
+        _ns("last_arrival_ns", "When the last rank came, Unix time."),
+        _ns("last_end_ns", "When the last rank left, Unix time."),
+    ),
+)
+
+STRAGGLERS = Table(
+    "stragglers",
+    1,
+    "Waiting at matched collectives by the rank that came last and by what it spent longer on than "
+    "the others since the group's collective before.",
+    (
+        _column("straggler_rank", "int32", "Rank that came last."),
+        _maybe("cause", "string", "Leaf cause; null where it spent longer on nothing recorded."),
+        _ns("waiting_ns", "Waiting of the other ranks, summed; shared among causes by excess."),
+        _column("share_ratio", "float64", "Of all waiting.", "ratio"),
+        _ns("exposed_waiting_ns", "The part of the waiting that nothing hid."),
+        _ns("excess_ns", "How much longer than the others' mean it spent on the cause, in total."),
+        _count("collective_count", "Collectives at which this was its largest excess."),
+        _count("last_count", "Collectives at which it came last, whatever the cause."),
+        _column("last_ratio", "float64", "The same of all at which anybody waited.", "ratio"),
+    ),
+)
+
+EXPOSED_COMMUNICATION = Table(
+    "exposed_communication",
+    1,
+    "Communication by group, collective, phase and layer, summed over ranks and steps: what no "
+    "computing hid, and what it did.",
+    (
+        _column("collective", "string", "Normalized name: allreduce, reducescatter, sendrecv …"),
+        _maybe("ranks", "string", "Global ranks that take part."),
+        _column("phase", "string", "Phase of the events."),
+        _maybe("layer", "string", "Layer of the events."),
+        _count("event_count", "Events."),
+        _ns("exposed_ns", "Time in which no computing ran beside it."),
+        _column("share_ratio", "float64", "Exposed, of the observed time.", "ratio"),
+        _ns("hidden_ns", "Time in which computing ran beside it."),
+        _ns("elapsed_ns", "Time that the events ran; more than both where they overlap."),
+        _ns("waiting_ns", "Of the exposed: before the last rank came."),
+        _ns("at_peak_ns", "Of the exposed: what the bytes need at the link's peak."),
+        _ns("below_peak_ns", "Of the exposed: transfer beyond that."),
+        _ns("no_peak_ns", "Of the exposed: transfer, peak or bytes unknown."),
+        _ns("unseparated_ns", "Of the exposed: not matched, wait and transfer together."),
+        _maybe("group", "string", "Name of the process group."),
+    ),
+)
+
+OVERLAP = Table(
+    "overlap",
+    1,
+    "Computing kernels by operator, shapes and kernel: how much of their time communication ran "
+    "beside them on the same device, and whether they took longer then. Alone is no overlap at "
+    "all, beside is half of the time or more.",
+    (
+        _maybe("op", "string", "Operator."),
+        _maybe("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
+        _count("instance_count", "Instances."),
+        _column("overlap_ratio", "float64", "Overlapped, of the time of all.", "ratio"),
+        _maybe("slowdown_factor", "float64", "Median beside over median alone.", "factor"),
+        _maybe("spearman", "float64", "Rank correlation of overlap with duration."),
+        _maybe("pearson", "float64", "Linear correlation of overlap with duration."),
+        _maybe("median_alone_ns", "int64", "Median duration alone.", "ns"),
+        _maybe("median_beside_ns", "int64", "Median duration beside communication.", "ns"),
+        _count("alone_count", "Instances alone."),
+        _count("beside_count", "Instances beside communication."),
+        _ns("overlap_ns", "Overlapped time of all."),
+        _ns("time_ns", "Time of all."),
+        _column("kernel", "string", "Kernel."),
+    ),
+)
+
+LEAD = Table(
+    "lead",
+    1,
+    "Latest start over the ranks less this rank's start, of the same collective or kernel.",
+    (
+        _column("rank", "int32", "Rank."),
+        _maybe("step", "int64", "Step number."),
+        _column("kind", "string", "collective or kernel."),
+        _ns("median_ns", "Median lead."),
+        _ns("p95_ns", "95th percentile of the lead."),
+        _column("last_ratio", "float64", "Share of them in which this rank came last.", "ratio"),
+        _count("event_count", "Events compared."),
+    ),
+)
+
+_CLOCKS = (
+    _ns("time_ns", "Computing time that they alone account for (level 1)."),
+    _maybe("clock_mean_hz", "int64", "Mean SM clock, weighted by time.", "hz"),
+    _ns("loss_ns", "Attributed to a clock below the reference."),
+    _ns(
+        "loss_error_ns",
+        "How far that may be off: error of the sensitivity and of clocks between samples, added up.",
+    ),
+    _maybe("clock_p5_hz", "int64", "5 % of the time was at this clock or below.", "hz"),
+    _maybe("clock_median_hz", "int64", "Half of the time was.", "hz"),
+    _maybe("clock_p95_hz", "int64", "95 % of the time was.", "hz"),
+    _maybe("power_mean_w", "float64", "Mean power of the whole board in that time.", "w"),
+    _maybe("power_cap_ratio", "float64", "Share of the time under a power limit.", "ratio"),
+    _maybe("thermal_ratio", "float64", "Share under a thermal limit.", "ratio"),
+    _maybe("application_ratio", "float64", "Share at a clock that was set.", "ratio"),
+    _maybe("idle_ramp_ratio", "float64", "Share at a clock still low from idling.", "ratio"),
+    _maybe("host_limited_ratio", "float64", "Share in which nothing held it down.", "ratio"),
+    _maybe("unlabelled_ratio", "float64", "Share whose reason was not recorded.", "ratio"),
+    _column("known_ratio", "float64", "Share of the time whose clock is known.", "ratio"),
+    _maybe("clock_error_hz", "int64", "Bound of a kernel's clock from sampling, mean.", "hz"),
+    _maybe("sensitivity_ratio", "float64", "Mean dependence on the clock, 0 to 1.", "ratio"),
+)
+
+CLOCK_BY_PHASE = Table(
+    "clock_by_phase",
+    1,
+    "SM clock, power and what held the clock, by rank and phase. Percentiles are of the kernels' "
+    "mean clocks, weighted by their time.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("phase", "string", "forward, recompute, backward, optimizer, data or other."),
+        *_CLOCKS,
+        _ns("at_reference_ns", "What the same kernels would take at the reference clock."),
+    ),
+)
+
+CLOCK_BY_OPERATOR = Table(
+    "clock_by_operator",
+    1,
+    "SM clock, power and what held the clock, by operator: which kernels run at a low clock.",
+    (
+        _maybe("op", "string", "Operator; null for kernels that no operator launched."),
+        *_CLOCKS,
+        _ns("at_reference_ns", "What the same kernels would take at the reference clock."),
+    ),
+)
+
+CLOCK_BY_STEP = Table(
+    "clock_by_step",
+    1,
+    "SM clock by rank and step, and what the step would take at the reference clock.",
+    (
+        _column("rank", "int32", "Rank."),
+        _maybe("number", "int64", "Step; null for a whole trace."),
+        _ns("observed_ns", "Length of the step."),
+        _ns(
+            "at_reference_ns",
+            "Its length less what its kernels would be faster at the reference clock (more, where "
+            "they ran above it); idle and communication as they were.",
+        ),
+        *_CLOCKS,
+    ),
+)
+
+_WORK = (
+    _column("rank", "int32", "Rank."),
+    _maybe("op", "string", "Operator; null where none launched it."),
+    _column("kernel", "string", "Kernel. Same operator, shapes, kernel and grid are one row."),
+)
+
+CLOCK_SENSITIVITY = Table(
+    "clock_sensitivity",
+    1,
+    "How much kernels depend on the SM clock: duration grows as clock to the power of minus so "
+    "much. Where one work ran at several clocks, the slope decides, else its place under the "
+    "roofline.",
+    (
+        *_WORK,
+        _ns("time_ns", "Device time of all instances."),
+        _column("sensitivity_ratio", "float64", "What is used, 0 to 1.", "ratio"),
+        _column("sensitivity_error_ratio", "float64", "Its standard error.", "ratio"),
+        _maybe("slope_ratio", "float64", "Slope that the run shows; null without enough.", "ratio"),
+        _maybe("slope_error_ratio", "float64", "Its standard error.", "ratio"),
+        _column("roofline_ratio", "float64", "Ideal over roofline time.", "ratio"),
+        _count("count", "Instances."),
+        _count("used_count", "Instances that ran alone at a known clock."),
+        _maybe("clock_low_hz", "int64", "Lowest of their clocks.", "hz"),
+        _maybe("clock_high_hz", "int64", "Highest of their clocks.", "hz"),
+    ),
+)
+
+CONTENTION = Table(
+    "contention",
+    1,
+    "Kernels that ran beside others: what the same work takes alone and together, clocks made "
+    "equal.",
+    (
+        *_WORK,
+        _maybe("slowdown_ratio", "float64", "Mean slowdown; null without a baseline.", "ratio"),
+        _ns("loss_ns", "Attributed to contention; 0 where the slowdown is within noise."),
+        _maybe("alone_ns", "int64", "Median of those that ran alone; null below three.", "ns"),
+        _maybe("overlapped_ns", "int64", "Median of the others.", "ns"),
+        _count("alone_count", "Instances that ran alone."),
+        _count("overlapped_count", "Instances that did not."),
+        _maybe(
+            "bound_ns",
+            "int64",
+            "Without a baseline: time beyond the instance that overlapped least. Contention took "
+            "at least that.",
+            "ns",
+        ),
+        _count("count", "Instances."),
+        _ns("time_ns", "Device time of all instances."),
+    ),
+)
+
+WAVE_QUANTIZATION = Table(
+    "wave_quantization",
+    1,
+    "Products whose blocks do not fill their last round on the device's units.",
+    (
+        *_WORK,
+        _column("slowdown_ratio", "float64", "Blocks of the fullest unit over the mean.", "ratio"),
+        _ns("loss_ns", "Attributed to it."),
+        _column("grid", "string", "Blocks per grid as recorded."),
+        _maybe("block", "string", "Threads per block as recorded."),
+        _count("blocks_count", "Blocks."),
+        _count("units_count", "Units (SMs) of the device."),
+        _maybe("resident_count", "int64", "Blocks that one unit holds at a time.", "count"),
+        _maybe("waves_ratio", "float64", "Blocks over those resident at a time.", "ratio"),
+        _maybe(
+            "slowdown_limit_ratio",
+            "float64",
+            "The loss if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
+            "ratio",
+        ),
+        _count("count", "Instances."),
+        _ns("time_ns", "Device time of all instances."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
@@ -353,4 +605,15 @@ VIEW_TABLES: tuple[Table, ...] = (
     MEMORY,
     MEMORY_STEPS,
     MEMORY_DETERMINISM,
+    COLLECTIVES,
+    STRAGGLERS,
+    EXPOSED_COMMUNICATION,
+    OVERLAP,
+    LEAD,
+    CLOCK_BY_PHASE,
+    CLOCK_BY_OPERATOR,
+    CLOCK_BY_STEP,
+    CLOCK_SENSITIVITY,
+    CONTENTION,
+    WAVE_QUANTIZATION,
 )
