@@ -49,7 +49,10 @@ def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray)
     open_ = wanted[order] & (work < 0)
     for radius in _RADII:
         for key in _contexts(name, radius):
-            for mask, own in ((open_ & has_grid, key * _BASE + grid), (open_ & ~has_grid, key)):
+            keys = [(open_ & has_grid, key * _BASE + grid)]
+            if radius:  # a name alone is no proof
+                keys.append((open_ & ~has_grid, key))
+            for mask, own in keys:
                 rows = np.flatnonzero(mask)
                 if not len(rows):
                     continue

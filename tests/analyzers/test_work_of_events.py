@@ -19,7 +19,13 @@ from chopper.analyzers.links import Links, link
 from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.analyzers.work.kernels import element_bytes, kernel_family
 from chopper.analyzers.work.matching import match_instances
-from chopper.analyzers.work.of_events import WORK_CAUSES, EventWork, event_work, main_cause
+from chopper.analyzers.work.of_events import (
+    WORK_CAUSES,
+    EventWork,
+    event_work,
+    main_cause,
+    operator_work,
+)
 from chopper.analyzers.work.unmodelled import CAUSES
 from chopper.tables import TABLES
 from chopper.views import view
@@ -123,10 +129,10 @@ def test_a_graph_replay_has_the_work_of_what_was_captured(call: str) -> None:
             launch(45, 3, call),
         ),
         kernels(
-            kernel(100, 4100, GEMM, correlation_id=1),
-            kernel(4200, 6200, ADD, correlation_id=2),
-            kernel(7000, 11000, GEMM, correlation_id=3),
-            kernel(11000, 13000, ADD, correlation_id=3),
+            kernel(100, 4100, GEMM, correlation_id=1, grid="[2,1,1]", block="[64,1,1]"),
+            kernel(4200, 6200, ADD, correlation_id=2, grid="[1,1,1]", block="[64,1,1]"),
+            kernel(7000, 11000, GEMM, correlation_id=3, grid="[2,1,1]", block="[64,1,1]"),
+            kernel(11000, 13000, ADD, correlation_id=3, grid="[1,1,1]", block="[64,1,1]"),
             kernel(13000, 15000, "mystery", correlation_id=3),
         ),
         UNIT,
@@ -154,6 +160,44 @@ def test_graph_replays_without_a_like_are_told_by_their_names() -> None:
         "compute.vector.no_bytes",
         "compute.unmodelled",
     ]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "tracelens/h100-qwen1.5-0.5b-inference",
+        "tracelens/mi300x-resnet-train-rank0of8-act-checkpoint",
+        "kineto/v100-resnet50-dataloader0-2021",
+        "hta/a100-recsys-rank3of8",
+    ],
+)
+@pytest.mark.parametrize("grids", [True, False])
+def test_hidden_operators_are_found_again(traces_dir: Path, trace: str, grids: bool) -> None:
+    """The operators of the first half are hidden: nearly all are found, and none is another's."""
+    run = chopper.load(traces_dir / f"{trace}.json.gz")
+    rank = run.ranks[0]
+    device = run.table(rank, "device_event")
+    links = link(
+        HostSpans(run.table(rank, "host_span")),
+        DeviceEvents(device),
+        run.table(rank, "step"),
+        run.table(rank, "collective"),
+    )
+    operators = operator_work(links, np.unique(links.op_row[links.op_row >= 0]))
+    row = np.where(links.op_row >= 0, operators.row_of[links.op_row], -1)
+    truth = np.where((row >= 0) & (links.work_class == 0), operators.signature[row], -1)
+    start, dur = links.events.start_ns, links.events.dur_ns
+    hidden = (truth >= 0) & (start < np.median(start[truth >= 0]))
+    if not grids:
+        for name in ("grid", "block"):
+            at = device.schema.get_field_index(name)
+            null = pa.nulls(device.num_rows, device.schema.field(at).type)
+            device = device.set_column(at, device.schema.field(at), null)
+    like = match_instances(DeviceEvents(device), np.where(hidden, -1, truth), hidden)
+    found = like >= 0
+    assert dur[found].sum() > 0.85 * dur[hidden].sum()
+    right = truth[like[found]] == truth[found]
+    assert dur[found][right].sum() > 0.999 * dur[found].sum()
 
 
 @settings(deadline=None)
