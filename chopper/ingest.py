@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper import manifest
+from chopper import _logs, manifest
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError
 from chopper.manifest import Finding, RankManifest, RunManifest
@@ -50,6 +50,8 @@ class _Found(dict[Path, bool]):
         super().__init__(files or {})
         self.counters: list[Path] = []
         """Tables of hardware counters beside them."""
+        self.logs: list[Path] = []
+        """Logs of clocks, power and the like beside them."""
 
     def add(self, file: Path, *, named: bool) -> None:
         """Take a file for what it is.
@@ -65,11 +67,15 @@ class _Found(dict[Path, bool]):
         if sniff(file):
             if file not in self.counters:
                 self.counters.append(file)
+        elif _logs.is_log(file):
+            if file not in self.logs:
+                self.logs.append(file)
         elif named:
             raise InputError(
-                f"{file}: a CSV without counters of kernels; expected rocprofv3's "
-                "(--output-format csv, with Kernel_Name and Counter_Value) or Nsight Compute's "
-                "(ncu --csv, with Kernel Name)"
+                f"{file}: a CSV without counters of kernels and no log of clocks or power; expected "
+                "rocprofv3's (--output-format csv, with Kernel_Name and Counter_Value), Nsight "
+                "Compute's (ncu --csv, with Kernel Name), or one with a time, a device and its "
+                "clock or power (nvidia-smi --format=csv)"
             )
 
 
@@ -79,7 +85,8 @@ def find_sources(named: Sequence[str | Path]) -> list[Path]:
     Raises:
         InputError: nothing is there, or a directory holds no traces.
     """
-    return list(_find(named))
+    found = _find(named)
+    return list(found) or found.logs
 
 
 def _find(named: Sequence[str | Path]) -> _Found:
@@ -134,8 +141,9 @@ def _in_directory(path: Path) -> list[Path]:
     entries = sorted(path.iterdir())
     files = [p for p in entries if not p.name.startswith(".") and p.is_file()]
     inside = [p for p in files if _TRACE_NAME.search(p.name)]
-    if inside:
-        return inside + [p for p in files if _CSV_NAME.search(p.name)]
+    tables = [p for p in files if _CSV_NAME.search(p.name)]
+    if inside or any(_logs.is_log(p) for p in tables):
+        return inside + tables
     runs = [p.name for p in entries if p.is_dir() and (p / MANIFEST).is_file()]
     message = f"{path}: a directory without traces (no *.json or *.json.gz) and not a run"
     if runs:
@@ -181,10 +189,14 @@ def import_traces(files: Sequence[Path], *, source: str | None = None) -> Run:
 
 
 def _import(found: _Found, *, source: str | None) -> Run:
+    if not found:
+        return _logs.alone(found.logs, source)
     began = time.perf_counter()
     numbered, findings, fresh = _collect(found)
     run = _as_run(numbered, findings, source)
     _attach_counters(run, found.counters)
+    if found.logs:
+        _logs.attach(run, found.logs)
     if fresh and time.perf_counter() - began > _SLOW_S:
         # When the run is let go of, so that results come first.
         weakref.finalize(run, _keep, fresh)
@@ -205,9 +217,13 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
     from chopper import cache
 
     files = _find(found)
+    if not files:
+        return _write_logs(_logs.alone(files.logs, None), directory)
     numbered, findings, _ = _collect(files)
     run = _as_run(numbered, findings, None)
     _attach_counters(run, files.counters)
+    if files.logs:
+        _logs.attach(run, files.logs)
     run.manifest.name = directory.resolve().name
     run.manifest.created_ns = time.time_ns()
     raw: dict[Path, Path] = {}
@@ -223,9 +239,24 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
             part.source_digest = cache.digest([kept])
             write_atomic(folder / MANIFEST, manifest.encode(part))
             _write_counters(run, part.rank, folder)
+            _logs.write(run, part.rank, folder)
             cache.write(
                 directory / "tables" / folder.name, part.source_digest, trace.tables, _head(trace)
             )
+    except OSError as exc:
+        raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
+    write_atomic(directory / MANIFEST, manifest.encode(run.manifest))
+    return run.manifest
+
+
+def _write_logs(run: Run, directory: Path) -> RunManifest:
+    run.manifest.name = directory.resolve().name
+    run.manifest.created_ns = time.time_ns()
+    folder = directory / rank_dir_name(0)
+    try:
+        folder.mkdir()
+        write_atomic(folder / MANIFEST, manifest.encode(run.part(0)))
+        _logs.write(run, 0, folder)
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run.manifest))

@@ -34,7 +34,8 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
     traces directly; importing keeps them together with their tables.
 
     A CSV of hardware counters (rocprofv3, Nsight Compute) named beside a trace, or lying beside it
-    in a directory, is joined to its kernels.
+    in a directory, is joined to its kernels. So is a CSV log of clocks, power or temperatures
+    (nvidia-smi, rocm-smi and their like), which can also be read alone.
 
     Run directories that hold ranks of one run, recorded on nodes that share no disk, become one
     run directory again.
@@ -44,6 +45,7 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
       chopper import trace.json.gz
       chopper import 'logs/rank*.json.gz' -o runs/imported
       chopper import trace.json.gz counters.csv -o runs/with-counters
+      chopper import trace.json.gz nvidia-smi.csv -o runs/with-clocks
       chopper import node0/run node1/run -o runs/joined
     """
     from chopper import manifest
