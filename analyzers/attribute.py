@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.collectives import Communication, Matched, describe
 from chopper.analyzers.columns import dictionary, ints, matching, nullable
+from chopper.analyzers.communication import communication_table
 from chopper.analyzers.compute import (
     COMPUTE_CAUSES,
     MATH_CAUSES,
@@ -76,6 +78,7 @@ class RankResult:
     rank: int
     device_event: pa.Table
     event_link: pa.Table
+    communication: pa.Table
     piece: pa.Table
     window: pa.Table
     gap: pa.Table
@@ -177,6 +180,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         rank=given.rank,
         device_event=events.table,
         event_link=links.table(),
+        communication=_communication(joined, matched),
         piece=declared.validate(piece),
         window=_window_table(given.rank, windows),
         gap=_gap_table(given.rank, gaps),
@@ -210,7 +214,25 @@ def _findings(joined: JoinedRank, too_fast: int) -> list[Finding]:
         host_only=joined.host_only,
         ceiling=joined.ceiling,
         too_fast=too_fast,
+        settling_count=_settling_count(joined),
     )
+
+
+def _settling_count(joined: JoinedRank) -> int:
+    """Steps that the trace covers, at least in part, and that do not count."""
+    step, events = joined.given.step, joined.links.events
+    if not step.num_rows or not len(events):
+        return 0
+    uncounted = step.filter(pc.invert(step["traced"]))
+    first_ns = int(events.start_ns.min())
+    begin_ns = int(joined.windows.bounds_ns[0])
+    ends = ints(uncounted, "end_ns")
+    return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
+
+
+def _communication(joined: JoinedRank, matched: Matched | None) -> pa.Table:
+    link = joined.ceiling.link_bytes_per_s if joined.ceiling is not None else None
+    return communication_table(joined.given.rank, joined.links, joined.communication, matched, link)
 
 
 def _empty(joined: JoinedRank) -> RankResult:
@@ -218,6 +240,7 @@ def _empty(joined: JoinedRank) -> RankResult:
         rank=joined.given.rank,
         device_event=joined.links.events.table,
         event_link=joined.links.table(),
+        communication=_communication(joined, None),
         piece=TABLES["piece"].empty(),
         window=TABLES["window"].empty(),
         gap=TABLES["gap"].empty(),

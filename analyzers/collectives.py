@@ -8,6 +8,7 @@ event therefore shifts nothing. Sends are matched with their receives pair by pa
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def describe(
     recorded = _Recorded(collective)
     entry = recorded.of_events(links, rows)
     name, names = _event_names(links, rows)
-    operator = np.where(entry < 0, links.op_row[rows], -1)
+    operator = np.where(entry < 0, _with_input(links, rows), -1)
     columns = [recorded.alike[entry], name]
     if len(links.host):
         inputs = (links.host.input_dims, links.host.input_types)
@@ -206,6 +207,24 @@ def _event_names(links: Links, rows: np.ndarray) -> tuple[np.ndarray, list[str]]
     return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
 
 
+def _with_input(links: Links, rows: np.ndarray) -> np.ndarray:
+    """Span that recorded each collective's input: its operator, or the backend's own span."""
+    operator = links.op_row[rows]
+    if not len(links.host):
+        return operator
+    sized = _has_size(links.host.input_dims)
+    span = links.annotation_row[rows]
+    takes = ((operator < 0) | ~sized[operator]) & (span >= 0) & sized[span]
+    return np.where(takes, span, operator)
+
+
+def _has_size(column: tuple[np.ndarray, list[str]]) -> np.ndarray:
+    """Mask of the spans whose first input's shape was recorded."""
+    codes, values = column
+    known = [not v.replace(" ", "").startswith(("[]", "[[]", "[[[]")) for v in values]
+    return np.array([*known, False])[codes]
+
+
 class _Recorded:
     """The `collective` table, looked up by device event.
 
@@ -227,14 +246,14 @@ class _Recorded:
     )
 
     def __init__(self, table: pa.Table) -> None:
-        texts = {name: strings(table, name) for name in self._TEXTS}
-        numbers = {name: ints(table, name) for name in self._INTS}
-        first, alike = distinct_rows([c for c, _ in texts.values()] + list(numbers.values()))
+        texts = [strings(table, name) for name in self._TEXTS]
+        numbers = [ints(table, name) for name in self._INTS]
+        first, alike = distinct_rows([*(codes for codes, _ in texts), *numbers])
         self.alike = np.append(alike, -1)
         self.fields = [
             _Fields(
-                **{n: values[c[row]] if c[row] >= 0 else None for n, (c, values) in texts.items()},
-                **{n: int(v[row]) if v[row] >= 0 else None for n, v in numbers.items()},
+                *(values[c[row]] if c[row] >= 0 else None for c, values in texts),
+                *(int(v[row]) if v[row] >= 0 else None for v in numbers),
             )
             for row in first
         ]
@@ -258,7 +277,7 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """One entry of the `collective` table."""
+    """One entry of the `collective` table: first texts, then numbers."""
 
     collective: str | None
     dtype: str | None
@@ -406,10 +425,14 @@ def _first_input(links: Links, row: int) -> tuple[int, int | None]:
         shapes = msgspec.json.decode(dims[1][dims[0][row]])
         kinds = msgspec.json.decode(types[1][types[0][row]])
         shape = shapes[0]
-        if not shape or not all(isinstance(n, int) for n in shape):
+        # A list of tensors has a list of shapes.
+        listed = bool(shape) and all(isinstance(part, list) for part in shape)
+        parts = shape if listed else [shape]
+        if not shape or not all(isinstance(n, int) for part in parts for n in part):
             return -1, None
-        elements = math.prod(shape)
-        width = _ELEMENT_BYTES.get(str(kinds[0]).lower())
+        elements = sum(math.prod(part) for part in parts)
+        kind = kinds[0][0] if listed and isinstance(kinds[0], list) else kinds[0]
+        width = _ELEMENT_BYTES.get(str(kind).lower())
     except (msgspec.DecodeError, RecursionError, IndexError, KeyError, TypeError):
         return -1, None
     if not 0 <= elements < 1 << 60:
@@ -632,9 +655,11 @@ def _clock_offsets(
     lead = rows.end[at[others]] - rows.end[reference[others]]
     order = np.argsort(pair, kind="stable")
     pair, lead = pair[order], lead[order]
-    bounds = np.flatnonzero(np.append(True, pair[1:] != pair[:-1])) if len(pair) else []
+    begins = np.ones(len(pair), dtype=bool)
+    begins[1:] = pair[1:] != pair[:-1]
+    bounds = np.append(np.flatnonzero(begins), len(pair))
     ties: list[tuple[int, int, int, int]] = []
-    for low, high in zip(bounds, np.append(bounds[1:], len(pair)), strict=True):
+    for low, high in itertools.pairwise(bounds):
         one, other = divmod(int(pair[low]), ranks)
         ties.append((int(high - low), one, other, int(np.median(lead[low:high]))))
     ties.sort(reverse=True)

@@ -330,18 +330,25 @@ class Links:
         return np.where(self.op_row >= 0, codes[self.op_row], -1), values
 
     @cached_property
-    def annotations(self) -> tuple[np.ndarray, list[str]]:
-        """Innermost annotation of the user's around the launch, as codes into names."""
+    def annotation_row(self) -> np.ndarray:
+        """Row of the innermost annotation of the user's around the launch, -1 for none."""
         host = self.host
         if not len(host):
-            return np.full(len(self.events), -1, dtype=np.int64), []
+            return np.full(len(self.events), -1, dtype=np.int64)
         users = host.of("annotation") & ~host.named(
             lambda n: n.startswith(("ProfilerStep", "chopper::"))
         )
         nearest = host.nesting.nearest(users)
         row = np.where(self.launch_row >= 0, self.launch_row, self.op_row)
-        at = np.where(row >= 0, nearest[row], -1)
-        codes, values = host.names
+        return np.where(row >= 0, nearest[row], -1)
+
+    @cached_property
+    def annotations(self) -> tuple[np.ndarray, list[str]]:
+        """Its name, as codes into names."""
+        if not len(self.host):
+            return np.full(len(self.events), -1, dtype=np.int64), []
+        codes, values = self.host.names
+        at = self.annotation_row
         return np.where(at >= 0, codes[at], -1), values
 
     def table(self) -> pa.Table:

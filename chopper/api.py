@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
+_MATCHED_RATIO = 0.5
+"""Below it, most of the collectives' time says nothing of who waited for whom."""
+_DROPPED_RATIO = 0.01
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -48,6 +51,7 @@ def attribute(run: Run | str | Path) -> Attribution:
     from chopper.analyzers.attribute import RankInput, attribute_rank, join_rank
     from chopper.analyzers.collectives import match
     from chopper.attribution import Attribution, RankSummary
+    from chopper.checks import withheld
     from chopper.telemetry import of_rank
 
     run = load(run) if isinstance(run, str | Path) else run
@@ -105,6 +109,9 @@ def attribute(run: Run | str | Path) -> Attribution:
     for part, result in zip(run.manifest.ranks, results, strict=True):
         findings += [*part.findings, *result.findings]
     findings += _clock_findings({rank: m.offset_ns for rank, m in matched.items()})
+    coverage = _coverage(results)
+    findings = _matching_findings(findings, coverage.get("collectives_matched_ratio"))
+    findings += _sampler_findings(run)
 
     def stacked(tables: list[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
@@ -117,11 +124,13 @@ def attribute(run: Run | str | Path) -> Attribution:
         links={r.rank: r.event_link for r in results},
         ranks=summaries,
         findings=_gathered(findings),
-        coverage=_coverage(results),
+        coverage=coverage,
         bases=_bases(summaries, results),
         work={r.rank: r.work for r in results if r.work is not None},
         ceilings=ceilings,
         factors={r.rank: r.factors for r in results if r.factors is not None},
+        withheld=withheld(findings),
+        communication=stacked([r.communication for r in results]),
     )
 
 
@@ -348,6 +357,56 @@ def _clock_findings(offsets_ns: dict[int, int]) -> list[Finding]:
         for rank, offset in offsets_ns.items()
         if abs(offset) >= _CLOCK_OFFSET_SAID_NS
     ]
+
+
+def _matching_findings(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:
+    """Say that waiting is not told from transfer where most collectives had no counterpart."""
+    import msgspec
+
+    from chopper.manifest import Finding
+
+    if matched_ratio is None or matched_ratio >= _MATCHED_RATIO:
+        return findings
+    claim = ("communication.wait",)
+    reasons = ("run.ranks_missing", "run.no_common_time")
+    if any(f.code in reasons for f in findings):
+        return [
+            msgspec.structs.replace(f, withholds=claim) if f.code in reasons else f
+            for f in findings
+        ]
+    message = (
+        f"{1 - matched_ratio:.0%} of the collectives' time could not be matched on all ranks of "
+        "their group: waiting for a straggler is not told from transfer there"
+    )
+    return [
+        *findings,
+        Finding(
+            code="communication.unmatched", severity="info", message=message, withholds=claim
+        ),
+    ]
+
+
+def _sampler_findings(run: Run) -> list[Finding]:
+    """Holes that samplers left because they could not write as fast as they sampled."""
+    from chopper.manifest import Finding
+
+    found = []
+    for part in run.manifest.ranks:
+        for report in part.collectors:
+            dropped, kept = report.dropped_count or 0, report.samples_count or 0
+            if dropped:
+                share = dropped / (dropped + kept)
+                found.append(
+                    Finding(
+                        code="telemetry.dropped",
+                        severity="warning" if share > _DROPPED_RATIO else "info",
+                        rank=part.rank,
+                        count=dropped,
+                        message=f"{report.name}: {dropped} of {dropped + kept} samples "
+                        f"({share:.1%}) were dropped: its telemetry has holes",
+                    )
+                )
+    return found
 
 
 def _gathered(findings: list[Finding]) -> list[Finding]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.factors import Factors
     from chopper.analyzers.work.of_events import EventWork
+    from chopper.checks import Withheld
     from chopper.manifest import Finding
     from chopper.run import Run
 
@@ -47,6 +48,8 @@ class CauseRow:
     """True when it comes from recorded times alone, False when a model has a part in it."""
     recoverable_ns: int | None = None
     """What removing the cause would give back; None: not computed."""
+    withheld: str | None = None
+    """Why the data cannot support this cause; its time stands, so that the sum does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,12 @@ class Ceilings:
     achievable_reason: str | None = None
 
 
+def _no_communication() -> pa.Table:
+    from chopper.tables import TABLES
+
+    return TABLES["communication"].empty()
+
+
 @dataclass
 class Attribution:
     """Where every nanosecond of a run's windows went.
@@ -112,6 +121,8 @@ class Attribution:
         work: rank → the work of its device events, row by row with `device_event`.
         ceilings: rank → what its device can do at most, theoretical and measured.
         factors: rank → the measured factors of its device events, row by row with `device_event`.
+        withheld: claims that the data does not support, with their reasons.
+        communication: the `communication` table of all ranks.
     """
 
     run: Run
@@ -126,6 +137,8 @@ class Attribution:
     work: dict[int, EventWork] = field(default_factory=dict)
     ceilings: dict[int, Ceilings] = field(default_factory=dict)
     factors: dict[int, Factors] = field(default_factory=dict)
+    withheld: list[Withheld] = field(default_factory=list)
+    communication: pa.Table = field(default_factory=_no_communication)
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -137,6 +150,20 @@ class Attribution:
     def ideal_ns(self) -> int:
         """Part of it that model math needs at the devices' peaks."""
         return sum(rank.ideal_ns for rank in self.ranks)
+
+    def withholds(self, claim: str, rank: int | None = None) -> str | None:
+        """Why a claim is withheld, of one rank or of any; None when it is not.
+
+        Args:
+            claim: an id of ``chopper.checks.CLAIMS``.
+            rank: a rank; None for all of them.
+        """
+        for held in self.withheld:
+            if held.claim.id == claim and (
+                rank is None or held.ranks is None or rank in held.ranks
+            ):
+                return held.reason
+        return None
 
     @property
     def steps(self) -> int:
@@ -259,6 +286,7 @@ class Attribution:
         for i, cause_id in enumerate(shown):
             total = int(per_step[cause_id].sum())
             basis = self._basis(cause_id, spent)
+            withheld = self._withheld_cause(cause_id)
             rows.append(
                 CauseRow(
                     id=cause_id,
@@ -266,12 +294,19 @@ class Attribution:
                     label=CAUSES[cause_id].label,
                     time_ns=total,
                     share_ratio=total / observed if observed else None,
-                    ci95_ns=None if intervals is None else intervals[i],
-                    basis=basis.text,
+                    ci95_ns=None if intervals is None or withheld else intervals[i],
+                    basis=basis.text if withheld is None else f"not supported: {withheld}",
                     measured=basis.measured,
+                    withheld=withheld,
                 )
             )
         return rows
+
+    def _withheld_cause(self, cause_id: str) -> str | None:
+        for held in self.withheld:
+            if any(cause_id == c or cause_id.startswith(c + ".") for c in held.claim.causes):
+                return held.reason
+        return None
 
     def _basis(self, cause_id: str, leaves: list[Any]) -> Basis:
         if cause_id in self.bases:
@@ -290,7 +325,7 @@ class Attribution:
             "schema": SCHEMA,
             "run": self.run.source,
             "observed_ns": self.observed_ns,
-            "ideal_ns": self.ideal_ns,
+            "ideal_ns": None if self.withholds("compute.ideal") else self.ideal_ns,
             "steps": self.steps,
             "step_time_ns": self.step_time_ns(),
             "ranks": [
@@ -300,7 +335,9 @@ class Attribution:
                     "device": r.device,
                     "peak_source": r.peak_source,
                     "observed_ns": r.observed_ns,
-                    "ideal_ns": r.ideal_ns,
+                    "ideal_ns": None
+                    if self.withholds("compute.ideal", r.rank)
+                    else r.ideal_ns,
                     "steps": r.steps,
                     "causes_ns": by_rank.get(r.rank, {}),
                 }
@@ -317,6 +354,7 @@ class Attribution:
                     "basis": c.basis,
                     "measured": c.measured,
                     "recoverable_ns": c.recoverable_ns,
+                    "withheld": c.withheld,
                 }
                 for c in self.causes()
             ],
@@ -324,6 +362,17 @@ class Attribution:
             "utilization": view(self, "utilization").to_pylist() if self.ceilings else [],
             "coverage": self.coverage,
             "quality": [_finding_dict(f) for f in self.findings],
+            "withheld": [
+                {
+                    "claim": held.claim.id,
+                    "title": held.claim.title,
+                    "effect": held.claim.effect,
+                    "reason": held.reason,
+                    "codes": list(held.codes),
+                    "ranks": None if held.ranks is None else list(held.ranks),
+                }
+                for held in self.withheld
+            ],
         }
 
     @property

@@ -42,7 +42,7 @@ _NO_CLOCKS = "no clock of the device was sampled (the collectors `nvml` and `amd
 _VIEWS: tuple[View, ...] = (
     View(
         "operations",
-        "Operations by unique arguments",
+        "Operations by arguments",
         "Operators by shapes, types and phase: time, rates, roofline.",
         "chopper.analyzers.operations:operations",
     ),

@@ -105,4 +105,66 @@ GAP = Table(
     ),
 )
 
-ANALYSIS_TABLES = (EVENT_LINK, PIECE, WINDOW, GAP)
+COMMUNICATION = Table(
+    "communication",
+    1,
+    "One row per communication event: what it was and, where all ranks of its group took part, "
+    "which collective it belongs to. Arrivals and ends are in one clock for all ranks.",
+    (
+        Column(name="rank", type="int32", doc="Rank."),
+        Column(name="event_row", type="int64", doc="Row in `device_event`."),
+        Column(name="collective", type="string", doc="Normalized name: allreduce, sendrecv …"),
+        Column(name="group", type="string", nullable=True, doc="Name of the process group."),
+        Column(
+            name="ranks",
+            type="string",
+            nullable=True,
+            doc="Global ranks that take part, for example 0-7; null where not told.",
+        ),
+        Column(name="rank_count", type="int64", nullable=True, unit="count", doc="How many."),
+        Column(
+            name="sequence_id",
+            type="int64",
+            nullable=True,
+            doc="Number within the group, where recorded.",
+        ),
+        Column(
+            name="instance_id",
+            type="int64",
+            nullable=True,
+            doc="The collective, the same number on all its ranks; null where not matched.",
+        ),
+        Column(name="arrival_ns", type="int64", unit="ns", doc="When this rank entered it."),
+        Column(name="left_ns", type="int64", unit="ns", doc="When this rank left it."),
+        Column(
+            name="ready_ns",
+            type="int64",
+            nullable=True,
+            unit="ns",
+            doc="When the last rank entered it.",
+        ),
+        Column(
+            name="message_bytes",
+            type="int64",
+            nullable=True,
+            unit="bytes",
+            doc="Size as nccl-tests count it: the whole array.",
+        ),
+        Column(
+            name="bus_factor",
+            type="float64",
+            nullable=True,
+            unit="factor",
+            doc="nccl-tests' bus factor.",
+        ),
+        Column(
+            name="link_bytes_per_s",
+            type="float64",
+            nullable=True,
+            unit="bytes_per_s",
+            doc="Peak of the link in one direction.",
+        ),
+    ),
+)
+
+ANALYSIS_TABLES = (EVENT_LINK, PIECE, WINDOW, GAP, COMMUNICATION)

@@ -377,14 +377,16 @@ STRAGGLERS = Table(
     "the others since the group's collective before.",
     (
         _column("straggler_rank", "int32", "Rank that came last."),
-        _maybe("cause", "string", "Leaf cause; null where it spent longer on nothing recorded."),
+        _maybe(
+            "cause", "string", "Leaf cause; null for what came before its window, or no excess."
+        ),
         _ns("waiting_ns", "Waiting of the other ranks, summed; shared among causes by excess."),
         _column("share_ratio", "float64", "Of all waiting.", "ratio"),
         _ns("exposed_waiting_ns", "The part of the waiting that nothing hid."),
         _ns("excess_ns", "How much longer than the others' mean it spent on the cause, in total."),
         _count("collective_count", "Collectives at which this was its largest excess."),
-        _count("last_count", "Collectives at which it came last, whatever the cause."),
-        _column("last_ratio", "float64", "The same of all at which anybody waited.", "ratio"),
+        _count("late_collective_count", "Collectives at which it came last, whatever the cause."),
+        _column("late_ratio", "float64", "The same, of all at which anybody waited.", "ratio"),
     ),
 )
 
@@ -428,8 +430,8 @@ OVERLAP = Table(
         _maybe("pearson", "float64", "Linear correlation of overlap with duration."),
         _maybe("median_alone_ns", "int64", "Median duration alone.", "ns"),
         _maybe("median_beside_ns", "int64", "Median duration beside communication.", "ns"),
-        _count("alone_count", "Instances alone."),
-        _count("beside_count", "Instances beside communication."),
+        _count("alone_instance_count", "Instances alone."),
+        _count("beside_instance_count", "Instances beside communication."),
         _ns("overlap_ns", "Overlapped time of all."),
         _ns("time_ns", "Time of all."),
         _column("kernel", "string", "Kernel."),

@@ -1,0 +1,102 @@
+"""Sets of intervals of time: how much of them lies before a moment, or inside another interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """A union of intervals: disjoint, ascending, in nanoseconds.
+
+    Attributes:
+        start_ns, end_ns: its parts.
+        before_ns: length of all parts before each one.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    before_ns: np.ndarray
+
+    def until(self, time_ns: np.ndarray) -> np.ndarray:
+        """Length of the union before each time."""
+        if not len(self.start_ns):
+            return np.zeros(len(time_ns), dtype=np.int64)
+        at = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        row = np.maximum(at, 0)
+        inside = np.minimum(time_ns, self.end_ns[row]) - self.start_ns[row]
+        return np.where(at >= 0, self.before_ns[row] + inside, 0)
+
+    def within(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+        """Length of the union inside each interval."""
+        return self.until(end_ns) - self.until(start_ns)
+
+
+def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Union:
+    """The union of intervals in any order; those without a length add nothing."""
+    order = np.argsort(start_ns, kind="stable")
+    order = order[end_ns[order] > start_ns[order]]
+    if not len(order):
+        nothing = np.zeros(0, np.int64)
+        return Union(nothing, nothing, nothing)
+    start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = start[1:] > reach[:-1]
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(order)) - 1
+    begin, end = start[first], reach[last]
+    length = end - begin
+    return Union(begin, end, np.cumsum(length) - length)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Amounts of time, each spread evenly over an interval.
+
+    Attributes:
+        start_ns, end_ns: bounds, each sorted by itself.
+        start_rate, end_rate: running sums of the amounts per nanosecond, a zero first.
+        start_moment, end_moment: the same times the bounds, from ``origin_ns`` on.
+        origin_ns: what times are counted from.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    start_rate: np.ndarray
+    end_rate: np.ndarray
+    start_moment: np.ndarray
+    end_moment: np.ndarray
+    origin_ns: int
+
+    def until(self, time_ns: np.ndarray) -> np.ndarray:
+        """How much of the amounts lies before each time; a float, good to a few nanoseconds."""
+        time = (time_ns - self.origin_ns).astype(np.float64)
+        begun = np.searchsorted(self.start_ns, time_ns, side="right")
+        ended = np.searchsorted(self.end_ns, time_ns, side="right")
+        rising = time * self.start_rate[begun] - self.start_moment[begun]
+        falling = time * self.end_rate[ended] - self.end_moment[ended]
+        found: np.ndarray = rising - falling
+        return found
+
+
+def spread(start_ns: np.ndarray, end_ns: np.ndarray, amount_ns: np.ndarray) -> Spread:
+    """Spread each amount evenly over its interval."""
+    end_ns = np.maximum(end_ns, start_ns + 1)
+    rate = amount_ns / (end_ns - start_ns)
+    origin = int(start_ns.min()) if len(start_ns) else 0
+
+    def sums(times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        order = np.argsort(times, kind="stable")
+        sorted_, rates = times[order], rate[order]
+        moments = rates * (sorted_ - origin)
+        return (
+            sorted_,
+            np.concatenate([[0.0], np.cumsum(rates)]),
+            np.concatenate([[0.0], np.cumsum(moments)]),
+        )
+
+    start, start_rate, start_moment = sums(start_ns)
+    end, end_rate, end_moment = sums(end_ns)
+    return Spread(start, end, start_rate, end_rate, start_moment, end_moment, origin)
