@@ -175,40 +175,47 @@ def _shares(
     """Divide what kernels took beyond their ideal among their factors.
 
     Where the known factors explain more than was observed (bytes that came from a cache, a model
-    that does not fit), their logarithms are scaled down by one number, so that none is negative
-    and nothing is left for the rest.
+    that does not fit), their logarithms are scaled down, those of models first, so that none is
+    negative and nothing is left for the rest.
 
     Returns:
         Time by cause, the rest among them (all of the clock's under one); and a mask of the rows
-        whose measured factors were scaled by more than rounding.
+        where a factor other than the roofline was scaled by more than rounding.
     """
     some = (ideal > 0) & (gap > 0)
     observed = np.log(np.divide(share, ideal, out=np.ones(len(gap)), where=some))
     np.maximum(observed, 0.0, out=observed)
     limit = np.log(np.divide(roofline, ideal, out=np.ones(len(gap)), where=some))
-    known = {_ROOFLINE: limit}
-    for cause, factor, of_math in (
-        (_NO_REASON, factors.clock_ln, False),
-        (_CONTENTION, factors.contention_ln, False),
-        (_WAVES, factors.wave_ln, True),
-        (_INSTRUCTIONS, factors.instructions_ln, True),
-        (_TENSOR, factors.tensor_ln, True),
-    ):
-        if factor.any():
-            known[cause] = np.where(math, factor[event], 0.0) if of_math else factor[event]
-    rest, scale = fit(observed, list(known.values()))
-    # The roofline is a model, and a kernel may beat it: only measured factors are news.
-    scaled = some & (scale < _SCALE_SAID)
-    scaled[scaled] = sum(known[c][scaled] for c in known if c != _ROOFLINE) > 0
+    measured = {
+        cause: np.where(math, factor[event], 0.0) if of_math else factor[event]
+        for cause, factor, of_math in (
+            (_NO_REASON, factors.clock_ln, False),
+            (_CONTENTION, factors.contention_ln, False),
+            (_INSTRUCTIONS, factors.instructions_ln, True),
+            (_TENSOR, factors.tensor_ln, True),
+        )
+        if factor.any()
+    }
+    modelled = {_ROOFLINE: limit}
+    if factors.wave_ln.any():
+        modelled[_WAVES] = np.where(math, factors.wave_ln[event], 0.0)
+    rest, measured_scale, modelled_scale = fit(
+        observed, list(measured.values()), list(modelled.values())
+    )
+    # The roofline counts all bytes as read from memory, and a kernel may beat it: that is no news.
+    scaled = some & (measured_scale < _SCALE_SAID)
+    if _WAVES in modelled:
+        scaled |= some & (modelled_scale < _SCALE_SAID) & (modelled[_WAVES] > 0)
     # Work without FLOP has no ratio to take a logarithm of: its bytes, and what is beyond them.
     nothing = np.flatnonzero(~(ideal > 0))
-    for factor in known.values():
-        factor *= scale
-        factor[nothing] = 0.0
+    for known, scale in ((measured, measured_scale), (modelled, modelled_scale)):
+        for factor in known.values():
+            factor *= scale
+            factor[nothing] = 0.0
     limit[nothing] = np.minimum(np.nan_to_num(roofline[nothing]), share[nothing])
     rest[nothing] = share[nothing] - limit[nothing]
-    parts = apportion(gap, [*known.values(), rest])
-    return dict(zip([*known, _REST], parts, strict=True)), scaled
+    parts = apportion(gap, [*modelled.values(), *measured.values(), rest])
+    return dict(zip([*modelled, *measured, _REST], parts, strict=True)), scaled
 
 
 def _labelled(

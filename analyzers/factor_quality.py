@@ -52,7 +52,7 @@ def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit
                 code="compute.factors_exceed",
                 severity="info",
                 message=f"the factors of {split.scaled} kernels ({scaled / 1e6:.1f} ms) explain more "
-                "than they took: all of their factors were scaled down alike",
+                "than they took: those of models (roofline, waves) were scaled down, then the others",
                 rank=rank,
                 count=split.scaled,
             )

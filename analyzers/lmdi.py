@@ -16,22 +16,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def fit(observed_ln: np.ndarray, factors_ln: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def fit(
+    observed_ln: np.ndarray,
+    measured_ln: Sequence[np.ndarray],
+    modelled_ln: Sequence[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What is left for the rest, and by how much factors are scaled that explain too much.
+
+    What was measured comes first: models get what it leaves, and are scaled down alike where they
+    explain more. Only where measurements alone exceed what was observed, they are scaled too.
 
     Args:
         observed_ln: ln(t / t₀), at least 0.
-        factors_ln: logarithms of the known factors, at least 0 each.
+        measured_ln, modelled_ln: logarithms of the known factors, at least 0 each.
 
     Returns:
-        ln of the remaining factor, at least 0; and the scale in [0, 1] of all known ones: 1 unless
-        their product exceeds the observed one.
+        ln of the remaining factor, at least 0; the scale in [0, 1] of the measured factors, and
+        that of the modelled ones.
     """
-    known = np.zeros(len(observed_ln))
-    for factor in factors_ln:
+    left, measured_scale = _take(observed_ln, measured_ln)
+    left, modelled_scale = _take(left, modelled_ln)
+    return left, measured_scale, modelled_scale
+
+
+def _take(available: np.ndarray, factors: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    known = np.zeros(len(available))
+    for factor in factors:
         known += factor
-    scale = np.divide(observed_ln, known, out=np.ones(len(known)), where=known > observed_ln)
-    return np.maximum(observed_ln - known, 0.0), scale
+    scale = np.divide(available, known, out=np.ones(len(known)), where=known > available)
+    return np.maximum(available - known, 0.0), scale
 
 
 def apportion(total: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.ndarray]:

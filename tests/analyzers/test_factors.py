@@ -555,13 +555,24 @@ def test_apportioned_parts_sum_exactly_and_are_within_one(
     assert (np.abs(parts[:, some] - exact) <= 1 + 1e-9 * total[some]).all()
 
 
-@given(st.floats(0, 20), st.lists(st.floats(0, 10), min_size=1, max_size=5))
-def test_factors_never_explain_more_than_was_observed(seen: float, factors: list[float]) -> None:
-    rest, scale = fit(np.array([seen]), [np.array([f]) for f in factors])
-    explained = scale[0] * sum(factors)
+@given(
+    st.floats(0, 20),
+    st.lists(st.floats(0, 10), max_size=4),
+    st.lists(st.floats(0, 10), max_size=3),
+)
+def test_factors_never_explain_more_than_was_observed(
+    seen: float, measured: list[float], modelled: list[float]
+) -> None:
+    rest, first, second = fit(
+        np.array([seen]), [np.array([f]) for f in measured], [np.array([f]) for f in modelled]
+    )
+    explained = first[0] * sum(measured) + second[0] * sum(modelled)
     assert rest[0] >= 0
-    assert 0 <= scale[0] <= 1
+    assert 0 <= first[0] <= 1
+    assert 0 <= second[0] <= 1
     assert explained + rest[0] == pytest.approx(seen, abs=1e-9)
+    if sum(measured) < seen:
+        assert first[0] == 1
 
 
 def test_factors_that_exceed_the_observed_are_scaled_and_counted() -> None:

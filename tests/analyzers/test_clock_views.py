@@ -1,0 +1,132 @@
+"""Views of clocks and factors on a run whose device is throttled in its last two steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import chopper
+from chopper.attribution import Attribution
+from chopper.views import view
+from tests.analyzers.clock_script import Script
+from tests.kineto_writer import Trace
+
+MS = 1_000_000
+HIGH, LOW = 1.41e9, 1.005e9
+SIDE = 4096
+IDEAL_NS = 2 * SIDE**3 / 312e12 * 1e9
+"""At the A100's bf16 peak, quoted at 1410 MHz."""
+STEPS, PRODUCTS = 4, 100
+
+
+@pytest.fixture(scope="module")
+def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attribution:
+    """Four steps of products at 80 % of the peak; the clock falls after the second."""
+    begin = 5 * MS
+    fall = begin + int(2 * PRODUCTS * IDEAL_NS / 0.8)
+    script = Script(((0, HIGH), (fall, LOW)), 1000 * MS)
+    needed = np.arange(STEPS * PRODUCTS + 1) * IDEAL_NS / 0.8 * HIGH / 1e9 + begin * HIGH / 1e9
+    edges = np.rint(script.ends_ns(needed)).astype(np.int64)
+    trace = Trace()
+    for i in range(STEPS * PRODUCTS):
+        step, place = divmod(i, PRODUCTS)
+        at = step * MS + place * 9_000
+        if place == 0:
+            trace.step(step, at, MS - 1000)
+        op = trace.op(
+            "aten::mm", at + 10, 5_000, shapes=[[SIDE, SIDE]] * 2, types=["c10::BFloat16"] * 2
+        )
+        trace.launch(
+            "ampere_bf16_s16816gemm",
+            at + 100,
+            50,
+            kernel_at=int(edges[i]),
+            kernel_for=int(edges[i + 1] - edges[i]),
+            op=op,
+            args={"grid": [16, 10, 1]},
+        )
+    path: Path = tmp_path_factory.mktemp("clocked") / "trace.json"
+    path.write_bytes(trace.encode())
+    run = chopper.load(path)
+    table = script.samples(200, reasons={HIGH: 0, LOW: 0x4}, power_w=390.0)
+    moved = table["time_ns"].to_numpy() + trace.base_ns
+    run.put(0, "device_clock", table.set_column(0, table.schema.field("time_ns"), [moved]))
+    return chopper.attribute(run)
+
+
+def test_causes_of_the_run(attribution: Attribution) -> None:
+    times = {row.id: row for row in attribution.causes()}
+    assert attribution.coverage["clock_ratio"] == 1
+    taken = IDEAL_NS / 0.8 * HIGH / LOW
+    loss = (taken - IDEAL_NS) * np.log(HIGH / LOW) / np.log(taken / IDEAL_NS) * 2 * PRODUCTS
+    assert times["compute.clock.power_cap"].time_ns == pytest.approx(loss, rel=0.01)
+    assert "clock samples" in times["compute.clock.power_cap"].basis
+    assert "clock not measured" not in times["compute.efficiency.rest"].basis
+    assert "no hardware counters" in times["compute.efficiency.rest"].basis
+
+
+def test_clocks_by_step(attribution: Attribution) -> None:
+    rows = view(attribution, "clock_by_step").to_pylist()
+    assert [row["number"] for row in rows] == [0, 1, 2, 3]
+    assert [row["clock_mean_hz"] for row in rows] == pytest.approx([HIGH, HIGH, LOW, LOW], rel=0.01)
+    windows = attribution.windows.to_pylist()
+    for row, window in zip(rows, windows, strict=True):
+        assert row["observed_ns"] == window["end_ns"] - window["start_ns"]
+    # At 1410 MHz the throttled steps would take as long as the others.
+    assert rows[3]["at_reference_ns"] == pytest.approx(PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
+    assert rows[3]["observed_ns"] == pytest.approx(PRODUCTS * IDEAL_NS / 0.8 * HIGH / LOW, rel=0.01)
+    assert rows[3]["power_cap_ratio"] == pytest.approx(1)
+    assert rows[0]["host_limited_ratio"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["clock_by_phase", "clock_by_operator"])
+def test_clocks_of_all_time(attribution: Attribution, name: str) -> None:
+    (row,) = view(attribution, name).to_pylist()
+    assert row.get("phase", "forward") == "forward"
+    assert row.get("op", "aten::mm") == "aten::mm"
+    compute = {c.id: c.time_ns for c in attribution.causes()}
+    assert row["time_ns"] == compute["compute"]
+    assert row["loss_ns"] == compute["compute.clock"]
+    assert 0 < row["loss_error_ns"] < 0.05 * row["loss_ns"]
+    assert row["known_ratio"] == 1
+    assert row["clock_p5_hz"] == pytest.approx(LOW, rel=1e-3)
+    assert row["clock_p95_hz"] == pytest.approx(HIGH, rel=1e-3)
+    # More than half of the time is at the lower clock.
+    assert row["clock_median_hz"] == pytest.approx(LOW, rel=1e-3)
+    assert row["power_mean_w"] == pytest.approx(390)
+    assert row["sensitivity_ratio"] == pytest.approx(1, abs=0.01)
+    assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
+
+
+def test_sensitivity_shows_what_it_rests_on(attribution: Attribution) -> None:
+    (row,) = view(attribution, "clock_sensitivity").to_pylist()
+    assert row["kernel"] == "ampere_bf16_s16816gemm"
+    assert row["count"] == STEPS * PRODUCTS
+    assert row["slope_ratio"] == pytest.approx(1, abs=0.01)
+    assert row["sensitivity_ratio"] == pytest.approx(row["slope_ratio"], abs=0.001)
+    assert row["used_count"] > 0.95 * row["count"]
+    assert (row["clock_low_hz"], row["clock_high_hz"]) == (LOW, HIGH)
+
+
+def test_last_waves(attribution: Attribution) -> None:
+    (row,) = view(attribution, "wave_quantization").to_pylist()
+    assert (row["blocks_count"], row["units_count"], row["resident_count"]) == (160, 108, 16)
+    assert row["slowdown_ratio"] == pytest.approx(2 / (160 / 108))
+    compute = {c.id: c.time_ns for c in attribution.causes()}
+    assert row["loss_ns"] == compute["compute.efficiency.wave_quantization"]
+
+
+def test_nothing_ran_beside_anything(attribution: Attribution) -> None:
+    assert view(attribution, "contention").num_rows == 0
+
+
+def test_without_samples_there_are_no_clocks(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.launch("k", 0, 10, kernel_at=100, kernel_for=50)
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace.encode())
+    bare = chopper.attribute(path)
+    for name in ("clock_by_phase", "clock_by_operator", "clock_by_step", "clock_sensitivity"):
+        assert view(bare, name).num_rows == 0
