@@ -130,7 +130,7 @@ class Members:
         until = np.minimum(self.ready_ns, self.left_ns)
         self.wait_ns = np.maximum(until - self.arrival_ns, 0)
         by_arrival = np.lexsort((self.arrival_ns, self.of))
-        last = np.append(self.first[1:], len(instance)) - 1
+        last = np.append(self.first[1:], len(instance))[: len(self.first)] - 1
         self.straggler = by_arrival[last]
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """Trace quality: what a reader must know before believing a number.
 
-Each check is named by its code. Findings that withhold a claim name it.
+Each check is named by its code, which ``chopper.checks`` describes with the claims that it can
+withhold.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from chopper.analyzers.links import Links
     from chopper.analyzers.windows import Windows
 
+_FEW_LAUNCHES_RATIO = 0.2
+"""From this share of events without launch on, gaps cannot be explained."""
 _WHOLE_US_SLACK_NS = 1000
 """Times cut to whole microseconds may overlap by one."""
 
@@ -30,8 +33,20 @@ def check_rank(
     host_only: bool,
     ceiling: Ceiling | None,
     too_fast: int,
+    settling_count: int = 0,
 ) -> list[Finding]:
-    """All checks on one rank's trace."""
+    """All checks on one rank's trace.
+
+    Args:
+        rank: named in the findings.
+        links, windows: the rank's joined events and step windows.
+        no_peak_remedy: what to do when the peaks are not known.
+        devices_listed: the trace names devices.
+        host_only: the host's operators stand in for a device.
+        ceiling: peaks, None when they are not known.
+        too_fast: kernels that ran faster than their peak.
+        settling_count: steps that were traced so that ranks settle, and do not count.
+    """
     findings: list[Finding] = []
 
     def add(
@@ -67,9 +82,17 @@ def check_rank(
             "info",
             "no steps in the trace: it is one window from the first event to the last, without "
             "confidence intervals",
+            None,
+            "confidence",
         )
     elif len(windows) == 1:
-        add("trace.single_step", "info", "a single step: no confidence intervals")
+        add(
+            "trace.single_step",
+            "info",
+            "a single step: no confidence intervals",
+            None,
+            "confidence",
+        )
     double = int(links.double_backward.sum()) if len(links.host) else 0
     if double:
         add(
@@ -88,6 +111,7 @@ def check_rank(
             f"{missing} of {len(events)} device events ({share:.1%}) have no launch in the trace: "
             "gaps before them have no cause",
             missing,
+            *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
         )
     overlapping, longest = _stream_overlaps(links)
     if overlapping:
@@ -130,12 +154,7 @@ def check_rank(
             too_fast,
         )
     if windows.after_ns or windows.before_ns:
-        add(
-            "trace.outside_steps",
-            "info",
-            f"{windows.before_ns / 1e6:.3f} ms of device time before the first step and "
-            f"{windows.after_ns / 1e6:.3f} ms after the last are not attributed",
-        )
+        add("trace.outside_steps", "info", _outside(windows, settling_count))
     if windows.empty_steps:
         add(
             "steps.empty",
@@ -162,6 +181,24 @@ def check_rank(
             f"{lengths.max() / 1e6:.1f} ms): look at --by step",
         )
     return findings
+
+
+def _outside(windows: Windows, settling_count: int) -> str:
+    """What was traced beside the steps that count."""
+    before, after = windows.before_ns / 1e6, windows.after_ns / 1e6
+    steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
+    if not settling_count or not windows.before_ns:
+        return (
+            f"{before:.3f} ms of device time before the first step and {after:.3f} ms after the "
+            "last are not attributed"
+        )
+    settling = (
+        f"{before:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: recording "
+        "traces them so that the ranks settle"
+    )
+    return (
+        f"{settling}; nor are {after:.3f} ms after the last step" if windows.after_ns else settling
+    )
 
 
 def _stream_overlaps(links: Links) -> tuple[int, int]:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
+from chopper.checks import CHECKS, CLAIMS  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import (  # noqa: E402
@@ -55,6 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/tables.md"] = tables_page()
     pages["reference/device-peaks.md"] = peaks_page()
     pages["reference/views.md"] = views_page()
+    pages["reference/checks.md"] = checks_page()
     pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     # Links into docs/ are right in the repository; on the site the pages are neighbours.
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -283,6 +285,31 @@ def peaks_page() -> str:
     )
 
 
+def checks_page() -> str:
+    """Every check of a run, and every claim that one can withhold."""
+    claims = [
+        (claim.title, f"`{claim.id}`", claim.effect, ", ".join(f"`{c}`" for c in claim.causes))
+        for claim in CLAIMS.values()
+    ]
+    checks = [
+        (f"`{check.code}`", check.title, check.doc, ", ".join(f"`{c}`" for c in check.withholds))
+        for check in CHECKS.values()
+    ]
+    return "\n\n".join(
+        [
+            "# Checks",
+            "Before a number is believed, the data is checked. What a check finds stands on top of "
+            "every report, and as `quality` in the JSON form. Where the data cannot support a claim, "
+            "the claim is withheld: null, or flagged and without an interval. Times are never "
+            "removed: the causes sum to the observed time in any case.",
+            "## Claims that can be withheld",
+            table(("claim", "id", "what stands in its place", "causes"), claims),
+            "## Every check",
+            table(("code", "check", "what was found, and what it means", "can withhold"), checks),
+        ]
+    )
+
+
 def scaled(quantity: Sourced, unit: float) -> str | None:
     """A value in a larger unit, five digits at most; None is unknown."""
     return None if quantity.value is None else f"{quantity.value / unit:.5g}"
@@ -300,7 +327,8 @@ FIELDS = {
         "schema": "Name and version of this form.",
         "run": "The run directory or trace that was named.",
         "observed_ns": "Time of all step windows of all ranks.",
-        "ideal_ns": "The part of it that model math needs at the devices' peaks.",
+        "ideal_ns": "The part of it that model math needs at the devices' peaks; null where a rank's "
+        "is not known.",
         "steps": "Step windows of the rank that has most.",
         "step_time_ns": "Of each step, the longest window over ranks.",
         "ranks": "One object per rank.",
@@ -312,6 +340,7 @@ FIELDS = {
         "utilization": "MFU and HFU: the rows of the [`utilization` table](tables.md#utilization).",
         "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
         "quality": "Findings about the data, most severe first.",
+        "withheld": "Claims that the data does not support; see the [checks](checks.md).",
     },
     "ranks": {
         "rank": "Global rank.",
@@ -334,6 +363,7 @@ FIELDS = {
         "basis": "What the number rests on.",
         "measured": "True when it comes from recorded times alone, false when a model has a part.",
         "recoverable_ns": "What removing the cause would give back; null: not computed.",
+        "withheld": "Why the data does not support this cause; null where it does.",
     },
     "quality": {
         "code": "Stable dotted id of the finding.",
@@ -342,6 +372,14 @@ FIELDS = {
         "rank": "Rank that it is about; null for the run.",
         "count": "How many; null when there is nothing to count.",
         "withholds": "Claims that are withheld because of it.",
+    },
+    "withheld": {
+        "claim": "Stable id of the claim.",
+        "title": "Its name in reports.",
+        "effect": "What stands in its place.",
+        "reason": "The messages of the findings that withhold it.",
+        "codes": "Their codes.",
+        "ranks": "Ranks that it is withheld of; null for the whole run.",
     },
 }
 
@@ -369,6 +407,7 @@ def example_attribution() -> dict[str, Any]:
     import pyarrow as pa
 
     from chopper.attribution import Attribution, Basis, RankSummary
+    from chopper.checks import withheld
     from chopper.manifest import Finding, RankManifest, RunManifest
     from chopper.run import Run
     from chopper.tables.analysis import GAP, PIECE, WINDOW
@@ -388,7 +427,16 @@ def example_attribution() -> dict[str, Any]:
         for i in range(2)
     ]
     manifest = RunManifest(kind="recorded", name="mine", ranks=[RankManifest(rank=0)])
-    finding = Finding(code="trace.truncated", severity="warning", message="…", rank=0, count=1)
+    findings = [
+        Finding(code="trace.truncated", severity="warning", message="…", rank=0, count=1),
+        Finding(
+            code="telemetry.clock_missing",
+            severity="info",
+            message="no clock samples of the device …",
+            rank=0,
+            withholds=("compute.clock",),
+        ),
+    ]
     result = Attribution(
         run=Run(manifest, None, source="runs/mine"),
         pieces=pa.Table.from_pylist(pieces, schema=PIECE.arrow),
@@ -406,7 +454,8 @@ def example_attribution() -> dict[str, Any]:
                 steps=2,
             )
         ],
-        findings=[finding],
+        findings=findings,
+        withheld=withheld(findings),
         coverage={"launched": 1.0, "shapes": None},
         bases={"compute.ideal": Basis("FLOP ÷ datasheet peak", measured=False)},
     )

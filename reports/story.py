@@ -88,6 +88,8 @@ class Story:
     top: tuple[TopCause, ...]
     findings: tuple[Finding, ...]
     """Most severe first."""
+    withheld: str
+    """What is not claimed, one line; empty when nothing is withheld."""
 
 
 class Views:
@@ -137,7 +139,22 @@ def tell(views: Views) -> Story:
             msgspec.structs.replace(f, message=printable(f.message))
             for f in sorted(attribution.findings, key=lambda f: _SEVERITY[f.severity])
         ),
+        withheld=printable(_withheld(attribution)),
     )
+
+
+def _withheld(attribution: Attribution) -> str:
+    titles = [
+        held.claim.title[:1].lower()
+        + held.claim.title[1:]
+        + (
+            ""
+            if held.ranks is None or len(held.ranks) == len(attribution.ranks)
+            else f" (ranks {', '.join(map(str, held.ranks[:6]))})"
+        )
+        for held in attribution.withheld
+    ]
+    return f"Not claimed, for the reasons above: {', '.join(titles)}." if titles else ""
 
 
 def _unit(attribution: Attribution) -> str:
@@ -312,6 +329,8 @@ def evidence(views: Views, cause: str) -> list[Evidence]:
             # On CPU-only runs an event's name is its operator's: once is enough.
             if all(e.name != name for e in found):
                 found.append(Evidence(word, name, printable(shown), fmt.ratio(share)))
+    if cause == "communication.wait":
+        found += _straggler(views.attribution)
     ranks = views.by("rank")
     if len(ranks) > 1:
         times = {str(g.key): g.causes.get(cause, 0) for g in ranks}
@@ -322,6 +341,24 @@ def evidence(views: Views, cause: str) -> list[Evidence]:
                 Evidence("rank", worst, printable(worst), f"{fmt.factor(time_ns / mean)} the mean")
             )
     return found
+
+
+def _straggler(attribution: Attribution) -> list[Evidence]:
+    """Who came last, and what that rank spent longer on than the others."""
+    from chopper.analyzers.stragglers import worst
+
+    found = worst(attribution)
+    if found is None:
+        return []
+    value = (
+        f"came last in {fmt.ratio(found.late_ratio)} of the collectives, "
+        f"caused {fmt.ratio(found.share_ratio)} of the waiting"
+    )
+    if found.cause is not None and found.excess_ns:
+        per_step = found.excess_ns / max(attribution.steps, 1)
+        unit = _unit(attribution)
+        value += f"; {fmt.duration(per_step)} more per {unit} in {full_label(found.cause).lower()}"
+    return [Evidence("rank", str(found.rank), str(found.rank), value)]
 
 
 def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None:

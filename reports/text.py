@@ -184,7 +184,7 @@ def _head(console: Console, attribution: Attribution, story: Story) -> None:
     console.print(Text(story.verdict, style="bold"))
     if story.detail:
         console.print(Text(story.detail))
-    for line in (*story.ceiling, story.utilization):
+    for line in (*story.ceiling, story.utilization, story.withheld):
         if line:
             console.print(Text(line, style="dim"))
     console.print()

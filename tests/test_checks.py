@@ -1,0 +1,163 @@
+"""Every finding is a declared check, and what a check withholds is withheld."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import chopper
+from chopper.causes import CAUSES
+from chopper.checks import CHECKS, CLAIMS, withheld
+from chopper.manifest import CollectorReport, Finding
+from chopper.reports import render
+from tests.kineto_writer import Trace, small_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+_CODE = re.compile(
+    r"(trace|event|run|steps|telemetry|device|compute|counters|communication)\.[a-z_0-9]+$"
+)
+_TAKES_A_CODE = {"add", "note", "Finding", "_finding", "_note", "append"}
+
+
+def findings_in_source() -> set[str]:
+    """Codes that the program gives to findings: ``Finding(code=…)``, ``note("…")`` and tables."""
+    found: set[str] = set()
+    for folder in ("chopper", "collectors", "analyzers"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.name in ("checks.py", "causes.py") or "validation" in path.parts:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call):
+                    continue
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                values = [k.value for k in node.keywords if k.arg == "code"]
+                values += node.args[:1] if name in _TAKES_A_CODE else []
+                found |= {
+                    v.value
+                    for v in values
+                    if isinstance(v, ast.Constant)
+                    and isinstance(v.value, str)
+                    and _CODE.match(v.value)
+                }
+    return found
+
+
+def test_every_finding_is_a_declared_check():
+    found = findings_in_source()
+    assert len(found) > 50
+    assert sorted(found - set(CHECKS)) == []
+
+
+def test_declared_checks_are_made_somewhere():
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("chopper", "collectors", "analyzers")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "checks.py"
+    )
+    assert [code for code in CHECKS if f'"{code}"' not in text] == []
+
+
+def test_claims_are_declared_and_about_causes_that_exist():
+    for check in CHECKS.values():
+        assert set(check.withholds) <= set(CLAIMS), check.code
+        assert check.title
+        assert check.doc.endswith(".")
+    for claim in CLAIMS.values():
+        assert set(claim.causes) <= set(CAUSES), claim.id
+    assert set(CLAIMS) == {c for check in CHECKS.values() for c in check.withholds}
+
+
+def test_reasons_and_ranks_of_a_withheld_claim():
+    def finding(rank: int | None, message: str, *withholds: str) -> Finding:
+        return Finding(code="c", severity="info", message=message, rank=rank, withholds=withholds)
+
+    held = withheld(
+        [
+            finding(1, "one", "compute.clock"),
+            finding(0, "two", "compute.clock", "compute.ideal"),
+            finding(0, "nothing"),
+            finding(None, "all", "compute.ideal"),
+        ]
+    )
+    assert [(h.claim.id, h.reason, h.ranks) for h in held] == [
+        ("compute.ideal", "two; all", None),
+        ("compute.clock", "one; two", (0, 1)),
+    ]
+
+
+def attributed(trace: Trace, tmp_path: Path) -> chopper.Attribution:
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace.encode())
+    found = chopper.attribute(path)
+    for finding in found.findings:
+        assert set(finding.withholds) <= set(CHECKS[finding.code].withholds)
+    return found
+
+
+def test_an_ideal_that_is_not_known_is_null(tmp_path):
+    trace = small_trace()
+    trace.device_name = "Never Heard Of 9000"
+    found = attributed(trace, tmp_path)
+    said = found.to_dict()
+    assert said["ideal_ns"] is None
+    assert [r["ideal_ns"] for r in said["ranks"]] == [None]
+    assert sum(c["time_ns"] for c in said["causes"] if c["parent"] is None) == said["observed_ns"]
+    (ideal,) = [h for h in said["withheld"] if h["claim"] == "compute.ideal"]
+    assert ideal["codes"] == ["device.no_peak"]
+    assert "Never Heard Of 9000" in ideal["reason"]
+    for kind in ("txt", "md", "html"):
+        assert "Not claimed" in render(found, kind)
+
+
+def test_gaps_without_launches_have_flagged_causes(tmp_path):
+    trace = Trace()
+    for step in range(2):
+        trace.step(step, 10_000 * step, 10_000)
+        op = trace.op("aten::mm", 10_000 * step + 1_000, 3_000)
+        trace.launch(
+            "gemm",
+            10_000 * step + 2_000,
+            500,
+            kernel_at=10_000 * step + 4_000,
+            kernel_for=1_000,
+            op=op,
+        )
+        trace.work("kernel", "orphan", 10_000 * step + 7_000, 1_000, 900 + step)
+    found = attributed(trace, tmp_path)
+    assert "idle.causes" in {h.claim.id for h in found.withheld}
+    rows = {row.id: row for row in found.causes()}
+    assert rows["idle"].withheld is None
+    flagged = [i for i, row in rows.items() if row.withheld]
+    assert flagged
+    assert all(i.startswith("idle.") for i in flagged)
+    assert all(rows[i].ci95_ns is None for i in flagged)
+    leaves = sum(row.time_ns for row in found.leaves())
+    assert leaves == found.observed_ns
+
+
+def test_dropped_samples_are_said(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_bytes(small_trace().encode())
+    run = chopper.load(path)
+    run.part(0).collectors = [
+        CollectorReport(name="host", status="obtained", samples_count=90, dropped_count=10),
+        CollectorReport(name="nvml", status="obtained", samples_count=90, dropped_count=0),
+    ]
+    (found,) = [f for f in chopper.attribute(run).findings if f.code == "telemetry.dropped"]
+    assert (found.severity, found.count) == ("warning", 10)
+    assert "10 of 100 samples (10.0%)" in found.message
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1]])
+def test_waiting_is_withheld_where_ranks_are_missing(tmp_path, ranks):
+    for rank in ranks:
+        trace = small_trace(rank=rank, world=4, pid=100 + rank)
+        (tmp_path / f"rank{rank}.json").write_bytes(trace.encode())
+    found = chopper.attribute(tmp_path)
+    (missing,) = [f for f in found.findings if f.code == "run.ranks_missing"]
+    # There is no collective in it: nothing is claimed of waiting, so nothing is withheld.
+    assert missing.withholds == ()
