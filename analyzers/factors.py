@@ -148,7 +148,11 @@ def measure(
     if no_clock := _no_clock(clocks, reference, rows, ceiling):
         unmeasured["clock"] = no_clock
     if not (contention.alone_count > 0).any():
-        unmeasured["contention"] = "nothing ran alone to compare with"
+        unmeasured["contention"] = (
+            "it cannot be told from a clock that changes faster than it is sampled"
+            if np.isnan(compared).all() and len(compared)
+            else "nothing ran alone to compare with"
+        )
     if no_waves:
         unmeasured["wave quantization"] = no_waves
     instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
@@ -177,12 +181,13 @@ def measure(
 
 
 def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks) -> np.ndarray:
-    """How much longer (ln) each event took longer for its clock; 0 where no clock of the run is known.
+    """How much longer (ln) each event took for its clock; 0 where no clock of the run is known.
 
-    Without a reference, clocks are compared with their median: only their ratios matter here.
+    Without a reference, clocks are compared with their median: only their ratios matter here. NaN
+    where the clock changed faster than it was sampled: what is slow there may be slow for that.
     """
     if not clocks.known.any():
-        return np.zeros(len(slower))
+        return np.where(clocks.state == SPARSE, np.nan, 0.0)
     middle = np.log(np.nanmedian(clocks.clock_hz) / clocks.clock_hz)
     corrected: np.ndarray = sensitivity * np.where(np.isnan(slower), middle, slower)
     return corrected
