@@ -7,6 +7,7 @@ attribution.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,6 +45,7 @@ _QUICK = (
 )
 _NOT_CLAIMED = "compute.efficiency.rest"
 """Where the time of a factor stays that is refused."""
+_NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \((.*?)\)(?=;|$)")
 
 
 def injections() -> dict[str, str]:
@@ -121,7 +123,7 @@ def _case(
         for c in sorted(truth.keys() | found.keys())
         if c not in own and found.get(c, 0) != truth.get(c, 0)
     }
-    refusal = injected.refusals.get(cause) if injection.may_refuse else None
+    refusal = injected.refusals.get(injection.factor) if injection.factor else None
     if refusal is not None:
         leaked.pop(_NOT_CLAIMED, None)
     case = Case(
@@ -160,7 +162,7 @@ class _Outcome:
     """One run of the model: cause → nanoseconds, in its books and by the attribution.
 
     Attributes:
-        refusals: cause → why the attribution does not claim it.
+        refusals: factor of compute → why the attribution did not measure it.
     """
 
     truth: dict[str, int]
@@ -176,13 +178,8 @@ def _run(plan: Plan) -> _Outcome:
     with tempfile.TemporaryDirectory(prefix="chopper-validate-") as folder:
         write(recording, Path(folder))
         attribution = attribute(folder)
-    refusals = {
-        cause: finding.message
-        for finding in attribution.findings
-        for withheld in finding.withholds
-        for cause in LEAVES
-        if cause == withheld or cause.startswith(withheld + ".")
-    }
+    said = attribution.bases[_NOT_CLAIMED].text
+    refusals = {match[1]: match[2] for match in _NOT_MEASURED.finditer(said)}
     pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])
     found = dict(zip(pieces["cause"].to_pylist(), pieces["time_ns_sum"].to_pylist(), strict=True))
     return _Outcome(ledger(recording), found, refusals)

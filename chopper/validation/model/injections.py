@@ -29,7 +29,7 @@ class Injection:
         turns: magnitude → knobs to turn.
         base: knobs that are turned with and without the injection.
         scale_ns: magnitude → what errors are shares of, where the truth is that it costs nothing.
-        may_refuse: the samples cannot tell: an honest refusal is right.
+        factor: the factor that an honest attribution may say it did not measure; None: none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Injection:
     turns: Mapping[str, Mapping[str, Any]]
     base: Mapping[str, Any] = field(default_factory=dict)
     scale_ns: Mapping[str, int] | None = None
-    may_refuse: bool = False
+    factor: str | None = None
 
     def plans(self, magnitude: str, *, flavour: str, seed: int) -> tuple[Plan, Plan]:
         """The job without and with it."""
@@ -71,19 +71,20 @@ def _dips(reason: int, *ratios: float, begin_ms: float = 22.35, end_ms: float = 
     return _three(small, medium, large)
 
 
-def _flapping(ratio: float, length_ms: float) -> dict[str, Any]:
-    """The clock goes down and up every few milliseconds, in the middle of kernels."""
+def _changing(ratio: float, *low_ms: tuple[float, float]) -> dict[str, Any]:
+    """The clock is low between these times, which lie anywhere in kernels."""
     return {
         "clocks": tuple(
-            Clock(
-                ratio,
-                _POWER,
-                begin_ns=round((8 + 2.2 * length_ms * i) * _MS),
-                end_ns=round((8 + 2.2 * length_ms * i + length_ms) * _MS),
-            )
-            for i in range(12)
+            Clock(ratio, _POWER, begin_ns=round(begin * _MS), end_ns=round(end * _MS))
+            for begin, end in low_ms
         )
     }
+
+
+_SLOWLY = ((21.37, 68.92), (103.55, 147.21), (181.83, 239.46))
+_QUICKLY = tuple(
+    (begin, begin + 9.7) for begin in (4.1, 21.9, 41.3, 58.6, 79.9, 97.2, 118.4, 136.3)
+)
 
 
 _PLAIN = (
@@ -173,7 +174,7 @@ _PLAIN = (
         "exposed_copy",
         "copy.host_to_device",
         "The device waits for a copy from the host before each layer.",
-        _doses("copy", 0.3 * _MS, 1 * _MS, 4 * _MS),
+        _doses("copy", 0.6 * _MS, 1.5 * _MS, 4 * _MS),
     ),
     Injection(
         "exposed_memset",
@@ -185,18 +186,15 @@ _PLAIN = (
         "clock_power_cap",
         "compute.clock.power_cap",
         "A power cap lowers the clock for more than half of the run.",
-        _join(
-            _dips(_POWER, 0.90, 0.80, 0.60),
-            _three({"telemetry_hz": 1000.0}, {"telemetry_hz": 500.0}, {"telemetry_hz": 1000.0}),
-        ),
-        base={"sensitivity": 0.9, "steps": 6},
+        _dips(_POWER, 0.90, 0.80, 0.60),
+        base={"steps": 6},
     ),
     Injection(
         "clock_thermal",
         "compute.clock.thermal",
         "Heat lowers the clock for more than half of the run.",
         _dips(_THERMAL, 0.90, 0.80, 0.60),
-        base={"sensitivity": 0.9, "steps": 6},
+        base={"steps": 6},
     ),
     Injection(
         "contention",
@@ -222,6 +220,7 @@ _PLAIN = (
         "compute.efficiency.wave_quantization",
         "The last round of blocks fills only a part of the units.",
         _doses("wave", 0.9, 0.6, 0.1),
+        factor="wave quantization",
     ),
     Injection(
         "inefficiency",
@@ -239,7 +238,7 @@ _PLAIN = (
         "stream_dependency",
         "idle.dependency",
         "The device takes longer to see that another stream is done.",
-        _three(*({"event_gap_ns": n} for n in (20_000, 80_000, 300_000))),
+        _three(*({"event_gap_ns": n} for n in (10_000, 30_000, 100_000))),
         base={"late_layers": 3},
     ),
 )
@@ -329,9 +328,16 @@ _HARD = (
     Injection(
         "clock_in_kernels",
         "compute.clock.power_cap",
-        "The clock goes down and up every few milliseconds, in the middle of kernels.",
-        _three(*(_flapping(ratio, 11.37) for ratio in (0.90, 0.75, 0.50))),
+        "The clock goes down and up in the middle of kernels.",
+        _three(*(_changing(ratio, *_SLOWLY) for ratio in (0.90, 0.75, 0.60))),
         base={"steps": 8},
+    ),
+    Injection(
+        "clock_matters_less",
+        "compute.clock.thermal",
+        "Kernels depend on the clock less than their place under the roofline says.",
+        _dips(_THERMAL, 0.85, 0.75, 0.60),
+        base={"sensitivity": 0.85, "quiet_every": 2, "steps": 8},
     ),
     Injection(
         "clock_low_throughout",
@@ -344,9 +350,9 @@ _HARD = (
         "clock_dips_unseen",
         "compute.clock.power_cap",
         "Dips that are shorter than the time between two samples: nobody can know.",
-        _three(*(_flapping(ratio, 11.37) for ratio in (0.90, 0.75, 0.50))),
-        base={"telemetry_hz": 40.0, "steps": 8},
-        may_refuse=True,
+        _three(*(_changing(ratio, *_QUICKLY) for ratio in (0.85, 0.75, 0.60))),
+        base={"telemetry_hz": 87.0},
+        factor="clock",
     ),
 )
 

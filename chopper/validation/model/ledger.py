@@ -190,7 +190,7 @@ def _factors(
     inside: float,
     spent: dict[str, float],
 ) -> None:
-    """t = base · Π f: each factor's additive share of t - base by the logarithmic mean.
+    """T = base · Π f: each factor's additive share of t - base by the logarithmic mean.
 
     The base is the ideal of model math, and the roofline of memory-bound work.
     """
