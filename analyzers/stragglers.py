@@ -190,3 +190,43 @@ def stragglers(attribution: Attribution) -> pa.Table:
     }
     declared = TABLES["stragglers"].arrow
     return pa.table({f.name: columns[f.name] for f in declared}, schema=declared)
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The rank that the others waited for most.
+
+    Attributes:
+        rank: which.
+        late_ratio: collectives at which it came last, of all at which anybody waited.
+        share_ratio: waiting that it caused, of all.
+        cause: leaf cause of its largest excess, None where none explains it.
+        excess_ns: that excess, over all collectives.
+    """
+
+    rank: int
+    late_ratio: float
+    share_ratio: float
+    cause: str | None
+    excess_ns: int
+
+
+def worst(attribution: Attribution) -> Worst | None:
+    """Who made the others wait most, None when nobody waited at a matched collective."""
+    rows = stragglers(attribution).to_pylist()
+    if not rows:
+        return None
+    share: dict[int, float] = {}
+    for row in rows:
+        rank = row["straggler_rank"]
+        share[rank] = share.get(rank, 0.0) + row["share_ratio"]
+    rank = max(share, key=lambda r: share[r])
+    mine = [row for row in rows if row["straggler_rank"] == rank]
+    told = next((row for row in mine if row["cause"] is not None), None)
+    return Worst(
+        rank,
+        mine[0]["late_ratio"],
+        share[rank],
+        None if told is None else told["cause"],
+        0 if told is None else told["excess_ns"],
+    )
