@@ -153,6 +153,11 @@ def heading(column: str) -> str:
     return f"{words}s" if found == "count" and not words.endswith("s") else words
 
 
+def is_number_of(column: str) -> bool:
+    """Whether a column names things by number (``step``, ``stream_id``): no thousands apart."""
+    return column.endswith("_id") or column in ("rank", "step", "number", "core", "row")
+
+
 def cell(column: str, value: object) -> str:
     """A value of a declared table, in the unit that its column's name tells."""
     if value is None:
@@ -163,6 +168,8 @@ def cell(column: str, value: object) -> str:
         found = unit(column)
         if found is not None:
             return _UNITS[found](value)
+        if is_number_of(column):
+            return str(value)
         return count(value) if isinstance(value, int) or abs(value) >= 999.5 else _three(value)
     if column == "kernel":
         return kernel_name(str(value))

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from chopper import _format as fmt
 from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
-from chopper.reports import figures, plotly_script, series, timeline
+from chopper.reports import details, figures, plotly_script, series, timeline
 from chopper.reports.advice import advice
+from chopper.reports.pack import deflate_text
 from chopper.reports.palette import PHASES, color, ink
 from chopper.reports.story import Story, Views, coverage_label, full_label, sentence, tell
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     from chopper.reports.story import TopCause
 
 _ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("util.js", "table.js", "plots.js", "timeline.js", "main.js")
+_SCRIPTS = ("util.js", "table.js", "details.js", "plots.js", "timeline.js", "main.js")
 _SECTIONS = (
     ("summary", "Summary"),
     ("gap", "Causes"),
     ("steps", "Steps"),
     ("breakdown", "Breakdown"),
+    ("details", "Tables"),
     ("timeline", "Timeline"),
     ("telemetry", "Telemetry"),
     ("quality", "Quality"),
@@ -63,9 +65,12 @@ def render(attribution: Attribution) -> str:
 
     views = Views(attribution)
     story = tell(views)
-    telemetry = series.collect(attribution.run)
+    telemetry = [*series.collect(attribution.run), *series.queues(attribution)]
+    tables = details.tables(attribution)
     lanes = timeline.build(attribution, telemetry)
     context = _context(views, story, lanes, telemetry)
+    context["has_details"] = bool(tables)
+    context["sections"] = [s for s in _SECTIONS if s[0] != "details" or tables]
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(s) for s in _SCRIPTS) + "\n})();"
     plotly = plotly_script.get()
     environment = jinja2.Environment(
@@ -81,6 +86,7 @@ def render(attribution: Attribution) -> str:
         data=safe(_data(views, story, lanes, telemetry)),
         names=safe(lanes.names),
         telemetry=safe(lanes.telemetry),
+        details=safe(deflate_text(to_script_json(tables).encode())),
         packs=[(key, safe(blob)) for key, blob in lanes.packs.items()],
         plotly=safe(plotly.deflated),
         plotly_bytes=plotly.size_bytes,
@@ -258,7 +264,6 @@ def _context(
     run = attribution.run
     return {
         "version": __version__,
-        "sections": _SECTIONS,
         "story": story,
         "run_source": run.source,
         "ranks": len(attribution.ranks),

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.queue import depths as depths_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from chopper.attribution import Attribution
     from chopper.run import Run
 
 
@@ -226,6 +229,24 @@ def _counters(table: pa.Table, rank: int) -> list[Series]:
             )
         )
     return found
+
+
+_QUEUE_RANKS = 8
+
+
+def queues(attribution: Attribution) -> list[Series]:
+    """Launches that wait or run, all streams of a rank together; of the first few ranks."""
+    found = []
+    for rank in attribution.run.ranks[:_QUEUE_RANKS]:
+        depths = depths_of(attribution, rank)
+        if not depths:
+            continue
+        time = np.concatenate([d.time_ns for d in depths])
+        change = np.concatenate([np.diff(d.count, prepend=0) for d in depths])
+        order = np.argsort(time, kind="stable")
+        entries = np.cumsum(change[order]).astype(np.float64)
+        found.append(Series("Launch queue", f"rank {rank}", "", rank, time[order], entries))
+    return [s for s in found if len(s.time_ns) > 1]
 
 
 def thin(series: Series, points: int) -> Series:

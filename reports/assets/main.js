@@ -12,6 +12,10 @@ const timeline = data.timeline.length ? new Timeline(data) : null;
 if (!timeline) $("tl").replaceChildren(el("p", { class: "note" }, "No step window holds an event to draw."));
 new Breakdown(data, $("breakdown-table"), $("tabs"), $("filter"));
 const plots = new Plots(data.figures);
+const details = inflateText("details-data").then((text) => {
+  const views = JSON.parse(text);
+  return views.length ? new Details(views, $("details-table")) : null;
+});
 
 function stepsFigure() {
   const host = $("fig-steps"), figure = data.figures.steps;
@@ -65,6 +69,7 @@ document.querySelectorAll("main > section").forEach((s) => inView.observe(s));
     if (timeline) await timeline.start();
     document.documentElement.dataset.ready = "timeline";
     performance.mark("chopper-timeline");
+    await details;
     plots.start();
     await plots.rest();
     document.documentElement.dataset.ready = "all";

@@ -58,6 +58,24 @@ function rate(n) {
   return `${i ? three(n) : n.toFixed(0)} ${units[i]}`;
 }
 
+/** A value in the largest unit below it, three digits: as chopper._format. */
+function scaled(value, base, units) {
+  let i = 0;
+  while (Math.abs(value) >= Math.min(base, 999.5) && i < units.length - 1) { value /= base; i++; }
+  return `${i ? three(value) : value.toFixed(0)} ${units[i]}`;
+}
+
+const plain = (v) => (Number.isInteger(v) || Math.abs(v) >= 999.5 ? count(v) : three(v));
+const SI = ["", "k", "M", "G", "T", "P"];
+/** Unit of a column's name → how its values read. */
+const UNITS = {
+  ns: duration, ratio: percent, count, bytes: (v) => scaled(v, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]),
+  bytes_per_s: (v) => scaled(v, 1000, SI.map((s) => `${s}B/s`)), flop: (v) => scaled(v, 1000, SI.map((s) => `${s}FLOP`)),
+  flop_per_s: (v) => scaled(v, 1000, SI.map((s) => `${s}FLOP/s`)), hz: (v) => scaled(v, 1000, ["Hz", "kHz", "MHz", "GHz"]),
+  factor: (v) => `${v >= 10 ? three(v) : v.toFixed(1)}×`, w: (v) => `${three(v)} W`, j: (v) => `${three(v)} J`, c: (v) => `${three(v)} °C`,
+  id: String, bool: (v) => (v ? "yes" : "no"),
+};
+
 function quantity(value, unit) {
   if (value === null || Number.isNaN(value)) return DASH;
   if (unit === "ratio") return percent(value);
