@@ -358,7 +358,7 @@ def _straggler(attribution: Attribution) -> list[Evidence]:
         per_step = found.excess_ns / max(attribution.steps, 1)
         unit = _unit(attribution)
         value += f"; {fmt.duration(per_step)} more per {unit} in {full_label(found.cause).lower()}"
-    return [Evidence("rank", str(found.rank), str(found.rank), value)]
+    return [Evidence("straggler rank", str(found.rank), str(found.rank), value)]
 
 
 def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chopper.analyzers.attribute import JoinedRank, RankInput, attribute_rank, join_rank
 from chopper.analyzers.collectives import match
@@ -17,8 +20,9 @@ def joined(
     metadata: list[dict[str, Any]] | None = None,
     world: int = 2,
     link: float | None = None,
+    host: pa.Table | None = None,
 ) -> JoinedRank:
-    host: pa.Table = spans(span(0, 1, "aten::empty"))
+    host = spans(span(0, 1, "aten::empty")) if host is None else host
     return join_rank(
         RankInput(
             rank=rank,
@@ -49,7 +53,13 @@ def nccl(start: int, end: int, name: str = "ncclDevKernel_AllReduce_Sum_f32") ->
     return kernel(start, end, name, stream=20)
 
 
-def meta(row: int, sequence: int | None = None, elements: int = 250, what: str = "allreduce"):
+def meta(
+    row: int,
+    sequence: int | None = None,
+    elements: int = 250,
+    what: str = "allreduce",
+    size: int = 2,
+) -> dict[str, Any]:
     return {
         "source": "device_event",
         "row": row,
@@ -57,9 +67,9 @@ def meta(row: int, sequence: int | None = None, elements: int = 250, what: str =
         "in_elements_count": elements,
         "out_elements_count": elements,
         "dtype": "Float",
-        "group_size_count": 2,
+        "group_size_count": size,
         "group_name": "0",
-        "group_ranks": "[0, 1]",
+        "group_ranks": str(list(range(size))),
         "sequence_id": sequence,
     }
 
@@ -178,3 +188,170 @@ def test_groups_of_unknown_members_are_not_matched() -> None:
 def test_point_to_point_is_no_collective() -> None:
     ranks = [joined(r, nccl(s, 200, "ncclDevKernel_SendRecv")) for r, s in ((0, 100), (1, 160))]
     assert times(ranks)[0] == {"communication.unseparated": 100}
+
+
+def instances(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[list[tuple[int, int]]]:
+    """Matched collectives as sorted lists of (rank, event), by their first event."""
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks], one_clock=one_clock)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for rank, m in matched.items():
+        for event in np.flatnonzero(m.instance >= 0):
+            found.setdefault(int(m.instance[event]), []).append((rank, int(event)))
+    return sorted(sorted(parts) for parts in found.values())
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.sets(st.integers(0, 11)), min_size=2, max_size=4),
+    st.booleans(),
+    st.integers(0, 2 * 10**9),
+)
+def test_dropped_events_shift_nothing(kept: list[set[int]], numbered: bool, ahead: int) -> None:
+    # Twelve collectives 1000 apart; each rank's trace holds some of them, its clock is off.
+    world = len(kept)
+    ranks = []
+    for rank, numbers in enumerate(kept):
+        order = sorted(numbers)
+        begin = rank * ahead if numbered else 0
+        entries = [meta(i, n if numbered else None, size=world) for i, n in enumerate(order)]
+        events = [nccl(begin + 1000 * n + 10 * rank, begin + 1000 * n + 500) for n in order]
+        ranks.append(joined(rank, *events, metadata=entries, world=world))
+    wanted = [
+        [(rank, sorted(numbers).index(n)) for rank, numbers in enumerate(kept)]
+        for n in sorted(set.intersection(*kept))
+    ]
+    assert instances(ranks, one_clock=not numbered) == sorted(wanted)
+
+
+def test_coalesced_collectives_share_a_number() -> None:
+    # Two reduce-scatters launched as one: the first of one rank is the first of the other.
+    def part(rank: int, start: int) -> JoinedRank:
+        entries = [meta(i, 4, what="reduce_scatter_tensor_coalesced") for i in range(2)]
+        events = [nccl(start, start + 50), nccl(start + 50, start + 90)]
+        return joined(rank, *events, metadata=entries)
+
+    assert instances([part(0, 100), part(1, 900)]) == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+
+
+def test_a_send_is_matched_with_its_receive() -> None:
+    # Rank 0 sends to 1, rank 1 to 2; each rank's other neighbour is of another pair.
+    def pair(row: int, what: str, **peer: int) -> dict[str, Any]:
+        return meta(row, row, what=what, size=3) | peer
+
+    name = "ncclDevKernel_SendRecv"
+    ranks = [
+        joined(0, nccl(100, 200, name), metadata=[pair(0, "send", target_rank_id=1)], world=3),
+        joined(
+            1,
+            nccl(150, 200, name),
+            nccl(300, 400, name),
+            metadata=[pair(0, "recv", source_rank_id=0), pair(1, "send", target_rank_id=2)],
+            world=3,
+        ),
+        joined(2, nccl(330, 400, name), metadata=[pair(0, "recv", source_rank_id=1)], world=3),
+    ]
+    assert instances(ranks) == [[(0, 0), (1, 0)], [(1, 1), (2, 0)]]
+    assert times(ranks)[0]["communication.wait"] == 50
+    assert times(ranks)[1]["communication.wait"] == 30
+
+
+def test_the_backends_span_tells_the_peer() -> None:
+    def part(rank: int, start: int, span_name: str) -> JoinedRank:
+        host = spans(
+            span(0, 90, span_name, "annotation"),
+            span(10, 20, "cudaLaunchKernel", "runtime", correlation_id=5),
+        )
+        event = kernel(start, 200, "ncclDevKernel_SendRecv", stream=20, correlation_id=5)
+        return joined(rank, event, host=host)
+
+    ranks = [part(0, 100, "nccl:send 0->1"), part(1, 160, "nccl:recv 1<-0")]
+    assert times(ranks)[0]["communication.wait"] == 60
+
+
+def test_evenly_spaced_groups_need_no_list_of_ranks() -> None:
+    # Ranks 1 and 3 of a world of four; long lists are cut short in traces.
+    spaced = {"group_ranks": "[1, ...]", "first_rank_id": 1, "rank_stride_count": 2}
+    ranks = [
+        joined(r, nccl(s, 200), metadata=[meta(0) | spaced], world=4)
+        for r, s in ((1, 100), (3, 170))
+    ]
+    assert instances(ranks) == [[(1, 0), (3, 0)]]
+
+
+def test_numbered_groups_of_unknown_members_are_matched_by_name() -> None:
+    # As many ranks name the group as it has members: these are its members.
+    hidden = {"group_ranks": None, "group_name": "tp"}
+    pair = [
+        joined(r, nccl(s, 200), metadata=[meta(0, 3) | hidden], world=8)
+        for r, s in ((0, 9), (5, 99))
+    ]
+    assert instances(pair) == [[(0, 0), (5, 0)]]
+    crowd = [joined(r, nccl(r, 200), metadata=[meta(0, 3) | hidden], world=8) for r in range(3)]
+    assert instances(crowd) == []
+
+
+def test_different_sizes_of_one_number_are_one_collective() -> None:
+    ranks = [
+        joined(r, nccl(s, 200), metadata=[meta(0, 1, elements=e)])
+        for r, s, e in ((0, 100, 250), (1, 160, 999))
+    ]
+    assert instances(ranks) == [[(0, 0), (1, 0)]]
+
+
+def test_clocks_seconds_apart_are_found_by_the_ends() -> None:
+    # No numbers: nothing overlaps until the clocks are shifted; all ends agree once they are.
+    second = 10**9
+    begin = [1000, 9000, 20_000, 50_000]
+    ranks = [
+        joined(0, *(nccl(b, b + 500) for b in begin)),
+        joined(1, *(nccl(b + 100 + 5 * second, b + 500 + 5 * second) for b in begin)),
+    ]
+    assert len(instances(ranks, one_clock=False)) == 4
+    assert times(ranks, one_clock=False)[0]["communication.wait"] == 400
+    # On one host no clock can be ahead: these are different collectives.
+    assert instances(ranks) == []
+
+
+def test_other_steps_are_not_taken_for_a_shifted_clock() -> None:
+    # As many collectives, seconds later, at other distances: the ends do not agree.
+    second = 10**9
+    here, there = [0, 10**6, 3 * 10**6], [0, 2 * 10**6, 3 * 10**6]
+    ranks = [
+        joined(0, *(nccl(b, b + 500_000) for b in here)),
+        joined(1, *(nccl(b + 5 * second, b + 5 * second + 500_000) for b in there)),
+    ]
+    assert instances(ranks, one_clock=False) == []
+
+
+def test_clocks_are_compared_through_common_partners() -> None:
+    # 0 and 1 share collectives, 1 and 2 others: rank 2 is 70 ahead of rank 1, that 30 of rank 0.
+    def entry(row: int, number: int, ranks: list[int]) -> dict[str, Any]:
+        return meta(row, number) | {"group_ranks": str(ranks), "group_name": str(ranks)}
+
+    ranks = [
+        joined(0, nccl(0, 100), metadata=[entry(0, 1, [0, 1])], world=3),
+        joined(
+            1,
+            nccl(30, 130),
+            nccl(230, 330),
+            metadata=[entry(0, 1, [0, 1]), entry(1, 1, [1, 2])],
+            world=3,
+        ),
+        joined(2, nccl(300, 400), metadata=[entry(0, 1, [1, 2])], world=3),
+    ]
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks])
+    assert [matched[r].offset_ns for r in range(3)] == [0, 30, 100]
+
+
+def test_many_ranks_and_collectives_all_find_each_other() -> None:
+    # One collective of 64 is lost on one rank: all others are matched, numbered or not.
+    for numbered in (True, False):
+        ranks = []
+        for rank in range(64):
+            kept = [n for n in range(100) if not (rank == 63 and n == 17)]
+            events = [nccl(10_000 * n + rank, 10_000 * n + 5000) for n in kept]
+            entries = [meta(i, n if numbered else None, size=64) for i, n in enumerate(kept)]
+            ranks.append(joined(rank, *events, metadata=entries, world=64))
+        found = instances(ranks)
+        assert len(found) == 99
+        assert all(len(parts) == 64 for parts in found)
