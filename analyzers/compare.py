@@ -167,7 +167,7 @@ def _notes(sides: tuple[Steps, Steps]) -> list[str]:
         if steps.left_out:
             numbers = ", ".join(map(str, steps.left_out))
             notes.append(
-                f"{name}: step {numbers} left out as warm-up: much longer than all later ones"
+                f"{name}: {'steps' if len(steps.left_out) > 1 else 'step'} {numbers} left out as warm-up: much longer than all later ones"
             )
         each = steps.step_ns
         if len(each) >= MIN_STEPS:

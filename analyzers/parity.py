@@ -30,6 +30,9 @@ _FLOP_KNOWN_RATIO = 0.95
 _OPERATORS_PASS_RATIO = 0.98
 _OPERATORS_WITHHOLD_RATIO = 0.5
 _DTYPE_SHARE = 0.01
+_SPEED_PASS_RATIO = 0.05
+_SPEED_KNOWN_RATIO = 0.5
+"""Least share of the computing time that kernels of the same name make up."""
 _EMBEDDING = "aten::embedding"
 
 
@@ -39,8 +42,9 @@ def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
     checks = [
         _world_size(runs),
         flop,
-        _tokens(runs, sides),
+        _tokens(runs),
         _operators(runs, flop),
+        _speed(runs, sides),
         _same("device", "Devices", runs, _devices, "other hardware may be the whole difference"),
         _same("dtype", "Data types", runs, _dtypes, "arithmetic of the products, ≥ 1 % of FLOP"),
         _same("peak", "Peaks known", runs, _peaks, "only known peaks split computing further"),
@@ -185,8 +189,8 @@ def _flop_per_step(attribution: Attribution, steps: Steps) -> tuple[int | None, 
     return round(float(flop[known].sum()) / max(int(steps.windows.sum()), 1)), ""
 
 
-def _tokens(runs: Pair, sides: Sides) -> Check:
-    values = [_tokens_per_step(r, s) for r, s in zip(runs, sides, strict=True)]
+def _tokens(runs: Pair) -> Check:
+    values = [_tokens_per_step(r) for r in runs]
     a, b = values
     same = a is not None and b is not None and abs(b - a) <= FLOP_PASS_RATIO * a
     status = _status(a, b, same=same)
@@ -202,28 +206,39 @@ def _tokens(runs: Pair, sides: Sides) -> Check:
     )
 
 
-def _tokens_per_step(attribution: Attribution, steps: Steps) -> int | None:
-    """Indices that a step of one rank looks up in its largest table; None without one."""
-    events, step = events_of(attribution, steps)
-    codes, names = events.op
-    if _EMBEDDING not in names:
-        return None
-    phase, phases = events.phase
-    recompute = phases.index("recompute") if "recompute" in phases else -2
-    wanted = (codes == names.index(_EMBEDDING)) & (step >= 0) & (phase != recompute)
+def _tokens_per_step(attribution: Attribution) -> int | None:
+    """Indices that a traced step of one rank looks up in its largest table; None without one."""
     counted: dict[int, int] = {}
+    windows = 0
     for rank in attribution.run.ranks:
-        rows = np.unique(events.op_row[wanted & (events.rank == rank)])
-        rows = rows[rows >= 0]
-        dims, texts = strings(attribution.run.table(rank, "host_span"), "input_dims")
-        kinds, counts = np.unique(dims[rows], return_counts=True)
+        host = attribution.run.table(rank, "host_span")
+        codes, names = strings(host, "name")
+        inside, steps = _inside_steps(attribution, rank)
+        windows += steps
+        if _EMBEDDING not in names:
+            continue
+        dims, texts = strings(host, "input_dims")
+        wanted = inside & (codes == names.index(_EMBEDDING))
+        kinds, counts = np.unique(dims[wanted], return_counts=True)
         for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
             shape = _lookup(texts[kind]) if kind >= 0 else None
             if shape is not None:
                 counted[shape[0]] = counted.get(shape[0], 0) + count * shape[1]
     if not counted:
         return None
-    return round(counted[max(counted)] / max(int(steps.windows.sum()), 1))
+    return round(counted[max(counted)] / max(windows, 1))
+
+
+def _inside_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, int]:
+    """(mask of the host spans that begin in the rank's traced steps, number of these)."""
+    host = attribution.run.table(rank, "host_span")
+    step = attribution.run.table(rank, "step")
+    step = step.filter(step["traced"]) if step.num_rows else step
+    if not step.num_rows:
+        return np.ones(host.num_rows, dtype=bool), 1
+    start = ints(host, "start_ns")
+    inside: np.ndarray = (start >= ints(step, "start_ns")[0]) & (start < ints(step, "end_ns")[-1])
+    return inside, step.num_rows
 
 
 def _lookup(input_dims: str) -> tuple[int, int] | None:
@@ -274,19 +289,60 @@ def _operator_counts(attribution: Attribution) -> dict[str, float]:
     windows = 0
     for rank in attribution.run.ranks:
         host = attribution.run.table(rank, "host_span")
-        step = attribution.run.table(rank, "step")
-        step = step.filter(step["traced"]) if step.num_rows else step
         codes, names = strings(host, "name")
         kinds, categories = strings(host, "category")
         if "cpu_op" not in categories:
             continue
-        inside = kinds == categories.index("cpu_op")
-        if step.num_rows:
-            start = ints(host, "start_ns")
-            inside &= (start >= ints(step, "start_ns")[0]) & (start < ints(step, "end_ns")[-1])
-        windows += max(step.num_rows, 1)
+        inside, steps = _inside_steps(attribution, rank)
+        inside = inside & (kinds == categories.index("cpu_op"))
+        windows += steps
         counts = np.bincount(codes[inside], minlength=len(names))
         for i in np.flatnonzero(counts).tolist():
             if not names[i].startswith("chopper::"):
                 found[names[i]] = found.get(names[i], 0.0) + float(counts[i])
     return {name: count / windows for name, count in found.items()}
+
+
+def _speed(runs: Pair, sides: Sides) -> Check:
+    """Whether the same kernels took the same time: if none did, the machine was another."""
+    a, b = (_durations(r, s) for r, s in zip(runs, sides, strict=True))
+    shared = [n for n in a if n in b]
+    weight = np.array([min(a[n][0], b[n][0]) for n in shared], dtype=np.float64)
+    known = sum(t for t, _ in a.values()), sum(t for t, _ in b.values())
+    note = "mean duration of computing kernels by name, B over A, weighted by time"
+    if not shared or not all(known) or weight.sum() < _SPEED_KNOWN_RATIO * min(known):
+        return Check(
+            "speed", "Time of the same kernels", "unknown", None, None, "ratio", False, note
+        )
+    ratio = np.array([b[n][1] / max(a[n][1], 1e-9) for n in shared])
+    order = np.argsort(ratio)
+    place = np.cumsum(weight[order]) / weight.sum()
+    at = np.minimum(np.searchsorted(place, [0.25, 0.5, 0.75]), len(order) - 1)
+    low, middle, high = ratio[order][at].tolist()
+    same = abs(middle - 1) <= _SPEED_PASS_RATIO
+    if not same:
+        alike = low > 1 if middle > 1 else high < 1
+        note += f" (median {middle:.3g}, quartiles {low:.3g} and {high:.3g})"
+        note += (
+            "; nearly all of them: rather clocks, power or neighbours than the program"
+            if alike
+            else ""
+        )
+    status = _status(1.0, middle, same=same)
+    return Check("speed", "Time of the same kernels", status, 1.0, middle, "ratio", False, note)
+
+
+def _durations(attribution: Attribution, steps: Steps) -> dict[str, tuple[float, float]]:
+    """Computing kernels by name: (total time, mean duration)."""
+    events, step = events_of(attribution, steps)
+    classes, names = events.work_class
+    codes, kernels = events.kernel
+    if "compute" not in names:
+        return {}
+    mine = (step >= 0) & (codes >= 0) & (classes == names.index("compute"))
+    time = np.bincount(codes[mine], weights=events.dur_ns[mine], minlength=len(kernels))
+    count = np.bincount(codes[mine], minlength=len(kernels))
+    return {
+        kernels[i]: (float(time[i]), float(time[i] / count[i]))
+        for i in np.flatnonzero(time > 0).tolist()
+    }

@@ -325,8 +325,16 @@ def _interval(total: Total, *, flip: bool = False) -> str:
     return f"95 %: {signed(low)[:-2]} … {signed(high)}"
 
 
+# Labels that are no nouns.
+_NOUNS = {
+    "idle.preparation": "Idle time with the host late",
+    "compute.efficiency": "Time below peak",
+    "idle.no_step": "Time without any event",
+}
+
+
 def _said(change: Change) -> str:
-    label = CAUSES[change.id].label
+    label = _NOUNS.get(change.id, CAUSES[change.id].label)
     parent = CAUSES[change.parent].label if change.parent in _CONTEXT else ""
     words = f"{parent}: {label}" if parent else label
     verb = "fell" if change.difference_ns < 0 else "rose"

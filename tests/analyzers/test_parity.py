@@ -87,3 +87,29 @@ def test_tokens_are_the_indices_of_the_largest_table(tmp_path, indices, same) ->
     assert check.b == indices[0] * indices[1]
     assert (check.status == "pass") is same
     assert check.withholds is not same
+
+
+def test_a_machine_at_another_speed_is_told_from_a_slower_program(tmp_path) -> None:
+    a = trace(tmp_path / "a.json", matmul_ns=(4_000,), adds=3)
+    # The product at 1.5 times, the additions as before: 4 of 7 µs are slower, so is the median.
+    slower = trace(tmp_path / "b.json", matmul_ns=(6_000,), adds=3)
+    check = _checks(chopper.compare(a, slower))["speed"]
+    assert (check.status, check.a, check.b) == ("differs", 1, 1.5)
+    assert "quartiles 1 and 1.5" in check.note
+    assert "neighbours" not in check.note
+    # Alone it is all there is: nothing tells the program from the machine.
+    b = trace(tmp_path / "c.json", matmul_ns=(6_000,), adds=0)
+    alone = trace(tmp_path / "d.json", matmul_ns=(4_000,), adds=0)
+    assert "rather clocks, power or neighbours" in _checks(chopper.compare(alone, b))["speed"].note
+    assert _checks(chopper.compare(a, a))["speed"].status == "pass"
+
+
+def test_kernels_of_other_names_say_nothing_of_speed(tmp_path) -> None:
+    one, other = Trace(), Trace(platform="rocm")
+    for made, name in ((one, "sm90_gemm"), (other, "Cijk_gemm")):
+        for s in range(3):
+            made.step(s, 10_000 * s, 10_000)
+            made.launch(name, 10_000 * s + 100, 50, kernel_at=10_000 * s + 500, kernel_for=5_000)
+        (tmp_path / f"{name}.json").write_bytes(made.encode())
+    found = chopper.compare(tmp_path / "sm90_gemm.json", tmp_path / "Cijk_gemm.json")
+    assert _checks(found)["speed"].status == "unknown"

@@ -29,7 +29,7 @@ def test_text_says_what_changed(pair) -> None:
     assert shown.returncode == 0, shown.stderr
     # The next addition waits for its own launch: a longer product leaves less idle time.
     assert "No difference can be told from noise" in shown.stdout
-    assert "Model math" in shown.stdout
+    assert "Computing" in shown.stdout
     assert "+4.00 µs" in shown.stdout
     assert "aten::mm" in shown.stdout
     assert all(len(line) <= 100 for line in shown.stdout.splitlines())
