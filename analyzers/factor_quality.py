@@ -24,27 +24,7 @@ def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit
     """Checks of one rank's factors."""
     found = _clocks(rank, links, factors)
     found += [msgspec.structs.replace(finding, rank=rank) for finding in factors.findings]
-    compared = factors.signature >= 0
-    time = float(links.events.dur_ns[compared].sum())
-    contention = factors.contention
-    never = np.isnan(contention.baseline_ns) & (contention.overlapped_count > 0)
-    rows = compared.copy()
-    rows[compared] = never[factors.signature[compared]] & ~contention.alone
-    unknown = float(links.events.dur_ns[rows].sum())
-    if time and unknown > _SHARE_SAID * time:
-        bound = contention.bound_ns[never].sum()
-        found.append(
-            Finding(
-                code="compute.contention_unknown",
-                severity="info",
-                message=f"{int(rows.sum())} kernels ({unknown / 1e6:.1f} ms) ran beside other work and "
-                "too few of their like ran alone: their contention is not claimed; beyond the "
-                f"instance that overlapped least they took {bound / 1e6:.1f} ms",
-                rank=rank,
-                count=int(rows.sum()),
-                withholds=("compute.contention",),
-            )
-        )
+    found += _contention(rank, links, factors)
     scaled, whole = split.split_ns
     if whole and scaled > _SHARE_SAID * whole:
         found.append(
@@ -57,6 +37,38 @@ def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit
                 count=split.scaled,
             )
         )
+    return found
+
+
+def _contention(rank: int, links: Links, factors: Factors) -> list[Finding]:
+    """Kernels that ran beside others, and nothing like them alone: the bound."""
+    contention, dur_ns = factors.contention, links.events.dur_ns
+    never = np.isnan(contention.baseline_ns) & (contention.overlapped_count > 0)
+    beside = _overlapped(factors)
+    rows = beside.copy()
+    rows[beside] = never[factors.signature[beside]]
+    unknown = float(dur_ns[rows].sum())
+    if unknown <= _SHARE_SAID * float(dur_ns[factors.signature >= 0].sum()):
+        return []
+    bound = contention.bound_ns[never].sum()
+    return [
+        Finding(
+            code="compute.contention_unknown",
+            severity="info",
+            message=f"{int(rows.sum())} kernels ({unknown / 1e6:.1f} ms) ran beside other work and "
+            "too few of their like ran alone: their contention is not claimed; beyond the "
+            f"instance that overlapped least they took {bound / 1e6:.1f} ms",
+            rank=rank,
+            count=int(rows.sum()),
+            withholds=("compute.contention",) if unknown > 0.5 * dur_ns[beside].sum() else (),
+        )
+    ]
+
+
+def _overlapped(factors: Factors) -> np.ndarray:
+    """Mask of the events that were compared and ran beside something."""
+    found = factors.signature >= 0
+    found[found] = ~factors.contention.alone
     return found
 
 

@@ -204,7 +204,8 @@ _CHECKS = (
     Check(
         "compute.factors_exceed",
         "Factors explain too much",
-        "The factors of a kernel explain more than it took: all were scaled down alike.",
+        "The factors of a kernel explain more than it took: those of models (roofline, waves) were "
+        "scaled down, then the others.",
     ),
     # -- counters
     Check("counters.partial", "Counters of some kernels", "Kernels of other names have none."),
