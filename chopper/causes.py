@@ -46,7 +46,8 @@ _CAUSES = (
         "compute.clock",
         "Clock below the reference",
         "The device ran slower than the clock that its peak is quoted at: clock samples joined to "
-        "each product in time, weighted by how much the product depends on the clock.",
+        "each kernel in time, weighted by how much the kernel depends on the clock. Of model math "
+        "and memory-bound work.",
     ),
     Cause(
         "compute.clock.power_cap",
@@ -82,8 +83,9 @@ _CAUSES = (
     Cause(
         "compute.contention",
         "Contention",
-        "Products that ran beside communication, copies or other kernels took longer than the same "
-        "products (same operator, shapes, kernel and grid) took alone, clocks made equal.",
+        "Kernels that ran beside communication, copies or other kernels took longer than the same "
+        "work (same operator, shapes, kernel and grid) took alone, clocks made equal. Of model math "
+        "and memory-bound work.",
     ),
     Cause(
         "compute.efficiency",
@@ -146,7 +148,8 @@ _CAUSES = (
     Cause(
         "compute.vector.excess",
         "Above memory bandwidth",
-        "What memory-bound work took longer than its bytes need at the device's bandwidth.",
+        "What memory-bound work took longer than its bytes need at the device's bandwidth, and than "
+        "clock and contention explain.",
     ),
     Cause(
         "compute.vector.no_bytes",
