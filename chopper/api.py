@@ -24,6 +24,10 @@ _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
 _MATCHED_RATIO = 0.5
 """Below it, most of the collectives' time says nothing of who waited for whom."""
+_CLOCKS_DISAGREE = (
+    "the ranks' traces share no moment in time as recorded: their clocks disagree, and are set right "
+    "by when the ranks leave their collectives"
+)
 _DROPPED_RATIO = 0.01
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
@@ -365,8 +369,16 @@ def _matching_findings(findings: list[Finding], matched_ratio: float | None) -> 
 
     from chopper.manifest import Finding
 
-    if matched_ratio is None or matched_ratio >= _MATCHED_RATIO:
+    if matched_ratio is None:
         return findings
+    if matched_ratio >= _MATCHED_RATIO:
+        # Traces that share no moment matched all the same: it was their clocks.
+        return [
+            msgspec.structs.replace(f, severity="info", message=_CLOCKS_DISAGREE)
+            if f.code == "run.no_common_time"
+            else f
+            for f in findings
+        ]
     claim = ("communication.wait",)
     reasons = ("run.ranks_missing", "run.no_common_time")
     if any(f.code in reasons for f in findings):

@@ -1,0 +1,330 @@
+"""Data that supports less than it seems: the right number, or none with the reason.
+
+All through the public API: traces are written as Kineto writes them, loaded and attributed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chopper
+from chopper.checks import CHECKS
+from tests.kineto_writer import Trace
+
+US = 1_000
+MS = 1_000_000
+
+
+def attributed(directory: Path, *traces: Trace, **tables: str) -> chopper.Attribution:
+    """Attribute traces, one file each, with tables beside them; closed whatever comes."""
+    directory.mkdir(exist_ok=True)
+    for i, trace in enumerate(traces):
+        (directory / f"trace-{i}.json").write_bytes(trace.encode())
+    for name, text in tables.items():
+        (directory / f"{name}.csv").write_text(text)
+    found = chopper.attribute(directory)
+    assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
+    for level in ("step", "phase", "op", "kernel", "rank"):
+        assert sum(group.time_ns for group in found.by(level)) == found.observed_ns  # type: ignore[arg-type]
+    for finding in found.findings:
+        assert set(finding.withholds) <= set(CHECKS[finding.code].withholds)
+    return found
+
+
+def time_of(found: chopper.Attribution, cause: str) -> int:
+    return next((row.time_ns for row in found.causes() if row.id == cause), 0)
+
+
+def finding(found: chopper.Attribution, code: str) -> Any:
+    matches = [f for f in found.findings if f.code == code]
+    assert len(matches) == 1, [f.code for f in found.findings]
+    return matches[0]
+
+
+def reasons(found: chopper.Attribution) -> dict[str, str]:
+    return {held.claim.id: held.reason for held in found.withheld}
+
+
+# ---------------------------------------------------------------- telemetry
+
+
+def products(steps: int = 4, device_name: str = "NVIDIA A100-SXM4-40GB", **how: Any) -> Trace:
+    """Steps of 1 ms with one product of 900 µs each."""
+    trace = Trace(device_name=device_name, **how)
+    for s in range(steps):
+        at = s * MS
+        trace.step(s, at, MS)
+        op = trace.op(
+            "aten::mm",
+            at + 10 * US,
+            50 * US,
+            shapes=[[4096, 4096], [4096, 4096]],
+            types=["c10::BFloat16"] * 2,
+        )
+        trace.launch(
+            "ampere_bf16_gemm",
+            at + 20 * US,
+            10 * US,
+            kernel_at=at + 60 * US,
+            kernel_for=900 * US,
+            op=op,
+        )
+    return trace
+
+
+def clock_log(trace: Trace, *, after_ns: int = 0, clock: str = "1065", every_ns: int = MS) -> str:
+    """What ``nvidia-smi --format=csv`` would have written beside a trace."""
+    lines = ["timestamp, index, clocks.current.sm [MHz], power.draw [W]"]
+    for i in range(-3, 8):
+        at = dt.datetime.fromtimestamp((trace.base_ns + after_ns + i * every_ns) / 1e9, dt.UTC)
+        lines.append(f"{at:%Y/%m/%d %H:%M:%S.%f}, 0, {clock}, 300.0 W")
+    return "\n".join(lines) + "\n"
+
+
+def test_clock_samples_of_another_time(tmp_path):
+    trace = products()
+    found = attributed(tmp_path / "t", trace, smi=clock_log(trace, after_ns=3600 * 10**9))
+    assert (
+        "no clock samples before and after them"
+        in finding(found, "telemetry.clock_elsewhere").message
+    )
+    assert time_of(found, "compute.clock") == 0
+    assert "compute.clock" in reasons(found)
+    basis = next(r.basis for r in found.causes() if r.id == "compute.efficiency.rest")
+    assert "clock not measured" in basis
+
+
+@pytest.mark.parametrize("clock", ["0 MHz", "[N/A]", "N/A", "-1 MHz"])
+def test_clocks_that_are_no_clocks(tmp_path, clock):
+    trace = products()
+    found = attributed(tmp_path / "t", trace, smi=clock_log(trace, clock=clock))
+    assert time_of(found, "compute.clock") == 0
+    assert "compute.clock" in reasons(found)
+
+
+def test_clocks_that_are_clocks(tmp_path):
+    trace = products()
+    # Half of the 1410 MHz that the A100's peak is quoted at.
+    found = attributed(tmp_path / "t", trace, smi=clock_log(trace, clock="705 MHz"))
+    assert "compute.clock" not in reasons(found)
+    assert time_of(found, "compute.clock") > 0.3 * time_of(found, "compute")
+
+
+def test_a_device_without_peaks(tmp_path):
+    found = attributed(tmp_path / "t", products(device_name="Accelerator X1"))
+    assert found.to_dict()["ideal_ns"] is None
+    assert time_of(found, "compute.ideal") == 0
+    assert time_of(found, "compute.no_peak") == time_of(found, "compute") == 4 * 900 * US
+    assert "'Accelerator X1' is not in the table of peaks" in reasons(found)["compute.ideal"]
+    assert found.to_dict()["utilization"] == [] or all(
+        row["mfu_ratio"] is None for row in found.to_dict()["utilization"]
+    )
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def reducing(
+    rank: int,
+    *,
+    world: int = 2,
+    late_ns: int = 0,
+    elements: int = 1 << 20,
+    metadata: bool = True,
+    clock_ns: int = 0,
+    steps: int = 3,
+) -> Trace:
+    """Steps of 10 ms: a kernel of 4 ms, then an all-reduce that all ranks leave at 8 ms.
+
+    ``late_ns``: how much longer this rank computes, and so how much later it enters.
+    """
+    trace = Trace(rank=rank, world=world, pid=100 + rank, base_ns=Trace.base_ns + clock_ns)
+    trace.header["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world}
+    for s in range(steps):
+        at = s * 10 * MS
+        trace.step(s, at, 10 * MS)
+        op = trace.op("aten::mm", at + 10 * US, 50 * US, shapes=[[64, 64], [64, 64]])
+        trace.launch(
+            "gemm",
+            at + 20 * US,
+            10 * US,
+            kernel_at=at + 100 * US,
+            kernel_for=4 * MS + late_ns,
+            op=op,
+        )
+        about = {
+            "Collective name": "allreduce",
+            "In msg nelems": elements,
+            "Out msg nelems": elements,
+            "Group size": world,
+            "dtype": "Float",
+            "Process Group Name": "0",
+            "Process Group Ranks": str(list(range(world))),
+        }
+        begin = at + 100 * US + 4 * MS + late_ns
+        trace.launch(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+            at + 40 * US,
+            10 * US,
+            kernel_at=begin,
+            kernel_for=at + 8 * MS - begin,
+            stream=20,
+            args=about if metadata else None,
+        )
+    return trace
+
+
+WAITED = 3 * 1 * MS  # in each of three steps one rank waits for the other by a millisecond
+
+
+def test_waiting_is_told_from_transfer(tmp_path):
+    found = attributed(tmp_path / "t", reducing(0), reducing(1, late_ns=MS))
+    assert time_of(found, "communication.wait") == WAITED
+    assert "communication.wait" not in reasons(found)
+
+
+def test_without_the_other_ranks_waiting_is_not_claimed(tmp_path):
+    found = attributed(tmp_path / "t", reducing(0, world=4), reducing(1, world=4, late_ns=MS))
+    assert time_of(found, "communication.wait") == 0
+    assert time_of(found, "communication.unseparated") == time_of(found, "communication") > 0
+    assert "2 of 4 ranks are not here" in reasons(found)["communication.wait"]
+
+
+def test_without_metadata_collectives_are_known_by_name(tmp_path):
+    found = attributed(
+        tmp_path / "t", reducing(0, metadata=False), reducing(1, late_ns=MS, metadata=False)
+    )
+    assert time_of(found, "communication") == 3 * (2 * (4 * MS - 100 * US) - MS)
+    assert time_of(found, "communication.wait") == WAITED
+
+
+def test_collectives_of_different_sizes_are_not_one(tmp_path):
+    found = attributed(tmp_path / "t", reducing(0), reducing(1, late_ns=MS, elements=1 << 10))
+    assert time_of(found, "communication.wait") == 0
+    assert "could not be matched on all ranks" in reasons(found)["communication.wait"]
+
+
+@pytest.mark.parametrize("clock_ns", [2 * 10**9, -3 * 10**9])
+def test_clocks_of_ranks_that_disagree_by_seconds(tmp_path, clock_ns):
+    found = attributed(
+        tmp_path / "t", reducing(0, steps=8), reducing(1, late_ns=MS, clock_ns=clock_ns, steps=8)
+    )
+    # Taken out by when both leave.
+    assert time_of(found, "communication.wait") == 8 * MS
+    offset = finding(found, "run.clock_offset").message
+    assert f"{abs(clock_ns) // 1000} µs {'ahead' if clock_ns > 0 else 'behind'}" in offset
+    assert "set right" in finding(found, "run.no_common_time").message
+
+
+# ---------------------------------------------------------------- steps
+
+
+def test_steps_of_wildly_different_length(tmp_path):
+    trace = Trace()
+    at = 0
+    lengths = [MS, 40 * MS, MS, MS, 2 * MS]
+    for s, length in enumerate(lengths):
+        trace.step(s, at, length)
+        trace.launch("k", at + 10 * US, 5 * US, kernel_at=at + 20 * US, kernel_for=length - 30 * US)
+        at += length
+    found = attributed(tmp_path / "t", trace)
+    assert "longest 40.0 ms" in finding(found, "steps.uneven").message
+    low, high = next(r.ci95_ns for r in found.causes() if r.id == "compute") or (0, 0)
+    total = time_of(found, "compute")
+    # The interval says how little the mean of such steps is worth.
+    assert low < 0.5 * total < total < high
+
+
+def test_a_single_step_has_no_interval(tmp_path):
+    found = attributed(tmp_path / "t", products(steps=1))
+    assert all(row.ci95_ns is None for row in found.causes())
+    assert reasons(found)["confidence"] == "a single step: no confidence intervals"
+
+
+def test_no_steps_are_one_window(tmp_path):
+    trace = Trace()
+    trace.launch("k", 0, 5 * US, kernel_at=10 * US, kernel_for=MS)
+    found = attributed(tmp_path / "t", trace)
+    assert found.observed_ns == MS
+    assert "no steps in the trace" in reasons(found)["confidence"]
+
+
+# ---------------------------------------------------------------- launches
+
+
+def test_kernels_without_a_launch(tmp_path):
+    trace = Trace()
+    for s in range(4):
+        trace.step(s, s * MS, MS)
+        trace.launch("a", s * MS + 10 * US, 5 * US, kernel_at=s * MS + 20 * US, kernel_for=100 * US)
+        trace.work("kernel", "orphan", s * MS + 500 * US, 200 * US, 9_000 + s)
+    found = attributed(tmp_path / "t", trace)
+    assert finding(found, "event.without_launch").count == 4
+    assert time_of(found, "compute") == 4 * 300 * US
+    # The gaps before them have no cause, and say so.
+    assert time_of(found, "idle.unlaunched") == 4 * 380 * US
+    assert "4 of 8 device events (50.0%) have no launch" in reasons(found)["idle.causes"]
+
+
+def test_a_graph_replay_is_one_launch_of_many_kernels(tmp_path):
+    trace = Trace()
+    for s in range(2):
+        at = s * MS
+        trace.step(s, at, MS)
+        launch = trace.call("cudaGraphLaunch", at + 100 * US, 20 * US)
+        for i in range(5):
+            trace.work("kernel", f"k{i}", at + (200 + 100 * i) * US, 90 * US, launch)
+    found = attributed(tmp_path / "t", trace)
+    assert "event.without_launch" not in {f.code for f in found.findings}
+    assert time_of(found, "compute") == 2 * 5 * 90 * US
+    by_step = {group.key: group.causes for group in found.by("step")}
+    # Gaps within a replay are the device's own: no host was late.
+    within = 4 * 10 * US
+    for causes in by_step.values():
+        inside = sum(causes.get(c, 0) for c in ("idle.dependency", "idle.launch_latency"))
+        assert inside >= within
+    assert sum(c.get("idle.unlaunched", 0) for c in by_step.values()) == 0
+
+
+def test_host_spans_that_overlap_in_part(tmp_path):
+    trace = Trace()
+    for s in range(2):
+        at = s * MS
+        trace.step(s, at, MS)
+        trace.op("aten::add", at + 10 * US, 300 * US)
+        # Begins within the first and ends after it: no tree can hold both.
+        second = trace.op("aten::mul", at + 200 * US, 300 * US)
+        trace.launch(
+            "k", at + 400 * US, 5 * US, kernel_at=at + 420 * US, kernel_for=100 * US, op=second
+        )
+    found = attributed(tmp_path / "t", trace)
+    by_op = {group.key: group.causes for group in found.by("op")}
+    # The kernel is of the operator that launched it.
+    assert sum(t for c, t in by_op["aten::mul"].items() if c.startswith("compute.")) == 200 * US
+    assert time_of(found, "idle") == found.observed_ns - 200 * US
+
+
+# ---------------------------------------------------------------- counters
+
+COUNTERS = "Dispatch_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n"
+
+
+def test_counters_whose_names_do_not_match(tmp_path):
+    rows = "".join(f"{i},4,another_kernel,MfmaUtil,50\n" for i in range(4))
+    found = attributed(tmp_path / "t", products(), counters=COUNTERS + rows)
+    said = finding(found, "counters.not_matched")
+    assert said.count == 4
+    assert "compute.counters" in reasons(found)
+    assert time_of(found, "compute.efficiency.tensor_core") == 0
+
+
+def test_counters_that_match(tmp_path):
+    rows = "".join(f"{i},4,ampere_bf16_gemm,MfmaUtil,50\n" for i in range(4))
+    found = attributed(tmp_path / "t", products(), counters=COUNTERS + rows)
+    assert "counters.not_matched" not in {f.code for f in found.findings}
+    assert "compute.counters" not in reasons(found)
+    assert time_of(found, "compute.efficiency.tensor_core") > 0
