@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.model.job import Clock, Dose, Plan
+from chopper.validation.model.plan import Clock, Dose, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,27 +187,28 @@ _PLAIN = (
         "compute.clock.power_cap",
         "A power cap lowers the clock for more than half of the run.",
         _dips(_POWER, 0.90, 0.80, 0.60),
-        base={"steps": 6},
+        base={"layers": 3, "steps": 6},
     ),
     Injection(
         "clock_thermal",
         "compute.clock.thermal",
         "Heat lowers the clock for more than half of the run.",
         _dips(_THERMAL, 0.90, 0.80, 0.60),
-        base={"steps": 6},
+        base={"layers": 3, "steps": 6},
     ),
     Injection(
         "contention",
         "compute.contention",
         "Kernels beside communication take longer.",
         _doses("contention", 0.08, 0.2, 0.6),
-        base={"quiet_every": 2, "steps": 6},
+        base={"layers": 3, "quiet_every": 2, "steps": 6},
     ),
     Injection(
         "recomputation",
         "compute.recompute",
         "Layers run their forward again in backward: one, two, three.",
         _doses("recompute", 1, 2, 3),
+        base={"layers": 3},
     ),
     Injection(
         "vector_excess",
@@ -239,7 +240,7 @@ _PLAIN = (
         "idle.dependency",
         "The device takes longer to see that another stream is done.",
         _three(*({"event_gap_ns": n} for n in (10_000, 30_000, 100_000))),
-        base={"late_layers": 3},
+        base={"late_layers": 2},
     ),
 )
 
@@ -330,14 +331,14 @@ _HARD = (
         "compute.clock.power_cap",
         "The clock goes down and up in the middle of kernels.",
         _three(*(_changing(ratio, *_SLOWLY) for ratio in (0.90, 0.75, 0.60))),
-        base={"steps": 8},
+        base={"layers": 3, "steps": 8},
     ),
     Injection(
         "clock_matters_less",
         "compute.clock.thermal",
         "Kernels depend on the clock less than their place under the roofline says.",
         _dips(_THERMAL, 0.85, 0.75, 0.60),
-        base={"sensitivity": 0.85, "quiet_every": 2, "steps": 8},
+        base={"layers": 3, "sensitivity": 0.85, "quiet_every": 2, "steps": 8},
     ),
     Injection(
         "clock_low_throughout",
@@ -351,7 +352,7 @@ _HARD = (
         "compute.clock.power_cap",
         "Dips that are shorter than the time between two samples: nobody can know.",
         _three(*(_changing(ratio, *_QUICKLY) for ratio in (0.85, 0.75, 0.60))),
-        base={"telemetry_hz": 87.0},
+        base={"layers": 3, "telemetry_hz": 87.0},
         factor="clock",
     ),
 )

@@ -16,7 +16,7 @@ from chopper.validation.model.engine import Task
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chopper.validation.model.job import RankRecord, Recording
+    from chopper.validation.model.records import RankRecord, Recording
 
 _ACTIVITY = {
     name: f"idle.preparation.{name}"

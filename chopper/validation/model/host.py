@@ -1,0 +1,312 @@
+"""What a program on a host can do: be busy, call the runtime, launch kernels, run operators."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from chopper.validation.model.engine import Event, Program, Task
+from chopper.validation.model.records import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.validation.model.engine import Device, Simulation
+    from chopper.validation.model.groups import Groups
+    from chopper.validation.model.machine import Machine
+    from chopper.validation.model.plan import Plan
+    from chopper.validation.model.records import RankRecord
+
+BF16 = "c10::BFloat16"
+US = 1000
+
+
+@lru_cache(maxsize=200_000)
+def normal(seed: int, rank: int, step: int, key: str) -> float:
+    """A standard normal number of its own for each place in the program, cut at three."""
+    value = random.Random(f"{seed}/{rank}/{step}/{key}").gauss(0.0, 1.0)
+    return min(max(value, -3.0), 3.0)
+
+
+class Host:
+    """A program of one rank: its time, its calls, its kernels."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: Machine,
+        simulation: Simulation,
+        device: Device,
+        record: RankRecord,
+        groups: Groups,
+        begins: Event,
+    ) -> None:
+        self.plan, self.node, self.simulation, self.device = plan, node, simulation, device
+        self.record, self.groups, self.begins = record, groups, begins
+        self.rank = record.rank
+        self.main_tid = 1000 * (record.rank + 1)
+        self.tid = self.main_tid
+        self.step = 0
+        self.correlation = 0
+        self.external = 0
+        self.sequence = 100
+        self.sequences: dict[str, int] = {}
+        self.compute = node.compute_stream
+        self.gathered: dict[str, Event] = {}
+        self.reduced: list[Event] = []
+        self.forward_done: Event | None = None
+        self.copied_out: Event | None = None
+        self.offloaded: dict[str, Event] = {}
+        self.graph_tasks: list[Task] | None = None
+        self.graphs = 0
+
+    def random(self, key: str) -> float:
+        """Noise of a place in the program; its n-th visit in a step has its own."""
+        return normal(self.plan.seed, self.rank, self.step, key)
+
+    def around(self, ns: float, key: str) -> int:
+        """A host time with its noise."""
+        return max(round(ns * (1 + 10 * self.plan.noise_ratio * self.random(key))), 1)
+
+    def busy(self, ns: float, what: str | Task) -> Program:
+        """The program is busy with something."""
+        length = round(ns)
+        if length <= 0:
+            return
+        start = self.simulation.now_ns
+        yield length
+        self.record.segments.append((start, start + length, what))
+
+    def until(self, event: Event, what: str) -> Program:
+        """The program waits for something."""
+        start = self.simulation.now_ns
+        yield event
+        if self.simulation.now_ns > start:
+            self.record.segments.append((start, self.simulation.now_ns, what))
+
+    def span(self, name: str, category: str, start: int, **args: Any) -> None:
+        """Record a row that began earlier and ends now."""
+        self.record.spans.append(
+            Span(name, category, self.tid, start, self.simulation.now_ns, args)
+        )
+
+    @property
+    def now(self) -> int:
+        """True time."""
+        return self.simulation.now_ns
+
+    @property
+    def quiet(self) -> bool:
+        """Whether this step communicates nothing."""
+        every = self.plan.quiet_every
+        return every > 0 and self.step % every == 0
+
+    def runtime(self, name: str, ns: float, what: str | Task, **args: Any) -> Program:
+        """A runtime call that is no launch of a kernel."""
+        start = self.now
+        self.correlation += 1
+        correlation = self.correlation
+        yield from self.busy(ns, what)
+        self.span(
+            self.node.prefix + name,
+            "cuda_runtime",
+            start,
+            correlation=correlation,
+            **{"External id": self.external},
+            **args,
+        )
+
+    def launch(self, task: Task, key: str, *, call: str | None = None) -> Program:
+        """Launch one task."""
+        if self.graph_tasks is not None:
+            self.graph_tasks.append(task)
+            return
+        start = self.now
+        self.correlation += 1
+        task.correlation = self.correlation
+        task.external = self.external
+        task.call = call or (
+            self.node.launch_communication if task.collective is not None else self.node.launch
+        )
+        length = self.around(4.5 * US, key + "/call")
+        length += round(self.plan.call.at(self.rank, self.step))
+        task.launch_ns, task.returned_ns = start, start + length
+        task.available_ns = start + round(length * (1.0 + 0.12 * self.random(key + "/submit")))
+        self.device.stream(task.stream).push(task)
+        yield from self.busy(length, task)
+        self.span(
+            task.call,
+            "cuda_runtime",
+            start,
+            correlation=task.correlation,
+            **{"External id": self.external},
+            **self.launch_args(task),
+        )
+
+    def launch_args(self, task: Task) -> dict[str, Any]:
+        """What ROCm writes beside a launch."""
+        if self.node.flavour == "cuda" or "grid" not in task.shape:
+            return {}
+        return {
+            "kernel": task.name,
+            "grid": task.shape["grid"],
+            "block": task.shape["block"],
+            "shared memory": 0,
+        }
+
+    def wait_stream(self, stream: int, event: Event) -> Program:
+        """A stream waits for an event: cudaStreamWaitEvent."""
+        if self.graph_tasks is not None:
+            return
+        self.device.stream(stream).push(event)
+        yield from self.runtime("StreamWaitEvent", 1.1 * US, "runtime")
+
+    def op(
+        self,
+        name: str,
+        key: str,
+        tasks: list[Task],
+        *,
+        dims: list[Any] | None = None,
+        types: list[str] | None = None,
+        concrete: list[str] | None = None,
+        node: str | None = None,
+        around: str | None = None,
+        recorded: bool = True,
+    ) -> Program:
+        """An operator with its kernels, some Python before it.
+
+        Args:
+            name: as recorded.
+            key: place in the program.
+            tasks: kernels.
+            dims, types, concrete: its arguments as recorded.
+            node: place whose sequence number it takes, because autograd makes a node of it.
+            around: a composite operator that calls it.
+            recorded: whether Python runs before it (not inside autograd).
+        """
+        if self.graph_tasks is not None:
+            self.graph_tasks += tasks
+            return
+        if recorded:
+            yield from self.busy(self.around(3.5 * US, key + "/python"), "python")
+        outer = self.now
+        outer_external = 0
+        shapes: dict[str, Any] = {}
+        if dims is not None:
+            shapes = {
+                "Concrete Inputs": concrete or [""] * len(dims),
+                "Input type": types or [BF16] * len(dims),
+                "Input Dims": dims,
+            }
+        more: dict[str, Any] = {}
+        if node is not None:
+            self.sequence += 1
+            self.sequences[node] = self.sequence
+            more = {"Sequence number": self.sequence, "Fwd thread id": 0}
+        if around is not None:
+            self.external += 1
+            outer_external = self.external
+            yield from self.busy(self.around(1.6 * US, key + "/outer"), "dispatch")
+        start = self.now
+        self.external += 1
+        external = self.external
+        extra = self.plan.dispatch.at(self.rank, self.step)
+        yield from self.busy(self.around(5 * US, key + "/dispatch") + extra, "dispatch")
+        for i, task in enumerate(tasks):
+            yield from self.launch(task, f"{key}/{i}")
+        yield from self.busy(self.around(1.2 * US, key + "/after"), "dispatch")
+        self.span(name, "cpu_op", start, **{"External id": external}, **shapes, **more)
+        if around is not None:
+            yield from self.busy(self.around(0.7 * US, key + "/outer_after"), "dispatch")
+            self.span(around, "cpu_op", outer, **{"External id": outer_external}, **more)
+
+    def autograd(self, name: str, place: str | None, inside: Iterator[Any]) -> Program:
+        """A node of autograd's engine around operators."""
+        outer = self.now
+        args: dict[str, Any] = {}
+        if place is not None and place in self.sequences:
+            args = {"Sequence number": self.sequences[place], "Fwd thread id": 1}
+        self.external += 2
+        externals = self.external - 1, self.external
+        yield from self.busy(2.0 * US, "dispatch")
+        start = self.now
+        yield from self.busy(1.0 * US, "dispatch")
+        yield from inside
+        yield from self.busy(0.6 * US, "dispatch")
+        self.span(name, "cpu_op", start, **{"External id": externals[1]}, **args)
+        yield from self.busy(0.4 * US, "dispatch")
+        self.span(
+            f"autograd::engine::evaluate_function: {name}",
+            "cpu_op",
+            outer,
+            **{"External id": externals[0]},
+            **args,
+        )
+
+    def noisy(self, ns: float, key: str) -> float:
+        """A kernel's time with its noise."""
+        return ns * (1 + self.plan.noise_ratio * self.random(key + "/noise"))
+
+    def math(self, key: str, flop: float, bytes_count: float, *, name: str) -> Task:
+        """A kernel of model math; its utilization is its shape's own."""
+        ideal = flop / self.node.flop_per_ns
+        roofline = max(ideal, bytes_count / self.node.bytes_per_ns)
+        # Equal products on equal devices are equally efficient, wherever they stand.
+        below = 1.32 + 0.05 * normal(0, 0, 0, f"{name}/{flop}/{bytes_count}")
+        below *= 1 + self.plan.slow.at(self.rank, self.step)
+        units = self.node.units
+        rounds = 3
+        beyond = self.plan.wave.at(self.rank, self.step)
+        blocks = rounds * units + round(beyond * units)
+        wave = -(-blocks // units) / (blocks / units)
+        return Task(
+            name=name,
+            lane="compute",
+            stream=self.compute,
+            account="math",
+            alone_ns=self.noisy(roofline * below * wave, key),
+            ideal_ns=ideal,
+            roofline_ns=roofline,
+            wave_ratio=wave,
+            sensitivity=self.plan.sensitivity if roofline == ideal else 0.0,
+            shape={
+                "grid": [blocks, 1, 1],
+                "block": [self.node.block, 1, 1],
+                **self.node.gemm_shape,
+            },
+        )
+
+    def gemm(self, key: str, m: int, k: int, n: int) -> Task:
+        """A matrix product of m × k and k × n."""
+        bytes_count = 2 * (m * k + k * n + m * n)
+        return self.math(key, 2.0 * m * k * n, bytes_count, name=self.node.gemm)
+
+    def vector(
+        self, key: str, bytes_count: float, what: str, account: str = "vector", ratio: float = 1.18
+    ) -> Task:
+        """A memory-bound kernel."""
+        roofline = bytes_count / self.node.bytes_per_ns
+        if account == "vector":
+            ratio *= 1 + self.plan.vector.at(self.rank, self.step)
+        return Task(
+            name=self.node.elementwise(what),
+            lane="compute",
+            stream=self.compute,
+            account=account,
+            alone_ns=self.noisy(max(roofline * ratio, 1500.0), key),
+            roofline_ns=roofline,
+            shape={"grid": [8192, 1, 1], "block": [128, 1, 1], "registers per thread": 32},
+        )
+
+    def copy(self, name: str, account: str, ns: float, stream: int, bytes_count: int) -> Task:
+        """A copy, or a memset."""
+        return Task(
+            name=name,
+            lane="copy",
+            stream=stream,
+            account=account,
+            alone_ns=ns,
+            shape={"bytes": bytes_count},
+        )
