@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from chopper.analyzers.work.record import Record, Shape, Unknown, Work, with_bytes
+from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented, with_bytes
 
 Model = Callable[[Record], Work]
 
@@ -219,6 +219,7 @@ class Attention:
         return read + saved + record.nbytes(self.q) + keys + values
 
 
+@documented
 def unrecorded(family: str, reason: str) -> Model:
     """An operator that is known, of a work that its record cannot tell."""
 
@@ -239,17 +240,20 @@ def _flash(record: Record) -> Work:
 
 
 def _flash_backward(record: Record) -> Work:
+    """aten::_flash_attention_backward: five products, dense or packed."""
     packed = record.has(6)
     return (_FLASH_BACKWARD_PACKED if packed else _FLASH_BACKWARD_DENSE)(record)
 
 
 def _efficient(record: Record) -> Work:
+    """Memory-efficient attention, [B, L, H, D]; packed lengths are data."""
     if record.has(4):
         raise Unknown("the sequences' lengths are data")
     return _EFFICIENT(record)
 
 
 def _efficient_backward(record: Record) -> Work:
+    """Backward of memory-efficient attention."""
     if record.has(6):
         raise Unknown("the sequences' lengths are data")
     return _EFFICIENT_BACKWARD(record)
@@ -263,6 +267,7 @@ def _flash3(record: Record) -> Work:
 
 
 def _flash3_backward(record: Record) -> Work:
+    """FlashAttention 3's bwd, dense or packed."""
     return (_FLASH3_BACKWARD_PACKED if record.has(9) else _DAO_BACKWARD)(record)
 
 

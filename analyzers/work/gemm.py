@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt, prod
 
-from chopper.analyzers.work.record import Record, Shape, Unknown, Work, broadcast, with_bytes
+from chopper.analyzers.work.record import (
+    Record,
+    Shape,
+    Unknown,
+    Work,
+    broadcast,
+    documented,
+    with_bytes,
+)
 
 Model = Callable[[Record], Work]
 
@@ -32,6 +40,7 @@ def _read_addend(record: Record, index: int, beta: int) -> int:
     return 0 if record.text(beta) in ("0", "0.") else record.nbytes(index)
 
 
+@documented
 def _mm(a: int = 0, b: int = 1, *, addend: int | None = None, beta: int | None = None) -> Model:
     """[B,] M×K times [B,] K×N, plus an optional addend that broadcasts to the result."""
 
@@ -92,6 +101,7 @@ def _matmul(record: Record) -> Work:
     )
 
 
+@documented
 def _linear(x: int = 0, weight: int = 1, bias: int | None = 2) -> Model:
     """x[..., K] times weight[N, K] transposed."""
 
@@ -137,6 +147,7 @@ def _linear_backward(record: Record) -> Work:
     return with_bytes(work, traffic)
 
 
+@documented
 def _pair(a: int = 0, b: int = 1, *, packed: bool = False) -> Model:
     """Custom kernels: a[M, K] with b either [K, N] or [N, K].
 
@@ -160,6 +171,7 @@ def _pair(a: int = 0, b: int = 1, *, packed: bool = False) -> Model:
     return model
 
 
+@documented
 def _typed_pair(out_type: int | None = None) -> Model:
     """Unquantized custom linear (x[..., K], weight, bias?): the result has x's type or `out_type`."""
 
@@ -180,6 +192,7 @@ def _typed_pair(out_type: int | None = None) -> Model:
     return model
 
 
+@documented
 def _out_first(*, packed: bool = False) -> Model:
     """Custom kernels whose first argument is the result: (out[M, N], a, b, …)."""
 
@@ -211,6 +224,7 @@ def _scaled_mm(record: Record) -> Work:
 
 
 def _scaled_mm_v2(record: Record) -> Work:
+    """Scaled product in its newer form: several scales, the same FLOP."""
     left, right = _rank(record.shape(0), 2), _rank(record.shape(1), 2)
     k = _same(left[1], right[0]) * (2 if record.dtype(0) == "fp4" else 1)
     out = left[0] * right[1]
@@ -222,6 +236,7 @@ def _scaled_mm_v2(record: Record) -> Work:
     return with_bytes(_gemm(record, 2 * out * k, 0), traffic)
 
 
+@documented
 def _grouped_mm(offsets: int, bias: int, out_type: int) -> Model:
     """Grouped products: 2d×3d, 3d×2d, 2d×2d (K cut into groups) and 3d×3d.
 
@@ -256,7 +271,10 @@ def _grouped_mm(offsets: int, bias: int, out_type: int) -> Model:
     return model
 
 
+@documented
 def _addmv(matrix: int, vector: int, addend: int | None, beta: int | None) -> Model:
+    """A matrix times a vector, plus an optional addend."""
+
     def model(record: Record) -> Work:
         rows, columns = _rank(record.shape(matrix), 2)
         k = _same(columns, _rank(record.shape(vector), 1)[0])
@@ -274,6 +292,7 @@ def _addmv(matrix: int, vector: int, addend: int | None, beta: int | None) -> Mo
 
 
 def _dot(record: Record) -> Work:
+    """Two vectors: one number."""
     n = _same(_rank(record.shape(0), 1)[0], _rank(record.shape(1), 1)[0])
     return with_bytes(
         _gemm(record, 2 * n, 0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from chopper.analyzers.work.record import Record, Shape, Unknown, Work
+from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented
 from chopper.analyzers.work.vector import Like, Model, vector_work
 
 _INDEX_BYTES = 8
@@ -169,6 +169,7 @@ def _topk(record: Record) -> Work:
     return vector_work(record, traffic)
 
 
+@documented
 def _inputs_only(*inputs: int) -> Model:
     """The result's size is data: only the inputs are counted."""
 
@@ -182,6 +183,7 @@ def _inputs_only(*inputs: int) -> Model:
     return model
 
 
+@documented
 def _search(values: int, edges: int) -> Model:
     """bucketize(values, edges, out_int32), searchsorted(edges, values, out_int32)."""
 
@@ -223,6 +225,7 @@ def _embedding_bag_backward(record: Record) -> Work:
 
 
 def _widths_unrecorded(record: Record) -> Work:
+    """A lookup in many tables, whose row widths a trace lacks: unknown."""
     return Work(
         "vector", dtype=record.dtype(0), reason="bytes: the tables' row widths are not recorded"
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from chopper.analyzers.work.attention import Attention, unrecorded
-from chopper.analyzers.work.record import Record, Shape, Unknown, Work, with_bytes
+from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented, with_bytes
 from chopper.analyzers.work.vector import Like, Model, vector_work
 
 # ---- memory-bound -----------------------------------------------------------------------------
@@ -30,6 +30,7 @@ def _rotary(record: Record) -> Work:
     return vector_work(record, traffic, dtype_of=1)
 
 
+@documented
 def _scaled(times: int) -> Model:
     """`times` tensors of the first one's size."""
 
@@ -116,6 +117,7 @@ def _matrices(record: Record) -> list[tuple[int, Shape]]:
     return [(i, shape) for i, shape in found if len(shape) > 1 and all(shape)]
 
 
+@documented
 def _function_product(passes: int) -> Model:
     """x[..., K] and a weight [N, K] in either order, the first and last that share their K.
 
@@ -146,6 +148,7 @@ def _function_product(passes: int) -> Model:
     return model
 
 
+@documented
 def _function_mlp(passes: int) -> Model:
     """_LayerNormMLP(x, …, fc1_weight[F, H], …, fc2_weight[H, F'], …)."""
 

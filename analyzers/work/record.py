@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import msgspec
 
 Shape = tuple[int, ...]
 Direction = Literal["forward", "backward"]
+Arguments = ParamSpec("Arguments")
 
 # Kineto prints C++ type names; which integer name means 64 bits depends on the compiler.
 # key -> (peak key, bytes per element)
@@ -295,6 +297,20 @@ def _list(text: str | None, field: str) -> list[Any]:
     if not isinstance(value, list):
         raise Unknown(f"{field} is not a list")
     return value
+
+
+def documented(
+    factory: Callable[Arguments, Callable[[Record], Work]],
+) -> Callable[Arguments, Callable[[Record], Work]]:
+    """A factory of models whose models carry its documentation: the table of models shows it."""
+
+    @wraps(factory)
+    def make(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Callable[[Record], Work]:
+        model = factory(*args, **kwargs)
+        model.__doc__ = factory.__doc__
+        return model
+
+    return make
 
 
 def with_bytes(work: Work, traffic: Callable[[], int]) -> Work:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from chopper.analyzers.work.record import Record, Shape, Unknown, Work
+from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented
 from chopper.analyzers.work.vector import Like, Model, vector_work
 
 _INDEX_BYTES = 8
@@ -64,7 +64,10 @@ class _Window:
         return tuple(values)
 
 
+@documented
 def _with_output(size: Callable[[Record], Shape], *, indices: bool = False) -> Model:
+    """The input is read, the result written; its size is in the arguments."""
+
     def model(record: Record) -> Work:
         def traffic() -> int:
             width = record.itemsize(0) + (_INDEX_BYTES if indices else 0)

@@ -19,6 +19,7 @@ from chopper.analyzers.work.record import (
     Unknown,
     Work,
     broadcast,
+    documented,
     with_bytes,
 )
 
@@ -393,6 +394,7 @@ def _unscale(record: Record) -> Work:
     return listed(lambda: 2 * elements(record, 0))
 
 
+@documented
 def _fused_optimizer(read: tuple[int, ...], written: tuple[int, ...], optional: int) -> Model:
     """_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, …) and its like."""
 
