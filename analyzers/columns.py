@@ -19,14 +19,18 @@ def ints(table: pa.Table, name: str, *, null: int = -1) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
 
-def strings(table: pa.Table, name: str) -> tuple[np.ndarray, list[str]]:
-    """A dictionary column as (int64 codes, values); nulls are code -1."""
+def strings(table: pa.Table, name: str, *, narrow: bool = False) -> tuple[np.ndarray, list[str]]:
+    """A dictionary column as (codes, values); nulls are code -1.
+
+    Codes are int64; with ``narrow`` as the table holds them, int32: half the memory, but no room
+    to compute with them.
+    """
     column = table[name].unify_dictionaries().combine_chunks()
     indices = column.indices
     if indices.null_count:
         indices = indices.fill_null(-1)
-    codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, column.dictionary.to_pylist()
+    codes = indices.to_numpy(zero_copy_only=False)
+    return codes if narrow else codes.astype(np.int64), column.dictionary.to_pylist()
 
 
 def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], Any]) -> np.ndarray:
@@ -76,9 +80,19 @@ def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray
         (the first row of each number, the number of each row); numbers follow the columns' order.
     """
     number = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        distinct, codes = compact(column)
-        number = compact(number * max(len(distinct), 1) + codes)[1]
+    size = 1
+    for column in columns if len(number) else ():
+        low, high = int(column.min()), int(column.max())
+        width = high - low + 1
+        if size * width >= 1 << 62:
+            distinct, number = compact(number)
+            size = len(distinct)
+        if size * width >= 1 << 62:
+            distinct, codes = compact(column)
+            number, size = number * len(distinct) + codes, size * len(distinct)
+        elif width > 1:
+            number, size = number * width + (column - low), size * width
+    number = compact(number)[1]
     count = int(number.max(initial=-1)) + 1
     first = np.empty(count, dtype=np.int64)
     # Of several assignments to one place the last one stays: going backwards, the first row's.

@@ -14,7 +14,7 @@ import numpy as np
 
 from chopper.analyzers import names
 from chopper.analyzers.links import backward_thread, main_thread
-from chopper.analyzers.nesting import cut
+from chopper.analyzers.nesting import activity, cut
 
 if TYPE_CHECKING:
     from chopper.analyzers.links import Links
@@ -189,16 +189,15 @@ def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.nda
     thread = links.thread[event]
     on_communication = links.events.of("host_collective")[event]
     thread = np.where((thread < 0) | on_communication, main, thread)
-    owner, part_start, part_end, span = cut(host.activity, thread, start, end)
+    acts = activity(host.nesting)
+    owner, part_start, part_end, span = cut(acts, thread, start, end)
     cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)
     weak = (cause == _UNOBSERVED) | (cause == _PYTHON)
     other = np.where(thread == main, engine, main)[owner]
     ask = weak & (other >= 0) & (part_end > part_start)
     if ask.any():
         rows = np.flatnonzero(ask)
-        sub, sub_start, sub_end, sub_span = cut(
-            host.activity, other[rows], part_start[rows], part_end[rows]
-        )
+        sub, sub_start, sub_end, sub_span = cut(acts, other[rows], part_start[rows], part_end[rows])
         answered = np.where(sub_span >= 0, span_cause[sub_span], _UNOBSERVED)
         first_answer = cause[rows[sub]]
         # Python on the other thread says no more than what the launching thread said, unless

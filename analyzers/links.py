@@ -318,8 +318,11 @@ class Links:
         hit = (at >= 0) & (keys[np.maximum(at, 0)] == sequence[node])
         inherited = np.full(len(host), -1, dtype=np.int64)
         inherited[node] = np.where(hit, span[by_sequence[np.maximum(at, 0)]], -1)
+        del forward, by_sequence, keys, at, hit
         marked = host.nesting.nearest(inherited >= 0)
-        return np.where(span >= 0, span, np.where(marked >= 0, inherited[marked], -1))
+        takes = (span < 0) & (marked >= 0)
+        span[takes] = inherited[marked[takes]]
+        return span
 
     @cached_property
     def op_names(self) -> tuple[np.ndarray, list[str]]:

@@ -35,10 +35,15 @@ class Nesting:
         """For each span, itself or its nearest ancestor in ``marked``; -1 when there is none."""
         if not len(marked):
             return np.zeros(0, np.int64)
-        at = np.where(marked, np.arange(len(marked)), -1)
+        at = np.full(len(marked), -1, dtype=np.int64)
+        own = np.flatnonzero(marked)
+        at[own] = own
+        if not len(own):
+            return at
         for rows in self.levels[1:]:
-            rows = rows[at[rows] < 0]
-            at[rows] = at[self.parent[rows]]
+            above = at[self.parent[rows]]
+            below = np.flatnonzero((above >= 0) & ~marked[rows])
+            at[rows[below]] = above[below]
         return at
 
     def topmost(self, marked: np.ndarray) -> np.ndarray:

@@ -78,17 +78,17 @@ class HostSpans(_Timed):
     @cached_property
     def input_dims(self) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the recorded shapes."""
-        return strings(self.table, "input_dims")
+        return strings(self.table, "input_dims", narrow=True)
 
     @cached_property
     def input_types(self) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the recorded data types."""
-        return strings(self.table, "input_types")
+        return strings(self.table, "input_types", narrow=True)
 
     @cached_property
     def concrete_inputs(self) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the recorded scalar inputs."""
-        return strings(self.table, "concrete_inputs")
+        return strings(self.table, "concrete_inputs", narrow=True)
 
     @cached_property
     def nesting(self) -> Nesting:
