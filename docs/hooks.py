@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The program of this checkout is described, wherever another one may be installed.
 sys.path.insert(0, str(ROOT))
 
+from chopper.analyzers.work.catalogue import catalogue  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.checks import CHECKS, CLAIMS  # noqa: E402
 from chopper.cli import cli  # noqa: E402
@@ -70,7 +71,29 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Fill the one marker that a written page may hold."""
     if page.file.src_uri == "reference/json.md":
         return markdown.replace("<!-- generated: attribution -->", attribution_example())
+    if page.file.src_uri == "concepts/work.md":
+        return markdown.replace("<!-- generated: work models -->", work_models())
     return markdown
+
+
+def work_models() -> str:
+    """The models of FLOP and bytes, family by family."""
+    headings = {
+        "gemm": "Matrix products",
+        "conv": "Convolutions",
+        "sdpa": "Attention",
+        "moe": "Mixtures of experts",
+        "vector": "Memory-bound work",
+    }
+    parts = []
+    for kind, heading in headings.items():
+        rows: list[tuple[object, ...]] = [
+            (entry.counts, ", ".join(f"`{name}`" for name in entry.operators))
+            for entry in catalogue()
+            if entry.family == kind
+        ]
+        parts.append(f"### {heading}\n\n" + table(("what is counted", "operators"), rows))
+    return "\n\n".join(parts)
 
 
 def cell(text: object) -> str:
