@@ -4,7 +4,8 @@ The sensitivity s is the slope in t ∝ clock^(−s): 1 for work that only the u
 that only memory limits. Where one signature ran at several clocks, s is the slope of ln t on ln clock
 (ordinary least squares, one pass without outliers). Elsewhere it is the kernel's place under the
 roofline: ideal time over roofline time. Both are joined as two measurements, each weighted by the
-inverse of its variance, so an estimate from few or similar clocks moves the value only a little.
+inverse of its variance, so an estimate from few or similar clocks moves the value only a little, and
+the roofline is believed less where a slope contradicts it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def estimate(
     sums = np.bincount(group[known], weights=roofline[known], minlength=count)
     prior = np.clip(sums / np.maximum(np.bincount(group[known], minlength=count), 1), 0.0, 1.0)
     trust = np.where(fitted, 1 / np.maximum(np.nan_to_num(error), 1e-6) ** 2, 0.0)
-    believed = 1 / ROOFLINE_ERROR**2
+    # A roofline that the slope shows to be further off than that is believed less.
+    off = np.nan_to_num(slope - prior) ** 2 - np.nan_to_num(error) ** 2
+    believed = 1 / np.maximum(ROOFLINE_ERROR**2, off)
     value = (np.nan_to_num(slope) * trust + prior * believed) / (trust + believed)
     low = np.full(count, np.inf)
     high = np.full(count, -np.inf)
