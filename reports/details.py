@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 500
 """Rows of one view in the page; the command line prints all."""
-_MAX_CHARACTERS = 300
+MAX_CHARACTERS = 300
 """Longer texts (shapes of a thousand tensors) are cut in the middle."""
 
 
@@ -78,8 +78,8 @@ def _column(declared: Column, table: pa.Table) -> dict[str, Any]:
 
 
 def _name(column: str, text: str) -> list[str]:
-    full = fmt.ellipsize(text, _MAX_CHARACTERS)
-    shown = fmt.ellipsize(fmt.cell(column, text), _MAX_CHARACTERS)
+    full = fmt.ellipsize(text, MAX_CHARACTERS)
+    shown = fmt.ellipsize(fmt.cell(column, text), MAX_CHARACTERS)
     return [full] if shown == full else [full, shown]
 
 

@@ -275,3 +275,44 @@ def test_it_tells_its_story_without_scripts(browser, report) -> None:
     assert "A step takes" in text
     assert "Waiting for a straggler" in text
     context.close()
+
+
+def test_detailed_tables_can_be_chosen_sorted_and_filtered(opened) -> None:
+    page = opened.page
+    table = page.locator("#details-table")
+    page.locator("#view-kernels").click()
+    assert page.locator("#view-kernels").get_attribute("aria-selected") == "true"
+    rows = table.locator("tbody tr")
+    everything = rows.count()
+    assert everything > 5
+
+    def column(label: str) -> list[str]:
+        labels = table.locator("thead th").all_inner_texts()
+        at = [text.strip().lower() for text in labels].index(label)
+        return table.locator(f"tbody td:nth-child({at + 1})").all_inner_texts()
+
+    calls = table.get_by_role("button", name="calls", exact=True)
+    for order in (True, False):
+        calls.click()
+        found = [int(text.replace("\u202f", "")) for text in column("calls")]
+        assert found == sorted(found, reverse=order)
+    assert table.locator("th[aria-sort=ascending]").inner_text().lower().startswith("calls")
+    page.fill("#details-filter", "flash_fwd")
+    assert 0 < rows.count() < everything
+    page.fill("#details-filter", "no kernel of this name")
+    assert "No row has these words." in table.inner_text()
+    page.locator("#view-kernels").press("ArrowDown")
+    assert page.locator("#view-kernels").get_attribute("aria-selected") == "false"
+    assert page.locator("#details-filter").input_value() == ""
+    assert opened.messages == []
+
+
+def test_detailed_tables_show_names_and_commands_as_text(opened) -> None:
+    page = opened.page
+    page.locator("#view-kernels").click()
+    page.fill("#details-filter", "__pwned")
+    shown = page.locator("#details-table").inner_text()
+    assert "<script>window.__pwned = 1</script>" in shown
+    assert page.locator("#details-foot code").inner_text().endswith("--view kernels --csv")
+    assert page.evaluate("window.__pwned") is None
+    assert page.locator("main img").count() == 0

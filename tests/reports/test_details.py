@@ -1,0 +1,133 @@
+"""Views in reports: as data for the page, and as text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from chopper import _format as fmt
+from chopper.cli import cli
+from chopper.reports import details, text
+from chopper.tables import TABLES
+from chopper.views import VIEWS, view
+from tests.reports.make import GEMM, HOSTILE, Shape, make
+
+EXACT = make()
+
+
+def test_every_view_with_rows_is_in_the_page() -> None:
+    tables = details.tables(EXACT)
+    assert [t["id"] for t in tables] == [n for n in VIEWS if view(EXACT, n).num_rows]
+    kernels = next(t for t in tables if t["id"] == "kernels")
+    table = view(EXACT, "kernels")
+    by_label = {c["label"]: c for c in kernels["columns"]}
+    assert by_label["time"]["values"] == table["time_ns"].to_pylist()
+    assert by_label["time"]["unit"] == "ns"
+    name = by_label["kernel"]
+    recorded = [fmt.ellipsize(n, details.MAX_CHARACTERS) for n in table["kernel"].to_pylist()]
+    assert [name["names"][c][0] for c in name["values"]] == recorded
+    assert [fmt.kernel_name(GEMM)] == [n[1] for n in name["names"] if n[0] == GEMM]
+    json.dumps(tables, allow_nan=False)
+
+
+def test_long_tables_are_cut_and_say_what_prints_the_rest(monkeypatch) -> None:
+    monkeypatch.setattr(details, "MAX_ROWS", 3)
+    kernels = next(t for t in details.tables(EXACT) if t["id"] == "kernels")
+    assert kernels["total"] == view(EXACT, "kernels").num_rows > 3
+    assert all(len(c["values"]) == 3 for c in kernels["columns"])
+    assert kernels["command"].endswith("--view kernels --csv")
+
+
+def test_columns_without_a_value_are_left_out() -> None:
+    steps = next(t for t in details.tables(EXACT) if t["id"] == "steps")
+    assert view(EXACT, "steps")["outlier"].null_count == view(EXACT, "steps").num_rows
+    assert "outlier" not in [c["label"] for c in steps["columns"]]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("name", ["operations", "operators", "kernels", "steps", "launches"])
+def test_a_view_fits_the_terminal(name: str, width: int) -> None:
+    hostile = make(Shape(hostile=True))
+    table = view(hostile, name)
+    shown = text.render_view(VIEWS[name], table, width=width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown)
+
+
+def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
+    shown = text.render_view(VIEWS["kernels"], view(EXACT, "kernels"), width=80).splitlines()
+    header = next(line for line in shown if line.startswith("kernel"))
+    end = header.index("time") + len("time")
+    cells = [line[:end] for line in shown[shown.index(header) + 1 :] if not line.startswith("…")]
+    assert all(re.search(r"(ns|µs|ms|s)$", cell) for cell in cells)
+    assert "not shown, but in --csv and --json: " in " ".join(shown)
+
+
+def test_an_empty_view_says_why() -> None:
+    shown = text.render_view(VIEWS["cpu_use"], TABLES["cpu_use"].empty())
+    assert f"No rows: {VIEWS['cpu_use'].needs}." in " ".join(shown.split())
+
+
+def test_top_limits_the_rows_of_a_view() -> None:
+    table = view(EXACT, "kernels")
+    shown = text.render_view(VIEWS["kernels"], table, top=2)
+    assert f"{table.num_rows - 2} more rows (--top N)" in shown
+
+
+def test_a_row_of_nulls_is_shown() -> None:
+    row = {c.name: None for c in TABLES["utilization"].columns}
+    row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
+    table = pa.Table.from_pylist([row], schema=TABLES["utilization"].arrow)
+    assert "theoretical" in text.render_view(VIEWS["utilization"], table)
+
+
+def test_help_lists_every_view_in_one_line_each() -> None:
+    shown = CliRunner().invoke(cli, ["analyze", "--help"]).output
+    listed = shown.partition("Views (--view):")[2]
+    for one in VIEWS.values():
+        assert re.search(rf"^  {one.name}\s+{re.escape(one.doc.split()[0])}", listed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        ("input_dims", "[[8,16],[16,4],[],[]]", "8×16, 16×4"),
+        ("input_dims", "[[],[2,3]]", "–, 2×3"),
+        ("input_dims", "[[[4,4],[2]],[3]]", "(4×4, 2), 3"),
+        ("input_dims", "no JSON", "no JSON"),
+        ("input_dims", "7", "7"),
+        ("stream_id", 12345, "12345"),
+        ("step", 2048, "2048"),
+        ("call_count", 12345, "12\u202f345"),
+        ("mean_depth", 0.25, "0.25"),
+        ("mean_depth", 12345.6, "12\u202f346"),
+        ("kernel", GEMM, fmt.kernel_name(GEMM)),
+        ("outlier", True, "yes"),
+    ],
+)
+def test_cells_for_people(column: str, value: object, shown: str) -> None:
+    assert fmt.cell(column, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        ("call_count", "calls"),
+        ("mfu_ratio", "MFU"),
+        ("time_ns", "time"),
+        ("input_dims", "input dims"),
+    ],
+)
+def test_headings_for_people(column: str, shown: str) -> None:
+    assert fmt.heading(column) == shown
+
+
+def test_hostile_names_stay_text() -> None:
+    tables = details.tables(make(Shape(hostile=True)))
+    kernels = next(t for t in tables if t["id"] == "kernels")
+    names = {n[0] for c in kernels["columns"] if c["label"] == "kernel" for n in c["names"]}
+    assert set(HOSTILE) <= names
