@@ -27,7 +27,7 @@ from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.validation.model.job import Plan
+    from chopper.validation.model.plan import Plan
     from chopper.validation.results import OnCase
 
 _QUICK = (
@@ -170,7 +170,7 @@ class _Outcome:
     refusals: dict[str, str]
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _run(plan: Plan) -> _Outcome:
     from chopper.api import attribute
 

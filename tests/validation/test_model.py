@@ -1,0 +1,164 @@
+"""The model itself: its books close, and what it injects costs what the books say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from chopper.causes import LEAVES
+from chopper.validation.model.engine import Event, Simulation
+from chopper.validation.model.injections import INJECTIONS, MIXES
+from chopper.validation.model.job import simulate
+from chopper.validation.model.ledger import ledger, window
+from chopper.validation.model.plan import Clock, Dose, Plan
+from chopper.validation.model.records import Recording
+
+SMALL = Plan(layers=1, steps=2)
+
+
+def windows_ns(recording: Recording) -> int:
+    return sum(end - begin for begin, end in (window(r) for r in recording.ranks))
+
+
+def test_programs_wait_for_time_and_for_events() -> None:
+    simulation, event, seen = Simulation(), Event(), []
+
+    def waits():
+        yield event
+        seen.append(("woken", simulation.now_ns))
+        yield 5
+        seen.append(("done", simulation.now_ns))
+
+    def fires():
+        yield 30
+        event.fire(simulation.now_ns)
+
+    simulation.spawn(waits())
+    simulation.spawn(fires())
+    simulation.run()
+    assert seen == [("woken", 30), ("done", 35)]
+
+
+@pytest.mark.parametrize("flavour", ["cuda", "rocm"])
+def test_the_books_close(flavour: str) -> None:
+    recording = simulate(replace(SMALL, flavour=flavour))
+    books = ledger(recording)
+    # Each cause is rounded to a nanosecond.
+    assert abs(sum(books.values()) - windows_ns(recording)) <= len(books)
+    assert set(books) <= set(LEAVES)
+    assert all(spent > 0 for spent in books.values())
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
+    assert ledger(simulate(SMALL)) == ledger(simulate(SMALL))
+    assert ledger(simulate(SMALL)) != ledger(simulate(replace(SMALL, seed=1)))
+
+
+def test_ranks_leave_a_collective_together_and_none_before_the_last_came() -> None:
+    recording = simulate(replace(SMALL, slow=Dose(0.3, ranks=(1,))))
+    first = {
+        (t.collective.group, t.collective.sequence): t
+        for t in recording.ranks[0].tasks
+        if t.collective is not None
+    }
+    compared = 0
+    for task in recording.ranks[1].tasks:
+        if task.collective is None:
+            continue
+        other = first[task.collective.group, task.collective.sequence]
+        assert other.collective is task.collective
+        assert task.collective.ready_ns == max(task.start_ns, other.start_ns)
+        assert abs(task.end_ns - other.end_ns) < 1000
+        assert min(task.end_ns, other.end_ns) >= task.collective.ready_ns + 1
+        compared += 1
+    assert compared == 9
+
+
+def test_kernels_of_a_stream_do_not_overlap() -> None:
+    for record in simulate(SMALL).ranks:
+        for stream in {t.stream for t in record.tasks}:
+            ordered = sorted(
+                (t for t in record.tasks if t.stream == stream), key=lambda t: t.start_ns
+            )
+            assert all(a.end_ns <= b.start_ns for a, b in pairwise(ordered))
+            assert all(t.start_ns >= t.launch_ns for t in ordered)
+
+
+def test_half_the_clock_is_twice_the_time_of_a_kernel_that_depends_on_it() -> None:
+    recording = simulate(replace(SMALL, clocks=(Clock(0.5, reason=4),), ranks=1))
+    alone = [t for t in recording.ranks[0].tasks if t.account == "math"]
+    assert alone
+    for task in alone:
+        assert task.end_ns - task.start_ns == pytest.approx(2 * task.alone_ns, abs=2)
+    books = ledger(recording)
+    assert books["compute.clock.power_cap"] > 0
+    assert "compute.clock.thermal" not in books
+
+
+def test_a_clock_that_changes_within_a_kernel_lengthens_the_part_after_the_change() -> None:
+    plan = replace(SMALL, ranks=1, noise_ratio=0.0)
+    task = max(
+        (t for t in simulate(plan).ranks[0].tasks if t.account == "math"), key=lambda t: t.end_ns
+    )
+    begin = simulate(plan).ranks[0].steps[0][1]
+    at = (task.start_ns + task.end_ns) // 2 - begin
+    slowed = simulate(replace(plan, clocks=(Clock(0.5, 4, begin_ns=at, end_ns=10**12),)))
+    same = next(t for t in slowed.ranks[0].tasks if t.correlation == task.correlation)
+    assert same.end_ns - same.start_ns == pytest.approx(1.5 * task.alone_ns, rel=1e-4)
+
+
+def test_contention_counts_only_beside_communication() -> None:
+    recording = simulate(replace(SMALL, layers=2, contention=Dose(0.5)))
+    tasks = recording.ranks[0].tasks
+    sent = [(t.start_ns, t.end_ns) for t in tasks if t.lane == "communication"]
+    slowed = 0
+    for task in tasks:
+        if task.lane != "compute":
+            continue
+        beside = sum(max(min(task.end_ns, high) - max(task.start_ns, low), 0) for low, high in sent)
+        # Beside for b of t: it did t - b + b / 1.5 of its work.
+        expected = task.end_ns - task.start_ns - beside * (1 - 1 / 1.5)
+        assert task.alone_ns == pytest.approx(expected, abs=3)
+        slowed += beside > 0
+    assert slowed > 5
+
+
+def test_a_stall_behind_a_queue_costs_nothing_in_the_books_either() -> None:
+    injection = INJECTIONS["stall_behind_queue"]
+    without, stalled = injection.plans("large", flavour="cuda", seed=0)
+    assert windows_ns(simulate(without)) == windows_ns(simulate(stalled))
+    assert ledger(simulate(without)) == ledger(simulate(stalled))
+
+
+@cache
+def books_of(plan: Plan) -> tuple[dict[str, int], int]:
+    recording = simulate(plan)
+    return ledger(recording), windows_ns(recording)
+
+
+@pytest.mark.parametrize("name", [*INJECTIONS, *MIXES])
+def test_each_injection_adds_to_the_windows_what_it_adds_to_the_books(name: str) -> None:
+    injection = (INJECTIONS | MIXES)[name]
+    (a, before_ns), (b, after_ns) = (
+        books_of(plan) for plan in injection.plans("medium", flavour="cuda", seed=0)
+    )
+    booked = sum(b.values()) - sum(a.values())
+    assert abs(booked - (after_ns - before_ns)) <= len(a) + len(b)
+    if name not in MIXES and name != "stall_behind_queue":
+        cause = INJECTIONS[name].cause
+        own = [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
+        assert sum(b.get(c, 0) - a.get(c, 0) for c in own) > 100_000
+
+
+def test_the_model_knows_nothing_of_the_analyzers() -> None:
+    program = (
+        "import sys; from chopper.validation.model import injections, job, ledger, writer; "
+        "print([m for m in sys.modules if m.startswith('chopper.analyzers')])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert shown.stdout == "[]\n", shown.stderr

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chopper.errors import UsageError
+from chopper.reports import validation
+from chopper.validation.results import MIXED, Case, judged, score, to_dict
+
+
+def case(**what: Any) -> Case:
+    return Case(
+        **(
+            {
+                "suite": "synthetic",
+                "injection": "data_stall",
+                "cause": "idle.preparation.data",
+                "magnitude": "small",
+                "flavour": "cuda",
+                "injected_ns": 1000,
+                "recovered_ns": 1000,
+            }
+            | what
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("recovered", "leaked", "status"),
+    [
+        (1000, 0, "ok"),
+        (980, 10, "ok"),
+        (979, 0, "missed"),
+        (1021, 0, "missed"),
+        (1000, 11, "missed"),
+        (1000, -11, "missed"),
+    ],
+)
+def test_a_case_is_judged_by_both_of_its_bars(recovered: int, leaked: int, status: str) -> None:
+    found = judged(case(recovered_ns=recovered, leaked_ns={"idle.call": leaked}))
+    assert found.status == status
+    assert (found.reason is None) == (status == "ok")
+
+
+def test_a_measurement_holds_when_the_truth_is_within_its_interval() -> None:
+    assert judged(case(recovered_ns=900, ci95_ns=(850, 1010))).status == "ok"
+    assert judged(case(recovered_ns=900, ci95_ns=(850, 950))).status == "missed"
+
+
+def test_what_costs_nothing_is_measured_against_what_was_done() -> None:
+    # 1 000 ns were stalled behind a queue, so that 0 ns were lost: 25 ns found is 2.5 %.
+    found = judged(case(injected_ns=0, recovered_ns=25, scale_ns=1000))
+    assert found.recovered_ratio is None
+    assert found.error_ratio == 0.025
+    assert found.status == "missed"
+    assert judged(case(injected_ns=0, recovered_ns=20, scale_ns=1000)).status == "ok"
+
+
+def test_a_mixed_leak_is_a_share_of_all_that_was_injected() -> None:
+    leaked = {"compute.efficiency.rest": 400}
+    found = judged(case(leaked_ns=leaked, leak_scale_ns=10_000, mixed=True, bar=MIXED))
+    assert found.leaked_ratio == 0.04
+    assert found.status == "ok"
+
+
+def test_refused_and_skipped_cases_are_not_scored() -> None:
+    cases = [
+        judged(case()),
+        judged(case(recovered_ns=900)),
+        case(status="refused", recovered_ns=0, reason="samples are too far apart"),
+        case(status="skipped", recovered_ns=0, reason="needs root"),
+    ]
+    found = score(cases)
+    assert (found.ok, found.missed, found.refused, found.skipped) == (1, 1, 1, 1)
+    assert found.recovered_ratio == 0.95
+    assert found.worst_error_ratio == 0.1
+    assert judged(cases[2]) is cases[2]
+    assert score([]).recovered_ratio is None
+
+
+def test_reports_show_each_row_with_its_worst_case_and_every_reason() -> None:
+    cases = [
+        judged(case()),
+        judged(case(flavour="rocm", recovered_ns=950, leaked_ns={"idle.call": 50})),
+        case(magnitude="large", status="refused", reason="samples <too> far apart"),
+    ]
+    text = validation.text(cases)
+    row = next(line for line in text.splitlines() if line.startswith("data_stall  small"))
+    assert row.split() == [
+        "data_stall",
+        "small",
+        "2",
+        "2.00",
+        "µs",
+        "95.00%",
+        "5.00%",
+        "idle.call",
+        "missed",
+    ]
+    assert "missed: data_stall (small rocm): recovered 95.0%, bar 98%" in text
+    assert "refused: data_stall (large cuda): samples <too> far apart" in text
+    page = validation.html(cases)
+    assert "samples &lt;too&gt; far apart" in page
+    assert "| data_stall | small | 2 |" in validation.markdown(cases)
+    assert validation.render(cases, "txt", seed=3) == text
+    with pytest.raises(UsageError, match="pdf"):
+        validation.render(cases, "pdf", seed=3)
+
+
+def test_the_json_form_has_every_case() -> None:
+    found = json.loads(validation.render([judged(case())], "json", seed=7))
+    assert found == to_dict([judged(case())], seed=7)
+    assert found["schema"] == "chopper.validation/1"
+    assert found["seed"] == 7
+    assert found["cases"][0]["recovered_ratio"] == 1.0
+    assert found["score"]["ok"] == 1
