@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
 import signal
 import socket
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PRIORITY = -15
 _MCL_FUTURE = 2
-_M_MMAP_THRESHOLD = -3
+_M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 _BATCH, _VOCABULARY = 2, 512
 _MATRIX_ROWS = 512
 _COPIED_ELEMENTS = 1 << 23
-_ALLOCATED_BYTES = 8 << 20
-_REDUCED_ELEMENTS = 1 << 20
+_ALLOCATED_BYTES = 64 << 20
+_REDUCED_ELEMENTS = 1 << 22
 _BALLAST_COUNT = 40_000
 
 
@@ -99,8 +100,8 @@ class Injector:
     """Processes that load data."""
     wraps_feed_forward = False
     """Whether feed-forward networks go through ``feed_forward``."""
-    by_hand = False
-    """Train data-parallel with one collective per step, made by the loop, in place of FSDP2."""
+    by_hand = True
+    """Train data-parallel with one collective per step, made by the loop; FSDP2 where False."""
 
     def item(self, index: int) -> Any:
         """One item of the dataset; called in the process that loads."""
@@ -114,6 +115,9 @@ class Injector:
 
     def before_forward(self) -> None:
         """Called between the batch and the forward pass."""
+
+    def before_optimizer(self) -> None:
+        """Called between backward and the optimizer."""
 
     def before_reduce(self) -> None:
         """Called before the gradients' collective, of a training by hand."""
@@ -132,6 +136,8 @@ class Injector:
 class _SlowDataset(Injector):
     """The dataset sleeps; loaded in the training process. Amounts in seconds."""
 
+    by_hand = False
+
     def item(self, index: int) -> Any:
         with self.clock():
             time.sleep(self.amount)
@@ -139,13 +145,29 @@ class _SlowDataset(Injector):
 
 
 class _SlowWorkers(Injector):
-    """The dataset sleeps in a worker process; what the loop waits for is what was injected."""
+    """The dataset sleeps in a worker process; what the loop waits for is what was injected.
 
+    The worker loads the next item while a step runs, so it sleeps for longer than a step takes.
+    """
+
+    by_hand = False
     workers = 1
+
+    def start(self) -> None:
+        self._step_ns = multiprocessing.Value("q", 0)
+        self._began_ns = 0
+
+    def before_forward(self) -> None:
+        self._began_ns = time.perf_counter_ns()
+
+    def before_optimizer(self) -> None:
+        with self._step_ns.get_lock():
+            self._step_ns.value = time.perf_counter_ns() - self._began_ns
 
     def item(self, index: int) -> Any:
         self.step = index  # of this process, which runs ahead of the loop
-        time.sleep(self.amount)
+        if self.amount:
+            time.sleep(self.amount + self._step_ns.value / 1e9)
         return super().item(index)
 
     def loader(self, loader: Any) -> Any:
@@ -173,8 +195,6 @@ class _Clocked:
 class _SlowRank(Injector):
     """Rank 1 sleeps before the gradients' collective. Amounts in seconds."""
 
-    by_hand = True
-
     def before_reduce(self) -> None:
         import torch.distributed as dist
 
@@ -186,8 +206,6 @@ class _SlowRank(Injector):
 
 class _ExtraWork(Injector):
     """Rank 1 multiplies matrices that nobody asked for. Amounts are their number."""
-
-    by_hand = True
 
     def start(self) -> None:
         import torch
@@ -207,8 +225,6 @@ class _ExtraWork(Injector):
 
 class _BlockingCollective(Injector):
     """Both ranks reduce a value over the ranks and read it at once. Amounts are repetitions."""
-
-    by_hand = True
 
     def start(self) -> None:
         import torch
@@ -256,8 +272,6 @@ class _Collections(Injector):
 class _ExtraCopies(Injector):
     """A buffer is copied again and again. Amounts are the number of copies."""
 
-    by_hand = True
-
     def start(self) -> None:
         import torch
 
@@ -277,10 +291,9 @@ class _Recomputation(Injector):
     Amounts are their number.
     """
 
-    by_hand = True
     wraps_feed_forward = True
     # Large enough that computing outweighs launching, which is no recomputation.
-    sequence = 256
+    sequence = 512
     dim = 256
 
     def __init__(self, plan: Plan, rank: int, job: Job) -> None:
@@ -309,7 +322,10 @@ class _Recomputation(Injector):
             with self.clock():  # the end of a recomputation is an exception
                 return module(*inner)
 
-        return checkpoint(run, *args, use_reentrant=False)
+        # No random numbers are drawn: to keep their state would take as long as the work.
+        return checkpoint(
+            run, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
 
 
 class _LockedMemory(Injector):
@@ -321,7 +337,8 @@ class _LockedMemory(Injector):
 
     def start(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        # Else glibc learns to keep what is freed, and nothing is allocated the next time.
+        # The ranks' allocator keeps what is freed (see `ranks`): here it shall not.
+        self._libc.mallopt(_M_MMAP_MAX, 1 << 16)
         self._libc.mallopt(_M_MMAP_THRESHOLD, _ALLOCATED_BYTES // 2)
         if self._libc.mlockall(_MCL_FUTURE):
             self.truth.skipped = (
@@ -329,6 +346,9 @@ class _LockedMemory(Injector):
                 "raise `ulimit -l`"
             )
         self._libc.munlockall()
+
+    def stop(self) -> None:
+        self._libc.mallopt(_M_MMAP_MAX, 0)
 
     def before_forward(self) -> None:
         import torch
@@ -348,8 +368,6 @@ class _LockedMemory(Injector):
 
 class _SlowLink(Injector):
     """The link between the ranks is shaped. Amounts in bits per second."""
-
-    by_hand = True
 
     def start(self) -> None:
         self._shaper = network.Shaper()
@@ -453,7 +471,10 @@ def train(injector: Injector, output: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     steps = len(injector.levels)
     loader = DataLoader(
-        _dataset(steps, injector.item), batch_size=None, num_workers=injector.workers
+        _dataset(steps, injector.item),
+        batch_size=None,
+        num_workers=injector.workers,
+        prefetch_factor=1 if injector.workers else None,
     )
     with chopper.profile(output, steps=(WARM_UP_STEPS, steps), name="validation") as prof:
         batches = iter(prof.watch(injector.loader(loader)))
@@ -469,6 +490,7 @@ def train(injector: Injector, output: Path) -> None:
             loss.backward()
             if injector.by_hand:
                 _average_gradients(model, injector)
+            injector.before_optimizer()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             prof.step()

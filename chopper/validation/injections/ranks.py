@@ -81,6 +81,11 @@ def _environment(job: Job) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": network.INTERFACE if job.linked else "lo",
         # Two ranks share few cores: neither may take them all.
         "OMP_NUM_THREADS": "1",
+        # Memory that was freed stays the process's: pages that fault in again, which on a virtual
+        # machine may take longer than the work on them, would be nobody's injection.
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": "-1",
+        "MALLOC_ARENA_MAX": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
