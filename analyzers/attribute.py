@@ -141,6 +141,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     declared = TABLES["piece"]
     if not len(windows):
         return _empty(joined)
+    # Layers and phases pass through large arrays: before what is kept has grown.
+    _ = links.layers, links.phase
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
     work = event_work(links, joined.ceiling)

@@ -176,28 +176,35 @@ def activity(nesting: Nesting) -> Activity:
     # At one moment ends come before starts; deeper spans, which are later rows, end first.
     closed = rows[::-1]
     low, high = int(nesting.start_ns[rows].min()), int(nesting.end_ns[rows].max())
-    width = 2 * (high - low + 1)
-    if width * threads < 1 << 62:
+    length = high - low + 1
+    if 2 * length * threads < 1 << 62:
         # One number per moment sorts several times faster than thread, time and kind.
         moment = np.concatenate(
             [
-                nesting.thread[closed] * width + 2 * (nesting.end_ns[closed] - low),
-                nesting.thread[rows] * width + 2 * (nesting.start_ns[rows] - low) + 1,
+                (nesting.thread[closed] * length + nesting.end_ns[closed] - low) * 2,
+                (nesting.thread[rows] * length + nesting.start_ns[rows] - low) * 2 + 1,
             ]
         )
         order = np.argsort(moment, kind="stable")
-        thread, time = np.divmod(moment[order], width)
-        time = time // 2 + low
+        moment = moment[order] >> 1
+        last = _changes(moment)
+        thread, time = np.divmod(moment[last], length)
+        time += low
     else:
         thread = np.concatenate([nesting.thread[closed], nesting.thread[rows]])
         time = np.concatenate([nesting.end_ns[closed], nesting.start_ns[rows]])
         order = np.lexsort((np.repeat([0, 1], len(rows)), time, thread))
-        thread, time = thread[order], time[order]
-    last = np.ones(len(time), dtype=bool)
-    last[:-1] = (time[1:] != time[:-1]) | (thread[1:] != thread[:-1])
+        last = _changes(time[order]) | _changes(thread[order])
+        thread, time = thread[order[last]], time[order[last]]
     span = np.concatenate([nesting.parent[closed], rows])[order[last]]
-    first = np.searchsorted(thread[last], np.arange(threads + 1))
-    return Activity(time[last], span, first)
+    return Activity(time, span, np.searchsorted(thread, np.arange(threads + 1)))
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Mask of the last of each run of equal values."""
+    last = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=last[:-1])
+    return last
 
 
 def innermost_at(acts: Activity, thread: np.ndarray, time_ns: np.ndarray) -> np.ndarray:

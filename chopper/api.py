@@ -93,8 +93,14 @@ def attribute(run: Run | str | Path) -> Attribution:
         [(j.given.rank, j.links, j.communication) for j in joined],
         one_clock=len(hosts) == 1 and None not in hosts,
     )
-    results = [attribute_rank(j, matched[j.given.rank]) for j in joined]
-    for j, result in zip(joined, results, strict=True):
+    offsets_ns = {rank: m.offset_ns for rank, m in matched.items()}
+    results: list[RankResult] = []
+    # What a rank's events were joined to is let go once they are attributed.
+    joined.reverse()
+    while joined:
+        j = joined.pop()
+        result = attribute_rank(j, matched.pop(j.given.rank))
+        results.append(result)
         part = run.part(result.rank)
         device = _device_of(part)
         run.put(result.rank, "device_event", result.device_event)
@@ -109,10 +115,11 @@ def attribute(run: Run | str | Path) -> Attribution:
                 steps=result.steps,
             )
         )
+        del j
     findings = [*run.manifest.findings]
     for part, result in zip(run.manifest.ranks, results, strict=True):
         findings += [*part.findings, *result.findings]
-    findings += _clock_findings({rank: m.offset_ns for rank, m in matched.items()})
+    findings += _clock_findings(offsets_ns)
     coverage = _coverage(results)
     findings = _matching_findings(findings, coverage.get("collectives_matched_ratio"))
     findings += _sampler_findings(run)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers.nesting import Nesting, activity, cut, innermost_at, nest
@@ -115,3 +117,18 @@ def test_cut_tiles_the_interval_and_names_the_deepest_open_span(
         ]
         deepest = max(open_, key=lambda i: n.depth[i], default=-1)
         assert row == deepest
+
+
+@settings(deadline=None)
+@given(_rows, st.integers(1, 50))
+def test_activity_is_the_same_when_times_are_far_apart(
+    rows: list[tuple[int, int, int]], bits: int
+) -> None:
+    # Beyond some length of the trace, moments no longer fit into one number.
+    n = build(rows)
+    far = 1 << bits
+    wide = replace(n, start_ns=n.start_ns * far, end_ns=n.end_ns * far)
+    near, apart = activity(n), activity(wide)
+    assert (near.start_ns * far == apart.start_ns).all()
+    assert (near.span == apart.span).all()
+    assert (near.first == apart.first).all()

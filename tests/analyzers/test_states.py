@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +104,31 @@ def test_a_shift_in_time_changes_nothing(events: list[tuple[int, int, int]], shi
     moved, _ = sweep([(a + shift, b + shift, k) for a, b, k in events], shift, 80 + shift)
     assert (states.share_ns == moved.share_ns).all()
     assert (states.gap_start_ns + shift == moved.gap_start_ns).all()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [(10, 10, COMPUTE)],
+        [(0, 0, COMPUTE), (50, 50, COMPUTE)],
+        [(5, 20, COMPUTE), (5, 20, COMPUTE), (5, 20, COPY)],
+        [(5, 20, COMMUNICATION), (5, 5, COMPUTE), (5, 30, COPY)],
+        [(0, 50, COPY), (10, 10, COMPUTE), (20, 30, COMMUNICATION), (30, 30, COMMUNICATION)],
+        [(7, 8, COMPUTE), (7, 8, COMMUNICATION), (8, 9, COPY), (9, 9, COMPUTE)],
+    ],
+    ids=[
+        "a point",
+        "points at both ends",
+        "same interval",
+        "same start",
+        "points inside",
+        "touching",
+    ],
+)
+def test_points_and_equal_starts(events: list[tuple[int, int, int]]) -> None:
+    states, klass = sweep(events, 0, 50)
+    times, idle = brute_force(events, 0, 50)
+    for k in _PRIORITY:
+        assert states.share_ns[klass[states.event_row] == k].sum() == times[k]
+    assert (states.gap_end_ns - states.gap_start_ns).sum() == idle
+    assert sorted(states.event_row.tolist()) == list(range(len(events)))
