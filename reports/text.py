@@ -124,8 +124,8 @@ def nothing(view: View) -> str:
     return f"No rows: {view.needs}." if view.needs else "No rows."
 
 
-_WORDS_WIDTH = 12
-_FIRST_WORDS_WIDTH = 32
+# Least width of a first column of words, of the others, and of names of kernels.
+_FIRST_WIDTH, _WORDS_WIDTH, _KERNEL_WIDTH = 24, 17, 36
 _GAP = 2
 
 
@@ -149,8 +149,8 @@ def _fitted(columns: list[_Column], width: int) -> list[_Column]:
     """The first columns that fit, long words shortened so that all of them do."""
     least = []
     for i, column in enumerate(columns):
-        floor = _WORDS_WIDTH if i else _FIRST_WORDS_WIDTH
-        floor = max(floor, len(column.heading))
+        floor = _WORDS_WIDTH if i else _FIRST_WIDTH
+        floor = max(_KERNEL_WIDTH if column.name == "kernel" else floor, len(column.heading))
         least.append(min(column.width, floor) if column.words else column.width)
     count = 1
     while count < len(columns) and sum(least[: count + 1]) + _GAP * count <= width:
