@@ -19,6 +19,7 @@ from chopper.analyzers.states import exclusive_states
 from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.analyzers.windows import Windows
 from chopper.attribution import LEVELS
+from chopper.views import view
 from tests.conftest import find_traces_dir
 
 _TRACES = find_traces_dir()
@@ -151,3 +152,19 @@ def _timeline(folder: Path) -> dict[str, float]:
     )
     rows = csv.DictReader(text.splitlines())
     return {row["type"]: float(row["time ms"]) for row in rows}
+
+
+def test_collectives_of_eight_ranks_are_matched_and_within_the_link(traces_dir: Path) -> None:
+    # The catalogue says of this run: one clock, and rank 7 starts last in 5 of its 8 collectives.
+    attribution = chopper.attribute(traces_dir / "param" / "v100-dlrm-8ranks")
+    assert attribution.coverage["collectives_matched_ratio"] == 1.0
+    rows = view(attribution, "collectives").to_pylist()
+    assert len(rows) == 8
+    assert all(row["rank_count"] == 8 for row in rows)
+    assert sum(row["straggler_rank"] == 7 for row in rows) == 5
+    assert all(0 < row["at_peak_ratio"] < 1 for row in rows)
+    wait = sum(c.time_ns for c in attribution.causes() if c.id == "communication.wait")
+    assert sum(row["exposed_waiting_ns"] for row in rows) == wait
+    exposed = sum(c.time_ns for c in attribution.causes() if c.id == "communication")
+    groups = view(attribution, "exposed_communication").to_pylist()
+    assert sum(row["exposed_ns"] for row in groups) == exposed
