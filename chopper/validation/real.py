@@ -39,6 +39,9 @@ _START_LIMIT_S = 120.0
 _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies")
 
 
+_EACH = {0: 0, 1: 1}
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Time that an injection adds to a cause: what the injector of another rank measured, or its own.
@@ -50,7 +53,7 @@ class Expected:
     """
 
     cause: str
-    truth_of: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 1})
+    truth_of: dict[int, int] = field(default_factory=lambda: dict(_EACH))
     measured: str = "own"
 
 
@@ -331,6 +334,8 @@ def _score_level(
             recovered, injected = found, truth
         else:
             errors[expected.cause] = found - truth
+    if injection.own.truth_of == _EACH and not injection.own.cause.startswith("communication"):
+        errors["communication.wait"] = -_difference(injection.own, pairs, truths)
     for leaf, code in _CODES.items():
         change = left[:, :, code].sum(axis=0)
         errors[leaf] = errors[leaf] + change if leaf in errors else change
@@ -378,6 +383,14 @@ def _compare(
             at = np.array(measured, dtype=np.int64)
             true += at[pairs[:, 0]] - at[pairs[:, 1]]
     return found, true
+
+
+def _difference(expected: Expected, pairs: np.ndarray, truths: Sequence[Truth]) -> np.ndarray:
+    """How much longer one rank was held up than the other, which waited for it, per pair."""
+    nothing = [0] * (int(pairs.max()) + 1)
+    own = [np.array(t.injected_ns.get(expected.measured, nothing)) for t in truths]
+    apart = np.abs(own[0] - own[1])
+    return np.asarray(apart[pairs[:, 0]] - apart[pairs[:, 1]])
 
 
 def _trimmed(values: np.ndarray) -> np.ndarray:

@@ -147,6 +147,22 @@ def test_parents_gather_their_leaves() -> None:
     assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", 200 * MS, {})
 
 
+def test_the_rank_held_up_less_waits_for_the_other() -> None:
+    made = plan()
+    table = attributed(made)
+    inject(table, made, 0, "idle.preparation.gc", 20 * MS)
+    inject(table, made, 1, "idle.preparation.gc", 26 * MS)
+    inject(table, made, 0, "communication.wait", 6 * MS)
+    (case,) = real.score(
+        made,
+        Injection(Expected("idle.preparation.gc"), (1.0, 2.0, 3.0)),
+        table,
+        [truth(made, 20 * MS), truth(made, 26 * MS)],
+        ["small"],
+    )
+    assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", 460 * MS, {})
+
+
 def test_a_miss_on_a_busy_machine_shows_nothing() -> None:
     made = plan()
     missed = score(made, attributed(made), Truth(), truth(made, 20 * MS))

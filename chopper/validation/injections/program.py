@@ -293,8 +293,8 @@ class _Recomputation(Injector):
 
     wraps_feed_forward = True
     # Large enough that computing outweighs launching, which is no recomputation.
-    sequence = 512
-    dim = 256
+    sequence = 1024
+    dim = 512
 
     def __init__(self, plan: Plan, rank: int, job: Job) -> None:
         super().__init__(plan, rank, job)
