@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
-from chopper.analyzers.events import Events, of_run
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ def utilization(attribution: Attribution) -> pa.Table:
 
     EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null).
     """
-    events = of_run(attribution)
-    math = {rank.rank: _math(events, rank.rank, rank.observed_ns) for rank in attribution.ranks}
+    math = {r.rank: _math(attribution, r.rank, r.observed_ns) for r in attribution.ranks}
     tokens = {rank: tokens_of(attribution, rank) for rank in math}
     rows: list[dict[str, object]] = []
     for name in CEILINGS:
@@ -66,18 +64,22 @@ def utilization(attribution: Attribution) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=TABLES["utilization"].arrow)
 
 
-def _math(events: Events, rank: int, observed_ns: int) -> _Math:
-    rows = np.flatnonzero(events.math & (events.rank == rank))
-    known = rows[~np.isnan(events.work_flop[rows])]
-    time = events.dur_ns[rows].sum()
-    unknown = 1 - events.dur_ns[known].sum() / time if time else 0.0
-    codes, names = events.dtype
-    phases = events.phase[1]
-    own = np.array([p not in _NOT_THE_MODELS for p in phases] + [True])[events.phase[0][known]]
-    names = [*names, ""]
-    flop = events.work_flop[known]
-    hardware = np.bincount(codes[known] % len(names), weights=flop, minlength=len(names))
-    model = np.bincount(codes[known] % len(names), weights=flop * own, minlength=len(names))
+def _math(attribution: Attribution, rank: int, observed_ns: int) -> _Math:
+    work, links = attribution.work.get(rank), attribution.links.get(rank)
+    if work is None or links is None:
+        return _Math({}, {}, 0.0, observed_ns, 0)
+    rows = np.flatnonzero(work.math & links["step_index"].is_valid().to_numpy())
+    flop = work.work_flop[rows]
+    known = ~np.isnan(flop)
+    dur = ints(attribution.run.table(rank, "device_event"), "dur_ns")[rows]
+    time = dur.sum()
+    unknown = 1 - dur[known].sum() / time if time else 0.0
+    phase, phases = strings(links, "phase")
+    own = np.array([p not in _NOT_THE_MODELS for p in phases] + [True])[phase[rows][known]]
+    names = [*work.dtypes, ""]
+    codes = work.dtype[rows][known] % len(names)
+    hardware = np.bincount(codes, weights=flop[known], minlength=len(names))
+    model = np.bincount(codes, weights=flop[known] * own, minlength=len(names))
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
