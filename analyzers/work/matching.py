@@ -17,7 +17,7 @@ from chopper.analyzers.columns import strings
 if TYPE_CHECKING:
     from chopper.analyzers.trace import DeviceEvents
 
-_RADII = (32, 8, 2, 1, 0)
+_RADII = (16, 3, 1, 0)
 """Neighbours on the stream that have to be the same, tried from the surest on."""
 _ONE_SIDED = 8
 _DURATION_FACTOR = 1.5
@@ -48,6 +48,8 @@ def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray)
     work = known[order]
     open_ = wanted[order] & (work < 0)
     for radius in _RADII:
+        if not open_.any():
+            break
         for key in _contexts(name, radius):
             keys = [(open_ & has_grid, key * _BASE + grid)]
             if radius:  # a name alone is no proof
@@ -65,28 +67,32 @@ def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray)
 
 def _unanimous(key: np.ndarray, work: np.ndarray, dur: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """For each of ``rows`` an event with its key, where all those of known work agree on it."""
+    keys = np.sort(key[rows])
+    keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
     sources = np.flatnonzero(work >= 0)
-    sources = sources[np.isin(key[sources], key[rows])]
-    if not len(sources):
-        return np.full(len(rows), -1, dtype=np.int64)
-    keys, first, inverse = np.unique(key[sources], return_index=True, return_inverse=True)
+    at = np.minimum(np.searchsorted(keys, key[sources]), len(keys) - 1)
+    hit = keys[at] == key[sources]
+    sources, at = sources[hit], at[hit]
+    first = np.full(len(keys), -1, dtype=np.int64)
+    first[at[::-1]] = sources[::-1]
     low = np.full(len(keys), np.iinfo(np.int64).max)
     high = np.full(len(keys), -1, dtype=np.int64)
-    np.minimum.at(low, inverse, work[sources])
-    np.maximum.at(high, inverse, work[sources])
-    shortest = np.full(len(keys), np.inf)
-    longest = np.zeros(len(keys))
-    np.minimum.at(shortest, inverse, dur[sources])
-    np.maximum.at(longest, inverse, dur[sources])
-    at = np.minimum(np.searchsorted(keys, key[rows]), len(keys) - 1)
+    shortest, longest = low.copy(), high.copy()
+    for extreme, fold, values in (
+        (low, np.minimum, work),
+        (high, np.maximum, work),
+        (shortest, np.minimum, dur),
+        (longest, np.maximum, dur),
+    ):
+        fold.at(extreme, at, values[sources])
+    mine = np.searchsorted(keys, key[rows])
     time = dur[rows]
     agree = (
-        (keys[at] == key[rows])
-        & (low[at] == high[at])
-        & (time <= longest[at] * _DURATION_FACTOR)
-        & (time * _DURATION_FACTOR >= shortest[at])
+        (low[mine] == high[mine])
+        & (time <= longest[mine] * _DURATION_FACTOR)
+        & (time * _DURATION_FACTOR >= shortest[mine])
     )
-    return np.where(agree, sources[first[at]], -1)
+    return np.where(agree, first[mine], -1)
 
 
 def _contexts(name: np.ndarray, radius: int) -> list[np.ndarray]:

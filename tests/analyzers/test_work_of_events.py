@@ -27,6 +27,7 @@ from chopper.analyzers.work.of_events import (
     operator_work,
 )
 from chopper.analyzers.work.unmodelled import CAUSES
+from chopper.devices import lookup
 from chopper.tables import TABLES
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, span, spans
@@ -492,6 +493,83 @@ def test_fp8_of_a_library_is_told_by_its_kernel() -> None:
     host_op = op(0, 9, "_Linear", [32, 16], [8, 16], input_types=json.dumps([HALF] * 2))
     assert one(host_op, "nvjet_qqtst_128x128_128x6").dtypes == ["fp8"]
     assert one(host_op, "nvjet_tst_128x128_64x6").dtypes == ["bf16"]
+
+
+# ---- golden numbers, and what others get wrong -------------------------------------------------
+
+
+def test_llama_3_8b_ideal_times_on_mi300x() -> None:
+    """Batch 2, sequence 4096: up-projection 0.736 ms, causal attention 0.210 ms at 1307.4 TFLOP/s."""
+    peaks = lookup("AMD Instinct MI300X")
+    assert peaks is not None
+    assert peaks.flop_per_s("bf16") == 1307.4e12
+    ceiling = Ceiling(flop_per_s=peaks.flop_per_s, memory_bytes_per_s=5.3e12, source="test")
+    q, kv = [2, 32, 4096, 128], [2, 8, 4096, 128]
+    flash = "aten::_scaled_dot_product_flash_attention"
+    host = spans(
+        op(0, 10, "aten::mm", [8192, 4096], [4096, 14336], input_types=json.dumps([HALF] * 2)),
+        launch(5, 1),
+        span(
+            20,
+            30,
+            flash,
+            input_dims=json.dumps([q, kv, kv, [], [], []]),
+            input_types=json.dumps([HALF] * 3 + ["Scalar"] * 3),
+            concrete_inputs=json.dumps(["", "", "", "0.", "True", "False"]),
+        ),
+        launch(25, 2),
+    )
+    device = kernels(
+        kernel(100, 2_000_000, "Cijk_Alik_Bljk_BBS_BH", correlation_id=1),
+        kernel(2_000_000, 3_000_000, "attn_fwd", correlation_id=2),
+    )
+    _, work = works(host, device, ceiling)
+    assert (work.ideal_ns / 1e6).round(3).tolist() == [0.736, 0.210]
+    assert work.roofline_ns.tolist() == work.ideal_ns.tolist()  # neither is bound by memory
+
+
+def test_a_transformer_layer_costs_what_the_formula_says() -> None:
+    """Forward and backward of every product, also those inside autograd functions and per rank.
+
+    Hooks on torch.nn.functional count a tenth of it (DeepSpeed #2565), gradients counted as a flat
+    twice the forward miss attention's fifth product, and dense counts double causal attention
+    (torchtitan #341). One GPT layer of tensor-parallel degree t = 2: 24·b·s·h²/t and 2·b·s(s+1)·h/t
+    forward; twice and two and a half times that backward.
+    """
+    b, s, h, t, heads = 2, 64, 32, 2, 4
+    host: list[dict[str, Any]] = []
+    device: list[dict[str, Any]] = []
+
+    def run(name: str, *dims: list[int], around: str | None = None, **more: Any) -> None:
+        at, number = 100 * len(device), len(device) + 1
+        if around:
+            host.append(span(at, at + 90, around))
+        host.extend([op(at + 5, at + 80, name, *dims, **more), launch(at + 10, number)])
+        device.append(kernel(10_000 + at, 10_050 + at, GEMM, correlation_id=number))
+
+    tokens = b * s
+    for columns, rows in ((3 * h // t, h), (h, h // t), (4 * h // t, h), (h, 4 * h // t)):
+        function = "LinearWithGradAccumulationAndAsyncCommunication"
+        run("aten::mm", [tokens, rows], [rows, columns], around=function)
+        run("aten::mm", [tokens, columns], [columns, rows], around=f"{function}Backward")
+        run("aten::mm", [columns, tokens], [tokens, rows], around=f"{function}Backward")
+    q = [b, heads // t, s, h // heads]
+    forward = {"concrete_inputs": json.dumps(["", "", "", "0.", "True", "False"])}
+    forward["input_types"] = json.dumps([HALF] * 3 + ["Scalar"] * 3)
+    run("aten::_scaled_dot_product_flash_attention", q, q, q, [], [], [], **forward)
+    backward = {"concrete_inputs": json.dumps([""] * 10 + ["0.", "True", "", ""])}
+    backward["input_types"] = json.dumps([HALF] * 5 + ["float"] + ["Scalar"] * 8)
+    run(
+        "aten::_scaled_dot_product_flash_attention_backward",
+        *[q] * 5,
+        q[:3],
+        *[[]] * 8,
+        **backward,
+    )
+    _, work = works(spans(*host), kernels(*device))
+    linear = 24 * b * s * h * h // t
+    attention = 2 * b * s * (s + 1) * h // t
+    assert work.work_flop.sum() == 3 * linear + 3.5 * attention
 
 
 # ---- the view ----------------------------------------------------------------------------------
