@@ -433,6 +433,11 @@ def _tree_row(row: CauseRow, story: Story) -> dict[str, Any]:
         "doc": CAUSES[row.id].doc,
         "basis": row.basis,
         "measured": row.measured,
+        "kind": "not supported"
+        if row.withheld is not None
+        else "measured"
+        if row.measured
+        else "model",
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 _MIN_WIDTH = 60
 _MODEL_MARK = "~"
+_WITHHELD_MARK = "?"
 _VIEW_ROWS = 20
 
 
@@ -184,9 +185,9 @@ def _head(console: Console, attribution: Attribution, story: Story) -> None:
     console.print(Text(story.verdict, style="bold"))
     if story.detail:
         console.print(Text(story.detail))
-    for line in (*story.ceiling, story.utilization, story.withheld):
-        if line:
-            console.print(Text(line, style="dim"))
+    for said in (*story.ceiling, story.utilization, story.withheld):
+        if said:
+            console.print(Text(said, style="dim"))
     console.print()
 
 
@@ -209,26 +210,32 @@ def _causes(console: Console, attribution: Attribution, story: Story, width: int
     if wide:
         table.add_column("95 % interval", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True, width=bar_width)
-    modelled = False
+    modelled = unsupported = False
     for row in rows:
-        modelled |= not row.measured
+        modelled |= not row.measured and row.withheld is None
+        unsupported |= row.withheld is not None
         table.add_row(*_cause_cells(row, story, bar_width if wide else 0))
     total = ["observed", fmt.duration(story.observed_per_window_ns), "100 %"]
     table.add_section()
     table.add_row(*[Text(t, style="bold") for t in total], *([""] * (2 if wide else 0)))
     console.print(table)
-    if modelled:
+    notes = [f"{_MODEL_MARK} a model has a part in it; the others are recorded times"] * modelled
+    notes += [
+        f"{_WITHHELD_MARK} the data does not support it: see what is not claimed"
+    ] * unsupported
+    if notes:
         console.print()
-        console.print(
-            Text(f"{_MODEL_MARK} a model has a part in it; the others are recorded times", "dim")
-        )
+    for note in notes:
+        console.print(Text(note, "dim"))
 
 
 def _cause_cells(row: CauseRow, story: Story, bar_width: int) -> list[Text]:
     depth = row.id.count(".")
     style = "bold" if depth == 0 else ""
     label = Text("  " * depth + row.label, style=style)
-    if not row.measured:
+    if row.withheld is not None:
+        label.append(f" {_WITHHELD_MARK}", style="dim")
+    elif not row.measured:
         label.append(f" {_MODEL_MARK}", style="dim")
     cells = [
         label,

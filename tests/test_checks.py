@@ -135,6 +135,10 @@ def test_gaps_without_launches_have_flagged_causes(tmp_path):
     assert flagged
     assert all(i.startswith("idle.") for i in flagged)
     assert all(rows[i].ci95_ns is None for i in flagged)
+    text, page = render(found, "txt"), render(found, "html")
+    assert "? the data does not support it" in text
+    assert "Not claimed" in page
+    assert ">not supported</span>" in page
     leaves = sum(row.time_ns for row in found.leaves())
     assert leaves == found.observed_ns
 
