@@ -29,30 +29,30 @@ _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 
 def clock_by_phase(attribution: Attribution) -> pa.Table:
     """Clocks of each rank's phases, most time first. PIECE, DEVICE_CLOCK -> CLOCK_BY_PHASE."""
-    clocked = _clocked(attribution)
-    if clocked is None:
+    made_of = clocked(attribution)
+    if made_of is None:
         return TABLES["clock_by_phase"].empty()
-    codes, phases = clocked.events.phase
-    return clocked.table(
-        "clock_by_phase", {"rank": clocked.events.rank, "phase": (codes, phases)}, by_time=True
+    codes, phases = made_of.events.phase
+    return made_of.table(
+        "clock_by_phase", {"rank": made_of.events.rank, "phase": (codes, phases)}, by_time=True
     )
 
 
 def clock_by_operator(attribution: Attribution) -> pa.Table:
     """Clocks of each operator's kernels over all ranks. PIECE, DEVICE_CLOCK -> CLOCK_BY_OPERATOR."""
-    clocked = _clocked(attribution)
-    if clocked is None:
+    made_of = clocked(attribution)
+    if made_of is None:
         return TABLES["clock_by_operator"].empty()
-    return clocked.table("clock_by_operator", {"op": clocked.events.op}, by_time=True)
+    return made_of.table("clock_by_operator", {"op": made_of.events.op}, by_time=True)
 
 
 def clock_by_step(attribution: Attribution) -> pa.Table:
     """Clocks of each rank's steps, in order. PIECE, WINDOW, DEVICE_CLOCK -> CLOCK_BY_STEP."""
-    clocked = _clocked(attribution)
-    if clocked is None:
+    made_of = clocked(attribution)
+    if made_of is None:
         return TABLES["clock_by_step"].empty()
-    events = clocked.events
-    made = clocked.table("clock_by_step", {"rank": events.rank, "step_index": events.step})
+    events = made_of.events
+    made = made_of.table("clock_by_step", {"rank": events.rank, "step_index": events.step})
     windows = attribution.windows
     width = int(ints(windows, "step_index").max(initial=0)) + 1
     place = ints(windows, "rank") * width + ints(windows, "step_index")
@@ -72,7 +72,7 @@ def clock_by_step(attribution: Attribution) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _Clocked:
+class Clocked:
     """Computing events with exclusive time on devices that were sampled.
 
     Attributes:
@@ -154,15 +154,16 @@ class _Clocked:
         )
 
 
-def _clocked(attribution: Attribution) -> _Clocked | None:
+def clocked(attribution: Attribution) -> Clocked | None:
+    """The sampled computing events of a run; None without samples. Joined once, then kept."""
     cache = attribution._cache
     if _KEY not in cache:
         cache[_KEY] = _join(attribution)
-    found: _Clocked | None = cache[_KEY]
+    found: Clocked | None = cache[_KEY]
     return found
 
 
-def _join(attribution: Attribution) -> _Clocked | None:
+def _join(attribution: Attribution) -> Clocked | None:
     """All ranks with clock samples; None when there is none."""
     events = of_run(attribution)
     sampled = [r for r, f in attribution.factors.items() if f.clocks.readers]
@@ -191,7 +192,7 @@ def _join(attribution: Attribution) -> _Clocked | None:
             at = series.place(events.start_ns[some], (events.start_ns + events.dur_ns)[some])
             power[some] = series.mean_power(at)
             labels[some] = series.label_time(at)
-    return _Clocked(
+    return Clocked(
         events,
         rows,
         time[rows],

@@ -175,6 +175,13 @@ _VIEWS: tuple[View, ...] = (
         _NO_CLOCKS,
     ),
     View(
+        "throttle_episodes",
+        "Throttle episodes",
+        "When the clock was held down, why, and which kernels it hit.",
+        "chopper.analyzers.throttling:throttle_episodes",
+        "no clock reading of the device has a reason that held it (power, heat, a set clock)",
+    ),
+    View(
         "clock_sensitivity",
         "Dependence on the clock",
         "How much kernels slow down as the SM clock falls, with its error.",

@@ -594,6 +594,27 @@ WAVE_QUANTIZATION = Table(
     ),
 )
 
+THROTTLE_EPISODES = Table(
+    "throttle_episodes",
+    1,
+    "Times in which the driver said that it held the clock, and what ran then. A reading stands for "
+    "the time half-way to its neighbours.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("reason", "string", "power_cap, thermal or application."),
+        _ns("dur_ns", "How long it lasted."),
+        _ns("loss_ns", "Attributed to the clock of kernels in the middle of which it held."),
+        _column("clock_mean_hz", "int64", "Mean SM clock.", "hz"),
+        _column("clock_low_hz", "int64", "Lowest reading.", "hz"),
+        _maybe("power_mean_w", "float64", "Mean power of the board.", "w"),
+        _count("kernel_count", "Computing kernels that it hit."),
+        _ns("time_ns", "Their exclusive time."),
+        _maybe("op", "string", "Operator that lost most."),
+        _maybe("step", "int32", "Index of the step in which its first kernel ran."),
+        _ns("start_ns", "Start, Unix time."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
@@ -618,4 +639,5 @@ VIEW_TABLES: tuple[Table, ...] = (
     CLOCK_SENSITIVITY,
     CONTENTION,
     WAVE_QUANTIZATION,
+    THROTTLE_EPISODES,
 )

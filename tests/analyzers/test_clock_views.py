@@ -100,6 +100,21 @@ def test_clocks_of_all_time(attribution: Attribution, name: str) -> None:
     assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
 
 
+def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attribution) -> None:
+    (row,) = view(attribution, "throttle_episodes").to_pylist()
+    compute = {c.id: c.time_ns for c in attribution.causes()}
+    assert row["reason"] == "power_cap"
+    assert row["op"] == "aten::mm"
+    assert row["loss_ns"] == pytest.approx(compute["compute.clock"], rel=0.01)
+    # To half a period (2.5 ms) it begins with the third step.
+    assert row["kernel_count"] == pytest.approx(2 * PRODUCTS, abs=6)
+    assert row["clock_low_hz"] == LOW
+    assert row["clock_mean_hz"] == pytest.approx(LOW)
+    assert row["power_mean_w"] == pytest.approx(390)
+    third = attribution.windows.to_pylist()[2]
+    assert row["start_ns"] == pytest.approx(third["start_ns"], abs=5 * MS)
+
+
 def test_sensitivity_shows_what_it_rests_on(attribution: Attribution) -> None:
     (row,) = view(attribution, "clock_sensitivity").to_pylist()
     assert row["kernel"] == "ampere_bf16_s16816gemm"
