@@ -196,6 +196,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
             compute.cause,
             compute.time_ns,
             work.math[states.event_row[compute.fragment]],
+            work.known[states.event_row[compute.fragment]],
         )
         | {
             "collectives_matched_ratio": matched_share(joined.communication, matched),
@@ -351,7 +352,11 @@ def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
 
 
 def _coverage(
-    links: Links, cause: np.ndarray, time_ns: np.ndarray, math_work: np.ndarray
+    links: Links,
+    cause: np.ndarray,
+    time_ns: np.ndarray,
+    math_work: np.ndarray,
+    known_work: np.ndarray,
 ) -> dict[str, tuple[float, float]]:
     compute = float(time_ns.sum())
     unmodelled = float(time_ns[cause == COMPUTE_CAUSES.index("compute.unmodelled")].sum())
@@ -362,6 +367,7 @@ def _coverage(
     layered = matching(*links.layers, lambda _: True) if len(links.layers[1]) else np.zeros(0)
     return {
         "compute_modelled_ratio": (compute - unmodelled, compute),
+        "work_known_ratio": (float(time_ns[known_work].sum()), compute),
         "math_with_peak_ratio": (math, math + no_peak),
         "launch_known_ratio": (float(links.has_launch.sum()), events),
         "operator_known_ratio": (float((links.op_row >= 0).sum()), events),

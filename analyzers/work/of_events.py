@@ -80,6 +80,14 @@ class EventWork:
     dtype: np.ndarray
     dtypes: list[str]
 
+    @property
+    def known(self) -> np.ndarray:
+        """Mask of the events whose FLOP (of model math) or bytes (of other work) are known."""
+        found: np.ndarray = np.where(
+            self.math, ~np.isnan(self.work_flop), self.vector & ~np.isnan(self.work_bytes)
+        )
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
