@@ -23,6 +23,7 @@ _COMMANDS = {
     "import": "Import traces of other tools (Kineto from CUDA, ROCm or CPU) as a run.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",
+    "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
     "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
     "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",

@@ -85,7 +85,7 @@ class Details {
       const sorted = this.sort?.column === c;
       return el("th", { scope: "col", class: c.names ? "" : "num", title: c.doc,
         "aria-sort": sorted ? (this.sort.sign > 0 ? "ascending" : "descending") : null },
-      el("button", { type: "button", "data-column": i, onclick: () => this.order(c, i) }, c.label));
+      el("button", { type: "button", "data-column": i, onclick: () => this.order(c, i) }, c.label[0].toUpperCase() + c.label.slice(1)));
     });
     const body = shown.map((i) => el("tr", {}, columns.map((c, at) => {
       const [whole, full] = this.cell(c, i), text = c.names ? this.cut(whole, at ? 34 : 46) : whole;

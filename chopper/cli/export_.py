@@ -1,0 +1,60 @@
+"""``chopper export``: an attributed run for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chopper.cli._progress import progress
+from chopper.export import KINDS
+
+if TYPE_CHECKING:
+    from chopper.export import Kind
+
+
+@click.command(
+    "export", short_help="Write a run's tables as Parquet or CSV, or its timeline for Perfetto."
+)
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(KINDS),
+    required=True,
+    help="parquet or csv: a file per table and view; perfetto: one timeline of all ranks.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory to write to."
+)
+@click.option("--force", is_flag=True, help="Write into a directory that holds files.")
+def command(sources: tuple[str, ...], kind: Kind, output: Path, force: bool) -> None:
+    """Write an attributed run for other tools.
+
+    RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
+    same run make one.
+
+    The tables are those of `chopper schema`. The timeline opens in ui.perfetto.dev and in
+    chrome://tracing: host threads and device streams of all ranks, each rank's steps and causes of
+    idle time, and the cause, phase, operator and layer of each device event.
+
+    \b
+    Examples:
+      chopper export runs/mine --to parquet -o tables
+      chopper export runs/mine --to perfetto -o timeline
+    """
+    from chopper.api import attribute, load
+    from chopper.export import check_place, export
+
+    check_place(output, force=force)
+    with progress("reading the run"):
+        run = load(list(sources))
+    with progress("attributing"):
+        attribution = attribute(run)
+    with progress("writing"):
+        written = export(attribution, kind, output, force=force)
+    for path in written:
+        click.echo(path)
+    if kind == "perfetto":
+        click.echo("open it in https://ui.perfetto.dev", err=True)

@@ -1,0 +1,228 @@
+"""An attributed run for other tools: its tables and views as Parquet or CSV, or a timeline.
+
+The timeline is Chrome's trace format, which Perfetto opens: host threads and device streams of all
+ranks on one axis, and three tracks per rank that the attribution adds: its step windows, what held
+the device up in each gap, and on each device event its cause, phase, operator and layer.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from chopper.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from chopper.attribution import Attribution
+
+Kind = Literal["parquet", "csv", "perfetto"]
+KINDS: tuple[str, ...] = get_args(Kind)
+_STREAM_ID, _STEPS_ID, _GAPS_ID = 2_000_000_000, 2_100_000_000, 2_100_000_001
+"""Numbers of tracks that cannot be those of threads."""
+
+
+def export(
+    attribution: Attribution, kind: Kind, directory: str | Path, *, force: bool = False
+) -> list[Path]:
+    """Write a run for other tools.
+
+    Args:
+        attribution: what to write.
+        kind: ``parquet`` or ``csv`` (a file per table: of each rank in ``rank-00000/``, of the
+            attribution at the top, of the views in ``views/``), or ``perfetto`` (``trace.json.gz``).
+        directory: where; made when it is not there.
+        force: write into a directory that holds files, over those of the same name.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: no such kind.
+        OutputError: the directory holds files, or cannot be written.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"--to {kind!r} unknown: one of {', '.join(KINDS)}")
+    place = check_place(Path(directory), force=force)
+    try:
+        if kind == "perfetto":
+            place.mkdir(parents=True, exist_ok=True)
+            return [_write_timeline(attribution, place / "trace.json.gz")]
+        return [_write(table, place / f"{name}.{kind}") for name, table in tables(attribution)]
+    except OSError as exc:
+        raise OutputError(f"{place}: cannot be written ({exc.strerror or exc})") from exc
+
+
+def check_place(place: Path, *, force: bool) -> Path:
+    """The directory, when it may be written into.
+
+    Raises:
+        OutputError: it is a file, or holds files and ``force`` is not given.
+    """
+    if place.exists() and not place.is_dir():
+        raise OutputError(f"{place}: is a file; give a directory with -o")
+    if place.is_dir() and any(place.iterdir()) and not force:
+        raise OutputError(f"{place}: holds files; choose another -o, or pass --force to write here")
+    return place
+
+
+def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
+    """Every table and view that has rows, by its path without extension."""
+    from chopper.run import rank_dir_name
+    from chopper.tables import TELEMETRY_TABLES, TRACE_TABLES
+    from chopper.views import VIEWS, view
+
+    for name in ("piece", "window", "gap"):
+        yield name, getattr(attribution, f"{name}s")
+    for rank in attribution.run.ranks:
+        folder = rank_dir_name(rank)
+        for declared in (*TRACE_TABLES, *TELEMETRY_TABLES):
+            table = attribution.run.table(rank, declared.name)
+            if table.num_rows:
+                yield f"{folder}/{declared.name}", table
+        if rank in attribution.links:
+            yield f"{folder}/event_link", attribution.links[rank]
+    for name in VIEWS:
+        table = view(attribution, name)
+        if table.num_rows:
+            yield f"views/{name}", table
+
+
+def _write(table: pa.Table, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, path, compression="zstd")
+        return path
+    import pyarrow as pa
+    from pyarrow import csv
+
+    plain = [
+        pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
+        for f in table.schema
+    ]
+    csv.write_csv(table.cast(pa.schema(plain)), path)
+    return path
+
+
+def _write_timeline(attribution: Attribution, path: Path) -> Path:
+    """Chrome's trace format; times are microseconds since the first event, exact to the ns."""
+    import msgspec
+
+    starts = [
+        int(start)
+        for rank in attribution.run.ranks
+        for name in ("host_span", "device_event")
+        if (start := _first(attribution.run.table(rank, name))) is not None
+    ]
+    zero = min(starts, default=0)
+    encode = msgspec.json.Encoder().encode
+    with gzip.open(path, "wb", compresslevel=3) as file:
+        head = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": zero}
+        file.write(encode(head)[:-1] + b',"traceEvents":[')
+        separator = b"\n"
+        for event in _events(attribution, zero):
+            file.write(separator + encode(event))
+            separator = b",\n"
+        file.write(b"\n]}\n")
+    return path
+
+
+def _first(table: pa.Table) -> int | None:
+    return table["start_ns"][0].as_py() if table.num_rows else None
+
+
+def _events(attribution: Attribution, zero: int) -> Iterator[dict[str, Any]]:
+    labels = {r.rank: r.label for r in attribution.ranks}
+    for rank in attribution.run.ranks:
+        yield _name(rank, 0, "process_name", labels.get(rank, f"rank {rank}"))
+        yield _name(rank, _STEPS_ID, "thread_name", "chopper: steps")
+        yield _name(rank, _GAPS_ID, "thread_name", "chopper: causes of idle")
+        yield from _own_tracks(attribution, rank, zero)
+        yield from _host(attribution, rank, zero)
+        yield from _device(attribution, rank, zero)
+
+
+def _name(rank: int, track: int, kind: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": name}}
+
+
+def _span(
+    rank: int, track: int, category: str, name: str, start: int, dur: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": rank,
+        "tid": track,
+        "ts": start / 1e3,
+        "dur": dur / 1e3,
+        "args": args,
+    }
+
+
+def _own_tracks(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+    from chopper.causes import CAUSES
+
+    for row in attribution.windows.to_pylist():
+        if row["rank"] == rank:
+            name = "whole trace" if row["number"] is None else f"step {row['number']}"
+            length = row["end_ns"] - row["start_ns"]
+            yield _span(rank, _STEPS_ID, "step", name, row["start_ns"] - zero, length, {})
+    for row in attribution.gaps.to_pylist():
+        if row["rank"] == rank:
+            cause = row["cause"]
+            label, args = CAUSES[cause].label, {"cause": cause, "event_row": row["event_row"]}
+            length = row["end_ns"] - row["start_ns"]
+            yield _span(rank, _GAPS_ID, "idle", label, row["start_ns"] - zero, length, args)
+
+
+def _host(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+    spans = attribution.run.table(rank, "host_span")
+    names = {(t["pid"], t["tid"]): t for t in attribution.run.table(rank, "thread").to_pylist()}
+    tracks: dict[tuple[int, int], int] = {}
+    columns = ("pid", "tid", "category", "name", "start_ns", "dur_ns", "input_dims")
+    for pid, tid, category, name, start, dur, dims in zip(
+        *(spans[c].to_pylist() for c in columns), strict=True
+    ):
+        if (pid, tid) not in tracks:
+            tracks[pid, tid] = track = len(tracks) + 1
+            known = names.get((pid, tid), {}).get("thread_name")
+            yield _name(rank, track, "thread_name", known or f"thread {tid}")
+        args = {} if dims is None else {"Input Dims": dims}
+        yield _span(rank, tracks[pid, tid], category, name, start - zero, dur, args)
+
+
+def _device(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+    import numpy as np
+
+    events = attribution.run.table(rank, "device_event")
+    links = attribution.links.get(rank)
+    if links is None:
+        return
+    pieces = attribution.pieces
+    mine = np.flatnonzero(pieces["rank"].to_numpy() == rank)
+    # Pieces with most time come last, so that each event keeps its largest cause.
+    mine = mine[np.argsort(pieces["time_ns"].to_numpy()[mine], kind="stable")]
+    row, cause = pieces["event_row"].take(mine).to_pylist(), pieces["cause"].take(mine).to_pylist()
+    largest = {r: c for r, c in zip(row, cause, strict=True) if not c.startswith("idle")}
+    tracks: dict[tuple[int, int], int] = {}
+    columns = [
+        events[c].to_pylist() for c in ("device_id", "stream_id", "name", "start_ns", "dur_ns")
+    ]
+    columns += [links[c].to_pylist() for c in ("work_class", "phase", "op", "layer")]
+    for i, (device, stream, name, start, dur, *told) in enumerate(zip(*columns, strict=True)):
+        if (device, stream) not in tracks:
+            tracks[device, stream] = track = _STREAM_ID + len(tracks)
+            where = "host work" if device < 0 else f"device {device}"
+            yield _name(rank, track, "thread_name", f"{where}, stream {stream}")
+        args = dict(zip(("phase", "op", "layer"), told[1:], strict=True))
+        # What another kernel hid, or lies outside of the windows, cost no time of its own.
+        args["cause"] = largest.get(i)
+        yield _span(rank, tracks[device, stream], told[0], name, start - zero, dur, args)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from chopper.cli import cli
+from chopper.errors import OutputError
+from chopper.export import export, tables
+from chopper.views import VIEWS, view
+from tests.reports.make import Shape, make
+
+EXACT = make(Shape(ranks=2, steps=2, layers=2, hostile=True))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
+
+
+def test_parquet_holds_every_table_and_view_as_it_is(tmp_path: Path) -> None:
+    written = export(EXACT, "parquet", tmp_path / "out")
+    found = {str(p.relative_to(tmp_path / "out")).removesuffix(".parquet"): p for p in written}
+    assert set(found) == {name for name, _ in tables(EXACT)}
+    assert {n.removeprefix("views/") for n in found if n.startswith("views/")} == {
+        n for n in VIEWS if view(EXACT, n).num_rows
+    }
+    for name, table in tables(EXACT):
+        read = pq.read_table(found[name])
+        assert read.to_pylist() == table.to_pylist(), name
+        assert read.schema.metadata[b"chopper.table"].decode() == name.rpartition("/")[2]
+
+
+def test_csv_holds_all_rows_whatever_the_names(tmp_path: Path) -> None:
+    export(EXACT, "csv", tmp_path)
+    rows = _read(tmp_path / "piece.csv")
+    assert sum(int(r["time_ns"]) for r in rows) == EXACT.observed_ns
+    kernels = _read(tmp_path / "views" / "kernels.csv")
+    assert [r["kernel"] for r in kernels] == view(EXACT, "kernels")["kernel"].to_pylist()
+
+
+def test_the_timeline_has_all_events_and_the_attributions_tracks(tmp_path: Path) -> None:
+    (path,) = export(EXACT, "perfetto", tmp_path)
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == set(EXACT.run.ranks)
+    for rank in EXACT.run.ranks:
+        mine = [e for e in spans if e["pid"] == rank]
+        wanted = EXACT.run.table(rank, "host_span").num_rows
+        wanted += EXACT.run.table(rank, "device_event").num_rows
+        gaps = [e for e in mine if e["cat"] == "idle"]
+        steps = [e for e in mine if e["cat"] == "step"]
+        assert len(mine) == wanted + len(gaps) + len(steps)
+        idle_ns = sum(round(e["dur"] * 1e3) for e in gaps)
+        causes = next(g.causes for g in EXACT.by("rank") if g.key == rank)
+        assert idle_ns == sum(t for c, t in causes.items() if c.startswith("idle"))
+        kernels = [e for e in mine if e["cat"] == "compute"]
+        assert any((e["args"]["cause"] or "").startswith("compute.") for e in kernels)
+    first = EXACT.run.table(EXACT.run.ranks[0], "device_event")["start_ns"][0].as_py()
+    starts = {round(e["ts"] * 1e3) + trace["baseTimeNanoseconds"] for e in spans}
+    assert first in starts
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(OutputError, match="holds files"):
+        export(EXACT, "csv", tmp_path)
+    export(EXACT, "csv", tmp_path, force=True)
+    assert (tmp_path / "mine.txt").read_text() == "kept"
+    with pytest.raises(OutputError, match="is a file"):
+        export(EXACT, "csv", tmp_path / "mine.txt", force=True)
+
+
+def test_the_command_needs_a_kind_and_a_place() -> None:
+    assert CliRunner().invoke(cli, ["export", "run"]).exit_code == 2
+    assert CliRunner().invoke(cli, ["export", "run", "--to", "xlsx", "-o", "x"]).exit_code == 2
