@@ -217,7 +217,7 @@ TRAINS = """
 )
 def test_optimizers_are_seen_when_torch_comes_later(tmp_path, body, count, why):
     (tmp_path / "script.py").write_text(LATE.format(body=body))
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600)
     assert len(steps_of(tmp_path / "run")) == count
     found = Run.open(tmp_path / "run").part(0).findings
     assert [f.code for f in found] == (["run.no_steps"] if why else [])
@@ -932,7 +932,7 @@ def test_a_recording_that_another_thread_closes_gives_its_trace_up(tmp_path):
             """
         )
     )
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600)
     assert len(steps_of(tmp_path / "run")) == 4
     assert traced_of(tmp_path / "run") == []
     assert findings_of(tmp_path / "run") == ["run.trace_abandoned"]
@@ -994,7 +994,7 @@ def test_a_profiler_in_another_thread_takes_the_trace_over(tmp_path, body, trace
         [sys.executable, "script.py"],
         cwd=tmp_path,
         check=False,
-        timeout=120,
+        timeout=600,
         capture_output=True,
         text=True,
     )
@@ -1158,7 +1158,7 @@ def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
         [sys.executable, "script.py"],
         cwd=tmp_path,
         check=True,
-        timeout=120,
+        timeout=600,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -1182,7 +1182,7 @@ with chopper.profile("run", collect=["torch_trace"]) as prof:
 @pytest.mark.slow
 def test_steps_outlive_a_kill_within_a_trace(tmp_path):
     (tmp_path / "script.py").write_text(KILLED)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     with pyarrow.OSFile(str(tmp_path / "run" / "rank-00000" / "step.arrow")) as file:
         reader = pyarrow.ipc.open_stream(file)
@@ -1226,7 +1226,7 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         rest = process.stdout.read()
-        return process.wait(timeout=60), rest
+        return process.wait(timeout=600), rest
 
 
 @pytest.mark.slow
