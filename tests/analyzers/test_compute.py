@@ -139,7 +139,8 @@ def test_without_a_peak_nothing_is_ideal() -> None:
         (
             [
                 span(0, 50, "autograd::engine::evaluate_function: AddBackward0"),
-                span(1, 49, "aten::linear", sequence_id=9, forward_tid=0),
+                span(1, 45, "aten::linear", sequence_id=9, forward_tid=0),
+                span(46, 49, "aten::mul"),
             ],
             "compute.recompute",
         ),
