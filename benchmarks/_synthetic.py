@@ -430,6 +430,8 @@ def _json_events(made: dict[str, pa.Table]) -> Any:
                 args["Input Dims"] = json.loads(row["input_dims"])
                 args["Input type"] = json.loads(row["input_types"])
             yield _event(_CATEGORY[row["category"]], row, row["pid"], row["tid"], args)
+            if row["category"] == "runtime":
+                yield _flow("s", row, row["pid"], row["tid"])
     for batch in made["device_event"].to_batches(65_536):
         for row in batch.to_pylist():
             args = {
@@ -444,6 +446,21 @@ def _json_events(made: dict[str, pa.Table]) -> Any:
                 "block": [128, 1, 1],
             }
             yield _event(_DEVICE_CATEGORY[row["kind"]], row, 0, row["stream_id"], args)
+            yield _flow("f", row, 0, row["stream_id"])
+
+
+def _flow(end: str, row: dict[str, Any], pid: int, tid: int) -> dict[str, Any]:
+    """One end of the arrow from a launching call to what it launched."""
+    return {
+        "ph": end,
+        "id": row["correlation_id"],
+        "pid": pid,
+        "tid": tid,
+        "ts": (row["start_ns"] - _BASE_NS) / 1000,
+        "cat": "ac2g",
+        "name": "ac2g",
+        "bp": "e",
+    }
 
 
 def _event(category: str, row: dict[str, Any], pid: int, tid: int, args: Any) -> dict[str, Any]:

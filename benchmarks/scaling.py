@@ -148,6 +148,7 @@ def _stages(folder: Path) -> dict[str, float]:
     """Seconds per stage and peak bytes of this process."""
     import chopper
     import chopper.analyzers.attribute
+    import chopper.ingest
 
     times = [time.perf_counter()]
     cpu = sum(os.times()[:4])
