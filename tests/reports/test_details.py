@@ -79,7 +79,7 @@ def test_top_limits_the_rows_of_a_view() -> None:
 
 
 def test_a_row_of_nulls_is_shown() -> None:
-    row = {c.name: None for c in TABLES["utilization"].columns}
+    row: dict[str, object] = {c.name: None for c in TABLES["utilization"].columns}
     row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
     table = pa.Table.from_pylist([row], schema=TABLES["utilization"].arrow)
     assert "theoretical" in text.render_view(VIEWS["utilization"], table)
