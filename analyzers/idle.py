@@ -90,8 +90,8 @@ def split_idle(states: States, links: Links) -> Gaps:
     late = launched & (called > start)
     call = launched & (returned > called)
     waited = np.where(launched, returned < end, True)
-    # What the device had to wait for had ended before a late launch was made.
-    own = late | _previous_on_same_stream(links, event, start)
+    # Where the call returned within the gap, what the device had to wait for had ended before.
+    own = (returned > start) | _previous_on_same_stream(links, event, start)
     depends = ~own & launched
     depends[depends] = _may_wait_for_stream(links, event[depends])
     cause = np.where(

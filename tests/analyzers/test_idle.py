@@ -72,7 +72,8 @@ def test_the_device_waited_on_itself() -> None:
 
 def test_only_a_stream_that_was_told_to_wait_depends_on_another() -> None:
     # Stream 9 is told to wait for an event before kernel 4, not before kernel 2: what kept kernel 2
-    # was the device itself. Kernel 5 was launched when everything before it had ended.
+    # was the device itself. Kernel 5 was launched when everything before it had ended, and the call
+    # that launched kernel 6 returned only then.
     host = spans(
         launch(1, 2, 1),
         launch(3, 4, 2),
@@ -80,6 +81,8 @@ def test_only_a_stream_that_was_told_to_wait_depends_on_another() -> None:
         span(7, 8, "cudaStreamWaitEvent", "runtime", correlation_id=9),
         launch(9, 10, 4),
         launch(105, 110, 5),
+        span(111, 112, "cudaStreamWaitEvent", "runtime", correlation_id=9),
+        launch(113, 130, 6),
     )
     device = kernels(
         kernel(12, 20, correlation_id=1, stream=9),
@@ -88,6 +91,7 @@ def test_only_a_stream_that_was_told_to_wait_depends_on_another() -> None:
         kernel(40, 60, correlation_id=3),
         kernel(70, 90, correlation_id=4, stream=9),
         kernel(115, 120, correlation_id=5),
+        kernel(140, 150, correlation_id=6, stream=9),
     )
     assert gaps(attribute(host, device)) == [
         (24, 30, "launch_latency"),
@@ -95,6 +99,8 @@ def test_only_a_stream_that_was_told_to_wait_depends_on_another() -> None:
         (90, 105, "preparation.unobserved"),
         (105, 110, "call"),
         (110, 115, "launch_latency"),
+        (120, 130, "call"),
+        (130, 140, "launch_latency"),
     ]
 
 
