@@ -193,7 +193,7 @@ _VIEWS: tuple[View, ...] = (
         "Contention",
         "Kernels that ran beside others, against the same work alone.",
         "chopper.analyzers.factor_views:contention",
-        "no modelled kernel ran beside another one",
+        "no kernel whose ideal time is known ran beside another one",
     ),
     View(
         "wave_quantization",
