@@ -45,7 +45,14 @@ def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
         _tokens(runs),
         _operators(runs, flop),
         _speed(runs, sides),
-        _same("device", "Devices", runs, _devices, "other hardware may be the whole difference"),
+        _same(
+            "device",
+            "Devices",
+            runs,
+            _devices,
+            "other hardware may be the whole difference",
+            explains=True,
+        ),
         _same("dtype", "Data types", runs, _dtypes, "arithmetic of the products, ≥ 1 % of FLOP"),
         _same("peak", "Peaks known", runs, _peaks, "only known peaks split computing further"),
         _same("torch", "PyTorch", runs, _torch, "as recorded by the run"),
@@ -92,10 +99,17 @@ def _number(
 
 
 def _same(
-    id: str, label: str, runs: Pair, found: Callable[[Attribution], str | None], note: str
+    id: str,
+    label: str,
+    runs: Pair,
+    found: Callable[[Attribution], str | None],
+    note: str,
+    *,
+    explains: bool = False,
 ) -> Check:
     a, b = found(runs[0]), found(runs[1])
-    return Check(id, label, _status(a, b, same=a == b), a, b, "", False, note)
+    status = _status(a, b, same=a == b)
+    return Check(id, label, status, a, b, "", False, note, explains and status == "differs")
 
 
 def _world_size(runs: Pair) -> Check:
@@ -320,16 +334,20 @@ def _speed(runs: Pair, sides: Sides) -> Check:
     at = np.minimum(np.searchsorted(place, [0.25, 0.5, 0.75]), len(order) - 1)
     low, middle, high = ratio[order][at].tolist()
     same = abs(middle - 1) <= _SPEED_PASS_RATIO
+    # Three quarters of the time at least half as far from A's as the median.
+    nearest = low if middle > 1 else high
+    alike = not same and (nearest - 1) * (middle - 1) >= 0.5 * (middle - 1) ** 2
     if not same:
-        alike = low > 1 if middle > 1 else high < 1
         note += f" (median {middle:.3g}, quartiles {low:.3g} and {high:.3g})"
         note += (
-            "; nearly all of them: rather clocks, power or neighbours than the program"
+            "; most of them alike: rather clocks, power or neighbours than the program"
             if alike
             else ""
         )
     status = _status(1.0, middle, same=same)
-    return Check("speed", "Time of the same kernels", status, 1.0, middle, "ratio", False, note)
+    return Check(
+        "speed", "Time of the same kernels", status, 1.0, middle, "ratio", False, note, alike
+    )
 
 
 def _durations(attribution: Attribution, steps: Steps) -> dict[str, tuple[float, float]]:

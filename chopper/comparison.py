@@ -44,6 +44,8 @@ class Check:
     """The runs do not do the same work: no verdict without ``allow_different``."""
     note: str
     """What it means, and where the values come from."""
+    explains: bool = False
+    """What differs may be the whole reason of a difference of time, whatever the program does."""
 
     def shown(self, side: Literal["a", "b"]) -> str:
         """A side's value for people."""
@@ -196,7 +198,14 @@ class Comparison:
         return (
             f"B is {percent(ratio)} {word} ({_interval(self.step, flip=word == 'faster')}): {times}"
             + (f", because {because}." if because else ".")
+            + self._elsewhere()
         )
+
+    def _elsewhere(self) -> str:
+        """What else may have made the difference."""
+        found = [c for c in self.checks if c.explains]
+        said = (f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in found)
+        return f" It may come from elsewhere: {'; '.join(said)}." if found else ""
 
     def _because(self) -> str:
         total = self.step.difference_ns
@@ -336,7 +345,7 @@ _NOUNS = {
 def _said(change: Change) -> str:
     label = _NOUNS.get(change.id, CAUSES[change.id].label)
     parent = CAUSES[change.parent].label if change.parent in _CONTEXT else ""
-    words = f"{parent}: {label}" if parent else label
+    words = f"{parent}: {_lower(label)}" if parent else label
     verb = "fell" if change.difference_ns < 0 else "rose"
     return f"{_lower(words)} {verb} by {fmt.duration(abs(change.difference_ns))}"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import chopper
@@ -96,11 +98,17 @@ def test_a_machine_at_another_speed_is_told_from_a_slower_program(tmp_path) -> N
     check = _checks(chopper.compare(a, slower))["speed"]
     assert (check.status, check.a, check.b) == ("differs", 1, 1.5)
     assert "quartiles 1 and 1.5" in check.note
+    assert not check.explains
     assert "neighbours" not in check.note
     # Alone it is all there is: nothing tells the program from the machine.
     b = trace(tmp_path / "c.json", matmul_ns=(6_000,), adds=0)
     alone = trace(tmp_path / "d.json", matmul_ns=(4_000,), adds=0)
-    assert "rather clocks, power or neighbours" in _checks(chopper.compare(alone, b))["speed"].note
+    check = _checks(chopper.compare(alone, b))["speed"]
+    assert check.explains
+    assert "rather clocks, power or neighbours" in check.note
+    times = [attribution({"compute.ideal": [t] * 4}) for t in (4_000, 6_000)]
+    verdict = replace(chopper.compare(*times), checks=(check,)).verdict
+    assert verdict.endswith("elsewhere: time of the same kernels 100 % and 150 %.")
     assert _checks(chopper.compare(a, a))["speed"].status == "pass"
 
 
