@@ -119,8 +119,8 @@ _CAUSES = (
     Cause(
         "compute.no_peak",
         "Model math, peak unknown",
-        "Products whose ideal time is unknown: the device, or its peak for this data type, or "
-        "the operator's shapes are not known.",
+        "Products, by their operator or their kernel's name, whose ideal time is unknown: the device, "
+        "or its peak for this data type, or the operator's shapes are not known.",
     ),
     Cause(
         "compute.recompute",
@@ -154,12 +154,13 @@ _CAUSES = (
     Cause(
         "compute.vector.no_bytes",
         "Bytes or bandwidth unknown",
-        "Memory-bound work whose bytes, or the device's bandwidth, are not known.",
+        "Memory-bound work, by its operator or its kernel's name, whose bytes, or the device's "
+        "bandwidth, are not known.",
     ),
     Cause(
         "compute.unmodelled",
         "Unmodelled kernels",
-        "Kernels of operators that no model covers, or without an operator.",
+        "Kernels without a modelled operator whose name does not tell the kind of work either.",
     ),
     Cause(
         "communication",
