@@ -19,7 +19,11 @@ T0_NS = 1_760_000_000_000_000_000
 
 
 def attribution(
-    times: Mapping[str, Sequence[int]], *, ranks: int = 1, first: int = 0, name: str = "run"
+    times: Mapping[str, Sequence[int] | np.ndarray],
+    *,
+    ranks: int = 1,
+    first: int = 0,
+    name: str = "run",
 ) -> Attribution:
     """Each rank spends ``times[cause][step]`` ns; all ranks do the same."""
     causes = list(times)

@@ -17,7 +17,7 @@ def chopper(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def pair(tmp_path) -> Path:
+def pair(tmp_path: Path) -> Path:
     trace(tmp_path / "a.json", steps=6, matmul_ns=(4_000, 4_100))
     trace(tmp_path / "b.json", steps=6, matmul_ns=(8_000, 8_100))
     trace(tmp_path / "other.json", steps=6, width=128)
