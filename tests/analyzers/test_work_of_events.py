@@ -609,7 +609,7 @@ SHARES = {
     "kineto/v100-resnet50-dataloader0-2021": 0.99,
     "kineto/v100-resnet50-no-deviceproperties-2021": 0.98,
     "kineto/v100-resnet50-toplevel-list-2021": 0.98,
-    "hpctrainingexamples/mi300x-op-replay": 0.9,
+    "hpctrainingexamples/mi300x-op-replay": 0.85,
 }
 
 
