@@ -74,6 +74,12 @@ class Injection:
 
 
 _INJECTIONS: dict[str, Injection] = {
+    # In this order. This one first: what others free would be handed out again.
+    "locked_memory": Injection(
+        Expected("idle.preparation.allocator"),
+        (1, 2, 5),
+        also=(Expected("idle.preparation.python", measured="unlock"),),
+    ),
     "slow_dataset": Injection(Expected("idle.preparation.data"), (0.01, 0.03, 0.1)),
     "slow_workers": Injection(Expected("idle.preparation.data"), (0.02, 0.05, 0.1)),
     "slow_rank": Injection(
@@ -90,11 +96,6 @@ _INJECTIONS: dict[str, Injection] = {
     "garbage_collection": Injection(Expected("idle.preparation.gc"), (2, 6, 12)),
     "extra_copies": Injection(Expected("compute.vector"), (2, 5, 12)),
     "recomputation": Injection(Expected("compute.recompute"), (1, 2, 3)),
-    "locked_memory": Injection(
-        Expected("idle.preparation.allocator"),
-        (1, 2, 5),
-        also=(Expected("idle.preparation.python", measured="unlock"),),
-    ),
     "slow_link": Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
 }
 _NOT_HERE = {
@@ -145,7 +146,7 @@ def run_cases(
         if on_case is not None:
             on_case(case)
 
-    named = [n for n in injections if n in _INJECTIONS and (not quick or n in _QUICK)]
+    named = [n for n in _INJECTIONS if n in injections and (not quick or n in _QUICK)]
     no_link = network.unavailable() if "slow_link" in named else None
     alone = [n for n in named if n != "slow_link"]
     for group, linked in ((alone, False), (["slow_link"], True)):
@@ -201,7 +202,10 @@ def _record_and_score(
         )
         for name in names
     )
-    with tempfile.TemporaryDirectory(prefix="chopper-validate-") as directory:
+    with (
+        ranks.ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="chopper-validate-") as directory,
+    ):
         job = Job(directory=directory, plans=plans, linked=linked)
         steps = sum(len(plan.levels()) for plan in plans)
         with _others() as others:

@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 _PRIORITY = -15
 _MCL_FUTURE = 2
 _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
-_BATCH, _VOCABULARY = 2, 512
+_VOCABULARY = 512
 _MATRIX_ROWS = 512
 _COPIED_ELEMENTS = 1 << 23
 _ALLOCATED_BYTES = 64 << 20
@@ -92,6 +92,8 @@ class Injector:
         """What the loop iterates over."""
         return loader
 
+    batch = 2
+    """Sequences per rank and step."""
     sequence = 64
     """Tokens per sequence."""
     dim = 128
@@ -108,7 +110,7 @@ class Injector:
         import torch
 
         generator = torch.Generator().manual_seed(index)
-        return torch.randint(_VOCABULARY, (_BATCH, self.sequence + 1), generator=generator)
+        return torch.randint(_VOCABULARY, (self.batch, self.sequence + 1), generator=generator)
 
     def before_step(self) -> None:
         """Called before the next batch is asked for."""

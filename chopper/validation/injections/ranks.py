@@ -84,7 +84,7 @@ def _environment(job: Job) -> dict[str, str]:
         # Memory that was freed stays the process's: pages that fault in again, which on a virtual
         # machine may take longer than the work on them, would be nobody's injection.
         "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": "-1",
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
         "MALLOC_ARENA_MAX": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
