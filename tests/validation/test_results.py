@@ -11,20 +11,16 @@ from chopper.validation.results import MIXED, Case, judged, score, to_dict
 
 
 def case(**what: Any) -> Case:
-    return Case(
-        **(
-            {
-                "suite": "synthetic",
-                "injection": "data_stall",
-                "cause": "idle.preparation.data",
-                "magnitude": "small",
-                "flavour": "cuda",
-                "injected_ns": 1000,
-                "recovered_ns": 1000,
-            }
-            | what
-        )
-    )
+    usual: dict[str, Any] = {
+        "suite": "synthetic",
+        "injection": "data_stall",
+        "cause": "idle.preparation.data",
+        "magnitude": "small",
+        "flavour": "cuda",
+        "injected_ns": 1000,
+        "recovered_ns": 1000,
+    }
+    return Case(**(usual | what))
 
 
 @pytest.mark.parametrize(
