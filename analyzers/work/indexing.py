@@ -160,7 +160,7 @@ def _topk(record: Record) -> Work:
         shape, kept = record.shape(0), record.numel(0)
         if record.name == "aten::topk":
             k = record.integer(1)
-            if k is None or not shape:
+            if k is None or k < 0 or not shape:
                 raise Unknown("how many are kept was not recorded")
             kept = kept // max(1, shape[_dimension(record, 2, shape)]) * k
         values = 0 if record.name == "aten::argsort" else kept * record.itemsize(0)

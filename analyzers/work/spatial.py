@@ -87,7 +87,7 @@ def _resized(record: Record) -> Shape:
         if not factors or len(factors) > len(shape):
             raise Unknown("the result's size was not recorded")
         sizes = [int(n * f) for n, f in zip(shape[-len(factors) :], factors, strict=True)]
-    if len(sizes) > len(shape):
+    if len(sizes) > len(shape) or min(sizes, default=0) < 0:
         raise Unknown(f"a result of {sizes} from {list(shape)}")
     return (*shape[: len(shape) - len(sizes)], *sizes)
 

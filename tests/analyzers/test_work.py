@@ -1207,7 +1207,9 @@ concretes = st.lists(
     | st.text(max_size=6),
     max_size=16,
 )
-names = st.sampled_from([*sorted(MODELS), "aten::_foreach_add_", "triton_poi_x", "triton_red_y"])
+names = st.sampled_from(
+    [*sorted(MODELS), "aten::_foreach_add_", "triton_poi_x", "triton_red_y", "triton_tem_mm_z"]
+)
 
 
 def sound(work: Work | None) -> None:
