@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -548,3 +549,30 @@ def test_operations_equal_tracelens_ops_unique_args(traces_dir: Path, name: str)
         assert ours[key][1] == pytest.approx(time_us, rel=1e-5, abs=0.01 + 0.25 * 0.001 * count), (
             key
         )
+
+
+def test_a_recorded_run_keeps_what_was_measured_of_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    from chopper.run import _embed_calibration
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    kept = calibration.from_manifest(measured(500e12, "bf16"))
+    assert kept is not None
+    calibration.save(msgspec.structs.replace(kept, hostname=socket.gethostname()))
+    parts = [
+        m.RankManifest(
+            rank=rank,
+            hostname=socket.gethostname(),
+            device_id=rank,
+            devices=[m.Device(device_id=0, name=H100), m.Device(device_id=1, name="Tomorrow 1")],
+        )
+        for rank in range(2)
+    ]
+    _embed_calibration(parts)
+    # Measured alone, and it holds beside others; another device's numbers are not taken.
+    assert parts[0].calibration is not None
+    assert parts[0].calibration["device_name"] == H100
+    assert parts[1].calibration is None
