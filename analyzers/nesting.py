@@ -186,17 +186,22 @@ def activity(nesting: Nesting) -> Activity:
             ]
         )
         order = np.argsort(moment, kind="stable")
-        moment = moment[order] >> 1
+        # In place: these arrays are the largest of an attribution.
+        moment = moment[order]
+        moment >>= 1
         last = _changes(moment)
-        thread, time = np.divmod(moment[last], length)
+        moment = moment[last]
+        thread, time = np.divmod(moment, length)
         time += low
+        del moment
     else:
         thread = np.concatenate([nesting.thread[closed], nesting.thread[rows]])
         time = np.concatenate([nesting.end_ns[closed], nesting.start_ns[rows]])
         order = np.lexsort((np.repeat([0, 1], len(rows)), time, thread))
         last = _changes(time[order]) | _changes(thread[order])
         thread, time = thread[order[last]], time[order[last]]
-    span = np.concatenate([nesting.parent[closed], rows])[order[last]]
+    order = order[last]
+    span = np.concatenate([nesting.parent[closed], rows])[order]
     return Activity(time, span, np.searchsorted(thread, np.arange(threads + 1)))
 
 
