@@ -73,7 +73,7 @@ class HostSpans(_Timed):
     @cached_property
     def categories(self) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the categories."""
-        return strings(self.table, "category")
+        return strings(self.table, "category", narrow=True)
 
     @cached_property
     def input_dims(self) -> tuple[np.ndarray, list[str]]:
@@ -122,7 +122,7 @@ class DeviceEvents(_Timed):
     @cached_property
     def kinds(self) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the kinds."""
-        return strings(self.table, "kind")
+        return strings(self.table, "kind", narrow=True)
 
     def of(self, *kinds: str) -> np.ndarray:
         """Mask of the events of these kinds."""
