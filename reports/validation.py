@@ -35,16 +35,22 @@ class Row:
         """The worst status: missed before ok before refused before skipped."""
         return min((c.status for c in self.cases), key=("missed", "ok", "refused", "skipped").index)
 
+    @property
+    def name(self) -> str:
+        """The injection; of a mix, with the last part of the cause that the row is about."""
+        mixed = any(c.mixed for c in self.cases)
+        return f"{self.injection}: {self.cause.rpartition('.')[2]}" if mixed else self.injection
+
     def cells(self) -> tuple[str, ...]:
         """What each column of the table shows."""
         scored = [c for c in self.cases if c.status in ("ok", "missed")]
         if not scored:
-            return (self.injection, self.magnitude, str(len(self.cases)), *["–"] * 4, self.status)
+            return (self.name, self.magnitude, str(len(self.cases)), *["–"] * 4, self.status)
         worst = max(scored, key=lambda c: c.error_ratio)
         leaking = max(scored, key=lambda c: c.leaked_ratio)
         shown = worst.recovered_ratio
         return (
-            self.injection,
+            self.name,
             self.magnitude,
             str(len(scored)),
             fmt.duration(sum(c.injected_ns for c in scored)),
