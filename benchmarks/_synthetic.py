@@ -47,7 +47,7 @@ _FORWARD = (
     ("aten::gelu", "aten::gelu", [[4, 1024, 8192]], "elementwise_gelu", 25_000),
 )
 _PER_STEP = _LAYERS * (2 * len(_FORWARD) + 1) + 9
-_OPTIMIZER = (
+_OPTIMIZER: tuple[str, str, list[list[int]], str, int] = (
     "Optimizer.step#AdamW.step",
     "aten::_fused_adamw_",
     [[]],
@@ -228,7 +228,8 @@ def _template() -> list[dict[str, Any]]:
 def _queued(ready: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Starts on a stream that runs one after another, each when it is ready or later."""
     before = np.cumsum(length) - length
-    return before + np.maximum.accumulate(ready - before)
+    starts: np.ndarray = before + np.maximum.accumulate(ready - before)
+    return starts
 
 
 def _host(
