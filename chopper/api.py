@@ -399,9 +399,7 @@ def _matching_findings(findings: list[Finding], matched_ratio: float | None) -> 
     )
     return [
         *findings,
-        Finding(
-            code="communication.unmatched", severity="info", message=message, withholds=claim
-        ),
+        Finding(code="communication.unmatched", severity="info", message=message, withholds=claim),
     ]
 
 

@@ -335,9 +335,7 @@ class Attribution:
                     "device": r.device,
                     "peak_source": r.peak_source,
                     "observed_ns": r.observed_ns,
-                    "ideal_ns": None
-                    if self.withholds("compute.ideal", r.rank)
-                    else r.ideal_ns,
+                    "ideal_ns": None if self.withholds("compute.ideal", r.rank) else r.ideal_ns,
                     "steps": r.steps,
                     "causes_ns": by_rank.get(r.rank, {}),
                 }

@@ -46,7 +46,11 @@ def render(attribution: Attribution) -> str:
         "time exactly. *model*: a model has a part in it; *measured*: recorded times alone.",
     ]
     parts.append(
-        "\n".join(f"- {escape(line)}" for line in (*story.ceiling, story.utilization, story.withheld) if line)
+        "\n".join(
+            f"- {escape(line)}"
+            for line in (*story.ceiling, story.utilization, story.withheld)
+            if line
+        )
     )
     for level, title in _LEVELS:
         parts += _groups(views, story, level, title)

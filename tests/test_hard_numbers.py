@@ -29,7 +29,7 @@ def attributed(directory: Path, *traces: Trace, **tables: str) -> chopper.Attrib
     found = chopper.attribute(directory)
     assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
     for level in ("step", "phase", "op", "kernel", "rank"):
-        assert sum(group.time_ns for group in found.by(level)) == found.observed_ns  # type: ignore[arg-type]
+        assert sum(group.time_ns for group in found.by(level)) == found.observed_ns
     for finding in found.findings:
         assert set(finding.withholds) <= set(CHECKS[finding.code].withholds)
     return found

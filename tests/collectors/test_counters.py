@@ -186,7 +186,7 @@ def test_counters_beside_a_trace_in_a_directory(tmp_path):
     run = chopper.load(folder)
     found = join_counters(run.table(0, "device_event"), run.table(0, "kernel_counter"))
     names = run.table(0, "device_event")["name"].to_pylist()
-    busy = {n: [] for n in ("gemm", "add")}
+    busy: dict[str, list[float]] = {n: [] for n in ("gemm", "add")}
     for name, ratio in zip(names, found.tensor_busy_ratio, strict=True):
         if name in busy:
             busy[name].append(round(float(ratio), 6))

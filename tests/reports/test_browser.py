@@ -289,7 +289,8 @@ def test_detailed_tables_can_be_chosen_sorted_and_filtered(opened) -> None:
     def column(label: str) -> list[str]:
         labels = table.locator("thead th").all_inner_texts()
         at = [text.strip().lower() for text in labels].index(label)
-        return table.locator(f"tbody td:nth-child({at + 1})").all_inner_texts()
+        texts: list[str] = table.locator(f"tbody td:nth-child({at + 1})").all_inner_texts()
+        return texts
 
     calls = table.locator("thead button", has_text="Calls")
     for order in (True, False):
