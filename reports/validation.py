@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HEADER = ("injection", "magnitude", "cases", "injected", "recovered", "leaked", "into", "")
 _RIGHT = {2, 3, 4, 5}
-_WIDTH = 112
+_WIDTH = 124
 
 
 @dataclass(frozen=True, slots=True)
