@@ -19,6 +19,7 @@ import pyarrow as pa
 from chopper.analyzers.columns import ints
 from chopper.analyzers.memory import CPU, MemoryEvents, _device, _known, memory_events, traced_steps
 from chopper.tables import TABLES
+from chopper.telemetry import of_rank
 
 if TYPE_CHECKING:
     from typing import Any
@@ -43,8 +44,9 @@ def memory_steps(attribution: Attribution) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for rank in attribution.run.ranks:
         numbers, starts, ends = traced_steps(attribution, rank)
+        clock = of_rank(attribution.run, rank, "device_clock")
         for events in memory_events(attribution, rank) if len(numbers) else []:
-            rows += _steps(attribution, rank, events, numbers, starts, ends)
+            rows += _steps(clock, rank, events, numbers, starts, ends)
     return pa.Table.from_pylist(rows, schema=TABLES["memory_steps"].arrow)
 
 
@@ -56,7 +58,7 @@ def _by_device(table: pa.Table) -> dict[tuple[int, str], list[dict[str, Any]]]:
 
 
 def _steps(
-    attribution: Attribution,
+    clocks: pa.Table,
     rank: int,
     events: MemoryEvents,
     numbers: np.ndarray,
@@ -66,6 +68,7 @@ def _steps(
     rows: list[dict[str, Any]] = []
     bounds = np.searchsorted(events.step, np.arange(len(numbers) + 1)) if _sorted(events) else None
     before: np.ndarray | None = None
+    clock_time, clock_hz = _readings(clocks, events)
     for i, number in enumerate(numbers.tolist()):
         mine = (
             np.flatnonzero(events.step == i)
@@ -73,7 +76,7 @@ def _steps(
             else np.arange(bounds[i], bounds[i + 1])
         )
         size = events.bytes_count[mine]
-        clock = _clock(attribution, rank, events, int(starts[i]), int(ends[i]))
+        low, high = np.searchsorted(clock_time, (starts[i], ends[i]))
         rows.append(
             {
                 "rank": rank,
@@ -89,7 +92,7 @@ def _steps(
                 if before is None
                 else len(before) == len(size) and bool((before == size).all()),
                 "similarity_ratio": None if before is None else similarity(before, size),
-                **clock,
+                **_clock(clock_hz[low:high]),
             }
         )
         before = size
@@ -123,22 +126,19 @@ def _threes(size: np.ndarray) -> np.ndarray:
     return found
 
 
-def _clock(
-    attribution: Attribution, rank: int, events: MemoryEvents, start_ns: int, end_ns: int
-) -> dict[str, Any]:
-    """Mean and deviation of the device's clock samples inside a step."""
-    none = {"clock_count": 0, "clock_mean_hz": None, "clock_std_hz": None}
-    table = attribution.run.table(rank, "device_clock")
-    if events.device_type == CPU or not table.num_rows:
-        return none
-    time = ints(table, "time_ns")
-    clock = ints(table, "sm_clock_hz")
-    mine = (time >= start_ns) & (time < end_ns) & (clock > 0)
-    mine &= ints(table, "device_id") == events.device_id
-    count = int(mine.sum())
+def _readings(clocks: pa.Table, events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
+    """Times, ascending, and clocks of the readings of the device that the memory is on."""
+    clock = ints(clocks, "sm_clock_hz")
+    mine = (clock > 0) & (ints(clocks, "device_id") == events.device_id)
+    mine &= events.device_type != CPU
+    return ints(clocks, "time_ns")[mine], clock[mine].astype(np.float64)
+
+
+def _clock(values: np.ndarray) -> dict[str, Any]:
+    """Mean and deviation of the device's clock readings inside a step."""
+    count = len(values)
     if not count:
-        return none
-    values = clock[mine].astype(np.float64)
+        return {"clock_count": 0, "clock_mean_hz": None, "clock_std_hz": None}
     return {
         "clock_count": count,
         "clock_mean_hz": round(float(values.mean())),

@@ -29,7 +29,9 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     the table holds one only, all of them.
 
     Returns:
-        The declared table, empty when nothing was sampled of this device.
+        The declared table, empty when nothing was sampled of this device. Its ``device_id`` is the
+        rank's ordinal of the device, as in the rank's other tables: the driver's differs where
+        a process sees some of the devices only, or in another order.
     """
     part = run.part(rank)
     beside = [other.rank for other in run.manifest.ranks if _same_host(part, other)]
@@ -56,7 +58,10 @@ def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
         wanted = canonical_uuid(device.uuid)
         distinct = [u for u in pc.unique(uuids).to_pylist() if u is not None]
         named = [u for u in distinct if canonical_uuid(u) == wanted]
-        return table.filter(pc.is_in(uuids, value_set=pa.array(named, pa.string())))
+        own = table.filter(pc.is_in(uuids, value_set=pa.array(named, pa.string())))
+        at = own.schema.get_field_index("device_id")
+        ordinal = pa.array([part.device_id] * own.num_rows, pa.int32())
+        return own.set_column(at, own.schema.field(at), ordinal)
     if part.device_id is not None:
         return table.filter(pc.equal(table["device_id"], part.device_id))
     if len(pc.unique(table["device_id"])) == 1:

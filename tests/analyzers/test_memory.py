@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import chopper
 from chopper.analyzers.determinism import memory_determinism, memory_steps, similarity
+from chopper.manifest import Device
 from chopper.views import view
 from tests.analyzers.make import table
 from tests.kineto_writer import BASE_NS, Trace
@@ -149,6 +150,20 @@ def test_unsteady_memory_and_unsteady_clocks_correlate(tmp_path) -> None:
     (row,) = memory_determinism(attribution).to_pylist()
     assert row["clock_correlation"] > 0.9
     assert row["no_correlation"] is None
+
+
+def test_clocks_beside_memory_are_the_ranks_own_devices(tmp_path) -> None:
+    # The process sees the driver's device 1 as its device 0.
+    attribution = _clocked(tmp_path, [[512, -512]] * 2, [0, 0])
+    part = attribution.run.part(0)
+    part.device_id = 0
+    part.devices = [Device(device_id=0, uuid="aa")]
+    rows = attribution.run.table(0, "device_clock").to_pylist()
+    both = [{**row, "device_uuid": "GPU-bb"} for row in rows]
+    both += [{**row, "device_id": 1, "device_uuid": "GPU-aa", "sm_clock_hz": 10**9} for row in rows]
+    attribution.run.put(0, "device_clock", table("device_clock", both))
+    found = memory_steps(attribution).to_pylist()
+    assert [s["clock_mean_hz"] for s in found] == [10**9] * 2
 
 
 @pytest.mark.parametrize(
