@@ -45,6 +45,8 @@ _SHARED = frozenset(("reducescatter", "allgather"))
 """One side of these holds the parts of all ranks: input and output cannot be of one size."""
 _SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
 """Nobody leaves these before everybody has entered: their ends tell how clocks differ."""
+_OUTPUT_FIRST = "c10d::"
+"""Operators that take what comes out before what goes in (or the one tensor that is both)."""
 _POINT_TO_POINT = "sendrecv"
 """No collective: two ranks, in one direction."""
 _PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
@@ -179,9 +181,13 @@ def describe(
     name, names = _event_names(links, rows)
     operator = np.where(entry < 0, _with_input(links, rows), -1)
     columns = [recorded.alike[entry], name]
+    output_first = np.zeros(len(rows), dtype=bool)
     if len(links.host):
         inputs = (links.host.input_dims, links.host.input_types)
         columns += [np.where(operator >= 0, codes[operator], -1) for codes, _ in inputs]
+        of_c10d = links.host.named(lambda n: n.startswith(_OUTPUT_FIRST))
+        output_first = of_c10d[operator] & (operator >= 0)
+        columns.append(output_first.astype(np.int64))
     first, kind = distinct_rows(columns)
     told = _Told(rank, world_size, groups)
     kinds = []
@@ -190,7 +196,8 @@ def describe(
         if entry[row] >= 0:
             kinds.append(told.by_metadata(recorded.fields[recorded.alike[entry[row]]], called))
         else:
-            kinds.append(told.by_names(called, *_first_input(links, int(operator[row]))))
+            given = _first_input(links, int(operator[row]))
+            kinds.append(told.by_names(called, *given, output_first=bool(output_first[row])))
     sequence = recorded.sequence[entry]
     # Sends and receives are numbered by each rank for itself.
     pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
@@ -371,8 +378,13 @@ class _Told:
         key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
         return Kind(_POINT_TO_POINT, group, 2, pair, message, key, None)
 
-    def by_names(self, name: str, elements: int, input_bytes: int | None) -> Kind:
-        """Of events of which only names and, at best, the input are recorded."""
+    def by_names(
+        self, name: str, elements: int, first_bytes: int | None, *, output_first: bool = False
+    ) -> Kind:
+        """Of events of which only names and, at best, the operator's first argument are recorded.
+
+        That is what goes in, or with ``output_first`` what comes out.
+        """
         what = _normalized(name)
         # Of the world, unless the trace lists smaller groups that it might be of.
         world = self.world_size or 0
@@ -382,11 +394,10 @@ class _Told:
         members = tuple(range(world))
         if what == _POINT_TO_POINT:
             nothing = _Fields(*[None] * 11)
-            return self._pair(nothing, name, None, members, input_bytes)
-        # An all-gather's input is one rank's part.
-        size = (
-            input_bytes * world if input_bytes is not None and what == "allgather" else input_bytes
-        )
+            return self._pair(nothing, name, None, members, first_bytes)
+        # What goes into an all-gather, and what comes out of a scatter, is one rank's part.
+        is_part = what in (("reducescatter", "scatter") if output_first else ("allgather",))
+        size = first_bytes * world if first_bytes is not None and is_part else first_bytes
         key = Key(members, world, "", what, -1 if what in _UNEVEN else elements)
         return Kind(what, None, world, members, size, key, None)
 

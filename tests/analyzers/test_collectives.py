@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +94,31 @@ def test_the_transfer_is_held_against_the_link() -> None:
         "communication.transfer.at_peak": 10,
         "communication.transfer.below_peak": 30,
     }
+
+
+@pytest.mark.parametrize(
+    ("operator", "dims", "kernel_name"),
+    [
+        ("c10d::_allgather_base_", [[500], [250], []], "ncclDevKernel_AllGather_RING_LL"),
+        ("_c10d_functional::all_gather_into_tensor", [[250]], "ncclDevKernel_AllGather_RING_LL"),
+        ("c10d::_reduce_scatter_base_", [[250], [500], []], "ncclDevKernel_ReduceScatter_Sum_f32"),
+        ("_c10d_functional::reduce_scatter_tensor", [[500]], "ncclDevKernel_ReduceScatter_Sum_f32"),
+    ],
+)
+def test_a_message_is_the_whole_array_whichever_side_the_operator_takes_first(
+    operator: str, dims: list[list[int]], kernel_name: str
+) -> None:
+    # 500 elements of 4 bytes, half of them each rank's; half of them cross a link of 1 byte/ns.
+    host = spans(
+        span(0, 10, operator, input_dims=json.dumps(dims), input_types='["float", "float", ""]'),
+        span(2, 3, "cudaLaunchKernel", "runtime", correlation_id=1),
+    )
+    event = {**nccl(100, 2100, kernel_name), "correlation_id": 1}
+    ranks = [joined(rank, event, host=host, link=1e9) for rank in (0, 1)]
+    assert [kind.message_bytes for kind in ranks[0].communication.kinds] == [2000]
+    for sums in times(ranks):
+        assert sums["communication.transfer.at_peak"] == 1000
+        assert sums["communication.transfer.below_peak"] == 1000
 
 
 def test_what_compute_hides_is_not_exposed() -> None:
