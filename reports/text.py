@@ -266,8 +266,11 @@ def _groups(
     wide = width >= 84
     bar_width = max(6, min(24, width - 80)) if wide else 0
     figures = 22 + (bar_width + 2 if wide else 0)
-    cause_width = min(28, max(14, (width - figures) // 3))
-    name_width = max(12, width - figures - cause_width - 4)
+    room = width - figures - 4
+    cause_width = min(28, max(14, room // 3))
+    name_width = max(12, room - cause_width)
+    longest = max((len(group_label(group, level)) for group in shown), default=0)
+    cause_width = max(cause_width, room - max(longest, len(level)))
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(level, no_wrap=True, max_width=name_width)
