@@ -21,7 +21,13 @@ from chopper.analyzers.clocks import (
     join_clocks,
 )
 from chopper.analyzers.columns import ints, strings
-from chopper.analyzers.contention import Contention, contend, ran_alone, shared_time
+from chopper.analyzers.contention import (
+    MIN_ALONE,
+    Contention,
+    contend,
+    ran_alone,
+    shared_time,
+)
 from chopper.analyzers.counters import join_counters
 from chopper.analyzers.links import COMPUTE
 from chopper.analyzers.sensitivity import Sensitivity, estimate
@@ -153,6 +159,12 @@ def measure(
             if np.isnan(compared).all() and len(compared)
             else "nothing ran alone to compare with"
         )
+    elif (beside := contention.overlapped_count > 0).any() and np.isnan(
+        contention.baseline_ns[beside]
+    ).all():
+        unmeasured["contention"] = (
+            f"fewer than {MIN_ALONE} instances of any work that ran beside something ran alone"
+        )
     if no_waves:
         unmeasured["wave quantization"] = no_waves
     instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
@@ -257,7 +269,11 @@ def _no_clock(
 def _waves(
     links: Links, work: EventWork, ceiling: Ceiling | None, rows: np.ndarray
 ) -> tuple[np.ndarray, str | None]:
-    """Logarithm of the wave quantization of each event; and why it is not known of any."""
+    """Logarithm of the wave quantization of each event; and why it is not known of any.
+
+    A last round that is not full lengthens the arithmetic, not the traffic: the bound of a product
+    is the longer of both, and what the roofline has already is not counted again.
+    """
     events = links.events
     found = np.zeros(len(events))
     if ceiling is None or ceiling.units_count is None:
@@ -270,8 +286,18 @@ def _waves(
     if not len(math):
         return found, "grids in blocks were not recorded"
     blocks = np.array([waves.extent(grid) or 0 for grid in grids], dtype=np.float64)
-    found[math] = np.log(waves.loss_ratio(blocks[codes[math]], ceiling.units_count))
+    loss = np.log(waves.loss_ratio(blocks[codes[math]], ceiling.units_count))
+    found[math] = np.maximum(loss - _memory_ln(work)[math], 0.0)
     return found, None
+
+
+def _memory_ln(work: EventWork) -> np.ndarray:
+    """Logarithm of roofline over ideal time of each event; 0 where either is not known."""
+    ratio = np.divide(
+        work.roofline_ns, work.ideal_ns, out=np.ones(len(work.ideal_ns)), where=work.ideal_ns > 0
+    )
+    found: np.ndarray = np.nan_to_num(np.log(ratio))
+    return found
 
 
 def _counters(
@@ -299,11 +325,8 @@ def _counters(
     performed = np.log(joined.inst_factor(work.work_flop))
     busy = joined.tensor_busy_ratio
     idle = -np.log(np.where(busy > 0, busy, np.nan))
-    memory = np.log(
-        np.divide(work.roofline_ns, work.ideal_ns, out=np.ones(len(zero)), where=work.ideal_ns > 0)
-    )
     # A kernel that needs fewer FLOP than the model counts gains what its units lose.
-    idle += np.minimum(np.nan_to_num(performed), 0.0) - np.nan_to_num(memory) - wave_ln
+    idle += np.minimum(np.nan_to_num(performed), 0.0) - _memory_ln(work) - wave_ln
     known = work.math & ~(np.isnan(performed) & np.isnan(idle))
     return (
         np.where(work.math, np.maximum(np.nan_to_num(performed), 0.0), 0.0),

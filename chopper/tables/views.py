@@ -575,7 +575,12 @@ WAVE_QUANTIZATION = Table(
     "Products whose blocks do not fill their last round on the device's units.",
     (
         *_WORK,
-        _column("slowdown_ratio", "float64", "Blocks of the fullest unit over the mean.", "ratio"),
+        _column(
+            "slowdown_ratio",
+            "float64",
+            "Blocks of the fullest unit over the mean, less what the roofline has of it already.",
+            "ratio",
+        ),
         _ns("loss_ns", "Attributed to it."),
         _column("grid", "string", "Blocks per grid as recorded."),
         _maybe("block", "string", "Threads per block as recorded."),

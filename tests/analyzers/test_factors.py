@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -360,6 +361,16 @@ def test_a_lower_clock_is_not_called_contention() -> None:
     assert without["compute.contention"] > 10 * MS
 
 
+def test_too_few_that_ran_alone_are_said_to_be_too_few() -> None:
+    host, device = products([(0, 4 * MS), (5 * MS, 9 * MS), (10 * MS, 16 * MS)])
+    beside = kernels(kernel(10 * MS, 16 * MS, "ncclDevKernel_AllReduce", stream=9))
+    both = pa.concat_tables([device, beside]).unify_dictionaries().combine_chunks()
+    times, result = attribute(host, both)
+    assert times["compute.contention"] == 0
+    assert result.factors is not None
+    assert "fewer than 3 instances" in result.factors.unmeasured["contention"]
+
+
 def test_where_none_ran_alone_contention_is_a_bound_in_a_finding() -> None:
     bounds, collectives, _ = beside(1.3, alone=0)
     # One instance is covered by its collective for a tenth only, and faster.
@@ -440,6 +451,22 @@ def test_wave_quantization(grid: list[int], ratio: float) -> None:
     share = 2 * MS * min(np.log(ratio) / np.log(2), 1)
     assert times["compute.efficiency.wave_quantization"] == pytest.approx(share, abs=1)
     assert times["compute.efficiency.rest"] == pytest.approx(2 * MS - share, abs=1)
+
+
+@pytest.mark.parametrize(("memory_ms", "ratio"), [(4, 1.0), (3, 2 / 1.01 / 1.5), (1, 2 / 1.01)])
+def test_a_last_wave_lengthens_the_arithmetic_but_not_the_traffic(
+    memory_ms: int, ratio: float
+) -> None:
+    # Two rounds of 2 ms of arithmetic for 1.01 of blocks, 3.96 ms, beside the traffic's time.
+    traffic = 3 * SIDE**2 * 4 / (memory_ms * 1e-3)
+    host, device = products([(0, 8 * MS)], grid="[101, 1, 1]", registers_count=64)
+    times, _ = attribute(host, device, ceiling=replace(CLOCKED, memory_bytes_per_s=traffic))
+    share = 6 * MS * np.log(ratio) / np.log(4)
+    assert times["compute.efficiency.wave_quantization"] == pytest.approx(share, abs=2)
+    bound_ms = max(memory_ms, 2 * 2 / 1.01)
+    assert times["compute.efficiency.rest"] == pytest.approx(
+        6 * MS * np.log(8 / bound_ms) / np.log(4), abs=2
+    )
 
 
 def test_grids_in_threads_are_not_taken_for_blocks() -> None:

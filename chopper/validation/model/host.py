@@ -260,7 +260,8 @@ class Host:
         rounds = 3
         beyond = self.plan.wave.at(self.rank, self.step)
         blocks = rounds * units + round(beyond * units)
-        wave = -(-blocks // units) / (blocks / units)
+        # Rounds that are not full lengthen the arithmetic; memory may take longer all the same.
+        wave = max(ideal * -(-blocks // units) / (blocks / units), roofline) / roofline
         return Task(
             name=name,
             lane="compute",
