@@ -159,8 +159,8 @@ def check_rank(
         add(
             "steps.empty",
             "warning",
-            f"{windows.empty_steps} steps ran nothing on the device that ended after the steps "
-            "before them: they have no window of their own",
+            "steps that ran nothing on the device that ended after the steps before them have no "
+            f"window of their own: {windows.empty_steps}",
             windows.empty_steps,
         )
     jumps = int((np.diff(windows.numbers) > 1).sum()) - windows.empty_steps

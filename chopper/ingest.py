@@ -652,6 +652,8 @@ def ingest_rank(run: Run, rank: int) -> None:
     Tables that an earlier call left in ``tables/`` are used when they were made from these very
     files; else they are made and, when the run is let go of, left there.
     """
+    import msgspec
+
     from chopper import cache
 
     part = run.part(rank)
@@ -697,7 +699,8 @@ def ingest_rank(run: Run, rank: int) -> None:
         trace = _of_part(traces, part)
         weakref.finalize(run, _keep_in_run, folder.absolute(), key, trace)
     for finding in trace.findings:
-        _note(run, rank, finding)
+        # Each rank's file has the same name: without the rank nobody could tell which is meant.
+        _note(run, rank, msgspec.structs.replace(finding, rank=rank))
     if part.device_id is None:
         part.device_id = trace.device_id
     if not part.devices:

@@ -183,7 +183,8 @@ def _head(console: Console, attribution: Attribution, story: Story) -> None:
         console.print(line)
     console.print()
     console.print(Text(story.verdict, style="bold"))
-    if story.detail:
+    # Why no ideal is known is the whole detail then, and was said among the findings.
+    if story.detail and all(f.message != story.ideal_reason for f in story.findings):
         console.print(Text(story.detail))
     for said in (*story.ceiling, story.utilization, story.withheld):
         if said:
