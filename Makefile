@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 # Options for every pip install, for example PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 # on a machine without GPUs, which saves gigabytes of CUDA libraries.
 PIP_ARGS ?=
-# Options for pytest, for example PYTEST_ARGS="-n 2 -k closure".
-PYTEST_ARGS ?=
+# Options for pytest, for example PYTEST_ARGS="-k closure". One worker a core by default.
+PYTEST_ARGS ?= -n auto --dist worksteal
 # Percent of lines and branches that the tests must reach, children included.
 COVERAGE_MIN ?= 80
 # Where the demo writes; an earlier demo's run and report there are replaced.

@@ -40,6 +40,7 @@ _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies")
 
 
 _EACH = {0: 0, 1: 1}
+_RECOMPUTE = "compute.recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ _INJECTIONS: dict[str, Injection] = {
     "blocking_collective": Injection(Expected("communication"), (1, 3, 6)),
     "garbage_collection": Injection(Expected("idle.preparation.gc"), (2, 6, 12)),
     "extra_copies": Injection(Expected("compute.vector"), (2, 5, 12)),
-    "recomputation": Injection(Expected("compute.recompute"), (1, 2, 3)),
+    "recomputation": Injection(Expected(_RECOMPUTE), (1, 2, 3)),
     "slow_link": Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
 }
 _NOT_HERE = {
@@ -270,7 +271,11 @@ def read_truths(directory: Path, name: str) -> list[Truth]:
 
 
 def per_step(attribution: Attribution) -> np.ndarray:
-    """Attributed time by rank, step number and leaf: (ranks, steps, LEAVES) nanoseconds."""
+    """Attributed time by rank, step number and leaf: (ranks, steps, LEAVES) nanoseconds.
+
+    All of the phase ``recompute`` counts as recomputation: without a device, the dispatch and the
+    Python between the operators that are run again are idle time of that phase.
+    """
     number = {
         (rank, index): step
         for rank, index, step in zip(
@@ -280,13 +285,13 @@ def per_step(attribution: Attribution) -> np.ndarray:
     }
     code = {leaf: i for i, leaf in enumerate(LEAVES)}
     found = np.zeros((ranks.RANKS, max(number.values()) + 1, len(LEAVES)), dtype=np.int64)
-    sums = attribution.pieces.group_by(["rank", "step_index", "cause"]).aggregate(
-        [("time_ns", "sum")]
-    )
-    for rank, index, cause, time_ns in zip(
-        *(sums[c].to_pylist() for c in ("rank", "step_index", "cause", "time_ns_sum")), strict=True
+    keys = ("rank", "step_index", "cause", "phase")
+    sums = attribution.pieces.group_by([*keys]).aggregate([("time_ns", "sum")])
+    for rank, index, cause, phase, time_ns in zip(
+        *(sums[c].to_pylist() for c in (*keys, "time_ns_sum")), strict=True
     ):
-        found[rank, number[rank, index], code[cause]] += time_ns
+        leaf = _RECOMPUTE if phase == "recompute" else cause
+        found[rank, number[rank, index], code[leaf]] += time_ns
     return found
 
 

@@ -270,6 +270,8 @@ def test_nanoseconds_and_microseconds_mixed_event_by_event(
     times: list[tuple[int, int, bool]],
 ) -> None:
     in_us, in_ns = Trace(dialect=EPOCH_FRACTION), Trace(dialect=NANOSECONDS)
+    # The same event twice would be a duplicate, and counted once.
+    in_ns.next_external = 1000
     in_us.op("first", 0, 1)
     for at, dur, ns in times:
         (in_ns if ns else in_us).op("op", at, dur)

@@ -135,7 +135,7 @@ def test_it_renders_silently_and_alone(opened) -> None:
 
 def test_names_are_shown_not_run(opened) -> None:
     page = opened.page
-    page.get_by_role("tab", name="Kernel").click()
+    page.get_by_role("tab", name="Kernel", exact=True).click()
     for name in (
         "<script>window.__pwned = 1</script>",
         '"><img src=x onerror="window.__pwned = 3">',
@@ -157,7 +157,7 @@ def _times(page: Page) -> list[float]:
 
 def test_tables_sort_and_filter(opened) -> None:
     page = opened.page
-    page.get_by_role("tab", name="Operator").click()
+    page.get_by_role("tab", name="Operator", exact=True).click()
     falling = _times(page)
     assert len(falling) > 5
     assert falling == sorted(falling, reverse=True)
