@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.collectives import Communication, Matched, describe
+from chopper.analyzers.collectives import Communication, Matched, describe, link_peaks
 from chopper.analyzers.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.communication import communication_table
 from chopper.analyzers.compute import (
@@ -234,8 +234,10 @@ def _settling_count(joined: JoinedRank) -> int:
 
 
 def _communication(joined: JoinedRank, matched: Matched | None) -> pa.Table:
-    link = joined.ceiling.link_bytes_per_s if joined.ceiling is not None else None
-    return communication_table(joined.given.rank, joined.links, joined.communication, matched, link)
+    peaks = link_peaks(joined.communication.kinds, joined.ceiling)
+    return communication_table(
+        joined.given.rank, joined.links, joined.communication, matched, peaks
+    )
 
 
 def _empty(joined: JoinedRank) -> RankResult:

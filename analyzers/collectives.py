@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.links import Links
 
 # Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
@@ -135,6 +136,16 @@ class Kind:
         if self.message_bytes is None or self.bus_ratio is None:
             return float("nan")
         return self.message_bytes * self.bus_ratio
+
+
+def link_peaks(kinds: list[Kind], ceiling: Ceiling | None) -> list[float | None]:
+    """Link peak of each kind, None where unknown: a small group may not have all links of a rank."""
+    if ceiling is None:
+        return [None] * len(kinds)
+    return [
+        ceiling.link_bytes_per_s if (kind.size or 0) >= ceiling.link_group_count else None
+        for kind in kinds
+    ]
 
 
 @dataclass(frozen=True, slots=True)

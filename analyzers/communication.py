@@ -43,9 +43,13 @@ def communication_table(
     links: Links,
     communication: Communication,
     matched: Matched | None,
-    link_bytes_per_s: float | None,
+    link_bytes_per_s: list[float | None],
 ) -> pa.Table:
-    """The communication events of one rank, with what they were matched to. -> COMMUNICATION."""
+    """The communication events of one rank, with what they were matched to. -> COMMUNICATION.
+
+    Args:
+        link_bytes_per_s: link peak of each of the ``kinds``.
+    """
     rows = communication.event_row
     count = len(rows)
     kinds = communication.kinds
@@ -85,7 +89,7 @@ def communication_table(
             nullable(ready),
             counts([k.message_bytes for k in kinds]),
             floats([k.bus_ratio for k in kinds]),
-            floats([link_bytes_per_s] * len(kinds)),
+            floats(link_bytes_per_s),
         ],
         schema=TABLES["communication"].arrow,
     )

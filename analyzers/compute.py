@@ -83,6 +83,7 @@ class Ceiling:
         memory_bytes_per_s: bandwidth of its memory, None for unknown.
         source: where these come from.
         link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
+        link_group_count: fewest ranks of a group among which a rank has all of that bandwidth.
         reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
         units_count: streaming multiprocessors or compute units, None for unknown.
         unit_limits: what is resident on one of them at most, None for unknown.
@@ -93,6 +94,7 @@ class Ceiling:
     memory_bytes_per_s: float | None
     source: str
     link_bytes_per_s: float | None = None
+    link_group_count: int = 2
     reference_clock_hz: Callable[[str], float | None] = _unknown
     units_count: int | None = None
     unit_limits: UnitLimits | None = None

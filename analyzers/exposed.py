@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers import names
+from chopper.analyzers.collectives import link_peaks
 from chopper.analyzers.links import COMMUNICATION, COPY
 
 if TYPE_CHECKING:
@@ -96,11 +97,12 @@ def _transfer_ideal(
 ) -> np.ndarray:
     """Time at link peak of each transfer's exposed part, NaN where unknown."""
     ceiling, links = joined.ceiling, joined.links
-    peak = ceiling.link_bytes_per_s if ceiling is not None else None
-    if not peak or matched is None:
+    peaks = link_peaks(joined.communication.kinds, ceiling)
+    if matched is None or not any(peaks):
         return np.full(len(transfers), np.nan)
-    bus = np.full(len(links.events), np.nan)
-    bus[joined.communication.event_row] = joined.communication.bus_bytes
+    at_peak_s = np.full(len(links.events), np.nan)
+    peak = np.array([*(p or np.nan for p in peaks), np.nan])[joined.communication.kind]
+    at_peak_s[joined.communication.event_row] = joined.communication.bus_bytes / peak
     event = states.event_row[transfers]
     whole = np.zeros(len(links.events), dtype=np.int64)
     np.add.at(whole, event, states.share_ns[transfers])
@@ -110,7 +112,7 @@ def _transfer_ideal(
     length = np.maximum(end - begin, 1)
     exposed = np.minimum(whole[event] / length, 1.0)
     part = states.share_ns[transfers] / np.maximum(whole[event], 1)
-    ideal: np.ndarray = bus[event] / peak * 1e9 * exposed * part
+    ideal: np.ndarray = at_peak_s[event] * 1e9 * exposed * part
     return ideal
 
 

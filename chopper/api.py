@@ -221,7 +221,8 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
     """Datasheet peaks of a device, None when it is not in the table.
 
     The link counts only where the run is the one node that the part lists, all of it: between
-    nodes another link decides, and some of a node's devices share only some of its links.
+    nodes another link decides, and some of a node's devices share only some of its links (which
+    holds for groups of ranks, too, where no switch joins the devices).
     """
     from chopper.analyzers.compute import Ceiling
     from chopper.devices import lookup
@@ -236,12 +237,15 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
     if peaks is None:
         return None
     bandwidth = peaks.memory_bandwidth_bytes_per_s.value
+    together = peaks.least_group_count(len(part.devices))
+    whole = (_world_size(run) or len(run.ranks)) == len(part.devices)
     return Ceiling(
         flop_per_s=peaks.flop_per_s,
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
         link_bytes_per_s=_link_per_direction(peaks.link_bytes_per_s.value)
-        if (_world_size(run) or len(run.ranks)) == len(part.devices)
+        if whole and together is not None
         else None,
+        link_group_count=together or 2,
         source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
         reference_clock_hz=peaks.clock_hz,
         units_count=None if peaks.units.value is None else int(peaks.units.value),

@@ -45,6 +45,22 @@ class Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str | None = None
 
 
+_BRIDGED = {
+    "RTX": 2,
+    "A40": 2,
+    "A100 PCIe": 2,
+    "H100 PCIe": 2,
+    "H100 NVL": 2,
+    "H200 NVL": 4,
+    "MI100": 4,
+    "MI210": 4,
+}
+"""Part of the label → how many cards a bridge joins at most."""
+_SWITCHED = ("A100 SXM", "A100 PG509", "H100 SXM", "H200 SXM", "B200", "B300")
+_SWITCHED_FROM = 8
+"""Boards of fewer devices have no switch between them (HGX with four)."""
+
+
 class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One device as programs see it (one of MI250X's two dies), with its peaks.
 
@@ -74,6 +90,24 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_bytes_per_s: Sourced
     pcie_generation: Sourced
     board_power_w: Sourced
+
+    def least_group_count(self, devices_count: int) -> int | None:
+        """Fewest ranks of a group among which each has all of its links.
+
+        Behind a switch any two have. On a mesh, links to others than the group lie still: only all
+        devices together use them. Bridges join two or four cards, a host's others speak by PCIe.
+
+        Args:
+            devices_count: devices of the host.
+
+        Returns:
+            None when the links do not join all of them.
+        """
+        bridged = next((n for part, n in _BRIDGED.items() if part in self.label), None)
+        if bridged is not None and devices_count > bridged:
+            return None
+        switched = any(part in self.label for part in _SWITCHED)
+        return 2 if switched and devices_count >= _SWITCHED_FROM else devices_count
 
     def flop_per_s(self, dtype: str, clock_hz: float | None = None) -> float | None:
         """The peak rate for `dtype`; at `clock_hz` when given, else as the vendor quotes it.

@@ -253,3 +253,21 @@ def test_a_longer_name_is_another_device(device: DevicePeaks, more: str) -> None
 def test_lookup_takes_any_text(name: str) -> None:
     found = lookup(name)
     assert found is None or any(c.isdigit() for c in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "least"),
+    [
+        ("NVIDIA H100 80GB HBM3", 8, 2),  # NVSwitch
+        ("NVIDIA H100 80GB HBM3", 4, 4),  # HGX with four: a mesh
+        ("Tesla V100-SXM2-16GB", 8, 8),
+        ("AMD Instinct MI300X", 8, 8),  # xGMI mesh: two of eight share one link of seven
+        ("NVIDIA GeForce RTX 3090", 2, 2),  # an NVLink bridge
+        ("NVIDIA GeForce RTX 3090", 4, None),
+        ("NVIDIA H100 NVL", 8, None),
+    ],
+)
+def test_groups_that_have_all_links(name: str, devices: int, least: int | None) -> None:
+    found = lookup(name)
+    assert found is not None
+    assert found.least_group_count(devices) == least

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,18 @@ def test_the_transfer_is_held_against_the_link() -> None:
         "communication.transfer.at_peak": 10,
         "communication.transfer.below_peak": 30,
     }
+
+
+def test_a_part_of_a_mesh_is_not_held_against_all_its_links() -> None:
+    mesh = Ceiling(lambda _: None, None, "test", 100e9, link_group_count=8)
+    ranks = []
+    for rank, start in ((0, 100), (1, 160)):
+        one = joined(rank, nccl(start, 200), metadata=[meta(0)])
+        ranks.append(replace(one, given=replace(one.given, ceiling=mesh)))
+    assert times(ranks)[1] == {"communication.transfer.no_peak": 40}
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks], one_clock=True)
+    told = attribute_rank(ranks[0], matched[0]).communication
+    assert told["link_bytes_per_s"].to_pylist() == [None]
 
 
 @pytest.mark.parametrize(
