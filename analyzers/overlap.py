@@ -66,9 +66,10 @@ def _beside(events: Events, computing: np.ndarray) -> np.ndarray:
     code = events.work_class[0]
     sent = np.array([c == "communication" for c in events.work_class[1]] + [False])[code]
     end = events.start_ns + events.dur_ns
-    for rank in np.unique(events.rank[computing]):
-        mine = sent & (events.rank == rank)
-        at = np.flatnonzero(events.rank[computing] == rank)
+    _, place = distinct_rows([events.rank, events.device_id])
+    for one in np.unique(place[computing]):
+        mine = sent & (place == one)
+        at = np.flatnonzero(place[computing] == one)
         rows = computing[at]
         busy = union(events.start_ns[mine], end[mine])
         found[at] = busy.within(events.start_ns[rows], end[rows])

@@ -201,6 +201,17 @@ def overlapped(instances: list[tuple[int, int]]) -> dict[str, pa.Table]:
     return tables(spans(span(0, 1, "aten::empty")), kernels(*device), TABLES["step"].empty(), [])
 
 
+def test_communication_of_another_device_of_the_rank_is_not_beside() -> None:
+    made = overlapped([(100, 0), (0, 150)] * 3)
+    devices = [1 if name == ALL_REDUCE else 0 for name in made["device_event"]["name"].to_pylist()]
+    at = made["device_event"].schema.get_field_index("device_id")
+    field = made["device_event"].schema.field(at)
+    made["device_event"] = made["device_event"].set_column(at, field, pa.array(devices, field.type))
+    (row,) = view(attributed([made]), "overlap").to_pylist()
+    assert (row["overlap_ns"], row["beside_instance_count"]) == (0, 0)
+    assert row["slowdown_factor"] is None
+
+
 def test_overlap_and_its_price() -> None:
     # Alone 100; beside communication 150, all of it.
     pairs = [(100, 0), (0, 150)] * 3
