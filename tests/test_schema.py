@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from chopper._format import unit
@@ -83,6 +84,27 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
     done = subprocess.run([bash, "-c", COMPLETE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {n for n in _COMMANDS if n.startswith("c")}
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (("run", "fs"), ["plain,fsdp1", "plain,fsdp2"]),
+        (("schema", "device_e"), ["plain,device_event"]),
+        *(
+            ((command, "runs/m"), ["file,runs/m"])
+            for command in ("analyze", "report", "export", "compare", "import")
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_arguments_are_completed(
+    typed: tuple[str, str], offered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", " ".join(["chopper", *typed]))
+    monkeypatch.setenv("COMP_CWORD", "2")
+    completion = BashComplete(cli, {}, "chopper", "_CHOPPER_COMPLETE")
+    assert completion.complete().split() == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.attribution import LEVELS
+from chopper.cli._complete import paths
 from chopper.cli._progress import progress
 from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, view
@@ -44,7 +45,7 @@ class _Analyze(click.Command):
 @click.command(
     "analyze", cls=_Analyze, short_help="Attribute a run: where did every millisecond go?"
 )
-@click.argument("sources", metavar="RUN...", nargs=-1, required=True)
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
 @click.option(
     "--by",
     type=click.Choice(LEVELS),

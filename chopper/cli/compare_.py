@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper import gate as gates
+from chopper.cli._complete import paths
 from chopper.cli._progress import progress
 from chopper.cli.analyze_ import _terminal
 from chopper.cli.report_ import _check
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @click.command("compare", short_help="Compare two runs: what changed, cause by cause?")
-@click.argument("run_a", metavar="RUN_A")
-@click.argument("run_b", metavar="RUN_B")
+@click.argument("run_a", metavar="RUN_A", shell_complete=paths)
+@click.argument("run_b", metavar="RUN_B", shell_complete=paths)
 @click.option(
     "-o",
     "--output",

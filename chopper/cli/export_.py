@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli._complete import paths
 from chopper.cli._progress import progress
 from chopper.export import KINDS
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @click.command(
     "export", short_help="Write a run's tables as Parquet or CSV, or its timeline for Perfetto."
 )
-@click.argument("sources", metavar="RUN...", nargs=-1, required=True)
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
 @click.option(
     "--to",
     "kind",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper._replacing import beside
+from chopper.cli._complete import paths
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="import", no_args_is_help=True)
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=paths)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Run directory to make [runs/NAME]."
 )

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from chopper.cli._complete import paths
 from chopper.cli._progress import progress
 from chopper.errors import InputError, OutputError, printable
 from chopper.run import run_around
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
-@click.argument("sources", metavar="RUN...", nargs=-1, required=True)
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
 @click.option(
     "-o",
     "--output",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from chopper.cli._complete import workloads
 from chopper.cli._progress import progress
 from chopper.errors import ChopperError, printable
 
@@ -24,7 +25,7 @@ class _Command(click.Command):
 
 
 @click.command("run", cls=_Command, short_help="Record a reference workload and attribute it.")
-@click.argument("workload")
+@click.argument("workload", shell_complete=workloads)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKLOAD OPTIONS]")
 @click.option(
     "--ranks", type=int, metavar="N", help="Processes. [default: one per GPU, or 2 without GPUs]"

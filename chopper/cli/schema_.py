@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chopper.cli._complete import tables
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SCHEMA = "chopper.tables/1"
 
 
 @click.command("schema", short_help="Print the tables that a run holds, or one of them.")
-@click.argument("table", required=False)
+@click.argument("table", required=False, shell_complete=tables)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(table: str | None, as_json: bool) -> None:
     """Print the tables that a run holds, or the columns of one of them.

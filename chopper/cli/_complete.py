@@ -1,0 +1,30 @@
+"""What the shell offers for arguments that click cannot guess from their type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
+    from click.shell_completion import CompletionItem
+
+
+def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Files and directories: runs and traces."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(typed, type="file")]
+
+
+def tables(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Names of the declared tables."""
+    from chopper.tables import TABLES
+
+    return [name for name in TABLES if name.startswith(typed)]
+
+
+def workloads(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Names of the reference workloads."""
+    from chopper._workloads import WORKLOADS
+
+    return [name for name in WORKLOADS if name.startswith(typed)]
