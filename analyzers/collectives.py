@@ -54,6 +54,8 @@ _PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
 _SHIFTED_COUNT = 3
 _SHIFTED_SPREAD_NS = 20_000
 """A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
+LEFT_EARLY_NS = 50_000
+"""A rank that left so long before the last one came did not wait for it, whatever clocks err by."""
 _ELEMENT_BYTES = {
     "double": 8,
     "float": 4,

@@ -7,8 +7,9 @@ With arrivals a_r and ends e_r of the ranks r of a collective, in one clock:
     transfer = max e_r − ready
     algbw = S / transfer,  busbw = algbw · bus factor    (nccl-tests, PERFORMANCE.md)
 
-S is the whole array: what one rank puts into an all-reduce, what comes out of an all-gather, what
-goes into a reduce-scatter. The bus factor is 2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter,
+A rank with e_r well before ready (the root of a broadcast) waited for nobody. S is the whole array:
+what one rank puts into an all-reduce, what comes out of an all-gather, what goes into a
+reduce-scatter. The bus factor is 2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter,
 all-gather, all-to-all, gather and scatter, 1 for broadcast, reduce and a pair.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.collectives import LEFT_EARLY_NS
 from chopper.analyzers.columns import dictionary, distinct_rows, ints, nullable, strings
 from chopper.analyzers.intervals import union
 from chopper.tables import TABLES
@@ -114,7 +116,7 @@ class Members:
         first: first row of each collective.
         of: collective of each row, dense.
         rank, arrival_ns, left_ns, ready_ns: columns.
-        wait_ns: how long each rank waited.
+        wait_ns: how long each rank waited; 0 for one that left before the last rank came.
         straggler: row of the rank that came last, per collective.
     """
 
@@ -132,7 +134,8 @@ class Members:
         self.left_ns = ints(self.table, "left_ns")
         self.ready_ns = ints(self.table, "ready_ns")
         until = np.minimum(self.ready_ns, self.left_ns)
-        self.wait_ns = np.maximum(until - self.arrival_ns, 0)
+        stayed = self.left_ns >= self.ready_ns - LEFT_EARLY_NS
+        self.wait_ns = np.where(stayed, np.maximum(until - self.arrival_ns, 0), 0)
         by_arrival = np.lexsort((self.arrival_ns, self.of))
         last = np.append(self.first[1:], len(instance))[: len(self.first)] - 1
         self.straggler = by_arrival[last]

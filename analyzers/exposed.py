@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.collectives import link_peaks
+from chopper.analyzers.collectives import LEFT_EARLY_NS, link_peaks
 from chopper.analyzers.links import COMMUNICATION, COPY
 
 if TYPE_CHECKING:
@@ -69,7 +69,11 @@ def split_exposed(
     if matched is None:
         is_matched = np.zeros(len(sent), dtype=bool)
     else:
-        is_matched = matched.ready_ns[states.event_row[sent]] >= 0
+        event = states.event_row[sent]
+        ready = matched.ready_ns[event]
+        # The root of a broadcast need not stay until all have come; nor do ranks of other clocks.
+        stayed = links.events.end_ns[event] >= ready - LEFT_EARLY_NS
+        is_matched = (ready >= 0) & stayed
     waits = sent[is_matched & waiting[sent]]
     transfers = sent[is_matched & ~waiting[sent]]
     alone = sent[~is_matched]

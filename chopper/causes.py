@@ -195,8 +195,8 @@ _CAUSES = (
     Cause(
         "communication.unseparated",
         "Wait and transfer together",
-        "Collectives seen from one rank only, or not matched on all ranks of their group: waiting "
-        "cannot be told from transfer.",
+        "Collectives seen from one rank only, or not matched on all ranks of their group, or "
+        "left before the last rank came: waiting cannot be told from transfer.",
     ),
     Cause("copy", "Exposed copies", "A copy or memset was running and nothing hid it."),
     Cause("copy.host_to_device", "Host to device", "Copies to the device."),

@@ -97,6 +97,19 @@ def test_the_transfer_is_held_against_the_link() -> None:
     }
 
 
+def test_a_rank_that_left_before_the_last_one_came_did_not_wait_for_it() -> None:
+    # The root of a broadcast hands its data over and goes on.
+    bounds = ((0, 400_000), (100_000, 600_000), (500_000, 600_000))
+    ranks = [
+        joined(r, nccl(*at), metadata=[meta(0, 1, what="broadcast", size=3)], world=3)
+        for r, at in enumerate(bounds)
+    ]
+    root, waiting, last = times(ranks)
+    assert root == {"communication.unseparated": 400_000}
+    assert waiting == {"communication.wait": 400_000, "communication.transfer.no_peak": 100_000}
+    assert last == {"communication.transfer.no_peak": 100_000}
+
+
 def test_a_part_of_a_mesh_is_not_held_against_all_its_links() -> None:
     mesh = Ceiling(lambda _: None, None, "test", 100e9, link_group_count=8)
     ranks = []
