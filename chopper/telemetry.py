@@ -25,7 +25,8 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     """Rows of a device table that are of the device that a rank computes on, in time order.
 
     What the rank recorded itself counts first, then what the other ranks of its host did. Rows are
-    the device's by UUID; where either side has none, by ordinal; where the rank names no device and
+    the device's by UUID; where either side has none, by ordinal, unless ranks of the host share one
+    (each then sees a device of its own, and calls it the same); where the rank names no device and
     the table holds one only, all of them.
 
     Returns:
@@ -39,7 +40,8 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
         table = run.table(source, name)
         if table.num_rows:
             chosen = _of_device(table, part)
-            if chosen.num_rows:
+            by_ordinal = source != rank and not _named(table, part)
+            if chosen.num_rows and not (by_ordinal and _ordinals_repeat(run, beside)):
                 return chosen.sort_by("time_ns")
     return TABLES[name].empty()
 
@@ -48,14 +50,31 @@ def _same_host(part: RankManifest, other: RankManifest) -> bool:
     return part.hostname is not None and part.hostname == other.hostname
 
 
+def _named(table: pa.Table, part: RankManifest) -> bool:
+    """Whether both the samples and the rank say which device they mean by UUID."""
+    device = next((d for d in part.devices if d.device_id == part.device_id), None)
+    known = table["device_uuid"].null_count < table.num_rows
+    return known and device is not None and device.uuid is not None
+
+
+def _ordinals_repeat(run: Run, ranks: list[int]) -> bool:
+    """Whether ranks of a host name different devices by the same ordinal.
+
+    Where each of them sees one device only, all of them call it 0.
+    """
+    ordinals = [run.part(rank).device_id for rank in ranks]
+    return len(set(ordinals)) < len(ordinals)
+
+
 def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    device = next((d for d in part.devices if d.device_id == part.device_id), None)
     uuids = table["device_uuid"].combine_chunks().cast(pa.string())
-    if device is not None and device.uuid is not None and uuids.null_count < len(uuids):
-        wanted = canonical_uuid(device.uuid)
+    if _named(table, part):
+        wanted = canonical_uuid(
+            next(d.uuid or "" for d in part.devices if d.device_id == part.device_id)
+        )
         distinct = [u for u in pc.unique(uuids).to_pylist() if u is not None]
         named = [u for u in distinct if canonical_uuid(u) == wanted]
         own = table.filter(pc.is_in(uuids, value_set=pa.array(named, pa.string())))

@@ -154,7 +154,7 @@ def _withheld(attribution: Attribution) -> str:
         )
         for held in attribution.withheld
     ]
-    return f"Not claimed, for the reasons above: {', '.join(titles)}." if titles else ""
+    return f"Not claimed, for reasons among the findings: {', '.join(titles)}." if titles else ""
 
 
 def _unit(attribution: Attribution) -> str:

@@ -70,6 +70,16 @@ def test_without_uuids_the_ordinal_decides(uuid: str | None) -> None:
     assert of_rank(run, 1, "device_clock")["sm_clock_hz"].to_pylist() == [2 * 10**9]
 
 
+def test_ranks_that_share_an_ordinal_take_nothing_from_each_other() -> None:
+    parts = [
+        RankManifest(rank=r, hostname="one", device_id=0, devices=[Device(device_id=0)])
+        for r in range(2)
+    ]
+    run = a_run(parts, {0: clocks((10, 0, None))})
+    assert of_rank(run, 0, "device_clock").num_rows == 1
+    assert of_rank(run, 1, "device_clock").num_rows == 0
+
+
 def test_another_hosts_samples_do_not_count() -> None:
     run = a_run([part(0, host="one"), part(1, host="two")], {0: clocks((10, 1, None))})
     assert of_rank(run, 1, "device_clock").num_rows == 0
