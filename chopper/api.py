@@ -29,6 +29,8 @@ _CLOCKS_DISAGREE = (
     "by when the ranks leave their collectives"
 )
 _DROPPED_RATIO = 0.01
+_CORE_WAIT_RATIO = 0.1
+"""From so much on, host causes tell of the machine more than of the program."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -123,6 +125,7 @@ def attribute(run: Run | str | Path) -> Attribution:
     coverage = _coverage(results)
     findings = _matching_findings(findings, coverage.get("collectives_matched_ratio"))
     findings += _sampler_findings(run)
+    findings += _core_findings(run, results)
 
     def stacked(tables: list[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
@@ -427,6 +430,31 @@ def _sampler_findings(run: Run) -> list[Finding]:
                         f"({share:.1%}) were dropped: its telemetry has holes",
                     )
                 )
+    return found
+
+
+def _core_findings(run: Run, results: list[RankResult]) -> list[Finding]:
+    """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
+    from chopper.manifest import Finding
+    from chopper.telemetry import core_wait_ratio
+
+    found = []
+    for result in results:
+        windows = result.window
+        if not windows.num_rows:
+            continue
+        bounds = (windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py())
+        ratio = core_wait_ratio(run, result.rank, *bounds)
+        if ratio is not None and ratio >= _CORE_WAIT_RATIO:
+            found.append(
+                Finding(
+                    code="host.cores_taken",
+                    severity="warning",
+                    rank=result.rank,
+                    message=f"its main thread waited for a core in {ratio:.0%} of the time: other "
+                    "programs, or more threads than cores, make what the host does take longer",
+                )
+            )
     return found
 
 

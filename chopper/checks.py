@@ -226,6 +226,13 @@ _CHECKS = (
         "Dropped samples",
         "The sampler could not write as fast as it sampled: there are holes.",
     ),
+    Check(
+        "host.cores_taken",
+        "Cores were taken",
+        "The rank's main thread waited for a core in a tenth of the time or more (the kernel's run "
+        "delay): other programs, or more threads than cores, lengthen whatever the host does, and "
+        "causes such as dispatch and user Python are as much the machine's as the program's.",
+    ),
     Check("telemetry.rows_lost", "Rows of a log left out", "They name no device or no time."),
     Check(
         "telemetry.time_zone",

@@ -88,6 +88,37 @@ def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
     return table.slice(0, 0)
 
 
+def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | None:
+    """Share of a time in which a rank's main thread could run and had to wait for a core.
+
+    From the growth of ``process.run_delay_ns`` between the samples within; None with fewer than two.
+    """
+    import pyarrow.compute as pc
+
+    part = run.part(rank)
+    beside = [other.rank for other in run.manifest.ranks if _same_host(part, other)]
+    for source in (rank, *(r for r in sorted(beside) if r != rank)):
+        table = run.table(source, "process")
+        within = pc.and_(
+            pc.and_(pc.equal(table["rank"], rank), pc.is_valid(table["run_delay_ns"])),
+            pc.and_(
+                pc.greater_equal(table["time_ns"], start_ns),
+                pc.less_equal(table["time_ns"], end_ns),
+            ),
+        )
+        rows = table.filter(within).sort_by("time_ns")
+        if rows.num_rows < 2:
+            continue
+        first, last = rows.slice(0, 1).to_pylist()[0], rows.slice(rows.num_rows - 1).to_pylist()[0]
+        waited, elapsed = (
+            last["run_delay_ns"] - first["run_delay_ns"],
+            last["time_ns"] - first["time_ns"],
+        )
+        if elapsed > 0 and waited >= 0 and first["pid"] == last["pid"]:
+            return float(waited / elapsed)
+    return None
+
+
 def canonical_uuid(uuid: str) -> str:
     """A UUID without prefix, dashes and case: drivers and torch write the same one apart.
 

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import chopper
@@ -13,11 +14,12 @@ from chopper.causes import CAUSES
 from chopper.checks import CHECKS, CLAIMS, withheld
 from chopper.manifest import CollectorReport, Finding
 from chopper.reports import render
-from tests.kineto_writer import Trace, small_trace
+from chopper.tables import TABLES
+from tests.kineto_writer import BASE_NS, Trace, small_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 _CODE = re.compile(
-    r"(trace|event|run|steps|telemetry|device|compute|counters|communication)\.[a-z_0-9]+$"
+    r"(trace|event|run|steps|telemetry|host|device|compute|counters|communication)\.[a-z_0-9]+$"
 )
 _TAKES_A_CODE = {"add", "note", "Finding", "_finding", "_note", "append"}
 
@@ -154,6 +156,21 @@ def test_dropped_samples_are_said(tmp_path):
     (found,) = [f for f in chopper.attribute(run).findings if f.code == "telemetry.dropped"]
     assert (found.severity, found.count) == ("warning", 10)
     assert "10 of 100 samples (10.0%)" in found.message
+
+
+@pytest.mark.parametrize(("delay_ns", "said"), [(500, False), (9_000, True)])
+def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
+    path = tmp_path / "rank0.json"
+    path.write_bytes(small_trace(rank=0, world=1).encode())
+    run = chopper.load(path)
+    rows = [
+        {"time_ns": BASE_NS + at, "span_ns": 0, "rank": 0, "pid": 1, "run_delay_ns": delay}
+        for at, delay in ((2_000, 0), (18_000, delay_ns))
+    ]
+    run.put(0, "process", pa.Table.from_pylist(rows, schema=TABLES["process"].arrow))
+    found = [f.message for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
+    assert bool(found) == said
+    assert not said or "in 56% of the time" in found[0]
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1]])

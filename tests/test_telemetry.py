@@ -8,7 +8,7 @@ import pytest
 from chopper.manifest import Device, RankManifest, RunManifest
 from chopper.run import Run
 from chopper.tables import TABLES
-from chopper.telemetry import DEVICE_TABLES, canonical_uuid, of_rank
+from chopper.telemetry import DEVICE_TABLES, canonical_uuid, core_wait_ratio, of_rank
 
 UUID = "1f2e3d4c-0000-0000-0000-00000000000a"
 OTHER = "1f2e3d4c-0000-0000-0000-00000000000b"
@@ -104,3 +104,46 @@ def test_uuids_are_the_same_however_they_are_written() -> None:
 
 def test_nothing_recorded_is_an_empty_table() -> None:
     assert of_rank(a_run([part(0)], {}), 0, "device_clock").num_rows == 0
+
+
+def waits(*rows: tuple[int, int | None], rank: int = 0, pid: int = 7) -> pa.Table:
+    """(time in ms, run delay in ms) of a rank's process."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "time_ns": at * 10**6,
+                "span_ns": 0,
+                "rank": rank,
+                "pid": pid,
+                "run_delay_ns": None if delay is None else delay * 10**6,
+            }
+            for at, delay in rows
+        ],
+        schema=TABLES["process"].arrow,
+    )
+
+
+def test_waiting_for_a_core_is_the_growth_within_the_time() -> None:
+    run = a_run([part(0), part(1)], {})
+    run.put(
+        0,
+        "process",
+        pa.concat_tables([waits((0, 0), (100, 90), (200, 100), (300, 130), (400, 999))]),
+    )
+    assert core_wait_ratio(run, 0, 90 * 10**6, 310 * 10**6) == pytest.approx(0.2)
+    assert core_wait_ratio(run, 0, 150 * 10**6, 250 * 10**6) is None
+    assert core_wait_ratio(run, 1, 0, 10**12) is None
+
+
+def test_a_counter_that_restarts_or_is_not_there_tells_nothing() -> None:
+    run = a_run([part(0)], {})
+    run.put(0, "process", waits((0, 50), (100, 10)))
+    assert core_wait_ratio(run, 0, 0, 10**9) is None
+    run.put(0, "process", waits((0, None), (100, None)))
+    assert core_wait_ratio(run, 0, 0, 10**9) is None
+
+
+def test_another_rank_of_the_host_may_hold_the_samples() -> None:
+    run = a_run([part(0), part(1)], {})
+    run.put(0, "process", waits((0, 0), (100, 50), rank=1))
+    assert core_wait_ratio(run, 1, 0, 10**9) == pytest.approx(0.5)
