@@ -30,21 +30,23 @@ def is_log(file: Path) -> bool:
     """
     from chopper.collectors.telemetry_log import looks_like_log
 
-    opened = gzip.open if file.name.lower().endswith(".gz") else open
     try:
-        with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
-            return looks_like_log(stream.read(_SNIFFED_CHARACTERS))
+        return looks_like_log(_text(file, _SNIFFED_CHARACTERS))
     except (zlib.error, EOFError):
         return False
+
+
+def _text(file: Path, size: int = -1) -> str:
+    opened = gzip.open if file.name.lower().endswith(".gz") else open
+    with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
+        return str(stream.read(size))
 
 
 def _read(file: Path) -> TelemetryLog:
     from chopper.collectors.telemetry_log import read_log
 
-    opened = gzip.open if file.name.lower().endswith(".gz") else open
     try:
-        with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
-            text = stream.read()
+        text = _text(file)
     except (zlib.error, EOFError, OSError) as exc:
         raise InputError(f"{file}: cannot be read ({exc})") from exc
     return read_log(text, str(file))

@@ -706,15 +706,22 @@ class StreamWriter:
     Args:
         path: file to create, ``<table name>.arrow``.
         name: a declared table.
+        exclusive: the file must not be there yet.
+
+    Raises:
+        FileExistsError: it is, and ``exclusive`` was asked for.
+        OutputError: it cannot be created.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, *, exclusive: bool = False) -> None:
         import pyarrow as pa
 
         self._declared = TABLES[name]
         self.path = path
         try:
-            self._sink = path.open("wb")
+            self._sink = path.open("xb" if exclusive else "wb")
+        except FileExistsError:
+            raise
         except OSError as exc:
             raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
         options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)

@@ -35,8 +35,8 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
         a process sees some of the devices only, or in another order.
     """
     part = run.part(rank)
-    beside = [other.rank for other in run.manifest.ranks if _same_host(part, other)]
-    for source in (rank, *(r for r in sorted(beside) if r != rank)):
+    beside = _ranks_beside(run, rank)
+    for source in beside:
         table = run.table(source, name)
         if table.num_rows:
             chosen = _of_device(table, part)
@@ -46,8 +46,11 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     return TABLES[name].empty()
 
 
-def _same_host(part: RankManifest, other: RankManifest) -> bool:
-    return part.hostname is not None and part.hostname == other.hostname
+def _ranks_beside(run: Run, rank: int) -> list[int]:
+    """The rank, then the others that are known to be on its host."""
+    host = run.part(rank).hostname
+    others = (p.rank for p in run.manifest.ranks if p.rank != rank and p.hostname == host)
+    return [rank, *(sorted(others) if host is not None else ())]
 
 
 def _named(table: pa.Table, part: RankManifest) -> bool:
@@ -95,9 +98,7 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
     """
     import pyarrow.compute as pc
 
-    part = run.part(rank)
-    beside = [other.rank for other in run.manifest.ranks if _same_host(part, other)]
-    for source in (rank, *(r for r in sorted(beside) if r != rank)):
+    for source in _ranks_beside(run, rank):
         table = run.table(source, "process")
         within = pc.and_(
             pc.and_(pc.equal(table["rank"], rank), pc.is_valid(table["run_delay_ns"])),

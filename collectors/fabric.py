@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._procfs import KeptFile, try_open
 from chopper.collectors.base import Availability
-from chopper.collectors.sampler import SamplerProcess, SourceSpec, measure_call_ns, to_report
+from chopper.collectors.sampled import CLOCKS, SampledCollector
+from chopper.collectors.sampler import SourceSpec
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.collectors.base import CollectorContext
     from chopper.collectors.sampler import Sink, Source
-    from chopper.manifest import CollectorReport
 
 _DEFAULT_HZ = 10.0
 _HERE = "chopper.collectors.fabric"
@@ -317,7 +317,7 @@ class PauseSource:
             statistics.close()
 
 
-class FabricCollector:
+class FabricCollector(SampledCollector):
     """Samples the ports and interfaces of the host between hosts, in a process of its own.
 
     -> FABRIC_PORT, PAUSE.
@@ -328,18 +328,17 @@ class FabricCollector:
     """
 
     name: ClassVar[str] = "fabric"
-    scope: ClassVar[Scope] = "host"
 
     def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
         self._hz = hz
         self._root = root
-        self._sampler: SamplerProcess | None = None
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where there is a port or an interface that counts pauses."""
-        del context
         refusals = []
-        for spec in self.specs()[:-1]:
+        # Clocks can be read anywhere: they alone are no reason to start.
+        specs = [spec for spec in self.specs(context) if spec is not CLOCKS]
+        for spec in specs:
             source: Source = spec.make()
             try:
                 source.open()
@@ -347,7 +346,7 @@ class FabricCollector:
                 refusals.append(str(exc))
             finally:
                 source.close()
-        if len(refusals) == len(self.specs()) - 1:
+        if len(refusals) == len(specs):
             return Availability(
                 ok=False,
                 reason="; ".join(refusals),
@@ -356,36 +355,11 @@ class FabricCollector:
             )
         return Availability(ok=True, reason="; ".join(refusals) or None)
 
-    def specs(self) -> list[SourceSpec]:
+    def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""
+        del context
         return [
             SourceSpec(factory=f"{_HERE}:PortSource", hz=self._hz, options={"root": self._root}),
             SourceSpec(factory=f"{_HERE}:PauseSource", hz=self._hz),
-            SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0),
+            CLOCKS,
         ]
-
-    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Median cost of one reading of each source that is available, measured now."""
-        del context
-        costs: dict[str, int] = {}
-        for spec in self.specs()[:-1]:
-            try:
-                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
-            except CollectorUnavailable:
-                continue
-        return costs
-
-    def start(self, context: CollectorContext) -> None:
-        """Spawn the sampler.
-
-        Raises:
-            CollectorUnavailable: there is nothing to read.
-            CaptureError: the sampler process cannot be started.
-        """
-        self._sampler = SamplerProcess(self.name, context.directory, self.specs())
-        self._sampler.start()
-
-    def stop(self) -> CollectorReport:
-        """End the sampler and report how well it kept its times."""
-        assert self._sampler is not None
-        return to_report(self.name, self._sampler.stop())

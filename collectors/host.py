@@ -16,21 +16,15 @@ import msgspec
 
 from chopper.collectors._procfs import Budget, KeptFile, try_open
 from chopper.collectors.base import Availability
-from chopper.collectors.sampler import (
-    COMM,
-    SamplerProcess,
-    SourceSpec,
-    measure_call_ns,
-    to_report,
-)
+from chopper.collectors.sampled import CLOCKS, SampledCollector
+from chopper.collectors.sampler import COMM, SourceSpec
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.collectors.base import CollectorContext
     from chopper.collectors.sampler import Sink, Source
-    from chopper.manifest import CollectorReport
 
 _DEFAULT_HZ = 10.0
 # /proc/stat counts in ticks of 10 ms, and one row is written per core: on many cores a high rate
@@ -612,7 +606,7 @@ class NicSource:
             self._file.close()
 
 
-class HostCollector:
+class HostCollector(SampledCollector):
     """Samples the host while a run goes on, in a process of its own.
 
     Writes ``cpu_core``, ``host``, ``process``, ``nic``, ``core_clock``, ``host_energy`` and ``clock``.
@@ -623,12 +617,10 @@ class HostCollector:
     """
 
     name: ClassVar[str] = "host"
-    scope: ClassVar[Scope] = "host"
 
     def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
         self._hz = hz
         self._root = root
-        self._sampler: SamplerProcess | None = None
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where there is a /proc; its reason names what stays null."""
@@ -657,7 +649,7 @@ class HostCollector:
 
     def _makers(self, context: CollectorContext) -> list[Callable[[], Source]]:
         # Clocks can be read anywhere: they alone are no reason to start.
-        return [s.make for s in self.specs(context) if not s.factory.endswith(":ClockSource")]
+        return [spec.make for spec in self.specs(context) if spec is not CLOCKS]
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""
@@ -672,30 +664,5 @@ class HostCollector:
             SourceSpec(factory=f"{here}:NicSource", hz=self._hz, options=root),
             SourceSpec(factory=f"{power}:CoreClockSource", hz=min(cores_hz, 1.0), options=root),
             SourceSpec(factory=f"{power}:RaplSource", hz=self._hz, options=root),
-            SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0),
+            CLOCKS,
         ]
-
-    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Median cost of one reading of each source that is available, measured now."""
-        costs: dict[str, int] = {}
-        for spec in self.specs(context):
-            try:
-                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
-            except CollectorUnavailable:
-                continue
-        return costs
-
-    def start(self, context: CollectorContext) -> None:
-        """Spawn the sampler.
-
-        Raises:
-            CollectorUnavailable: nothing can be read here.
-            CaptureError: the sampler process cannot be started.
-        """
-        self._sampler = SamplerProcess(self.name, context.directory, self.specs(context))
-        self._sampler.start()
-
-    def stop(self) -> CollectorReport:
-        """End the sampler and report how well it kept its times."""
-        assert self._sampler is not None
-        return to_report(self.name, self._sampler.stop())

@@ -447,6 +447,7 @@ class Sampler:
         self._sink = Sink()
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
         self._writers: dict[str, StreamWriter] = {}
+        self._elsewhere: set[str] = set()
         self._start_ns = clock.monotonic_ns()
         self._start_cpu_ns = clock.cpu_ns()
         self.status = SamplerStatus(
@@ -506,18 +507,36 @@ class Sampler:
 
     def flush(self) -> None:
         """Write the rows at hand and the status."""
-        from chopper.run import StreamWriter
         from chopper.tables import TABLES
 
         for table, rows in self._pending.items():
             if not rows:
                 continue
-            if table not in self._writers:
-                self._writers[table] = StreamWriter(self._directory / f"{table}.arrow", table)
+            if table not in self._writers and table not in self._elsewhere:
+                self._create(table)
+            if table in self._elsewhere:
+                rows.clear()
+                continue
             names = [column.name for column in TABLES[table].columns]
             self._writers[table].write(dict(zip(names, zip(*rows, strict=True), strict=True)))
             rows.clear()
         self._write_status()
+
+    def _create(self, table: str) -> None:
+        """Begin a table's file, unless the sampler of another collector of the rank has one.
+
+        All of them read the host's clocks, and two vendors' devices may sit in one host: two
+        processes that wrote the same file would spoil it.
+        """
+        from chopper.run import StreamWriter
+
+        path = self._directory / f"{table}.arrow"
+        try:
+            self._writers[table] = StreamWriter(path, table, exclusive=True)
+        except FileExistsError:
+            self._elsewhere.add(table)
+            if table != ClockSource.tables[0]:
+                self.status.absent[table] = "another collector's sampler writes this table"
 
     def _write_status(self) -> None:
         from chopper.run import write_atomic

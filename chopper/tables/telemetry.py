@@ -263,7 +263,12 @@ DEVICE_CLOCK = Table(
             "Current SM (gfx) clock; mean over the dies of one device.",
         ),
         _maybe("memory_clock_hz", "int64", "hz", "Current memory clock."),
-        _maybe("power_w", "float64", "w", "Instant board (socket) power."),
+        _maybe(
+            "power_w",
+            "float64",
+            "w",
+            "Board (socket) power: instant where the driver tells it, else its running average.",
+        ),
         _maybe(
             "event_reasons",
             "int64",

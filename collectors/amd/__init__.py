@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.base import Availability
-from chopper.collectors.sampler import SamplerProcess, SourceSpec, measure_call_ns, to_report
+from chopper.collectors.sampled import CLOCKS, SampledCollector
+from chopper.collectors.sampler import SourceSpec
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext, Scope
-    from chopper.manifest import CollectorReport
+    from chopper.collectors.base import CollectorContext
 
 _FAST_HZ = 100.0
 _MEDIUM_HZ = 10.0
@@ -23,7 +23,7 @@ _ONCE_HZ = 1 / 86400
 _SOURCES = "chopper.collectors.amd._sources"
 
 
-class AmdCollector:
+class AmdCollector(SampledCollector):
     """Samples every AMD device of the host, in a process of its own.
 
     -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_LIMIT.
@@ -33,11 +33,9 @@ class AmdCollector:
     """
 
     name: ClassVar[str] = "amdsmi"
-    scope: ClassVar[Scope] = "host"
 
     def __init__(self, *, hz: float = _FAST_HZ) -> None:
         self._hz = hz
-        self._sampler: SamplerProcess | None = None
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where amdsmi finds a device; asks nothing of it yet."""
@@ -63,37 +61,12 @@ class AmdCollector:
         )
         return Availability(ok=True, reason=note)
 
-    def specs(self) -> list[SourceSpec]:
+    def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""
+        del context
         return [
             SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),
             SourceSpec(factory=f"{_SOURCES}:CounterSource", hz=_MEDIUM_HZ),
             SourceSpec(factory=f"{_SOURCES}:LimitSource", hz=_ONCE_HZ),
-            SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0),
+            CLOCKS,
         ]
-
-    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Median cost of one reading of each tier over all devices, measured now."""
-        del context
-        costs: dict[str, int] = {}
-        for spec in self.specs()[:-1]:
-            try:
-                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
-            except CollectorUnavailable:
-                continue
-        return costs
-
-    def start(self, context: CollectorContext) -> None:
-        """Spawn the sampler.
-
-        Raises:
-            CollectorUnavailable: no device can be read here.
-            CaptureError: the sampler process cannot be started.
-        """
-        self._sampler = SamplerProcess(self.name, context.directory, self.specs())
-        self._sampler.start()
-
-    def stop(self) -> CollectorReport:
-        """End the sampler and report how well it kept its times."""
-        assert self._sampler is not None
-        return to_report(self.name, self._sampler.stop())

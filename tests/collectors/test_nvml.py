@@ -329,7 +329,7 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
         textwrap.dedent(
             f"""
             import chopper, time
-            with chopper.profile({str(out)!r}, trace=False, collect=("nvml",)) as prof:
+            with chopper.profile({str(out)!r}, trace=False, collect=("host", "nvml")) as prof:
                 for _ in range(3):
                     end = time.monotonic() + 0.1
                     while time.monotonic() < end:
@@ -355,3 +355,11 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     clocks = run.table(0, "device_clock")
     assert set(clocks["sm_clock_hz"].to_pylist()) == {1_980_000_000, 1_755_000_000}
     assert run.table(0, "device_limit")["sm_clock_max_hz"].to_pylist() == [1_980_000_000, None]
+    # Both samplers read the host's clocks; one of them writes them.
+    assert run.table(0, "clock").num_rows >= 1
+    assert not [f for f in run.part(0).findings if f.code == "telemetry.truncated"]
+    writers = [c.name for c in run.part(0).collectors if "clock.arrow" in c.files]
+    assert len(writers) == 1
+    samplers = [c for c in run.part(0).collectors if c.status == "obtained"]
+    assert [c.name for c in samplers] == ["host", "nvml"]
+    assert all(c.clock_alignment_error_ns is not None for c in samplers)

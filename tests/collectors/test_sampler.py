@@ -79,6 +79,17 @@ def sample_for(
     return sampler.run()
 
 
+def test_two_samplers_never_write_the_same_file(tmp_path: Path) -> None:
+    first, second = FakeClock(), FakeClock()
+    sample_for(tmp_path, first, FakeSource(first), 10.0, SECOND)
+    written = (tmp_path / "nic.arrow").read_bytes()
+    status = sample_for(tmp_path, second, FakeSource(second), 10.0, SECOND)
+    assert (tmp_path / "nic.arrow").read_bytes() == written
+    assert status.state == "complete"
+    assert status.files == ()
+    assert status.absent == {"nic": "another collector's sampler writes this table"}
+
+
 def rows(directory: Path, table: str = "nic") -> pa.Table:
     read, finding = read_stream(directory / f"{table}.arrow", table)
     assert finding is None, finding

@@ -1,0 +1,57 @@
+"""What all collectors share that have a sampler process read their sources, once per host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from chopper.collectors.sampler import SamplerProcess, SourceSpec, measure_call_ns, to_report
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from chopper.collectors.base import Availability, CollectorContext, Scope
+    from chopper.manifest import CollectorReport
+
+CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
+"""The host's clocks, which every sampler reads to know how well its times are aligned."""
+
+
+class SampledCollector(ABC):
+    """A collector whose sources are read by a process of its own."""
+
+    name: ClassVar[str]
+    scope: ClassVar[Scope] = "host"
+    _sampler: SamplerProcess | None = None
+
+    @abstractmethod
+    def probe(self, context: CollectorContext) -> Availability:
+        """Say whether anything of it can be read here."""
+
+    @abstractmethod
+    def specs(self, context: CollectorContext) -> list[SourceSpec]:
+        """What its sampler reads, and how often."""
+
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Median cost of one reading of each source that is available, measured now."""
+        costs: dict[str, int] = {}
+        for spec in self.specs(context):
+            try:
+                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
+            except CollectorUnavailable:
+                continue
+        return costs
+
+    def start(self, context: CollectorContext) -> None:
+        """Spawn the sampler.
+
+        Raises:
+            CollectorUnavailable: nothing can be read here.
+            CaptureError: the sampler process cannot be started.
+        """
+        self._sampler = SamplerProcess(self.name, context.directory, self.specs(context))
+        self._sampler.start()
+
+    def stop(self) -> CollectorReport:
+        """End the sampler and report how well it kept its times."""
+        assert self._sampler is not None
+        return to_report(self.name, self._sampler.stop())
