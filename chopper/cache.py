@@ -45,9 +45,11 @@ class About(msgspec.Struct, kw_only=True):
 def _reader() -> bytes:
     """The reader's version and text: between releases the version alone stays the same."""
     state = hashlib.blake2b(__version__.encode(), digest_size=16)
-    folder = Path(__file__).parent / "collectors" / "kineto"
-    for file in sorted(folder.glob("*.py")):
+    folder = Path(__file__).parent / "collectors"
+    for file in sorted([*folder.glob("kineto/*.py"), *folder.glob("formats/*.py")]):
         state.update(file.read_bytes())
+    for name in ("_arrays.py", "parsed.py"):
+        state.update((folder / name).read_bytes())
     return state.digest()
 
 

@@ -6,6 +6,7 @@ tables.
 
 from __future__ import annotations
 
-from chopper.collectors.kineto._assemble import ParsedTrace, TraceHead, read_trace
+from chopper.collectors.kineto._assemble import read_trace
+from chopper.collectors.parsed import ParsedTrace, TraceHead
 
 __all__ = ["ParsedTrace", "TraceHead", "read_trace"]

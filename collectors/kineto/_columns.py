@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chopper.collectors.kineto._arrays import NO_VALUE
+from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.kineto._events import (
     NOTHING,
     Args,

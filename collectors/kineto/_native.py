@@ -16,7 +16,7 @@ from zlib import error as _Damaged
 import msgspec
 import numpy as np
 
-from chopper.collectors.kineto._arrays import NO_VALUE
+from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.kineto._columns import (
     CounterBuilder,
     Counts,
