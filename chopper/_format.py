@@ -117,6 +117,18 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
+def joules(value: float) -> str:
+    """An energy: ``412 µJ``, ``38.2 J``, ``1.24 MJ``."""
+    if value < 0:
+        return "−" + joules(-value)
+    for limit, factor, name in ((999.5e-6, 1e6, "µJ"), (0.9995, 1e3, "mJ")):
+        if 0 < value < limit:
+            return f"{_three(value * factor)} {name}"
+    if value < 999.5:
+        return f"{_three(value)} J"
+    return _scaled(value, 1000, ("J", "kJ", "MJ", "GJ"))
+
+
 _FLOP_UNITS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 # Suffix of a column's name → how its values read.
 _UNITS: dict[str, Callable[[float | None], str]] = {
@@ -130,7 +142,7 @@ _UNITS: dict[str, Callable[[float | None], str]] = {
     "count": count,
     "factor": factor,
     "w": lambda v: UNKNOWN if v is None else f"{_three(v)} W",
-    "j": lambda v: UNKNOWN if v is None else f"{_three(v)} J",
+    "j": lambda v: UNKNOWN if v is None else joules(v),
     "c": lambda v: UNKNOWN if v is None else f"{_three(v)} °C",
 }
 

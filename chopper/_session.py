@@ -199,8 +199,8 @@ class Session:
                 began_ns = time.perf_counter_ns()
 
     @_harmless
-    def mark(self) -> None:
-        """The program says that a step ended."""
+    def mark(self, tokens: int | None = None) -> None:
+        """The program says that a step ended, and how many tokens it was."""
         began_ns = time.perf_counter_ns()
         now_ns = time.time_ns()
         log = self._log
@@ -214,13 +214,28 @@ class Session:
                         self._windows.start_over()
                     log.restart()
                 log.source = "mark"
-            self._end_step(log, now_ns, began_ns)
+            self._end_step(log, now_ns, began_ns, None if tokens is None else int(tokens))
 
-    def _end_step(self, log: StepLog, end_ns: int, began_ns: int) -> None:
+    @_harmless
+    def measure(self, name: str, value: float, labels: dict[str, str | int | float]) -> None:
+        """The program measured something itself."""
+        if not self.recording:
+            return
+        number = value if isinstance(value, int) else float(value)
+        measures = self._manifest.measures
+        if math.isfinite(number) and len(measures) < _MAX_MEASURES:
+            measures.append(m.Measure(name=name, value=number, labels=dict(labels)))
+            return
+        why = "is not a number" if not math.isfinite(number) else f"is past the {_MAX_MEASURES}th"
+        self._part.note("measures.dropped", f"measure {name!r} {why}: not kept, nor others like it")
+
+    def _end_step(
+        self, log: StepLog, end_ns: int, began_ns: int, tokens: int | None = None
+    ) -> None:
         windows = self._windows
         undisturbed = windows is None or not windows.tracing
         traced = windows is not None and windows.covers_step()
-        log.end(end_ns, traced=traced, undisturbed=undisturbed)
+        log.end(end_ns, traced=traced, undisturbed=undisturbed, tokens=tokens)
         self._collecting.step_ended(log.number - 1)
         if windows is not None and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step

@@ -39,6 +39,8 @@ class StepLog:
         self._history: list[_Row] = []
         """Rows that are on disk, and may yet have to be said anew."""
         self._flushed_ns = 0
+        self._work: list[tuple[int, int, int, int]] = []
+        self._work_writer: StreamWriter | None = None
         self._own_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
         self._durations: dict[bool, deque[int]] = {
             True: deque(maxlen=_MEDIAN_OF),
@@ -49,15 +51,21 @@ class StepLog:
         """The first step begins now."""
         self._start_ns = self._first_ns = time.time_ns()
 
-    def end(self, end_ns: int, *, traced: bool, undisturbed: bool) -> None:
+    def end(
+        self, end_ns: int, *, traced: bool, undisturbed: bool, tokens: int | None = None
+    ) -> None:
         """The step that runs ended, and the next one begins there.
 
         Args:
             end_ns: when.
             traced: whether the trace covers it.
             undisturbed: whether no trace was taken meanwhile.
+            tokens: how many this rank worked through in it, where the program says.
         """
         assert self.source is not None
+        if tokens is not None:
+            length_ns = end_ns - self._start_ns
+            self._work.append((self._start_ns + length_ns // 2, length_ns, self.number, tokens))
         self._rows.append((self.number, self._start_ns, end_ns, self.source, traced))
         if traced or (undisturbed and self.number > 1):
             self._durations[traced].append(end_ns - self._start_ns)
@@ -89,6 +97,7 @@ class StepLog:
         else:
             self._history.extend(rows)
         self._write(rows)
+        self._write_work()
 
     def correct(self, steps: range, traced: bool) -> None:
         """Say of ``steps`` whether the trace that is kept covers them."""
@@ -116,6 +125,8 @@ class StepLog:
         """
         self.flush(final=True)
         self.abandon()
+        if self._work_writer is not None:
+            self._work_writer.close()
 
     def abandon(self) -> None:
         """End the file as it stands."""
@@ -134,6 +145,16 @@ class StepLog:
             names = ("number", "start_ns", "end_ns", "source", "traced")
             columns = zip(*rows, strict=True)
             self._writer.write(dict(zip(names, map(list, columns), strict=True)))
+
+    def _write_work(self) -> None:
+        """Tokens of the steps that ended since; the file is there once there are any."""
+        work, self._work = self._work, []
+        if not work:
+            return
+        if self._work_writer is None:
+            self._work_writer = StreamWriter(self._target.with_name("step_work.arrow"), "step_work")
+        names = ("time_ns", "span_ns", "step", "tokens_count")
+        self._work_writer.write(dict(zip(names, zip(*work, strict=True), strict=True)))
 
     def _rewrite(self) -> None:
         """Write the file anew: what was said of the steps so far no longer holds."""

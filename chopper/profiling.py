@@ -153,10 +153,14 @@ class Profile:
         """The recording of the next call."""
         return Profile(_session.numbered(self._options, next(calls)))
 
-    def step(self) -> None:
-        """Say that a training step ended. Once called, steps are no longer guessed."""
+    def step(self, *, tokens: int | None = None) -> None:
+        """Say that a training step ended. Once called, steps are no longer guessed.
+
+        Args:
+            tokens: how many this rank worked through in it, for energy per token.
+        """
         if self._session is not None:
-            self._session.mark()
+            self._session.mark(tokens)
 
     def watch(self, iterable: Iterable[_T]) -> Watched[_T]:
         """Iterate over ``iterable`` so that the trace shows the wait for each item.
@@ -174,6 +178,20 @@ class Profile:
 
         span: AbstractContextManager[Any] = record_function(name)
         return span
+
+    def measure(self, name: str, value: float, **labels: str | int | float) -> None:
+        """Keep a number that the program measured, with the run.
+
+            prof.measure("tokens_per_s", 48_000)
+            prof.measure("bus_bytes_per_s", 2.1e9, collective="all_reduce", size_bytes=1 << 20)
+
+        Args:
+            name: what it is, with its unit as suffix.
+            value: the number; NaN and infinity are not kept, and a finding says so.
+            labels: what it was measured of.
+        """
+        if self._session is not None:
+            self._session.measure(name, value, labels)
 
     def __repr__(self) -> str:
         state = "recording to" if self.recording else "not recording; output"

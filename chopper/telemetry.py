@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
     from chopper.manifest import RankManifest
@@ -89,6 +91,44 @@ def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
     if len(pc.unique(table["device_id"])) == 1:
         return table
     return table.slice(0, 0)
+
+
+def table_beside(run: Run, rank: int, name: str) -> pa.Table:
+    """A host-wide table as whichever rank of the host recorded it, in time order; empty for none."""
+    for source in _ranks_beside(run, rank):
+        table = run.table(source, name)
+        if table.num_rows:
+            return table.sort_by("time_ns")
+    return TABLES[name].empty()
+
+
+def socket_of(run: Run, rank: int) -> tuple[str, ...]:
+    """What tells apart the sockets that ranks compute on: parts of one share its power and energy.
+
+    The host and the PCI address without its function, where the address was recorded; else the
+    device's UUID; else the rank itself.
+    """
+    part = run.part(rank)
+    host = part.hostname or ""
+    limits = of_rank(run, rank, "device_limit")
+    address = limits["pci_address"][0].as_py() if limits.num_rows else None
+    if address:
+        return host, str(address).lower().partition(".")[0]
+    device = next((d for d in part.devices if d.device_id == part.device_id), None)
+    if device is not None and device.uuid is not None:
+        return host, canonical_uuid(device.uuid)
+    return host, f"rank {rank}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``0-3,7``."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | None:

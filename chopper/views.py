@@ -182,6 +182,13 @@ _VIEWS: tuple[View, ...] = (
         "no clock reading of the device has a reason that held it (power, heat, a set clock)",
     ),
     View(
+        "energy",
+        "Energy",
+        "Energy per step, token and phase, by device and host domain.",
+        "chopper.analyzers.energy:energy",
+        "neither energy nor power of a device or of the host's processors was sampled",
+    ),
+    View(
         "clock_sensitivity",
         "Dependence on the clock",
         "How much kernels slow down as the SM clock falls, with its error.",

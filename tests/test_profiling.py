@@ -153,6 +153,19 @@ def scaled_step(task, scaler, optimizer, *, overflows=False):
     optimizer.zero_grad()
 
 
+def test_tokens_of_steps_are_kept_where_the_program_says_them(task):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for i in range(4):
+            task.step()
+            prof.step(tokens=None if i == 1 else 100 + i)
+    work = Run.open(Path("run")).table(0, "step_work").to_pylist()
+    assert [(row["step"], row["tokens_count"]) for row in work] == [(0, 100), (2, 102), (3, 103)]
+    of = {row["number"]: row for row in steps_of("run")}
+    assert all(
+        row["span_ns"] == of[row["step"]]["end_ns"] - of[row["step"]]["start_ns"] for row in work
+    )
+
+
 def test_a_step_that_a_gradient_scaler_skips_is_a_step(task):
     from torch.amp.grad_scaler import GradScaler
 

@@ -620,6 +620,46 @@ THROTTLE_EPISODES = Table(
     ),
 )
 
+ENERGY = Table(
+    "energy",
+    1,
+    "Energy by device and by domain of the host's processors, from differences of counters over at "
+    "least 5 s; nothing is said of less. Ranks on parts of one device share its counter. Boards are "
+    "off by up to 5 % each, which no reading shows.",
+    (
+        _column(
+            "scope", "string", "run (all steps read), phase, or steps (a group of at least 5 s)."
+        ),
+        _column(
+            "source", "string", "all devices, device N, or a domain: package-0, package-0/dram."
+        ),
+        _column("ranks", "string", "Ranks that compute on it."),
+        _maybe("energy_per_step_j", "float64", "Mean of the steps.", "j"),
+        _maybe("energy_per_token_j", "float64", "Over the tokens of these steps.", "j"),
+        _maybe("power_mean_w", "float64", "Energy over time.", "w"),
+        _maybe("energy_j", "float64", "In all.", "j"),
+        _maybe(
+            "energy_error_j",
+            "float64",
+            "Bound of the error for readings around the edges and the counter's own steps.",
+            "j",
+        ),
+        _maybe("span_ns", "int64", "Time that it was taken over.", "ns"),
+        _count("step_count", "Steps within."),
+        _maybe("phase", "string", "Phase, of rows about one."),
+        _maybe("first_step", "int64", "First step within."),
+        _maybe("last_step", "int64", "Last step within."),
+        _maybe("tokens_count", "int64", "Tokens of these steps, of all its ranks.", "count"),
+        _maybe(
+            "tokens_from", "string", "program (prof.step(tokens=…)), or embeddings of traced steps."
+        ),
+        _maybe("basis", "string", "counter, or power (readings integrated)."),
+        _maybe("host", "string", "Host."),
+        _maybe("start_ns", "int64", "Start, Unix time.", "ns"),
+        _maybe("reason", "text", "Why nothing is claimed."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
@@ -645,4 +685,5 @@ VIEW_TABLES: tuple[Table, ...] = (
     CONTENTION,
     WAVE_QUANTIZATION,
     THROTTLE_EPISODES,
+    ENERGY,
 )

@@ -65,6 +65,14 @@ function scaled(value, base, units) {
   return `${i ? three(value) : value.toFixed(0)} ${units[i]}`;
 }
 
+/** As chopper._format.joules. */
+function joules(v) {
+  if (v < 0) return `−${joules(-v)}`;
+  if (v > 0 && v < 999.5e-6) return `${three(v * 1e6)} µJ`;
+  if (v > 0 && v < 0.9995) return `${three(v * 1e3)} mJ`;
+  return v < 999.5 ? `${three(v)} J` : scaled(v, 1000, ["J", "kJ", "MJ", "GJ"]);
+}
+
 const plain = (v) => (Number.isInteger(v) || Math.abs(v) >= 999.5 ? count(v) : three(v));
 const SI = ["", "k", "M", "G", "T", "P"];
 /** Unit of a column's name → how its values read. */
@@ -72,7 +80,7 @@ const UNITS = {
   ns: duration, ratio: percent, count, bytes: (v) => scaled(v, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]),
   bytes_per_s: (v) => scaled(v, 1000, SI.map((s) => `${s}B/s`)), flop: (v) => scaled(v, 1000, SI.map((s) => `${s}FLOP`)),
   flop_per_s: (v) => scaled(v, 1000, SI.map((s) => `${s}FLOP/s`)), hz: (v) => scaled(v, 1000, ["Hz", "kHz", "MHz", "GHz"]),
-  factor: (v) => `${v >= 10 ? three(v) : v.toFixed(1)}×`, w: (v) => `${three(v)} W`, j: (v) => `${three(v)} J`, c: (v) => `${three(v)} °C`,
+  factor: (v) => `${v >= 10 ? three(v) : v.toFixed(1)}×`, w: (v) => `${three(v)} W`, j: joules, c: (v) => `${three(v)} °C`,
   id: String, bool: (v) => (v ? "yes" : "no"),
 };
 

@@ -105,3 +105,17 @@ def test_kernel_names_of_any_text_end(name: str) -> None:
 @given(st.text(max_size=80), st.integers(min_value=1, max_value=40))
 def test_ellipsize_never_exceeds(text: str, width: int) -> None:
     assert len(fmt.ellipsize(text, width)) <= width
+
+
+def test_energies_read_in_their_own_unit() -> None:
+    shown = [fmt.joules(v) for v in (0, 4.2e-5, 0.0382, 0.9996, 412.3, 12_400, 3.1e6, -5)]
+    assert shown == [
+        "0.00 J",
+        "42.0 µJ",
+        "38.2 mJ",
+        "1.00 J",
+        "412 J",
+        "12.4 kJ",
+        "3.10 MJ",
+        "−5.00 J",
+    ]

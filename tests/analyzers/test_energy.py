@@ -1,0 +1,277 @@
+"""Energy from counters: known powers over known steps, and what must be refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chopper
+from chopper import manifest as m
+from chopper.analyzers.energy import Meter, meter_of, meter_of_power
+from chopper.attribution import Attribution
+from chopper.run import Run
+from chopper.tables import TABLES
+from chopper.telemetry import ranks_text
+from chopper.views import view
+from tests.analyzers.make import kernel, kernels, spans, table
+
+S = 1_000_000_000
+BASE = 1_700_000_000 * S
+
+
+def counter(
+    rank: int = 0,
+    *,
+    power_w: float = 400.0,
+    until_s: float = 30.0,
+    every_s: float = 0.1,
+    **more: Any,
+) -> pa.Table:
+    """A counter of a device at constant power."""
+    time_s = np.arange(-1, until_s + 1, every_s)
+    return table(
+        "device_counter",
+        [
+            {
+                "time_ns": BASE + round(t * S),
+                "span_ns": 0,
+                "device_id": rank,
+                "energy_j": 1e6 + power_w * (t + 1),
+                **more,
+            }
+            for t in time_s.tolist()
+        ],
+    )
+
+
+def tokens(count: int) -> pa.Table:
+    """So many in each of 30 steps, as the program says."""
+    return table(
+        "step_work",
+        [
+            {"time_ns": BASE + i * S, "span_ns": 0, "step": i, "tokens_count": count}
+            for i in range(30)
+        ],
+    )
+
+
+def a_run(
+    *,
+    step_s: float = 1.0,
+    steps: int = 30,
+    ranks: int = 1,
+    **more: pa.Table,
+) -> Run:
+    """Ranks that take steps one after the other; a kernel fills each step."""
+    parts = [
+        m.RankManifest(
+            rank=r, device_id=r, hostname="node", devices=[m.Device(device_id=r)], status="complete"
+        )
+        for r in range(ranks)
+    ]
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=parts), None, {}, "made")
+    edges = [BASE + round(i * step_s * S) for i in range(steps + 1)]
+    for r in range(ranks):
+        run.put(r, "host_span", spans())
+        rows = [kernel(a, b, device_id=r) for a, b in pairwise(edges)]
+        run.put(r, "device_event", kernels(*rows))
+        run.put(
+            r,
+            "step",
+            table(
+                "step",
+                [
+                    {"number": i, "start_ns": a, "end_ns": b, "source": "mark", "traced": True}
+                    for i, (a, b) in enumerate(pairwise(edges))
+                ],
+            ),
+        )
+        for name, one in more.items():
+            run.put(r, name, one)
+    return run
+
+
+def energy_of(run: Run) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = view(chopper.attribute(run), "energy").to_pylist()
+    return rows
+
+
+def test_energy_of_steps_and_tokens_at_a_known_power() -> None:
+    work = tokens(4096)
+    rows = energy_of(a_run(device_counter=counter(), step_work=work))
+    whole = rows[0]
+    assert (whole["scope"], whole["source"], whole["ranks"]) == ("run", "device 0", "0")
+    assert whole["step_count"] == 30
+    assert whole["energy_j"] == pytest.approx(400 * 30)
+    assert whole["energy_per_step_j"] == pytest.approx(400)
+    assert whole["energy_per_token_j"] == pytest.approx(400 / 4096)
+    assert (whole["tokens_count"], whole["tokens_from"]) == (30 * 4096, "program")
+    assert whole["power_mean_w"] == pytest.approx(400)
+    assert whole["basis"] == "counter"
+    assert whole["energy_error_j"] == pytest.approx(6 * 2 * 0.1 * 400)  # six groups' edges
+    groups = [row for row in rows if row["scope"] == "steps"]
+    assert [(g["first_step"], g["last_step"]) for g in groups] == [
+        (0, 4), (5, 9), (10, 14), (15, 19), (20, 24), (25, 29),
+    ]  # fmt: skip
+    assert all(g["span_ns"] == 5 * S for g in groups)
+    # A phase that alternates with nothing lasts from first to last: 30 s.
+    (phase,) = [row for row in rows if row["scope"] == "phase"]
+    assert phase["energy_j"] == pytest.approx(400 * 30)
+
+
+def test_a_run_shorter_than_five_seconds_is_refused_with_the_reason() -> None:
+    rows = energy_of(a_run(steps=4, device_counter=counter(until_s=4)))
+    assert rows[0]["energy_j"] is None
+    assert "last 4 s at most" in rows[0]["reason"]
+    phase = next(r for r in rows if r["scope"] == "phase")
+    assert phase["energy_j"] is None
+    assert "5 s" in phase["reason"]
+
+
+def test_steps_around_a_counter_that_went_backwards_are_left_out() -> None:
+    reset = counter()
+    values = reset["energy_j"].to_numpy().copy()
+    at = int(np.searchsorted(reset["time_ns"].to_numpy(), BASE + 12 * S + 1))
+    values[at:] -= values[at]  # within step 12
+    reset = reset.set_column(
+        reset.schema.get_field_index("energy_j"), reset.schema.field("energy_j"), [values]
+    )
+    rows = energy_of(a_run(device_counter=reset))
+    groups = [r for r in rows if r["scope"] == "steps"]
+    assert rows[0]["energy_per_step_j"] == pytest.approx(400)
+    assert all(not g["first_step"] <= 12 <= g["last_step"] for g in groups)
+    assert rows[0]["step_count"] == 29
+
+
+def test_readings_far_apart_are_refused() -> None:
+    rows = energy_of(a_run(steps=6, device_counter=counter(every_s=0.9, until_s=6)))
+    assert rows[0]["energy_j"] is None
+    assert "too far apart" in rows[0]["reason"]
+
+
+def test_a_counter_that_stands_still_is_no_energy_of_zero() -> None:
+    still = counter(power_w=0)
+    rows = energy_of(a_run(device_counter=still))
+    assert rows[0]["energy_j"] is None
+    assert rows[0]["reason"] == "neither energy nor power of the device was recorded"
+
+
+def test_power_is_integrated_where_there_is_no_counter() -> None:
+    time_s = np.arange(-1, 31, 0.25)
+    clocks = table(
+        "device_clock",
+        [
+            {"time_ns": BASE + round(t * S), "span_ns": 0, "device_id": 0, "power_w": 300.0}
+            for t in time_s.tolist()
+        ],
+    )
+    rows = energy_of(a_run(device_clock=clocks))
+    assert rows[0]["basis"] == "power"
+    assert rows[0]["energy_per_step_j"] == pytest.approx(300)
+
+
+def test_devices_add_up_and_hosts_stand_apart() -> None:
+    run = a_run(ranks=2)
+    run.put(0, "device_counter", counter(0, power_w=400))
+    run.put(1, "device_counter", counter(1, power_w=500))
+    rapl = table(
+        "host_energy",
+        [
+            {
+                "time_ns": BASE + round(t * S),
+                "span_ns": 0,
+                "domain": domain,
+                "energy_j": watts * (t + 1),
+            }
+            for t in np.arange(-1, 31, 0.1).tolist()
+            for domain, watts in (("package-0", 90.0), ("package-0/dram", 12.0))
+        ],
+    )
+    run.put(0, "host_energy", rapl)
+    for rank in range(2):
+        run.put(
+            rank,
+            "step_work",
+            tokens(1000),
+        )
+    rows = {r["source"]: r for r in energy_of(run) if r["scope"] == "run"}
+    assert list(rows) == ["all devices", "device 0", "device 1", "package-0", "package-0/dram"]
+    assert rows["all devices"]["energy_per_step_j"] == pytest.approx(900)
+    assert rows["all devices"]["energy_per_token_j"] == pytest.approx(900 / 2000)
+    assert rows["all devices"]["ranks"] == "0-1"
+    assert rows["package-0"]["energy_per_step_j"] == pytest.approx(90)
+    assert rows["package-0"]["energy_per_token_j"] == pytest.approx(90 / 2000)
+    assert rows["package-0/dram"]["power_mean_w"] == pytest.approx(12)
+
+
+def test_ranks_on_parts_of_one_socket_share_its_energy() -> None:
+    run = a_run(ranks=2)
+    limits = [
+        {"time_ns": BASE, "span_ns": 0, "device_id": r, "pci_address": f"0000:05:00.{r}"}
+        for r in range(2)
+    ]
+    for rank in range(2):
+        run.put(rank, "device_counter", counter(rank))
+        run.put(rank, "device_limit", table("device_limit", [limits[rank]]))
+    (row,) = [r for r in energy_of(run) if r["scope"] == "run"]
+    assert row["ranks"] == "0-1"
+    assert row["energy_per_step_j"] == pytest.approx(400)
+
+
+def test_time_in_which_a_trace_was_written_belongs_to_no_step() -> None:
+    """Steps 0-9 and, 20 s later, 10-19: the pause between costs no step its energy."""
+    run = a_run(steps=20, device_counter=counter(until_s=60))
+    steps = run.table(0, "step").to_pylist()
+    for step in steps[10:]:
+        step["start_ns"] += 20 * S
+        step["end_ns"] += 20 * S
+    run.put(0, "step", table("step", steps))
+    row = energy_of(run)[0]
+    assert row["step_count"] == 20
+    assert row["energy_per_step_j"] == pytest.approx(400)
+    assert row["span_ns"] == 20 * S
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(50, 700), min_size=3, max_size=40),
+    st.integers(0, 2**40),
+    st.data(),
+)
+def test_energy_of_parts_adds_up_whatever_the_power(
+    watts: list[float], base: int, data: st.DataObject
+) -> None:
+    time = base + np.arange(len(watts) + 1, dtype=np.int64) * S
+    total = np.concatenate([[0.0], np.cumsum(watts)])
+    meter = meter_of(time, total)
+    assert meter is not None
+    middle = data.draw(st.integers(int(time[0]), int(time[-1])))
+    ends = meter.at(np.array([time[0], middle, time[-1]]))
+    assert ends[2] - ends[0] == pytest.approx(sum(watts))
+    assert ends[0] <= ends[1] <= ends[2]
+
+
+def test_absent_readings_are_skipped_and_gaps_in_power_are_not_bridged() -> None:
+    meter = meter_of(np.arange(5) * S, np.array([0.0, np.nan, 20, np.nan, 40]))
+    assert isinstance(meter, Meter)
+    assert meter.at(np.array([1 * S]))[0] == 10
+    power = meter_of_power(np.array([0, S, 4 * S]), np.array([100.0, 100, 100]))
+    assert power is not None
+    assert power.usable(np.array([0, 0]), np.array([S, 2 * S])).tolist() == [True, False]
+    assert meter_of(np.zeros(0, np.int64), np.zeros(0)) is None
+
+
+def test_ranks_are_written_as_ranges() -> None:
+    assert ranks_text([3, 0, 1, 7]) == "0-1,3,7"
+
+
+def test_a_run_without_telemetry_has_no_energy() -> None:
+    attribution: Attribution = chopper.attribute(a_run())
+    assert view(attribution, "energy").schema.names == TABLES["energy"].arrow.names
+    assert view(attribution, "energy").num_rows == 0
