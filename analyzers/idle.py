@@ -167,28 +167,51 @@ def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
+    """Intervals of host time cut by cause; the parts of an interval tile it, in time order.
+
+    Attributes:
+        owner: index of the interval.
+        start_ns, end_ns: the part.
+        cause: code into IDLE_CAUSES.
+        span: innermost host span, -1 where none is open.
+    """
+
     owner: np.ndarray
     start_ns: np.ndarray
     end_ns: np.ndarray
     cause: np.ndarray
+    span: np.ndarray
 
 
-def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.ndarray) -> _Parts:
-    """Split [start, end] of each late launch by what the host was doing.
+def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.ndarray) -> Parts:
+    """Split [start, end] of each late launch by what the host was doing."""
+    main = main_thread(links)
+    thread = links.thread[event]
+    on_communication = links.events.of("host_collective")[event]
+    thread = np.where((thread < 0) | on_communication, main, thread)
+    return _joined(host_parts(links, main, thread, start, end))
 
-    The launching thread speaks first. Where it was idle, or in plain Python (as the main thread
-    is while backward runs), the other of the main and the autograd thread is asked.
+
+def host_parts(
+    links: Links, main: int, thread: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> Parts:
+    """Split intervals of host time by what the host was doing.
+
+    The thread of the interval speaks first. Where it was idle, or in plain Python (as the main
+    thread is while backward runs), the other of the main and the autograd thread is asked.
+
+    Args:
+        links: of the rank.
+        main: number of the thread on which the program runs.
+        thread: thread number per interval.
+        start, end: the intervals.
     """
     host = links.host
     span_cause = _span_causes(host, on_host=bool(links.events.of("host_op").any()))
     blocking = _blocking_copies(links)
     span_cause[blocking] = _SYNC
-    main = main_thread(links)
     engine = backward_thread(links, main)
-    thread = links.thread[event]
-    on_communication = links.events.of("host_collective")[event]
-    thread = np.where((thread < 0) | on_communication, main, thread)
     acts = activity(host.nesting)
     owner, part_start, part_end, span = cut(acts, thread, start, end)
     cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)
@@ -204,30 +227,32 @@ def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.nda
         # that said nothing.
         keep = (answered == _UNOBSERVED) | ((answered == _PYTHON) & (first_answer == _PYTHON))
         answered = np.where(keep, first_answer, answered)
+        answering = np.where(keep, span[rows[sub]], sub_span)
         owner = np.concatenate([owner[~ask], owner[rows[sub]]])
         part_start = np.concatenate([part_start[~ask], sub_start])
         part_end = np.concatenate([part_end[~ask], sub_end])
         cause = np.concatenate([cause[~ask], answered])
+        span = np.concatenate([span[~ask], answering])
     solid = part_end > part_start
-    owner, part_start, part_end, cause = (
-        owner[solid],
-        part_start[solid],
-        part_end[solid],
-        cause[solid],
+    owner, part_start, part_end, cause, span = (
+        column[solid] for column in (owner, part_start, part_end, cause, span)
     )
     order = np.lexsort((part_start, owner))
-    return _joined(owner[order], part_start[order], part_end[order], cause[order])
+    return Parts(owner[order], part_start[order], part_end[order], cause[order], span[order])
 
 
-def _joined(owner: np.ndarray, start: np.ndarray, end: np.ndarray, cause: np.ndarray) -> _Parts:
+def _joined(parts: Parts) -> Parts:
     """Neighbouring parts of one gap with the same cause become one."""
+    owner, cause = parts.owner, parts.cause
     if not len(owner):
-        return _Parts(owner, start, end, cause)
+        return parts
     new = np.ones(len(owner), dtype=bool)
     new[1:] = (owner[1:] != owner[:-1]) | (cause[1:] != cause[:-1])
     first = np.flatnonzero(new)
     last = np.append(first[1:] - 1, len(owner) - 1)
-    return _Parts(owner[first], start[first], end[last], cause[first])
+    return Parts(
+        owner[first], parts.start_ns[first], parts.end_ns[last], cause[first], parts.span[first]
+    )
 
 
 def _blocking_copies(links: Links) -> np.ndarray:
