@@ -46,6 +46,20 @@ def clock_by_operator(attribution: Attribution) -> pa.Table:
     return made_of.table("clock_by_operator", {"op": made_of.events.op}, by_time=True)
 
 
+def clock_by_kernel(attribution: Attribution) -> pa.Table:
+    """Clocks of each work, by operator, shapes and kernel. PIECE, DEVICE_CLOCK -> CLOCK_BY_KERNEL."""
+    from chopper.analyzers.overlap import input_dims
+
+    made_of = clocked(attribution)
+    if made_of is None:
+        return TABLES["clock_by_kernel"].empty()
+    events = made_of.events
+    dims = np.full(len(events), -1, dtype=np.int64)
+    dims[made_of.rows], texts = input_dims(attribution, events, made_of.rows)
+    keys = {"op": events.op, "input_dims": (dims, texts), "kernel": events.kernel}
+    return made_of.table("clock_by_kernel", keys, by_time=True)
+
+
 def clock_by_step(attribution: Attribution) -> pa.Table:
     """Clocks of each rank's steps, in order. PIECE, WINDOW, DEVICE_CLOCK -> CLOCK_BY_STEP."""
     made_of = clocked(attribution)

@@ -38,7 +38,7 @@ def overlap(attribution: Attribution) -> pa.Table:
     if not len(computing) or not attribution.communication.num_rows:
         return TABLES["overlap"].empty()
     beside = _beside(events, computing)
-    dims, texts = _input_dims(attribution, events, computing)
+    dims, texts = input_dims(attribution, events, computing)
     keys = [events.op[0][computing], dims, events.kernel[0][computing]]
     first, group = distinct_rows(keys)
     ratio = beside / events.dur_ns[computing]
@@ -76,7 +76,7 @@ def _beside(events: Events, computing: np.ndarray) -> np.ndarray:
     return found
 
 
-def _input_dims(
+def input_dims(
     attribution: Attribution, events: Events, rows: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
     """Recorded shapes of the operators of events as codes over all ranks; -1 for none."""

@@ -168,6 +168,13 @@ _VIEWS: tuple[View, ...] = (
         _NO_CLOCKS,
     ),
     View(
+        "clock_by_kernel",
+        "Clocks by kernel",
+        "SM clock, power, and what held the clock down, by operator, shapes and kernel.",
+        "chopper.analyzers.clock_views:clock_by_kernel",
+        _NO_CLOCKS,
+    ),
+    View(
         "clock_by_step",
         "Clocks by step",
         "SM clock by step, and what the step would take at the reference clock.",

@@ -500,6 +500,21 @@ CLOCK_BY_OPERATOR = Table(
     ),
 )
 
+CLOCK_BY_KERNEL = Table(
+    "clock_by_kernel",
+    1,
+    "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over all ranks. "
+    "Power is the whole board's while they ran, never the kernel's own: the sensor averages over "
+    "many of them.",
+    (
+        _maybe("op", "string", "Operator; null for kernels that no operator launched."),
+        _maybe("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
+        *_CLOCKS,
+        _ns("at_reference_ns", "What the same kernels would take at the reference clock."),
+        _column("kernel", "string", "Kernel."),
+    ),
+)
+
 CLOCK_BY_STEP = Table(
     "clock_by_step",
     1,
@@ -601,21 +616,33 @@ WAVE_QUANTIZATION = Table(
 
 THROTTLE_EPISODES = Table(
     "throttle_episodes",
-    1,
+    2,
     "Times in which the driver said that it held the clock, and what ran then. A reading stands for "
-    "the time half-way to its neighbours.",
+    "the time half-way to its neighbours. Where a driver gives no reasons, its counters of throttled "
+    "time tell the episodes, to the time between their readings.",
     (
         _column("rank", "int32", "Rank."),
+        _maybe("device_id", "int32", "Device ordinal of the rank."),
         _column("reason", "string", "power_cap, thermal or application."),
         _ns("dur_ns", "How long it lasted."),
         _ns("loss_ns", "Attributed to the clock of kernels in the middle of which it held."),
-        _column("clock_mean_hz", "int64", "Mean SM clock.", "hz"),
-        _column("clock_low_hz", "int64", "Lowest reading.", "hz"),
+        _maybe("clock_mean_hz", "int64", "Mean SM clock.", "hz"),
+        _maybe("clock_low_hz", "int64", "Lowest reading.", "hz"),
         _maybe("power_mean_w", "float64", "Mean power of the board.", "w"),
+        _maybe(
+            "held_ns",
+            "int64",
+            "Of it, throttled by the driver's own count of time; null where it counts none.",
+            "ns",
+        ),
         _count("kernel_count", "Computing kernels that it hit."),
         _ns("time_ns", "Their exclusive time."),
-        _maybe("op", "string", "Operator that lost most."),
+        _maybe("op", "string", "Operator that lost most; without a loss, that ran longest."),
+        _maybe(
+            "kernels", "text", "The three kernels that lost most, with their share of the loss."
+        ),
         _maybe("step", "int32", "Index of the step in which its first kernel ran."),
+        _column("source", "string", "reasons, or counters."),
         _ns("start_ns", "Start, Unix time."),
     ),
 )
@@ -680,6 +707,7 @@ VIEW_TABLES: tuple[Table, ...] = (
     LEAD,
     CLOCK_BY_PHASE,
     CLOCK_BY_OPERATOR,
+    CLOCK_BY_KERNEL,
     CLOCK_BY_STEP,
     CLOCK_SENSITIVITY,
     CONTENTION,

@@ -100,6 +100,15 @@ def test_clocks_of_all_time(attribution: Attribution, name: str) -> None:
     assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
 
 
+def test_clocks_of_each_work(attribution: Attribution) -> None:
+    (row,) = view(attribution, "clock_by_kernel").to_pylist()
+    (by_operator,) = view(attribution, "clock_by_operator").to_pylist()
+    assert row["kernel"] == "ampere_bf16_s16816gemm"
+    assert row["input_dims"].replace(" ", "") == f"[[{SIDE},{SIDE}],[{SIDE},{SIDE}]]"
+    for name in ("time_ns", "loss_ns", "clock_mean_hz", "power_cap_ratio", "at_reference_ns"):
+        assert row[name] == by_operator[name]
+
+
 def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attribution) -> None:
     (row,) = view(attribution, "throttle_episodes").to_pylist()
     compute = {c.id: c.time_ns for c in attribution.causes()}

@@ -1,0 +1,117 @@
+"""Throttle episodes of runs whose clock follows a script: when, why, how long, and whom they hit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import chopper
+from chopper import manifest as m
+from chopper.run import Run
+from chopper.views import view
+from tests.analyzers.make import kernel, kernels, spans, table
+
+MS = 1_000_000
+S = 1_000 * MS
+BASE = 1_700_000_000 * S
+
+
+def readings(*levels: tuple[float, int | None], every_ms: int = 10) -> pa.Table:
+    """(until when in seconds, reasons): a reading every 10 ms."""
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for until, reasons in levels:
+        while at * MS < until * S:
+            low = reasons is not None and reasons & 0x64
+            rows.append(
+                {
+                    "time_ns": BASE + at * MS,
+                    "span_ns": 0,
+                    "device_id": 3,
+                    "sm_clock_hz": 1_200_000_000 if low else 1_980_000_000,
+                    "power_w": 700.0 if low else 400.0,
+                    "event_reasons": reasons,
+                }
+            )
+            at += every_ms
+    return table("device_clock", rows)
+
+
+def counters(*totals: dict[str, int]) -> pa.Table:
+    """One reading of the driver's totals of throttled time every 100 ms."""
+    return table(
+        "device_counter",
+        [
+            {"time_ns": BASE + i * 100 * MS, "span_ns": 0, "device_id": 3, **total}
+            for i, total in enumerate(totals)
+        ],
+    )
+
+
+def episodes(clock: pa.Table, counter: pa.Table | None = None, *, events: bool = True) -> Any:
+    part = m.RankManifest(rank=0, device_id=3, devices=[m.Device(device_id=3)], hostname="node")
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
+    rows = [kernel(BASE + i * 100 * MS, BASE + (i + 1) * 100 * MS, f"k{i % 2}", device_id=3) for i in range(10)]  # fmt: skip
+    run.put(0, "host_span", spans())
+    run.put(0, "device_event", kernels(*(rows if events else [])))
+    run.put(0, "device_clock", clock)
+    if counter is not None:
+        run.put(0, "device_counter", counter)
+    return view(chopper.attribute(run), "throttle_episodes").to_pylist()
+
+
+def test_each_reason_has_its_episode_with_start_length_and_kernels() -> None:
+    found = episodes(readings((0.3, 0), (0.5, 0x4), (0.7, 0x20), (1.0, 0)))
+    assert [(e["reason"], e["device_id"]) for e in found] == [("power_cap", 3), ("thermal", 3)]
+    power, heat = found
+    assert power["start_ns"] == BASE + 295 * MS  # half-way between readings at 290 and 300 ms
+    assert power["dur_ns"] == 200 * MS
+    assert heat["start_ns"] == power["start_ns"] + power["dur_ns"]
+    assert power["clock_mean_hz"] == power["clock_low_hz"] == 1_200_000_000
+    assert power["power_mean_w"] == pytest.approx(700)
+    # Kernels 3 and 4: their middles are at 350 and 450 ms; no peak is known, so nothing was lost.
+    assert power["kernel_count"] == 2
+    assert power["time_ns"] == 200 * MS
+    assert power["kernels"] == "k0 50.0 %, k1 50.0 %" or power["kernels"] == "k1 50.0 %, k0 50.0 %"
+    assert power["source"] == "reasons"
+    assert power["held_ns"] is None
+
+
+def test_the_drivers_own_count_stands_beside_it() -> None:
+    clock = readings((0.3, 0), (0.5, 0x4), (1.0, 0))
+    counted = counters(
+        *({"power_throttle_ns": 7 * S + max(0, min(i - 3, 2)) * 90 * MS} for i in range(11))
+    )
+    (episode,) = episodes(clock, counted)
+    # 90 of 100 ms in each of two periods; the half reading before 300 ms counted nothing.
+    assert episode["held_ns"] == pytest.approx(180 * MS, rel=0.05)
+
+
+def test_without_reasons_the_counters_tell_the_episodes() -> None:
+    clock = readings((1.0, None))
+    counted = counters(
+        *({"thermal_throttle_ns": max(0, min(i - 4, 3)) * 50 * MS} for i in range(11))
+    )
+    (episode,) = episodes(clock, counted)
+    assert (episode["reason"], episode["source"]) == ("thermal", "counters")
+    assert (episode["start_ns"], episode["dur_ns"]) == (BASE + 400 * MS, 300 * MS)
+    assert episode["held_ns"] == 150 * MS
+    assert episode["clock_mean_hz"] == 1_980_000_000
+    assert episode["clock_low_hz"] is None
+    assert episode["kernel_count"] == 3
+
+
+def test_a_counter_that_was_reset_makes_no_episode() -> None:
+    totals = [{"power_throttle_ns": v * MS} for v in (900, 900, 0, 0, 0)]
+    assert episodes(readings((1.0, None)), counters(*totals)) == []
+
+
+def test_episodes_are_told_without_a_trace_too() -> None:
+    (episode,) = episodes(readings((0.5, 0), (1.0, 0x40)), events=False)
+    assert (episode["reason"], episode["kernel_count"], episode["op"]) == ("thermal", 0, None)
+
+
+def test_unknown_bits_hold_nothing() -> None:
+    assert episodes(readings((1.0, 0x10000))) == []
