@@ -170,6 +170,33 @@ def lookup(
     return found[0] if len(found) == 1 else None
 
 
+def named(name: str) -> DevicePeaks:
+    """The device that a person means: its id with or without the vendor, label, or driver's name.
+
+    ``h100-sxm``, ``NVIDIA H100 SXM 80 GB`` and ``NVIDIA H100 80GB HBM3`` are the same.
+
+    Raises:
+        UsageError: no device is called so; the nearest names are suggested.
+    """
+    from chopper.quantities import one_of
+
+    found = lookup(name)
+    if found is not None:
+        return found
+    wanted = name.strip().lower().replace(" ", "-")
+    names = {device.id: device for device in known_devices()}
+    names |= {device.id.partition("-")[2]: device for device in known_devices()}
+    labels = {device.label.lower(): device for device in known_devices()}
+    if name.strip().lower() in labels:
+        return labels[name.strip().lower()]
+    # A family's name means its first member, where there is a single one of that name.
+    members = [d for d in known_devices() if d.id.partition("-")[2].startswith(wanted + "-")]
+    if wanted not in names and len(members) == 1:
+        return members[0]
+    short = [n for n in names if not n.startswith(("nvidia-", "amd-"))]
+    return names[wanted] if wanted in names else names[one_of("device", wanted, short)]
+
+
 def _agrees(
     device: DevicePeaks, multi_processor_count: int | None, memory_bytes: int | None
 ) -> bool:

@@ -123,8 +123,23 @@ def command_page(name: str) -> str:
         raise PluginError(f"chopper --help lists {name}, and there is no such command")
     parent = click.Context(cli, info_name="chopper")
     context = click.Context(command, info_name=name, parent=parent)
+    parts = described(command, context, f"chopper {name}", level=1)
+    if isinstance(command, click.Group):
+        for sub in command.list_commands(context):
+            found = command.get_command(context, sub)
+            if found is None:
+                raise PluginError(f"chopper {name} --help lists {sub}, and there is no such command")
+            of_sub = click.Context(found, info_name=sub, parent=context)
+            parts += described(found, of_sub, f"chopper {name} {sub}", level=2)
+    return "\n\n".join(parts) + "\n"
+
+
+def described(
+    command: click.Command, context: click.Context, title: str, *, level: int
+) -> list[str]:
+    """A command's heading, usage, help and options, as parts of a page."""
     usage = " ".join(command.collect_usage_pieces(context))
-    parts = [f"# chopper {name}", f"```\nchopper {name} {usage}\n```", help_text(command.help)]
+    parts = [f"{'#' * level} {title}", f"```\n{title} {usage}\n```", help_text(command.help)]
     rows: list[tuple[object, ...]] = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -132,8 +147,8 @@ def command_page(name: str) -> str:
         if record is not None and record[1]:
             rows.append((f"`{record[0]}`", record[1]))
     if rows:
-        parts += ["## Options", table(("option", "meaning"), rows)]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"{'#' * (level + 1)} Options", table(("option", "meaning"), rows)]
+    return parts
 
 
 def help_text(text: str | None) -> str:

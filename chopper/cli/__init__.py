@@ -25,6 +25,7 @@ _COMMANDS = {
     "report": "Write the report of a run: .html, .md, .json or .txt.",
     "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
     "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
+    "estimate": "Estimate memory, offload, networks, limits and cost from formulas.",
     "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
     "doctor": "Show what can be collected on this machine, and what is missing.",

@@ -1,0 +1,25 @@
+"""Estimates: what a model, a network or a price list would give, from formulas with a source.
+
+Pure functions from numbers to numbers; no run is needed unless a function asks for one. Each
+result is a frozen struct with its schema, so that its JSON form is its fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+
+class Estimate(msgspec.Struct, kw_only=True, frozen=True):
+    """What every estimate holds besides its own numbers."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate/0"
+
+    assumptions: tuple[str, ...]
+    """What has to hold for the numbers to hold."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form: the schema, then the fields."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": self.SCHEMA, **fields}

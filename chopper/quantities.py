@@ -1,0 +1,147 @@
+"""Numbers with units as people write them: ``80GB``, ``400Gb/s``, ``8K``, ``90d``, ``4.5us``.
+
+Each reader returns a plain number in the unit of its name and refuses, in one line, what is not a
+number, not positive, of another unit, or too large to count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from chopper.errors import UsageError
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*", re.ASCII)
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_PREFIXES = {**_DECIMAL, "K": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, **_BINARY}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "days": 86400.0,
+    "y": 365.25 * 86400.0,
+}
+
+MAX_INT = 2**63 - 1
+"""What a column of 64 bits holds; larger counts and sizes are refused."""
+
+
+def size_bytes(text: str, name: str = "size") -> int:
+    """``80GB``, ``16GiB``, ``512MB`` or a plain number of bytes.
+
+    Raises:
+        UsageError: not a size, not positive, or more than 64 bits count.
+    """
+    units = {p + b: f for p, f in _PREFIXES.items() for b in ("B", "b", "")}
+    units = {u: f for u, f in units.items() if not (u.endswith("b") and u != "b")}
+    return whole(_read(text, units, name, "a size such as 80GB or 512MiB"), name)
+
+
+def rate_bytes_per_s(text: str, name: str = "rate") -> float:
+    """``50GB/s``, ``400Gb/s`` (bits), ``10Gbit/s``, ``400G`` of a network is refused as unclear.
+
+    Raises:
+        UsageError: not a rate, not positive, or infinite.
+    """
+    units: dict[str, float] = {}
+    for prefix, factor in _PREFIXES.items():
+        units |= {f"{prefix}B/s": factor, f"{prefix}Bps": factor}
+        units |= dict.fromkeys(
+            (f"{prefix}b/s", f"{prefix}bps", f"{prefix}bit/s", f"{prefix}bit"), factor / 8
+        )
+    return _read(text, units, name, "a rate such as 50GB/s or 400Gb/s")
+
+
+def seconds(text: str, name: str = "time") -> float:
+    """``4.5us``, ``90d``, ``2h``; a plain number is seconds.
+
+    Raises:
+        UsageError: not a time, not positive, or infinite.
+    """
+    return _read(text, {"": 1.0, **_SECONDS}, name, "a time such as 90d, 4.5us or 30ms")
+
+
+def count(text: str, name: str = "count") -> int:
+    """``8192``, ``8K`` (8000), ``70B``, ``1e9``: whole and positive.
+
+    Raises:
+        UsageError: not a count, not positive, not whole, or more than 64 bits hold.
+    """
+    units = {s: f for u, f in _COUNTS.items() for s in (u, u.upper())}
+    value = _read(text, units, name, "a whole number such as 8192 or 70B")
+    if value != int(value):
+        raise UsageError(f"{name} {text!r}: is not whole; expected a number such as 8192")
+    return whole(value, name)
+
+
+def number(text: str, name: str = "number") -> float:
+    """A positive number: ``1e28``, ``0.05``.
+
+    Raises:
+        UsageError: not a number, not positive, or infinite.
+    """
+    return _read(text, {"": 1.0}, name, "a positive number such as 1e28")
+
+
+def whole(value: float, name: str) -> int:
+    """A number that 64 bits can count.
+
+    Raises:
+        UsageError: it is larger, or nothing is left of it when it is made whole.
+    """
+    if value > MAX_INT:
+        raise UsageError(f"{name}: {value:.3g} is more than 64 bits can count; give less")
+    return int(value)
+
+
+def positive(value: float, name: str) -> None:
+    """Refuse what is not a positive finite number.
+
+    Raises:
+        UsageError: zero, negative, infinite or not a number.
+    """
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{name}: found {value:g}, expected more than zero")
+
+
+def _read(text: str, units: Mapping[str, float], name: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{name} {text!r}: is not a number; expected {example}")
+    if match[2] not in units:
+        found = f"unit {match[2]!r}" if match[2] else "no unit"
+        raise UsageError(f"{name} {text!r}: {found}; expected {example}")
+    value = float(match[1].replace("_", ""))
+    if not value > 0:
+        raise UsageError(f"{name} {text!r}: expected more than zero")
+    value *= units[match[2]]
+    if not math.isfinite(value):
+        raise UsageError(f"{name} {text!r}: is too large")
+    return value
+
+
+def one_of(kind: str, name: str, known: Iterable[str]) -> str:
+    """The known name that was meant, whatever its case.
+
+    Raises:
+        UsageError: there is none; the nearest names are suggested.
+    """
+    names = list(known)
+    lowered = {n.lower(): n for n in names}
+    wanted = name.strip().lower()
+    if wanted in lowered:
+        return lowered[wanted]
+    begins = [n for n in lowered if wanted and n.startswith(wanted)]
+    near = get_close_matches(wanted, lowered, n=3, cutoff=0.45)
+    close = [lowered[n] for n in dict.fromkeys(begins + near)][:4]
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+    raise UsageError(f"no {kind} is called {name!r}; {hint}")
