@@ -1,6 +1,7 @@
-"""The one part that setuptools cannot read from pyproject.toml: a scanner in C, optional.
+"""The part that setuptools cannot read from pyproject.toml: extensions in C, optional.
 
-Where it cannot be compiled, traces are read in Python: the same tables, several times slower.
+Where they cannot be compiled, traces are read in Python and host spans are nested in numpy: the
+same results, several times slower.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "chopper.collectors.kineto._scan",
-            sources=["collectors/kineto/_scan.c"],
+            name,
+            sources=[source],
             extra_compile_args=["-std=c11", "-O2"],
             optional=True,
+        )
+        for name, source in (
+            ("chopper.analyzers._forest", "analyzers/_forest.c"),
+            ("chopper.collectors.kineto._scan", "collectors/kineto/_scan.c"),
         )
     ]
 )

@@ -87,7 +87,7 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
         host.of("cpu_op", "annotation")
         & host.named(names.is_leaf_work)
         & (nesting.end_ns > nesting.start_ns)
-        & ~_contains(host, any_operator)
+        & ~nesting.containing(any_operator)
     )
     operators |= leaves
     # Work of data loading, and what a backend computes inside its collective, is not the model's.
@@ -95,26 +95,16 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
     operators &= nesting.nearest(excluded) < 0
     # A matrix product, convolution or attention is one piece whatever it calls to get ready.
     math = operators & host.named(lambda n: family(n) in MATH_FAMILIES)
-    math &= ~_contains(host, math)
+    math &= ~nesting.containing(math)
     above = nesting.nearest(math)
-    others = operators & (above < 0) & ~_contains(host, math)
+    others = operators & (above < 0) & ~nesting.containing(math)
     # Filling and copying inside another operator is part of its work, unless it does nothing else.
     helpers = host.named(names.is_helper_operator)
-    others &= ~_contains(host, others & ~helpers)
+    others &= ~nesting.containing(others & ~helpers)
     composites = host.named(names.is_copying_composite)
     parents = nesting.parent[nesting.parent >= 0]
     childless = np.ones(len(host), dtype=bool)
     childless[parents] = False
-    others &= ~(composites & (childless | _contains(host, others & helpers)))
+    others &= ~(composites & (childless | nesting.containing(others & helpers)))
     outer = np.where(nesting.parent >= 0, nesting.nearest(others)[nesting.parent], -1)
     return math | (others & (outer < 0))
-
-
-def _contains(host: HostSpans, marked: np.ndarray) -> np.ndarray:
-    """Mask of the spans that have a marked one somewhere below them."""
-    nesting = host.nesting
-    contains = np.zeros(len(host), dtype=bool)
-    for rows in reversed(nesting.levels):
-        parents = nesting.parent[rows[marked[rows] | contains[rows]]]
-        contains[parents[parents >= 0]] = True
-    return contains

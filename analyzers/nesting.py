@@ -8,6 +8,15 @@ import numpy as np
 
 from chopper.analyzers.columns import distinct_rows
 
+try:
+    from chopper.analyzers import _walks as _passes
+except ImportError:  # it was installed without a C compiler
+    from chopper.analyzers import _levels as _passes  # type: ignore[no-redef]
+
+    COMPILED = False
+else:
+    COMPILED = True
+
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
@@ -20,7 +29,6 @@ class Nesting:
             do not overlap.
         parent: row of the enclosing span on the same thread, -1 at the top.
         depth: 0 at the top.
-        levels: rows of each depth, the top first.
     """
 
     thread: np.ndarray
@@ -29,31 +37,18 @@ class Nesting:
     end_ns: np.ndarray
     parent: np.ndarray
     depth: np.ndarray
-    levels: list[np.ndarray]
 
     def nearest(self, marked: np.ndarray) -> np.ndarray:
         """For each span, itself or its nearest ancestor in ``marked``; -1 when there is none."""
-        if not len(marked):
-            return np.zeros(0, np.int64)
-        at = np.full(len(marked), -1, dtype=np.int64)
-        own = np.flatnonzero(marked)
-        at[own] = own
-        if not len(own):
-            return at
-        for rows in self.levels[1:]:
-            above = at[self.parent[rows]]
-            below = np.flatnonzero((above >= 0) & ~marked[rows])
-            at[rows[below]] = above[below]
-        return at
+        return _passes.nearest(self.parent, marked)
 
     def topmost(self, marked: np.ndarray) -> np.ndarray:
         """For each span, itself or its farthest ancestor in ``marked``; -1 when there is none."""
-        best = np.full(len(marked), -1, dtype=np.int64)
-        for rows in self.levels:
-            parent = self.parent[rows]
-            above = np.where(parent >= 0, best[parent], -1)
-            best[rows] = np.where(above >= 0, above, np.where(marked[rows], rows, -1))
-        return best
+        return _passes.topmost(self.parent, marked)
+
+    def containing(self, marked: np.ndarray) -> np.ndarray:
+        """Mask of the spans that have a marked one somewhere below them."""
+        return _passes.containing(self.parent, marked)
 
 
 def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndarray) -> Nesting:
@@ -63,92 +58,11 @@ def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndar
     microseconds cut start and end, so a child may seem to outlive its parent by one; spans that
     overlap in part are made siblings, the earlier one ending where the later begins.
     """
-    count = len(start_ns)
-    if not count:
-        empty = np.zeros(0, np.int64)
-        return Nesting(empty, np.zeros((0, 2), np.int64), empty, empty, empty, empty, [])
-    first_of, thread = distinct_rows([pid, tid])
-    keys = np.stack([pid[first_of], tid[first_of]], axis=1)
-    order = np.argsort(thread, kind="stable")
-    start = start_ns[order]
-    end = start + dur_ns[order]
-    first = np.zeros(count, dtype=bool)
-    first[0] = True
-    first[1:] = thread[order][1:] != thread[order][:-1]
-    whole_us = not (start % 1000).any() and not (dur_ns % 1000).any()
-    parent = _parents(start, end, first, tolerance=1000 if whole_us else 0)
-    depth = _depths(parent)
-    levels = np.split(np.argsort(depth, kind="stable"), np.cumsum(np.bincount(depth))[:-1])
-    start, end = _clip(start, end, parent, levels, thread[order])
-    out_parent = np.empty(count, np.int64)
-    out_depth = np.empty_like(depth)
-    out_start = np.empty(count, np.int64)
-    out_end = np.empty(count, np.int64)
-    out_parent[order] = np.where(parent >= 0, order[parent], -1)
-    out_depth[order] = depth
-    out_start[order] = start
-    out_end[order] = end
-    return Nesting(
-        thread,
-        keys,
-        out_start,
-        out_end,
-        out_parent,
-        out_depth,
-        [order[level] for level in levels],
-    )
-
-
-def _parents(
-    start: np.ndarray, end: np.ndarray, first: np.ndarray, *, tolerance: int
-) -> np.ndarray:
-    """Nearest earlier span that contains each one, by pointer jumping (log n rounds)."""
-    parent = np.arange(len(start)) - 1
-    parent[first] = -1
-    at = np.flatnonzero(parent >= 0)
-    while len(at):
-        p = parent[at]
-        skip = (end[p] + tolerance < end[at]) | (end[p] <= start[at])
-        at, p = at[skip], p[skip]
-        # What lies between p and its own candidate does not reach as far as p either.
-        parent[at] = parent[p]
-        at = at[parent[at] >= 0]
-    return parent
-
-
-def _depths(parent: np.ndarray) -> np.ndarray:
-    at = parent.copy()
-    hops = (parent >= 0).astype(np.int32)
-    # Doubling: depth = number of parents on the way up.
-    live = np.flatnonzero(at >= 0)
-    while len(live):
-        target = at[live]
-        hops[live] += hops[target]
-        above = at[target]
-        at[live] = above
-        live = live[above >= 0]
-    return hops
-
-
-def _clip(
-    start: np.ndarray,
-    end: np.ndarray,
-    parent: np.ndarray,
-    levels: list[np.ndarray],
-    thread: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    start, end = start.copy(), end.copy()
-    for rows in levels:
-        p = parent[rows]
-        inside = p >= 0
-        mine = rows[inside]
-        end[mine] = np.minimum(end[mine], end[parent[mine]])
-        start[mine] = np.minimum(start[mine], end[mine])
-        # Rows of one depth come thread by thread, parent by parent, in time order.
-        siblings = (p[1:] == p[:-1]) & (thread[rows[1:]] == thread[rows[:-1]])
-        before, after = rows[:-1][siblings], rows[1:][siblings]
-        end[before] = np.minimum(end[before], np.maximum(start[after], start[before]))
-    return start, end
+    first, thread = distinct_rows([pid, tid])
+    keys = np.stack([pid[first], tid[first]], axis=1)
+    whole_us = not (start_ns % 1000).any() and not (dur_ns % 1000).any()
+    parent, depth, start, end = _passes.nest(1000 if whole_us else 0, start_ns, dur_ns, thread)
+    return Nesting(thread, keys, start, end, parent, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,48 +82,8 @@ class Activity:
 
 def activity(nesting: Nesting) -> Activity:
     """Flatten the forest: who is innermost from when on."""
-    threads = len(nesting.thread_keys)
-    # Spans without a duration open and close nothing.
-    rows = np.flatnonzero(nesting.end_ns > nesting.start_ns)
-    if not len(rows):
-        return Activity(rows, rows, np.zeros(threads + 1, np.int64))
-    # At one moment ends come before starts; deeper spans, which are later rows, end first.
-    closed = rows[::-1]
-    low, high = int(nesting.start_ns[rows].min()), int(nesting.end_ns[rows].max())
-    length = high - low + 1
-    if 2 * length * threads < 1 << 62:
-        # One number per moment sorts several times faster than thread, time and kind.
-        moment = np.concatenate(
-            [
-                (nesting.thread[closed] * length + nesting.end_ns[closed] - low) * 2,
-                (nesting.thread[rows] * length + nesting.start_ns[rows] - low) * 2 + 1,
-            ]
-        )
-        order = np.argsort(moment, kind="stable")
-        # In place: these arrays are the largest of an attribution.
-        moment = moment[order]
-        moment >>= 1
-        last = _changes(moment)
-        moment = moment[last]
-        thread, time = np.divmod(moment, length)
-        time += low
-        del moment
-    else:
-        thread = np.concatenate([nesting.thread[closed], nesting.thread[rows]])
-        time = np.concatenate([nesting.end_ns[closed], nesting.start_ns[rows]])
-        order = np.lexsort((np.repeat([0, 1], len(rows)), time, thread))
-        last = _changes(time[order]) | _changes(thread[order])
-        thread, time = thread[order[last]], time[order[last]]
-    order = order[last]
-    span = np.concatenate([nesting.parent[closed], rows])[order]
-    return Activity(time, span, np.searchsorted(thread, np.arange(threads + 1)))
-
-
-def _changes(values: np.ndarray) -> np.ndarray:
-    """Mask of the last of each run of equal values."""
-    last = np.ones(len(values), dtype=bool)
-    np.not_equal(values[1:], values[:-1], out=last[:-1])
-    return last
+    n = nesting
+    return Activity(*_passes.segments(len(n.thread_keys), n.start_ns, n.end_ns, n.parent, n.thread))
 
 
 def innermost_at(acts: Activity, thread: np.ndarray, time_ns: np.ndarray) -> np.ndarray:

@@ -12,10 +12,8 @@ import gzip
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -29,12 +27,12 @@ from chopper.collectors.kineto import ParsedTrace, _native, _reader, read_trace
 from chopper.collectors.kineto._native import scan_file
 from chopper.errors import InputError
 from tests.collectors.scan_cases import Writer, mutated
-from tests.conftest import ROOT, find_traces_dir
+from tests.conftest import find_traces_dir
+from tests.sanitizing import HAS_COMPILER, run_program, skip_without_sanitizers
 
-_HAS_COMPILER = shutil.which(os.environ.get("CC", "cc")) is not None
 Scanner: Any = getattr(_native, "Scanner", None)
 pytestmark = pytest.mark.skipif(
-    not _native.SCANS and not _HAS_COMPILER, reason="no C compiler: the scanner was not built"
+    not _native.SCANS and not HAS_COMPILER, reason="no C compiler: the scanner was not built"
 )
 
 Outcome = str | list[ParsedTrace]
@@ -386,26 +384,8 @@ def test_an_event_as_large_as_the_file(tmp_path: Path) -> None:
 
 def test_sanitized_build_survives_damage(tmp_path: Path) -> None:
     """Out-of-bounds access, undefined behaviour and leaks, over thousands of damaged texts."""
-    if not _HAS_COMPILER:
-        pytest.skip("no C compiler")
-    probe = tmp_path / "probe.c"
-    probe.write_text("int main(void) { return 0; }\n")
-    built = subprocess.run(
-        ["cc", "-fsanitize=address,undefined", str(probe), "-o", str(tmp_path / "probe")],
-        capture_output=True,
-    )
-    if built.returncode:
-        pytest.skip("the compiler has no sanitizers")
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        pytest.skip("no Python headers")
-    done = subprocess.run(
-        [sys.executable, "tests/collectors/fuzz_scan.py", "--sanitize", "--count", "3000"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")},
-        timeout=300,
-    )
+    skip_without_sanitizers(tmp_path)
+    done = run_program("tests/collectors/fuzz_scan.py", "--sanitize", "--count", "3000")
     assert done.returncode == 0, done.stderr[-5000:]
     assert "3000 texts" in done.stdout
 

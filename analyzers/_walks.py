@@ -1,0 +1,59 @@
+"""The forest of spans in C: what ``_levels.py`` computes, with the same arguments and results.
+
+It cannot be imported where the package was installed without a C compiler.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chopper.analyzers import _forest
+
+
+def nest(
+    tolerance_ns: int, start_ns: np.ndarray, dur_ns: np.ndarray, thread: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """As `_levels.nest`."""
+    start_ns, dur_ns, thread = _whole(start_ns), _whole(dur_ns), _whole(thread)
+    parent, start, end = (np.empty(len(thread), dtype=np.int64) for _ in range(3))
+    depth = np.empty(len(thread), dtype=np.int32)
+    threads = int(thread.max(initial=-1)) + 1
+    _forest.nest(threads, tolerance_ns, start_ns, dur_ns, thread, parent, depth, start, end)
+    return parent, depth, start, end
+
+
+def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """As `_levels.nearest`."""
+    found = np.empty(len(parent), dtype=np.int64)
+    _forest.nearest(_whole(parent), _whole(marked, bool), found)
+    return found
+
+
+def topmost(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """As `_levels.topmost`."""
+    found = np.empty(len(parent), dtype=np.int64)
+    _forest.topmost(_whole(parent), _whole(marked, bool), found)
+    return found
+
+
+def containing(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """As `_levels.containing`."""
+    found = np.empty(len(parent), dtype=bool)
+    _forest.containing(_whole(parent), _whole(marked, bool), found)
+    return found
+
+
+def segments(
+    threads: int, start_ns: np.ndarray, end_ns: np.ndarray, parent: np.ndarray, thread: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `_levels.segments`."""
+    spans = _whole(start_ns), _whole(end_ns), _whole(parent), _whole(thread)
+    first = np.empty(threads + 1, dtype=np.int64)
+    _forest.place_segments(*spans, first)
+    time, span = (np.empty(first[-1], dtype=np.int64) for _ in range(2))
+    _forest.fill_segments(*spans, first, time, span)
+    return time, span, first
+
+
+def _whole(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+    return np.ascontiguousarray(values, dtype=dtype)
