@@ -24,8 +24,12 @@ def beside(place: Path, what: Literal["old", "new"]) -> Path:
 
 
 def holds_recording(place: Path) -> bool:
-    """Whether a rank has written anything into a run directory."""
-    return any(p.is_file() and p.stat().st_size for p in place.glob("rank-*/*"))
+    """Whether a rank has written anything into a run directory, or into a run of an experiment."""
+    return any(
+        p.is_file() and p.stat().st_size
+        for pattern in ("rank-*/*", "*/rank-*/*")
+        for p in place.glob(pattern)
+    )
 
 
 def left_by_the_dead(place: Path, what: Literal["old", "new"]) -> Iterator[Path]:

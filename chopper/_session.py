@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import signal
 import socket
@@ -51,6 +52,7 @@ __all__ = ["Options", "Session", "active", "make_options", "numbered", "open_ses
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_MAX_MEASURES = 10_000
 
 _active: Session | None = None
 

@@ -2,7 +2,8 @@
 
     python -m chopper._torchrun PARENT_PID RANKS MODULE [options of the module]
 
-It is torch.distributed.run on a free local port, and differs in three things: it ends when its
+With ``-`` for RANKS the module itself is run, in this process: it starts its ranks as it likes.
+Else it is torch.distributed.run on a free local port, and differs in three things: it ends when its
 parent does, even by SIGKILL; ranks write to stderr, so that stdout is chopper's; and when a rank
 fails it says so in one line and passes the rank's exit code on.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +26,11 @@ def main(argv: Sequence[str]) -> int:
     parent, ranks, module, *options = argv
     _end_with(int(parent))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    if ranks == "-":
+        sys.argv = [module, *options]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
 
     # torchrun logs each signal and each failed rank, beside raising it; ranks log as they like.
     logging.disable(logging.ERROR)

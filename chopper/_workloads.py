@@ -11,17 +11,32 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chopper._claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
 from chopper.errors import ChopperError, UsageError
 
+if TYPE_CHECKING:
+    from chopper.experiment import Experiment, Headline
+
 
 class WorkloadUnavailable(ChopperError):
     """The workload cannot run on this machine as asked; the message says what would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way in which a workload can run."""
+
+    name: str
+    summary: str
+    words: tuple[str, ...] = ()
+    """Added to the workload's options."""
+    module: str | None = None
+    """Run instead of the workload's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +49,123 @@ class Workload:
     summary: str
     """What it shows, in one line."""
 
-    options: str = "chopper.workloads.options"
-    """Torch-free module whose ``OPTIONS`` and ``parse`` are the workload's command line."""
+    options: str
+    """Name of its options in ``chopper.workloads.options``."""
+
+    check: str
+    """``module:function`` that is given the options, the ranks and the kind of device, and returns
+    the `Needs` of one rank, or raises ValueError with what the machine lacks."""
 
     ranks: int = 2
     """Started on a machine without GPUs when the user names no number."""
 
+    torchrun: bool = True
+    """False: one process is started, which starts its ranks itself."""
+
+    measures: bool = False
+    """It measures numbers itself (``prof.measure``): what it records is an experiment."""
+
+    variants: tuple[Variant, ...] = ()
+    """Run in turn and compared; none: it runs in one way."""
+
+    baseline: str | None = None
+    """The variant that the others are compared with."""
+
+    repeats: int = 1
+    """How often each variant runs unless the user says otherwise."""
+
+    packages: tuple[str, ...] = ()
+    """Importable names, besides torch, that it cannot do without."""
+
+    @property
+    def experiment(self) -> bool:
+        """Whether it is recorded as variants and repetitions beside each other."""
+        return self.measures or bool(self.variants)
+
+
+class Needs(Protocol):
+    """What one rank takes, as a workload's ``check`` tells it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """At its peak."""
+
+    @property
+    def what(self) -> str:
+        """The options that decide it, in words."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do where there is not enough."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know before it starts."""
+
+
+_FSDP = ("chopper.workloads.fsdp1", "chopper.workloads.fsdp2")
 
 WORKLOADS: dict[str, Workload] = {
     "fsdp1": Workload(
-        module="chopper.workloads.fsdp1",
+        module=_FSDP[0],
         summary="Llama training sharded by FullyShardedDataParallel: flat parameters, one "
         "gather per block, limited prefetch",
+        options="TRAINING",
+        check="chopper.workloads.llama:needs",
     ),
     "fsdp2": Workload(
-        module="chopper.workloads.fsdp2",
+        module=_FSDP[1],
         summary="Llama training sharded by fully_shard: per-weight DTensors, copies in and out "
         "of each gather, deterministic memory",
+        options="TRAINING",
+        check="chopper.workloads.llama:needs",
+    ),
+    "fsdp": Workload(
+        module=_FSDP[0],
+        summary="fsdp1 and fsdp2 beside each other: same model, seed and data, the same losses; "
+        "what differs in time, memory and its order, clocks and copies",
+        options="TRAINING",
+        check="chopper.workloads.llama:needs",
+        variants=(
+            Variant(name="fsdp1", summary="FullyShardedDataParallel, flat parameters"),
+            Variant(name="fsdp2", summary="fully_shard, a DTensor per weight", module=_FSDP[1]),
+        ),
+        baseline="fsdp1",
+        repeats=2,
+    ),
+    "collectives": Workload(
+        module="chopper.workloads.collectives",
+        summary="all-reduce, all-gather, reduce-scatter, all-to-all and broadcast over sizes: "
+        "time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
+        options="COLLECTIVES",
+        check="chopper.workloads.collectives:needs",
+        measures=True,
+        repeats=3,
+    ),
+    "gemm": Workload(
+        module="chopper.workloads.gemm",
+        summary="matrix products per data type and shape, on random numbers and on zeros: what "
+        "the device achieves, and what the data does to it",
+        options="GEMM",
+        check="chopper.workloads.gemm:needs",
+        ranks=1,
+        measures=True,
+        variants=(
+            Variant(name="random", summary="normal random numbers", words=("--variant", "random")),
+            Variant(name="zeros", summary="zeros", words=("--variant", "zeros")),
+        ),
+        baseline="random",
+        repeats=3,
+    ),
+    "membw": Workload(
+        module="chopper.workloads.membw",
+        summary="copy, scale, add and triad over array sizes, as STREAM defines them: bandwidth "
+        "of each cache and of memory",
+        options="MEMBW",
+        check="chopper.workloads.membw:needs",
+        ranks=1,
+        measures=True,
+        repeats=3,
     ),
 }
 
@@ -77,8 +192,26 @@ class OptionInfo(Protocol):
 
 def options_of(name: str) -> tuple[OptionInfo, ...]:
     """Options of a workload that are the user's to set behind ``--``."""
-    declared: tuple[OptionInfo, ...] = importlib.import_module(find(name).options).OPTIONS
-    return tuple(option for option in declared if option.name != "output")
+    workload = find(name)
+    # Which variant it is, the command says: `chopper run NAME --variants …`.
+    hidden = {"output"} | ({"variant"} if workload.variants else set())
+    return tuple(option for option in _declared(workload) if option.name not in hidden)
+
+
+def _declared(workload: Workload) -> tuple[Any, ...]:
+    module = importlib.import_module("chopper.workloads.options")
+    declared: tuple[Any, ...] = getattr(module, workload.options)
+    return declared
+
+
+def headlines_of(name: str) -> Callable[[Experiment], tuple[Headline, ...]]:
+    """What draws a workload's headline numbers from its experiment; nothing where it has none."""
+    from chopper.workloads import headlines
+
+    found: Callable[[Experiment], tuple[Headline, ...]] = headlines.HEADLINES.get(
+        name, lambda _experiment: ()
+    )
+    return found
 
 
 def find(name: str) -> Workload:
@@ -103,13 +236,38 @@ class Launch:
     name: str
     ranks: int
 
-    command: tuple[str, ...]
-    """Given to torchrun: ranks, module and the module's options."""
+    device: str
+    """``cpu`` or ``cuda``."""
+
+    words: tuple[str, ...]
+    """The module's options."""
+
+    options: dict[str, Any]
+    """The same, read."""
+
+    variants: tuple[Variant, ...]
+    """Those that were asked for; none when the workload runs in one way."""
+
+    repeats: int
 
     notes: tuple[str, ...]
     """What the user should know before it starts: automatic choices with their reasons."""
 
-    def run(self, output: Path) -> int:
+    @property
+    def workload(self) -> Workload:
+        """Its declaration."""
+        return WORKLOADS[self.name]
+
+    def command(self, variant: Variant | None = None) -> list[str]:
+        """What starts the ranks, or the process that starts them."""
+        module = (variant and variant.module) or self.workload.module
+        words = [*self.words, *(variant.words if variant is not None else ())]
+        agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
+        if not self.workload.torchrun:
+            return [*agent, "-", module, "--ranks", str(self.ranks), *words]
+        return [*agent, str(self.ranks), module, *words]
+
+    def run(self, output: Path, variant: Variant | None = None) -> int:
         """Run it to its end, recorded into ``output``, and return its exit code.
 
         All output of the ranks goes to stderr. Signals are passed on, and no process is left
@@ -122,8 +280,7 @@ class Launch:
         env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.ranks)))
         env[OUTPUT_VARIABLE] = str(output.resolve())
         env[LAUNCHED_VARIABLE] = "1"
-        agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
-        return launch([*agent, *self.command], env=env)
+        return launch(self.command(variant), env=env)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,7 +289,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def prepare(
-    name: str, *, ranks: int | None = None, steps: int | None = None, options: Sequence[str] = ()
+    name: str,
+    *,
+    ranks: int | None = None,
+    steps: int | None = None,
+    options: Sequence[str] = (),
+    variants: str | None = None,
+    repeats: int | None = None,
 ) -> Launch:
     """Check a workload's options and this machine, and settle what was left open.
 
@@ -141,31 +304,80 @@ def prepare(
         ranks: processes; by default one per GPU, or the workload's own number without GPUs.
         steps: optimizer steps; the workload's own number by default.
         options: the workload's command line.
+        variants: names, comma-separated; all of the workload's by default.
+        repeats: how often each runs; the workload's own number by default.
 
     Raises:
         UsageError: no such workload, or options that it does not have.
-        WorkloadUnavailable: torch is missing, or the machine has too few GPUs, too little memory,
-            or lacks the data type.
+        WorkloadUnavailable: a package is missing, or the machine has too few GPUs, too little
+            memory, or lacks the data type.
     """
     workload = find(name)
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks {ranks}: a run needs at least one rank")
+    if repeats is not None and repeats < 1:
+        raise UsageError(f"--repeats {repeats}: each variant runs at least once")
+    if repeats is not None and not workload.experiment:
+        raise UsageError(f"--repeats: {name} is recorded once; it has no variants to compare")
     if any(word == "--output" or word.startswith("--output=") for word in options):
         raise UsageError("--output: name the run's directory with -o, before the --")
     words = [*options]
     if steps is not None:
+        if all(option.name != "steps" for option in _declared(workload)):
+            raise UsageError(f"--steps: {name} has no steps; see its options: chopper workloads")
         if any(word == "--steps" or word.startswith("--steps=") for word in options):
             raise UsageError("--steps is given twice, before and after the --: give it once")
         words += ["--steps", str(steps)]
-    parsed = importlib.import_module(workload.options).parse(words, prog=name, parser=_Parser)
-    if importlib.util.find_spec("torch") is None:
-        raise WorkloadUnavailable(
-            f"{name}: needs PyTorch, which is not installed: pip install torch"
-        )
-    ranks, device, notes = _settle(workload, ranks, parsed)
-    words = _without(words, "--device")
-    command = (str(ranks), workload.module, *words, "--device", device)
-    return Launch(name=name, ranks=ranks, command=command, notes=notes)
+    chosen = _variants(workload, name, variants, words)
+    reader = importlib.import_module("chopper.workloads.options")
+    parsed = reader.parse(_declared(workload), words, prog=name, parser=_Parser)
+    for package in ("torch", *workload.packages):
+        if importlib.util.find_spec(package) is None:
+            called = "PyTorch" if package == "torch" else package
+            raise WorkloadUnavailable(
+                f"{name}: needs {called}, which is not installed: pip install {package}"
+            )
+    ranks, device, notes = _settle(name, workload, ranks, parsed)
+    words = [*_without(words, "--device"), "--device", device]
+    return Launch(
+        name=name,
+        ranks=ranks,
+        device=device,
+        words=tuple(words),
+        options={
+            key: value if isinstance(value, str | int | float) or value is None else str(value)
+            for key, value in sorted(vars(parsed).items())
+            if key not in ("output", "device", "variant")
+        },
+        variants=chosen,
+        repeats=repeats or workload.repeats,
+        notes=notes,
+    )
+
+
+def _variants(
+    workload: Workload, name: str, asked: str | None, words: Sequence[str]
+) -> tuple[Variant, ...]:
+    """The variants to run, in the order of their declaration, the baseline first."""
+    if not workload.variants:
+        if asked is not None:
+            raise UsageError(f"--variants: {name} runs in one way only")
+        return ()
+    if any(word == "--variant" or word.startswith("--variant=") for word in words):
+        raise UsageError("--variant: name those to run with --variants, before the --")
+    known = {v.name: v for v in workload.variants}
+    if asked is None:
+        return workload.variants
+    names = [part.strip() for part in asked.split(",") if part.strip()]
+    for unknown in (n for n in names if n not in known):
+        from difflib import get_close_matches
+
+        close = get_close_matches(unknown, known, n=1)
+        guess = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(f"--variants {unknown}: {name} has {', '.join(known)}{guess}")
+    if not names:
+        raise UsageError(f"--variants: names none of {', '.join(known)}")
+    return tuple(v for v in workload.variants if v.name in names)
 
 
 def _without(words: Sequence[str], option: str) -> list[str]:
@@ -181,27 +393,27 @@ def _without(words: Sequence[str], option: str) -> list[str]:
 
 
 def _settle(
-    workload: Workload, ranks: int | None, options: argparse.Namespace
+    name: str, workload: Workload, ranks: int | None, options: argparse.Namespace
 ) -> tuple[int, str, tuple[str, ...]]:
     """Choose ranks and device; raise when the machine cannot do it."""
     import torch
 
-    from chopper.workloads.llama import SIZES, parameter_count, training_bytes
     from chopper.workloads.machine import choose_device, dtype_problem
 
     notes = []
     if ranks is None:
         gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
-        ranks = gpus or workload.ranks
-        why = "one per GPU" if gpus else "the workload's default on CPUs"
-        notes.append(f"{ranks} ranks ({why}); --ranks sets another number")
+        ranks = (workload.ranks if workload.ranks == 1 else gpus) or workload.ranks
+        why = "one per GPU" if gpus and ranks == gpus > 1 else "the workload's default on CPUs"
+        if workload.ranks > 1:
+            notes.append(f"{ranks} ranks ({why}); --ranks sets another number")
     try:
         device, why = choose_device(options.device, local_ranks=ranks)
     except ValueError as exc:
         raise WorkloadUnavailable(str(exc)) from exc
     if options.device == "auto":
         notes.append(f"on {'GPUs' if device == 'cuda' else 'the CPU'}: {why}")
-    problem = dtype_problem(device, options.dtype)
+    problem = dtype_problem(device, getattr(options, "dtype", "float32"))
     if problem is not None:
         raise WorkloadUnavailable(problem)
     cores = usable_cores()
@@ -211,26 +423,24 @@ def _settle(
             "run will show that instead of the workload"
         )
 
-    config = SIZES[options.size]
-    needed = training_bytes(
-        config,
-        ranks=ranks,
-        batch=options.batch,
-        sequence=options.sequence,
-        element_bytes=2 if options.dtype == "bfloat16" else 4,
-        checkpoint=options.checkpoint == "full",
-    )
+    module, _, function = workload.check.partition(":")
+    try:
+        needs: Needs = getattr(importlib.import_module(module), function)(options, ranks, device)
+    except ValueError as exc:
+        raise WorkloadUnavailable(f"{name}: {exc}") from exc
+    notes.extend(needs.notes)
+    needed = needs.memory_bytes
     if device == "cpu":
         needed, available, where = ranks * needed, usable_memory_bytes(), f"{ranks} ranks here"
+        if ranks == 1:
+            where = "one rank here"
     else:
         available = min(torch.cuda.get_device_properties(i).total_memory for i in range(ranks))
         where = "each GPU"
     if needed > available:
         raise WorkloadUnavailable(
-            f"--size {options.size} ({parameter_count(config) / 1e9:.2f} B parameters, batch "
-            f"{options.batch}, sequence {options.sequence}) needs about {needed / 1e9:.0f} GB, "
-            f"{where} can have {available / 1e9:.0f} GB: take a smaller size, batch or sequence, "
-            "or more GPUs"
+            f"{needs.what} needs about {needed / 1e9:.0f} GB, {where} can have "
+            f"{available / 1e9:.0f} GB: {needs.remedy}"
         )
     return ranks, device, tuple(notes)
 

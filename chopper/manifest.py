@@ -82,6 +82,16 @@ class Overhead(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Median duration of steps recorded without a trace."""
 
 
+class Measure(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """One number that the program itself measured and wants kept with the run."""
+
+    name: str
+    """With its unit as suffix, like every column: ``step_ns``, ``peak_bytes``."""
+    value: float | int
+    labels: dict[str, str | int | float] = {}
+    """What it was measured of: ``{"collective": "all_reduce", "size_bytes": 1048576}``."""
+
+
 class ClockAnchor(msgspec.Struct, kw_only=True, frozen=True):
     """Clocks of one host read at the same moment."""
 
@@ -124,6 +134,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     clock_anchors: list[ClockAnchor] = []
     steps_source: str | None = None
     overhead: Overhead | None = None
+    measures: list[Measure] = []
+    """What the program measured, in the order in which it said so (``prof.measure``)."""
     calibration: dict[str, Any] | None = None
     """Peaks that ``chopper calibrate`` measured on this machine, with the date."""
     findings: list[Finding] = []

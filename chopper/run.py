@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
+EXPERIMENT = "experiment.json"
 MOST_RANKS = 1 << 20
 _RANK_DIR = re.compile(r"rank-(\d{5,7})$")
 
@@ -49,6 +50,11 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def is_experiment(path: Path) -> bool:
+    """Whether ``path`` holds the repetitions of a workload's variants, each a run of its own."""
+    return (path / EXPERIMENT).is_file()
+
+
 def run_around(path: Path) -> Path | None:
     """The run directory that a file lies in, or would lie in; None when it is in none."""
     for directory in _real(path).parents:
@@ -66,6 +72,7 @@ def run_around(path: Path) -> Path | None:
 _OWN_ENTRY = re.compile(
     r"(rank-\d{5,7}|attempt-\d+|tables|manifest\.json|\.chopper-probe|\.manifest\.json\.\d+\.tmp)$"
 )
+_OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
 _RECENT_S = 3600.0
 """A recording of another host that wrote within this time may be alive: nobody here can tell."""
 
@@ -106,6 +113,17 @@ def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
     return f"process {part.pid}"
 
 
+def _is_own(entry: Path) -> bool:
+    """Whether chopper wrote this entry of a run or an experiment."""
+    if _OWN_ENTRY.match(entry.name):
+        return True
+    if not is_experiment(entry.parent):
+        return False
+    if entry.is_dir() and not entry.is_symlink():
+        return all(_OWN_ENTRY.match(p.name) for p in entry.iterdir())
+    return bool(_OWN_IN_EXPERIMENT.match(entry.name))
+
+
 def check_output(path: Path, *, force: bool = False) -> bool:
     """Refuse a place where a run must not be written; changes nothing.
 
@@ -124,11 +142,11 @@ def check_output(path: Path, *, force: bool = False) -> bool:
         entries = sorted(path.iterdir())
         if not entries:
             return False
-        if not is_run(path):
+        if not is_run(path) and not is_experiment(path):
             raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
         if not force:
             raise OutputError(f"{path}: holds a run already; pass --force to replace it")
-        others = [p.name for p in entries if not _OWN_ENTRY.match(p.name)]
+        others = [p.name for p in entries if not _is_own(p)]
         if others:
             raise OutputError(
                 f"{path}: holds, beside a run, what chopper did not write "
@@ -164,9 +182,7 @@ def _remove_entries(path: Path) -> None:
     """Remove what chopper wrote into a run directory, and nothing else."""
     import shutil
 
-    for entry in path.iterdir():
-        if not _OWN_ENTRY.match(entry.name):
-            continue
+    for entry in [e for e in path.iterdir() if _is_own(e)]:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

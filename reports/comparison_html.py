@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper import _format as fmt
-from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
 from chopper.comparison import signed, signed_duration
 from chopper.errors import printable
-from chopper.reports import plotly_script
+from chopper.reports import page
 from chopper.reports.comparison import (
     STATUS,
     calls,
@@ -24,9 +20,9 @@ from chopper.reports.comparison import (
     median_line,
 )
 from chopper.reports.figures import plain
-from chopper.reports.html import emphasised, to_script_json
+from chopper.reports.html import emphasised
 from chopper.reports.palette import color
-from chopper.reports.story import full_label, sentence
+from chopper.reports.story import full_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
     from chopper.comparison import Change, Comparison, Item
     from chopper.gate import Verdict
 
-_ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("util.js", "plots.js", "comparison.js")
 _MAX_ROWS = 500
 """Kernels or operators in the page."""
 _SMALL_RATIO = 0.01
@@ -45,38 +39,14 @@ _GATE = {"✗": "error", "✓": "ok", "?": "warning"}
 
 def render(comparison: Comparison, *, gate: Verdict | None = None) -> str:
     """The HTML page of a comparison; names from data are escaped by the template."""
-    plotly_script.prefetch()
-    import jinja2
-    from markupsafe import Markup as safe
-
-    script = "(() => {\n'use strict';\n" + "\n".join(_asset(s) for s in _SCRIPTS) + "\n})();"
-    plotly = plotly_script.get()
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["sentence"] = sentence
-    template = environment.from_string(_asset("comparison.html.j2"))
-    return template.render(
-        **_context(comparison, gate),
-        css=safe(_asset("report.css") + _asset("comparison.css")),
-        js=safe(script),
-        data=safe(to_script_json({"figures": {"waterfall": waterfall(comparison)}})),
-        plotly=safe(plotly.deflated),
-        plotly_bytes=plotly.size_bytes,
-        script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
-    )
-
-
-@cache
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+    context = _context(comparison, gate)
+    return page.render("comparison.html.j2", context, {"waterfall": waterfall(comparison)})
 
 
 def _context(comparison: Comparison, gate: Verdict | None) -> dict[str, Any]:
     sides = (("A", comparison.a), ("B", comparison.b))
     step = comparison.step
     return {
-        "version": __version__,
         "title": f"{printable(comparison.a.name)} and {printable(comparison.b.name)}",
         "sides": [
             {
@@ -128,7 +98,6 @@ def _context(comparison: Comparison, gate: Verdict | None) -> dict[str, Any]:
             }
             for level, title, items in levels(comparison)
         ],
-        "made": dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
 

@@ -43,7 +43,9 @@ from chopper.workloads.tokens import token_loader
 
 def main() -> None:
     """Join the other ranks, train, leave."""
-    args = options.parse(prog="fsdp1", description="Train a Llama model with FSDP1.")
+    args = options.parse(
+        options.TRAINING, prog="fsdp1", description="Train a Llama model with FSDP1."
+    )
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit("fsdp1: start it with `chopper run fsdp1` or through torchrun")
 

@@ -36,7 +36,9 @@ from chopper.workloads.tokens import token_loader
 
 def main() -> None:
     """Join the other ranks, train, leave."""
-    args = options.parse(prog="fsdp2", description="Train a Llama model with FSDP2.")
+    args = options.parse(
+        options.TRAINING, prog="fsdp2", description="Train a Llama model with FSDP2."
+    )
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit("fsdp2: start it with `chopper run fsdp2` or through torchrun")
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 BACKEND = {"cpu": "gloo", "cuda": "nccl"}
 """Communication library per kind of device. ROCm builds of torch call their GPUs ``cuda`` and
 RCCL ``nccl``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What one rank of a workload takes."""
+
+    memory_bytes: int
+    """At its peak."""
+
+    what: str
+    """The options that decide it, in words; begins a sentence that goes on with "needs"."""
+
+    remedy: str
+    """What to do where there is not enough."""
+
+    notes: tuple[str, ...] = ()
+    """What the user should know before it starts."""
 
 
 def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The command-line options that all reference workloads share.
+"""The command-line options of the reference workloads.
 
 Kept apart from the workloads, and free of torch, so that ``chopper workloads`` can list them
 and ``chopper run`` can refuse a wrong one before any process is started.
@@ -52,22 +52,38 @@ class Option:
     """All that it may be, or None."""
 
 
-OPTIONS: tuple[Option, ...] = (
+STEPS = Option(name="steps", help="optimizer steps", default=12, type=positive)
+DTYPE = Option(
+    name="dtype",
+    help="type of computation; weights and optimizer stay float32",
+    default="float32",
+    choices=("float32", "bfloat16"),
+)
+SEED = Option(name="seed", help="of weights, data and order", default=0, type=not_negative)
+DEVICE = Option(
+    name="device",
+    help="auto takes the GPUs when there is one for each rank, else the CPU",
+    default="auto",
+    choices=("auto", "cpu", "cuda"),
+)
+OUTPUT = Option(
+    name="output",
+    help="directory of the recorded run; CHOPPER_OUTPUT, or a new one, by default",
+    default=None,
+    type=Path,
+)
+
+TRAINING: tuple[Option, ...] = (
     Option(
         name="size",
         help="shape of the Llama model",
         default="debug",
         choices=("debug", "1b", "8b"),
     ),
-    Option(name="steps", help="optimizer steps", default=12, type=positive),
+    STEPS,
     Option(name="batch", help="sequences per rank and step", default=4, type=positive),
     Option(name="sequence", help="tokens per sequence", default=256, type=positive),
-    Option(
-        name="dtype",
-        help="type of computation; weights and optimizer stay float32",
-        default="float32",
-        choices=("float32", "bfloat16"),
-    ),
+    DTYPE,
     Option(
         name="checkpoint",
         help="activation checkpointing: full recomputes each block in backward",
@@ -80,38 +96,70 @@ OPTIONS: tuple[Option, ...] = (
         default=0,
         type=not_negative,
     ),
-    Option(name="seed", help="of weights, data and order", default=0, type=not_negative),
-    Option(
-        name="device",
-        help="auto takes the GPUs when there is one for each rank, else the CPU",
-        default="auto",
-        choices=("auto", "cpu", "cuda"),
-    ),
+    SEED,
+    DEVICE,
     Option(
         name="allocations",
         help="record each allocation of memory in the trace",
         default="no",
         choices=("no", "yes"),
     ),
+    OUTPUT,
+)
+"""Of every workload that trains the Llama model."""
+
+COLLECTIVES: tuple[Option, ...] = (
+    Option(name="smallest", help="bytes of the smallest message", default=1024, type=positive),
+    Option(name="largest", help="bytes of the largest message", default=16 << 20, type=positive),
+    Option(name="factor", help="from one size to the next", default=4, type=positive),
+    Option(name="repeats", help="timed calls per size", default=20, type=positive),
+    SEED,
+    DEVICE,
+    OUTPUT,
+)
+
+GEMM: tuple[Option, ...] = (
     Option(
-        name="output",
-        help="directory of the recorded run; CHOPPER_OUTPUT, or a new one, by default",
-        default=None,
-        type=Path,
+        name="variant",
+        help="what the matrices hold",
+        default="random",
+        choices=("random", "zeros"),
     ),
+    Option(name="shapes", help="MxNxK, comma-separated; or a sweep", default="sweep"),
+    Option(
+        name="dtypes",
+        help="comma-separated torch names; or those the device computes",
+        default="all",
+    ),
+    Option(name="seconds", help="whole seconds per shape and type", default=1, type=positive),
+    SEED,
+    DEVICE,
+    OUTPUT,
+)
+
+MEMBW: tuple[Option, ...] = (
+    Option(name="smallest", help="bytes of the smallest array", default=256 << 10, type=positive),
+    Option(name="largest", help="bytes of the largest array", default=256 << 20, type=positive),
+    Option(name="factor", help="from one size to the next", default=4, type=positive),
+    Option(name="repeats", help="timed passes per size", default=20, type=positive),
+    SEED,
+    DEVICE,
+    OUTPUT,
 )
 
 
 def parse(
+    declared: Sequence[Option],
     argv: Sequence[str] | None = None,
     *,
     prog: str | None = None,
     description: str | None = None,
     parser: type[argparse.ArgumentParser] = argparse.ArgumentParser,
 ) -> argparse.Namespace:
-    """Read a workload's command line; attributes are named as in ``OPTIONS``.
+    """Read a workload's command line; attributes are named as the options are.
 
     Args:
+        declared: the workload's options.
         argv: words to read; those of the process by default.
         prog: name in usage and errors.
         description: shown by ``--help``.
@@ -124,7 +172,7 @@ def parse(
         # Else "--s 3" means --size, --steps, --sequence or --seed by luck.
         allow_abbrev=False,
     )
-    for option in OPTIONS:
+    for option in declared:
         reader.add_argument(
             f"--{option.name}",
             help=option.help,

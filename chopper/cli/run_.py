@@ -6,13 +6,18 @@ import datetime as dt
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from chopper.cli._complete import workloads
 from chopper.cli._progress import progress
 from chopper.errors import ChopperError, printable
+
+if TYPE_CHECKING:
+    from chopper._workloads import Launch
 
 
 class _Command(click.Command):
@@ -32,38 +37,74 @@ class _Command(click.Command):
 )
 @click.option("--steps", type=int, metavar="N", help="Optimizer steps. [default: the workload's]")
 @click.option(
+    "--variants",
+    metavar="A,B",
+    help="Which of the workload's variants to run. [default: all]",
+)
+@click.option(
+    "--repeats",
+    type=int,
+    metavar="N",
+    help="Times each variant runs, in turn. [default: the workload's]",
+)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Run all variants and compare them; workloads with variants always do.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     help="Directory of the run. [default: runs/<time>-<workload>]",
 )
 @click.option("--force", is_flag=True, help="Replace the run in the output directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print the attribution as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print what came of it as JSON.")
 def command(
     workload: str,
     options: tuple[str, ...],
     ranks: int | None,
     steps: int | None,
+    variants: str | None,
+    repeats: int | None,
+    compare: bool,
     output: Path | None,
     force: bool,
     as_json: bool,
 ) -> int:
     """Record a reference workload, attribute it, show where the time went.
 
-    The workload's own output goes to stderr, the attribution to stdout; with --json in the form
-    that "chopper analyze --json" prints. The exit code is the workload's own.
+    A workload with variants runs each in turn, several times, and shows what they measured beside
+    each other, and which causes the difference lies in; every repetition is a run of its own in
+    the output directory.
+
+    The workload's own output goes to stderr, the result to stdout; with --json in the form that
+    "chopper analyze --json" prints, or schema chopper.experiment/1 for workloads that measure. The
+    exit code is the workload's own.
 
     \b
     Examples:
       chopper run fsdp2 --ranks 2
       chopper run fsdp1 --ranks 2 --steps 12 -o runs/fsdp1 --force
+      chopper run fsdp --compare
+      chopper run gemm --variants random -- --dtypes float32
       chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
     """
-    from chopper._workloads import prepare
+    from chopper._workloads import find, prepare
+    from chopper.errors import UsageError
     from chopper.run import new_output
 
+    if compare and not find(workload).variants:
+        raise UsageError(f"--compare: {workload} runs in one way only; see chopper workloads")
     with progress("looking at this machine"):
-        launch = prepare(workload, ranks=ranks, steps=steps, options=options)
+        launch = prepare(
+            workload,
+            ranks=ranks,
+            steps=steps,
+            options=options,
+            variants=variants,
+            repeats=repeats,
+        )
     # After all checks: --force replaces the run that is there.
     path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
     with new_output(
@@ -71,22 +112,33 @@ def command(
     ) as place:
         for note in launch.notes:
             click.echo(f"chopper: {note}", err=True)
-        click.echo(f"chopper: recording {workload} with {launch.ranks} ranks into {path}", err=True)
-        exit_code = launch.run(place)
-        if exit_code:
-            click.echo(
-                f"chopper: {workload} ended with exit code {exit_code}; what was recorded until "
-                f"then is kept in {path}",
-                err=True,
-            )
-        try:
-            _show(path, workload, exit_code, as_json=as_json)
-        except ChopperError as exc:
-            # Nothing usable was recorded: of a run that failed, its own code says more.
-            if not exit_code:
-                raise
-            click.echo(f"chopper: {printable(str(exc))}", err=True)
+        if launch.workload.experiment:
+            return _experiment(launch, path, place, as_json=as_json)
+        return _single(launch, path, place, as_json=as_json)
+
+
+def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
+    """One recorded run."""
+    click.echo(f"chopper: recording {launch.name} with {launch.ranks} ranks into {path}", err=True)
+    exit_code = launch.run(place)
+    if exit_code:
+        _ended(launch.name, exit_code, path)
+    try:
+        _show(path, launch.name, exit_code, as_json=as_json)
+    except ChopperError as exc:
+        # Nothing usable was recorded: of a run that failed, its own code says more.
+        if not exit_code:
+            raise
+        click.echo(f"chopper: {printable(str(exc))}", err=True)
     return exit_code
+
+
+def _ended(what: str, exit_code: int, path: Path) -> None:
+    click.echo(
+        f"chopper: {what} ended with exit code {exit_code}; what was recorded until "
+        f"then is kept in {path}",
+        err=True,
+    )
 
 
 def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
@@ -105,3 +157,94 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     run = shlex.quote(str(path))
     click.echo(f"next: chopper report {run} -o report.html", err=True)
     click.echo(f"      chopper analyze {run} --by layer", err=True)
+
+
+def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
+    """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
+    from chopper import experiment as ex
+    from chopper._version import __version__
+    from chopper._workloads import Variant
+    from chopper.run import finalize
+
+    variants = launch.variants or (Variant(name=launch.name, summary=launch.workload.summary),)
+    names = {v.name for v in variants}
+    baseline = launch.workload.baseline if launch.workload.baseline in names else None
+    plan = ex.Plan(
+        chopper_version=__version__,
+        workload=launch.name,
+        summary=launch.workload.summary,
+        command=["chopper", *sys.argv[1:]],
+        created_ns=time.time_ns(),
+        ranks=launch.ranks,
+        device=launch.device,
+        options=launch.options,
+        steps="steps" in launch.options,
+        baseline=baseline,
+        variants=[ex.VariantPlan(name=v.name, summary=v.summary) for v in variants],
+    )
+    ex.write_plan(place, plan)
+    total = launch.repeats * len(variants)
+    click.echo(
+        f"chopper: recording {launch.name}: {len(variants)} variants × {launch.repeats} "
+        f"repetitions with {launch.ranks} ranks into {path}",
+        err=True,
+    )
+    done = exit_code = 0
+    for repeat in range(launch.repeats):
+        for variant, planned in zip(variants, plan.variants, strict=True):
+            done += 1
+            name = f"{variant.name}-{repeat + 1}"
+            click.echo(f"chopper: {done} of {total}: {name}", err=True)
+            (place / name).mkdir()
+            exit_code = launch.run(place / name, variant)
+            try:
+                finalize(
+                    place / name,
+                    command=plan.command,
+                    workload=f"{launch.name} {variant.name}",
+                    exit_code=exit_code,
+                )
+                planned.runs.append(name)
+            except ChopperError as exc:
+                click.echo(f"chopper: {printable(str(exc))}", err=True)
+            ex.write_plan(place, plan)
+            if exit_code:
+                _ended(name, exit_code, path)
+                break
+        if exit_code:
+            break
+    try:
+        _show_experiment(path, as_json=as_json)
+    except ChopperError as exc:
+        if not exit_code:
+            raise
+        click.echo(f"chopper: {printable(str(exc))}", err=True)
+    return exit_code
+
+
+def _show_experiment(path: Path, *, as_json: bool) -> None:
+    """Print what was measured, write the page beside it, name the next commands."""
+    from chopper import experiment as ex
+    from chopper.cli.analyze_ import _terminal
+    from chopper.reports import experiment as report
+    from chopper.run import write_atomic
+
+    with progress("attributing"):
+        found = ex.load(path)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        width, color = _terminal()
+        click.echo(report.text(found, width=width, color=color), nl=False, color=color)
+    page = path / "report.html"
+    with progress("writing the report"):
+        write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))
+    click.echo(f"report: {page}", err=True)
+    base = found.plan.baseline
+    others = [v for v in found.variants if v != base]
+    if base is not None and others:
+        a, b = (shlex.quote(str(path / f"{v}-1")) for v in (base, others[0]))
+        click.echo(f"next: chopper compare {a} {b}", err=True)
+    else:
+        first = shlex.quote(str(path / f"{found.variants[0]}-1"))
+        click.echo(f"next: chopper report {first} -o report.html", err=True)

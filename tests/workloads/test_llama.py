@@ -42,7 +42,7 @@ def test_8b_is_the_published_llama_3_8b():
 
 
 def test_every_size_can_be_asked_for():
-    (size,) = (option for option in options.OPTIONS if option.name == "size")
+    (size,) = (option for option in options.TRAINING if option.name == "size")
     assert size.choices == tuple(SIZES)
 
 

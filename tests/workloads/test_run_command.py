@@ -23,8 +23,9 @@ def test_every_workload_is_described_and_exists():
     for name, workload in WORKLOADS.items():
         assert workload.summary
         assert importlib.util.find_spec(workload.module)
-        assert {option.name for option in options_of(name)} >= {"steps", "size", "dtype"}
+        assert {option.name for option in options_of(name)} >= {"seed", "device"}
         assert all(option.help for option in options_of(name))
+        assert workload.baseline is None or workload.baseline in {v.name for v in workload.variants}
 
 
 def test_listing_needs_no_torch():
@@ -54,11 +55,17 @@ def test_listing_for_people_names_all_workloads_and_options():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "fsdp3"}, "'fsdp3': no such workload: there are fsdp1, fsdp2; did you mean"),
+        ({"name": "fsdp3"}, "'fsdp3': no such workload: there are fsdp1, fsdp2, fsdp, "),
         ({"ranks": 0}, "--ranks 0: a run needs at least one rank"),
         ({"ranks": -1}, "--ranks -1: a run needs at least one rank"),
         ({"steps": 0}, "argument --steps: '0' is not a whole number of at least 1"),
         ({"steps": 2, "options": ["--steps=3"]}, "--steps is given twice"),
+        ({"repeats": 2}, "--repeats: fsdp2 is recorded once"),
+        ({"variants": "a"}, "--variants: fsdp2 runs in one way only"),
+        ({"name": "fsdp", "repeats": 0}, "--repeats 0: each variant runs at least once"),
+        ({"name": "fsdp", "variants": "fspd2"}, "fsdp has fsdp1, fsdp2; did you mean fsdp2?"),
+        ({"name": "gemm", "options": ["--variant", "zeros"]}, "name those to run with --variants"),
+        ({"name": "gemm", "steps": 3}, "--steps: gemm has no steps"),
         ({"options": ["--output", "x"]}, "name the run's directory with -o"),
         ({"options": ["--size", "9b"]}, "argument --size: invalid choice: '9b'"),
         ({"options": ["--batch", "many"]}, "'many' is not a whole number of at least 1"),
@@ -107,7 +114,7 @@ def test_more_gpus_than_there_are_cannot_be_asked_for():
 def test_automatic_choices_carry_their_reason(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     launch = prepare("fsdp2", ranks=2)
-    assert launch.command[-2:] == ("--device", "cpu")
+    assert launch.words[-2:] == ("--device", "cpu")
     assert any(n.startswith("on the CPU: 1 GPU visible to torch") for n in launch.notes)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert "2 ranks (the workload's default on CPUs)" in prepare("fsdp2").notes[0]

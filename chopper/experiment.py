@@ -1,0 +1,287 @@
+"""A reference workload in several variants, each repeated: what they measured, beside each other.
+
+An experiment is a directory: ``experiment.json`` says what was run, and each repetition of each
+variant is a run of its own beside it (``sequential-1``, ``chunked-1``, …), which every other command
+reads. The numbers are those that the workload measured itself (``prof.measure``) and the time of
+its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from chopper.errors import InputError
+from chopper.run import EXPERIMENT
+
+if TYPE_CHECKING:
+    from chopper.analyzers.repeats import Estimate
+    from chopper.attribution import Attribution
+    from chopper.comparison import Comparison
+
+SCHEMA = "chopper.experiment/1"
+STEP = "step_ns"
+"""Measured by chopper in every variant that has steps: median length of a step window."""
+
+Labels = tuple[tuple[str, str | int | float], ...]
+
+
+class VariantPlan(msgspec.Struct, kw_only=True):
+    """One variant and what was recorded of it."""
+
+    name: str
+    summary: str
+    runs: list[str] = []
+    """Directories of its repetitions, relative to the experiment's."""
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """What ``experiment.json`` holds."""
+
+    schema: str = SCHEMA
+    chopper_version: str
+    workload: str
+    summary: str
+    command: list[str]
+    created_ns: int
+    """Unix time."""
+    ranks: int
+    device: str
+    options: dict[str, str | int | float | None]
+    steps: bool
+    """Whether its steps are what it is about, and not a traced pass before it measures."""
+    baseline: str | None
+    """The variant that others are compared with; None: there is nothing to compare."""
+    variants: list[VariantPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured number of one variant."""
+
+    measure: str
+    """With its unit as suffix."""
+    labels: Labels
+    variant: str
+    values: tuple[float, ...]
+    """One per repetition: the median of what the repetition recorded, averaged over its ranks."""
+    estimate: Estimate
+    ratio: Estimate | None
+    """To the baseline's; None for the baseline itself, and where it did not measure this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """A number that a system is known for, beside the same number here."""
+
+    system: str
+    claim: str
+    """What the number is of, in words."""
+    survey: str | None
+    """What the survey says, as it says it."""
+    primary: str | None
+    """What the primary source says."""
+    unit: str
+    """``×``, ``s``, ``%`` …"""
+    ours: float | None
+    """None when it was not measured; ``why`` says why."""
+    ci95: tuple[float, float] | None = None
+    configuration: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that was measured, and where it lies."""
+
+    path: Path
+    plan: Plan
+    rows: tuple[Row, ...]
+    attributions: dict[str, list[Attribution]] = field(repr=False)
+    """Variant → its repetitions that could be attributed."""
+    notes: tuple[str, ...] = ()
+    """What is missing, and why."""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names, the baseline first when there is one."""
+        return tuple(v.name for v in self.plan.variants)
+
+    def find(self, measure: str, variant: str | None = None, **labels: Any) -> Row | None:
+        """The row of a measure with (at least) these labels; of the first variant by default."""
+        variant = variant if variant is not None else self.variants[0]
+        wanted = labels.items()
+        for row in self.rows:
+            if (
+                row.measure == measure
+                and row.variant == variant
+                and wanted <= dict(row.labels).items()
+            ):
+                return row
+        return None
+
+    def ratio(self, measure: str, of: str, to: str, **labels: Any) -> Estimate | None:
+        """How many times ``to``'s value ``of``'s is; None when one of them was not measured."""
+        from chopper.analyzers import repeats
+
+        over, under = self.find(measure, of, **labels), self.find(measure, to, **labels)
+        return None if over is None or under is None else repeats.ratio(over.values, under.values)
+
+    @cached_property
+    def comparisons(self) -> dict[str, Comparison]:
+        """Variant → its difference from the baseline, cause by cause.
+
+        Of each side the repetition whose step is the median one.
+        """
+        from chopper.api import compare
+
+        baseline = self.plan.baseline
+        if baseline is None or not self.plan.steps or not self.attributions.get(baseline):
+            return {}
+        base = _median_run(self.attributions[baseline])
+        return {
+            name: compare(base, _median_run(found), allow_different=True)
+            for name, found in self.attributions.items()
+            if name != baseline and found
+        }
+
+    @cached_property
+    def headlines(self) -> tuple[Headline, ...]:
+        """What the workload exists to show."""
+        from chopper._workloads import headlines_of
+
+        return headlines_of(self.plan.workload)(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, schema ``chopper.experiment/1``."""
+        return {
+            **msgspec.to_builtins(self.plan),
+            "path": str(self.path),
+            "notes": list(self.notes),
+            "measures": [
+                {
+                    "measure": row.measure,
+                    "labels": dict(row.labels),
+                    "variant": row.variant,
+                    "values": list(row.values),
+                    **msgspec.to_builtins(row.estimate),
+                    "ratio": None if row.ratio is None else row.ratio.value,
+                    "ratio_ci95": None if row.ratio is None else row.ratio.ci95,
+                }
+                for row in self.rows
+            ],
+            "headlines": [msgspec.to_builtins(h) for h in self.headlines],
+            "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
+        }
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment and attribute its runs.
+
+    Args:
+        path: its directory.
+
+    Raises:
+        InputError: there is none, it is damaged, or none of its runs was recorded.
+    """
+    from chopper.api import attribute
+    from chopper.api import load as load_run
+    from chopper.errors import ChopperError
+
+    plan = read_plan(path)
+    notes: list[str] = []
+    attributions: dict[str, list[Attribution]] = {}
+    measured: list[tuple[str, str, Labels, float]] = []
+    for variant in plan.variants:
+        attributions[variant.name] = []
+        for name in variant.runs:
+            try:
+                run = load_run(path / name)
+                measured += [(variant.name, *m) for m in _measures_of(run.manifest)]
+                attribution = attribute(run)
+            except ChopperError as exc:
+                notes.append(f"{name}: {exc}")
+                continue
+            attributions[variant.name].append(attribution)
+            step_ns = _step_ns(attribution)
+            if plan.steps and step_ns is not None:
+                measured.append((variant.name, STEP, (), step_ns))
+    if not measured:
+        raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
+    return Experiment(
+        path=path,
+        plan=plan,
+        rows=tuple(_rows(measured, plan.baseline)),
+        attributions=attributions,
+        notes=tuple(notes),
+    )
+
+
+def read_plan(path: Path) -> Plan:
+    """What ``experiment.json`` says.
+
+    Raises:
+        InputError: it is not there, or damaged, or newer than this chopper.
+    """
+    file = path / EXPERIMENT
+    try:
+        plan = msgspec.json.decode(file.read_bytes(), type=Plan)
+    except OSError as exc:
+        raise InputError(f"{file}: cannot be read ({exc.strerror})") from exc
+    except msgspec.MsgspecError as exc:
+        raise InputError(f"{file}: is not an experiment ({exc}); run the workload again") from exc
+    if plan.schema != SCHEMA:
+        raise InputError(f"{file}: has schema {plan.schema!r}, expected {SCHEMA!r}")
+    return plan
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    """Write ``experiment.json``; called early and often, so that an interruption loses nothing."""
+    from chopper.run import write_atomic
+
+    write_atomic(
+        path / EXPERIMENT, msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
+    )
+
+
+def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, float]]:
+    """What one run measured: the median of each rank's values, then the mean over ranks."""
+    import statistics
+
+    found: dict[tuple[str, Labels], dict[int, list[float]]] = {}
+    for rank in manifest.ranks:
+        for measure in rank.measures:
+            key = measure.name, tuple(sorted(measure.labels.items()))
+            found.setdefault(key, {}).setdefault(rank.rank, []).append(measure.value)
+    for (name, labels), ranks in found.items():
+        yield name, labels, statistics.fmean(statistics.median(v) for v in ranks.values())
+
+
+def _rows(measured: list[tuple[str, str, Labels, float]], baseline: str | None) -> Iterable[Row]:
+    from chopper.analyzers import repeats
+
+    values: dict[tuple[str, Labels, str], list[float]] = {}
+    for variant, measure, labels, value in measured:
+        values.setdefault((measure, labels, variant), []).append(value)
+    for (measure, labels, variant), found in values.items():
+        base = values.get((measure, labels, baseline)) if baseline is not None else None
+        compared = repeats.ratio(found, base) if base and variant != baseline else None
+        yield Row(measure, labels, variant, tuple(found), repeats.estimate(found), compared)
+
+
+def _step_ns(attribution: Attribution) -> float | None:
+    """Median over the steps of the longest window over ranks."""
+    import statistics
+
+    steps = attribution.step_time_ns()
+    return float(statistics.median(steps)) if steps else None
+
+
+def _median_run(attributions: list[Attribution]) -> Attribution:
+    order = sorted(attributions, key=lambda a: _step_ns(a) or 0.0)
+    return order[(len(order) - 1) // 2]

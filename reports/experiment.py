@@ -1,0 +1,243 @@
+"""An experiment for a terminal or as Markdown; the page is `experiment_html`.
+
+What was measured becomes grids: one of all numbers without labels, variants below each other, and
+one for each set of labels (sizes, shapes), a row for each combination.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from chopper import _format as fmt
+from chopper.comparison import signed, signed_duration
+from chopper.errors import UsageError, printable
+from chopper.reports import FORMATS
+from chopper.reports.markdown import escape
+from chopper.reports.story import full_label
+from chopper.reports.text import _console, _written
+
+if TYPE_CHECKING:
+    from chopper.analyzers.repeats import Estimate
+    from chopper.comparison import Change, Comparison
+    from chopper.experiment import Experiment, Headline, Labels, Row
+
+_MIN_WIDTH = 60
+_CAUSES = 5
+"""Causes named for each variant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table for people."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int
+    """So many leading columns hold names, the rest numbers."""
+
+
+def render(experiment: Experiment, format: str) -> str:
+    """An experiment as one string: ``html``, ``md``, ``json`` (documented) or ``txt``.
+
+    Raises:
+        UsageError: no such format.
+    """
+    if format == "html":
+        from chopper.reports import experiment_html
+
+        return experiment_html.render(experiment)
+    if format == "md":
+        return markdown(experiment)
+    if format == "txt":
+        return text(experiment)
+    if format == "json":
+        return json.dumps(experiment.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
+
+
+def facts(experiment: Experiment) -> str:
+    """How it was run, in a line."""
+    plan = experiment.plan
+    repeats = max((len(v.runs) for v in plan.variants), default=0)
+    return " · ".join(
+        [
+            f"{fmt.plural(plan.ranks, 'rank')} on {plan.device}",
+            fmt.plural(repeats, "repetition"),
+            *(f"{key} {value}" for key, value in plan.options.items() if value is not None),
+        ]
+    )
+
+
+def grids(experiment: Experiment) -> list[Grid]:
+    """All that was measured, as tables."""
+    plain = [row for row in experiment.rows if not row.labels]
+    out = [_by_variant(experiment, plain)] if plain else []
+    sets: dict[tuple[str, ...], list[Row]] = {}
+    for row in experiment.rows:
+        if row.labels:
+            sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
+    for rows in sets.values():
+        out += _by_labels(experiment, rows)
+    return out
+
+
+def _by_variant(experiment: Experiment, rows: list[Row]) -> Grid:
+    measures = list(dict.fromkeys(row.measure for row in rows))
+    at = {(row.variant, row.measure): row for row in rows}
+    return Grid(
+        title="Variants" if len(experiment.variants) > 1 else "Measured",
+        headings=("", *(fmt.heading(m) for m in measures)),
+        rows=tuple(
+            (variant, *(_cell(at.get((variant, m))) for m in measures))
+            for variant in experiment.variants
+        ),
+        words=1,
+    )
+
+
+def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Grid]:
+    """Measures beside each other; with several variants one grid per measure instead."""
+    measures = list(dict.fromkeys(row.measure for row in rows))
+    labels = list(dict.fromkeys(row.labels for row in rows))
+    names = tuple(fmt.heading(key) for key, _ in labels[0])
+    at = {(row.variant, row.measure, row.labels): row for row in rows}
+    several = len({row.variant for row in rows}) > 1
+    columns = [(v, m) for m in measures for v in experiment.variants]
+    split = [[c for c in columns if c[1] == m] for m in measures] if several else [columns]
+    return [
+        Grid(
+            title=fmt.heading(part[0][1]).capitalize() if several else "Sweep",
+            headings=(*names, *(v if several else fmt.heading(m) for v, m in part)),
+            rows=tuple(
+                (*_words(label), *(_cell(at.get((v, m, label))) for v, m in part))
+                for label in labels
+                if any((v, m, label) in at for v, m in part)
+            ),
+            words=len(names),
+        )
+        for part in split
+    ]
+
+
+def _words(labels: Labels) -> tuple[str, ...]:
+    return tuple(printable(fmt.cell(key, value)) for key, value in labels)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return fmt.UNKNOWN
+    said = fmt.cell(row.measure, row.estimate.value)
+    if row.estimate.cv_ratio is not None:
+        said += f" ±{row.estimate.cv_ratio * 100:.0f} %"
+    if row.ratio is not None:
+        said += f" ({row.ratio.value:.2f}×)"
+    return said
+
+
+def times(estimate: Estimate | None) -> str:
+    """A ratio with its interval: ``1.83× (1.71 … 1.96)``."""
+    if estimate is None:
+        return fmt.UNKNOWN
+    said = f"{estimate.value:.2f}×"
+    if estimate.ci95 is not None:
+        said += f" ({estimate.ci95[0]:.2f} … {estimate.ci95[1]:.2f})"
+    return said
+
+
+def ours(headline: Headline) -> str:
+    """A headline's number here, with its interval; the reason where there is none."""
+    if headline.ours is None:
+        return headline.why or fmt.UNKNOWN
+    mark = "" if headline.unit in ("×", "") else " "
+    said = f"{headline.ours:.3g}{mark}{headline.unit}"
+    if headline.ci95 is not None:
+        said += f" ({headline.ci95[0]:.3g} … {headline.ci95[1]:.3g})"
+    return said
+
+
+def told(comparison: Comparison) -> list[Change]:
+    """The leaf causes that moved most, those told from noise first."""
+    leaves = [c for c in comparison.leaves() if c.difference_ns]
+    return sorted(leaves, key=lambda c: (not c.told, -abs(c.difference_ns)))[:_CAUSES]
+
+
+def change_line(change: Change, step_ns: int) -> str:
+    """One cause's difference in words."""
+    share = f", {signed(change.difference_ns / step_ns)} of the step" if step_ns else ""
+    sure = "" if change.told else " (within noise)" if change.told is not None else " (no interval)"
+    return f"{full_label(change.id)}: {signed_duration(change.difference_ns)}{share}{sure}"
+
+
+def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> str:
+    """An experiment as text.
+
+    Args:
+        experiment: what to print.
+        width: columns of the terminal.
+        color: emit ANSI colours.
+    """
+    console = _console(max(width, _MIN_WIDTH), color)
+    title = Text(experiment.plan.workload, style="bold")
+    title.append(f"  {printable(facts(experiment))}", style="not bold dim")
+    console.print(title)
+    for note in experiment.notes:
+        console.print(Text(f"! {printable(note)}", style="yellow"))
+    for grid in grids(experiment):
+        console.print()
+        console.print(Text(grid.title, style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for i, heading in enumerate(grid.headings):
+            table.add_column(heading, justify="left" if i < grid.words else "right")
+        for row in grid.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    for name, comparison in experiment.comparisons.items():
+        console.print()
+        console.print(Text(f"{experiment.plan.baseline} → {name}", style="bold"))
+        console.print(Text(f"  {printable(comparison.verdict)}"))
+        for change in told(comparison):
+            console.print(Text(f"  · {change_line(change, comparison.step.a_ns)}", style="dim"))
+    for headline in experiment.headlines:
+        console.print()
+        console.print(Text(f"{headline.system}: {headline.claim}", style="bold"))
+        for who, said in (("survey", headline.survey), ("primary", headline.primary)):
+            if said is not None:
+                console.print(Text(f"  {who:<8} {said}"))
+        console.print(Text(f"  {'here':<8} {ours(headline)}"))
+        if headline.configuration:
+            console.print(Text(f"  {headline.configuration}", style="dim"))
+    return _written(console)
+
+
+def markdown(experiment: Experiment) -> str:
+    """An experiment as Markdown."""
+    out = [f"# {escape(experiment.plan.workload)}", "", escape(facts(experiment)), ""]
+    out += [f"- {escape(note)}" for note in experiment.notes]
+    for grid in grids(experiment):
+        out += ["", f"## {escape(grid.title)}", ""]
+        out.append("| " + " | ".join(escape(h) for h in grid.headings) + " |")
+        out.append("|" + "---|" * grid.words + "---:|" * (len(grid.headings) - grid.words))
+        out += ["| " + " | ".join(escape(c) for c in row) + " |" for row in grid.rows]
+    for name, comparison in experiment.comparisons.items():
+        out += ["", f"## {escape(str(experiment.plan.baseline))} → {escape(name)}", ""]
+        out += [escape(comparison.verdict), ""]
+        out += [f"- {escape(change_line(c, comparison.step.a_ns))}" for c in told(comparison)]
+    if experiment.headlines:
+        out += ["", *headline_table(experiment.headlines)]
+    return "\n".join(out) + "\n"
+
+
+def headline_table(headlines: tuple[Headline, ...]) -> list[str]:
+    """Headlines as the lines of a Markdown table."""
+    head = ("system", "number", "survey", "primary source", "here", "configuration")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for h in headlines:
+        cells = (h.system, h.claim, h.survey or fmt.UNKNOWN, h.primary or fmt.UNKNOWN, ours(h))
+        lines.append("| " + " | ".join(escape(c) for c in (*cells, h.configuration)) + " |")
+    return lines

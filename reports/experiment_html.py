@@ -1,0 +1,139 @@
+"""An experiment as one self-contained page, in the shell of the report."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from chopper import _format as fmt
+from chopper.errors import printable
+from chopper.reports import page
+from chopper.reports.comparison_html import waterfall
+from chopper.reports.experiment import facts, grids, ours
+from chopper.reports.figures import plain
+
+if TYPE_CHECKING:
+    from chopper.experiment import Experiment, Row
+
+_COLORS = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#2b6f8f", "#d1491b")
+
+
+def render(experiment: Experiment) -> str:
+    """The HTML page of an experiment."""
+    sweeps = _sweeps(experiment)
+    figures = {f"sweep-{i}": figure for i, (_, figure) in enumerate(sweeps)}
+    comparisons = []
+    for i, (name, comparison) in enumerate(experiment.comparisons.items()):
+        figures[f"causes-{i}"] = waterfall(comparison)
+        comparisons.append(
+            {
+                "name": printable(name),
+                "verdict": printable(comparison.verdict),
+                "figure": f"causes-{i}",
+            }
+        )
+    plan = experiment.plan
+    context = {
+        "title": printable(plan.workload),
+        "summary": printable(plan.summary),
+        "facts": printable(facts(experiment)),
+        "notes": [printable(n) for n in experiment.notes],
+        "baseline": plan.baseline,
+        "grids": grids(experiment),
+        "figures": [{"id": f"sweep-{i}", "title": title} for i, (title, _) in enumerate(sweeps)],
+        "comparisons": comparisons,
+        "variants": plan.variants,
+        "command": printable(shlex.join(plan.command)),
+        "headlines": [
+            {
+                "system": h.system,
+                "claim": h.claim,
+                "survey": h.survey or fmt.UNKNOWN,
+                "primary": h.primary or fmt.UNKNOWN,
+                "ours": ours(h),
+                "configuration": h.configuration,
+            }
+            for h in experiment.headlines
+        ],
+    }
+    return page.render("experiment.html.j2", context, figures)
+
+
+def _sweeps(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
+    """One figure per measure that has a number among its labels: a line per all else."""
+    lines: dict[tuple[str, str], dict[tuple[object, ...], list[tuple[float, Row]]]] = {}
+    for row in experiment.rows:
+        numbers = [(k, v) for k, v in row.labels if not isinstance(v, str)]
+        if len(numbers) != 1:
+            continue
+        (key, at), *_ = numbers
+        rest = tuple(v for k, v in row.labels if k != key)
+        line = (*((row.variant,) if len(experiment.variants) > 1 else ()), *rest)
+        lines.setdefault((row.measure, key), {}).setdefault(line, []).append((float(at), row))
+    return [
+        (
+            f"{fmt.heading(measure)} over {fmt.heading(key)}".capitalize(),
+            _figure(measure, key, found),
+        )
+        for (measure, key), found in lines.items()
+        if max(len(points) for points in found.values()) > 2
+    ]
+
+
+def _figure(
+    measure: str, key: str, lines: dict[tuple[object, ...], list[tuple[float, Row]]]
+) -> dict[str, Any]:
+    data = []
+    for i, (line, points) in enumerate(lines.items()):
+        points = sorted(points, key=lambda p: p[0])
+        middle = [row.estimate.value for _, row in points]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": plain(" ".join(map(str, line)) or measure),
+                "x": [x for x, _ in points],
+                "y": middle,
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [max(r.values) - y for y, (_, r) in zip(middle, points, strict=True)],
+                    "arrayminus": [
+                        y - min(r.values) for y, (_, r) in zip(middle, points, strict=True)
+                    ],
+                    "thickness": 1,
+                    "width": 3,
+                },
+                "customdata": [
+                    [fmt.cell(key, x), fmt.cell(measure, row.estimate.value)] for x, row in points
+                ],
+                "hovertemplate": "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}"
+                "<extra></extra>",
+                "line": {"color": _COLORS[i % len(_COLORS)], "width": 2},
+                "marker": {"size": 6},
+            }
+        )
+    xs = sorted({x for points in lines.values() for x, _ in points})
+    ys = [row.estimate.value for points in lines.values() for _, row in points]
+    log_y = min(ys) > 0 and max(ys) > 20 * min(ys)
+    return {
+        "data": data,
+        "layout": {
+            "height": 380,
+            "margin": {"l": 72, "r": 24, "t": 8, "b": 48},
+            "xaxis": {
+                "type": "log" if xs[0] > 0 and xs[-1] >= 16 * xs[0] else "linear",
+                "title": {"text": fmt.heading(key)},
+                "tickvals": xs,
+                "ticktext": [fmt.cell(key, x) for x in xs],
+            },
+            "yaxis": {
+                "type": "log" if log_y else "linear",
+                "title": {
+                    "text": f"{fmt.heading(measure)}, {fmt.unit(measure) or ''}".rstrip(", ")
+                },
+                **({} if log_y else {"rangemode": "tozero"}),
+            },
+            "legend": {"orientation": "h", "y": 1.08, "x": 0},
+        },
+    }

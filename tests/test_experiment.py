@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from chopper import experiment as ex
+from chopper import manifest as m
+from chopper.errors import InputError, OutputError
+from chopper.reports import experiment as report
+from chopper.run import RunWriter, check_output, finalize, new_output
+
+
+def recorded(path, measures, *, ranks=1):
+    """A run of an experiment in which each rank measured the same."""
+    for rank in range(ranks):
+        part = RunWriter(path, rank)
+        part.manifest.world_size = ranks
+        part.manifest.status = "complete"
+        part.manifest.measures = [
+            m.Measure(name=name, value=value, labels=labels) for name, value, labels in measures
+        ]
+        part.save()
+    finalize(path, workload="made")
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Two variants, three repetitions: b is twice as fast as a, on each of two sizes."""
+    path = tmp_path / "made"
+    path.mkdir()
+    variants = []
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        runs = []
+        for repeat in range(3):
+            runs.append(f"{name}-{repeat + 1}")
+            noise = 1 + 0.01 * repeat
+            recorded(
+                path / runs[-1],
+                [
+                    ("tokens_per_s", 1000 * factor * noise, {}),
+                    *(
+                        ("time_ns", size / factor * noise, {"size_bytes": size, "op": "copy"})
+                        for size in (1024, 4096, 16384)
+                    ),
+                ],
+                ranks=2,
+            )
+        variants.append(ex.VariantPlan(name=name, summary=f"variant {name}", runs=runs))
+    ex.write_plan(
+        path,
+        ex.Plan(
+            chopper_version="0",
+            workload="gemm",
+            summary="made by hand",
+            command=["chopper", "run", "gemm"],
+            created_ns=1,
+            ranks=2,
+            device="cpu",
+            options={"seed": 0},
+            steps=False,
+            baseline="a",
+            variants=variants,
+        ),
+    )
+    return path
+
+
+def test_measures_are_joined_over_ranks_and_repetitions(made):
+    found = ex.load(made)
+    assert found.variants == ("a", "b")
+    row = found.find("tokens_per_s", "b")
+    assert row is not None
+    assert row.values == pytest.approx((2000, 2020, 2040))
+    assert row.estimate.value == pytest.approx(2020)
+    assert row.ratio is not None
+    assert row.ratio.value == pytest.approx(2)
+    assert row.ratio.ci95 is not None
+    assert row.ratio.ci95[0] < 2 < row.ratio.ci95[1]
+    baseline = found.find("tokens_per_s", "a")
+    assert baseline is not None
+    assert baseline.ratio is None
+    half = found.ratio("time_ns", "b", "a", size_bytes=4096)
+    assert half is not None
+    assert half.value == pytest.approx(0.5)
+    assert found.ratio("time_ns", "b", "a", size_bytes=5) is None
+
+
+def test_runs_without_a_trace_still_count(made):
+    found = ex.load(made)
+    assert found.find("tokens_per_s") is not None
+    assert found.find(ex.STEP) is None
+    assert found.comparisons == {}
+
+
+@pytest.mark.parametrize("format", ["txt", "md", "json", "html"])
+def test_every_format_shows_what_was_measured(made, format):
+    shown = report.render(ex.load(made), format)
+    assert "gemm" in shown
+    if format == "json":
+        document = json.loads(shown)
+        assert document["schema"] == "chopper.experiment/1"
+        assert {row["measure"] for row in document["measures"]} == {"tokens_per_s", "time_ns"}
+    else:
+        assert "4.00 KiB" in shown
+        assert "(2.00×)" in shown
+        assert "(0.50×)" in shown
+
+
+def test_names_from_a_run_cannot_break_out_of_the_page(made):
+    recorded(made / "a-1", [("tokens_per_s", 1.0, {"op": "<script>alert(1)</script>"})])
+    page = report.render(ex.load(made), "html")
+    assert "<script>alert(1)" not in page
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not an experiment"),
+        (b"[]", "is not an experiment"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_damaged_experiment_is_one_line(made, content, message):
+    file = made / "experiment.json"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=message) as refused:
+        ex.load(made)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_newer_schema_is_refused(made):
+    file = made / "experiment.json"
+    file.write_text(file.read_text().replace("chopper.experiment/1", "chopper.experiment/9"))
+    with pytest.raises(InputError, match=r"has schema 'chopper\.experiment/9'"):
+        ex.load(made)
+
+
+def test_an_experiment_is_replaced_only_when_asked(made):
+    with pytest.raises(OutputError, match="holds a run already"):
+        check_output(made)
+    assert check_output(made, force=True)
+
+
+def test_what_others_put_into_an_experiment_is_never_removed(made):
+    (made / "a-1" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="what chopper did not write"):
+        check_output(made, force=True)
+
+
+def test_an_experiment_that_records_nothing_brings_the_old_one_back(made):
+    with new_output(made, force=True) as place:
+        assert not any(place.iterdir())
+    assert ex.read_plan(made).workload == "gemm"
+
+
+def test_a_workload_is_recorded_as_an_experiment(tmp_path):
+    pytest.importorskip("torch")
+    from chopper.cli.run_ import command
+
+    words = ["gemm", "-o", str(tmp_path / "g"), "--variants", "random", "--repeats", "1", "--json"]
+    words += ["--", "--shapes", "64x64x64", "--dtypes", "float32", "--device", "cpu"]
+    done = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 0, done.output
+    document = json.loads(done.stdout)
+    (row, *_) = [r for r in document["measures"] if r["measure"] == "median_flop_per_s"]
+    assert row["labels"] == {"dtype": "float32", "shape": "64x64x64"}
+    assert 1e7 < row["value"] < 1e13
+    assert (tmp_path / "g" / "report.html").is_file()
+    assert (tmp_path / "g" / "random-1" / "manifest.json").is_file()

@@ -1,0 +1,191 @@
+"""Time collectives over message sizes, in the table that nccl-tests prints, for any backend.
+
+    chopper run collectives --ranks 2
+    torchrun --nproc-per-node 8 -m chopper.workloads.collectives --largest 1073741824
+
+Algorithm bandwidth is size over time; bus bandwidth is that times a factor that makes it comparable
+with the link, whatever the collective and the number of ranks (nccl-tests, doc/PERFORMANCE.md). The
+size is that of the whole array: what all-gather ends with, what reduce-scatter starts from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+import chopper
+from chopper.workloads import options
+from chopper.workloads.machine import BACKEND, Needs, choose_device
+
+WARMUP = 3
+
+
+def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
+    """Three arrays of the largest size: what is sent, what comes back, what gloo stages."""
+    if args.smallest > args.largest:
+        raise ValueError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
+    if args.factor < 2:
+        raise ValueError(f"--factor {args.factor}: sizes must grow, take 2 or more")
+    return Needs(
+        memory_bytes=3 * args.largest,
+        what=f"--largest {args.largest}",
+        remedy="take a smaller --largest",
+    )
+
+
+def main() -> None:
+    """Join the other ranks, measure, leave."""
+    args = options.parse(
+        options.COLLECTIVES, prog="collectives", description="Time collectives over sizes."
+    )
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("collectives: start it with `chopper run collectives` or through torchrun")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    kind, _ = choose_device(args.device, local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
+    device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.manual_seed(args.seed)
+    dist.init_process_group(BACKEND[kind], device_id=device if kind == "cuda" else None)
+    try:
+        measure(args, device)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(args: argparse.Namespace, device: torch.device) -> None:
+    """Time each collective at each size; rank 0 keeps the medians and the fit through them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    # Tracing costs as much as a small message: one pass is traced, what is measured is not.
+    with chopper.profile(args.output, steps=(0, 1)) as prof:
+        for name in bus_factors(ranks):
+            call = collective(name, [*sizes(args, ranks)][-1], ranks, device)
+            for _ in range(WARMUP):
+                if call is not None:
+                    call()
+        wait(device)
+        prof.step()
+        for name, factor in bus_factors(ranks).items():
+            times: list[tuple[int, float]] = []
+            for size_bytes in sizes(args, ranks):
+                call = collective(name, size_bytes, ranks, device)
+                if call is None:
+                    if rank == 0:
+                        print(f"{name}: {BACKEND[device.type]} does not have it", flush=True)
+                    break
+                time_s = median_time_s(call, args.repeats, device)
+                times.append((size_bytes, time_s))
+                prof.step()
+                if rank:
+                    continue
+                labels: dict[str, str | int | float] = {
+                    "collective": name,
+                    "size_bytes": size_bytes,
+                }
+                prof.measure("time_ns", time_s * 1e9, **labels)
+                prof.measure("algorithm_bandwidth_bytes_per_s", size_bytes / time_s, **labels)
+                prof.measure("bus_bandwidth_bytes_per_s", size_bytes / time_s * factor, **labels)
+            if rank == 0 and len(times) > 1:
+                latency_s, bytes_per_s = fit(times)
+                prof.measure("latency_ns", latency_s * 1e9, collective=name)
+                prof.measure(
+                    "fitted_bus_bandwidth_bytes_per_s", bytes_per_s * factor, collective=name
+                )
+
+
+def bus_factors(ranks: int) -> dict[str, float]:
+    """Bus bandwidth over algorithm bandwidth, per collective (nccl-tests)."""
+    share = (ranks - 1) / ranks
+    return {
+        "all_reduce": 2 * share,
+        "all_gather": share,
+        "reduce_scatter": share,
+        "all_to_all": share,
+        "broadcast": 1.0,
+    }
+
+
+def sizes(args: argparse.Namespace, ranks: int) -> Iterator[int]:
+    """Bytes of the whole array, rounded up so that each rank has as many float32 as the others."""
+    quantum = 4 * ranks
+    size = args.smallest
+    while size <= args.largest:
+        yield -(-size // quantum) * quantum
+        size *= args.factor
+
+
+def collective(
+    name: str, size_bytes: int, ranks: int, device: torch.device
+) -> Callable[[], object] | None:
+    """A call that runs the collective once; None when the backend does not have it."""
+    whole = torch.randn(size_bytes // 4, device=device)
+    part = torch.randn(size_bytes // 4 // ranks, device=device)
+    other = torch.empty_like(whole)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+    }
+    try:
+        calls[name]()
+    except (RuntimeError, NotImplementedError):
+        return None
+    return calls[name]
+
+
+def median_time_s(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Median over repetitions of the time of the slowest rank, in seconds."""
+    times = []
+    for repeat in range(WARMUP + repeats):
+        # Without it, one rank's lateness would count as the collective's slowness.
+        dist.barrier()
+        wait(device)
+        begin = time.perf_counter()
+        call()
+        wait(device)
+        if repeat >= WARMUP:
+            times.append(time.perf_counter() - begin)
+    slowest = torch.tensor(times, device=device, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(statistics.median(slowest.tolist()))
+
+
+def wait(device: torch.device) -> None:
+    """Wait for what was issued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
+    """Latency α in seconds and bandwidth 1/β in bytes per second of t = α + β·size.
+
+    Least squares of relative errors: else the largest size alone would decide, and the latency
+    would be what its noise leaves. Neither is let below zero.
+    """
+    size = torch.tensor([float(s) for s, _ in times], dtype=torch.float64)
+    seconds = torch.tensor([t for _, t in times], dtype=torch.float64)
+    rows = torch.stack((1 / seconds, size / seconds), dim=1)
+    solved = torch.linalg.lstsq(rows, torch.ones(len(times), 1, dtype=torch.float64)).solution
+    latency_s, per_byte_s = (float(v) for v in solved.flatten())
+    if latency_s < 0:
+        latency_s, per_byte_s = 0.0, float((seconds / size).mean())
+    if per_byte_s <= 0:
+        latency_s, per_byte_s = float(seconds.mean()), 0.0
+    return latency_s, 1 / per_byte_s if per_byte_s else float("inf")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

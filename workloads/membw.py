@@ -1,0 +1,107 @@
+"""Measure memory bandwidth over array sizes with the four kernels of STREAM.
+
+    chopper run membw
+    chopper run membw -- --largest 4294967296
+
+Copy, scale, add and triad (McCalpin 1995), bytes read plus bytes written, as STREAM counts them.
+Small arrays stay in a cache: the steps of the curve are its levels, and its end is memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+import chopper
+from chopper.workloads import options
+from chopper.workloads.machine import Needs, choose_device
+
+WARMUP = 2
+
+
+def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
+    """Three arrays of the largest size."""
+    if args.smallest > args.largest:
+        raise ValueError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
+    if args.factor < 2:
+        raise ValueError(f"--factor {args.factor}: sizes must grow, take 2 or more")
+    return Needs(
+        memory_bytes=3 * args.largest,
+        what=f"--largest {args.largest}",
+        remedy="take a smaller --largest",
+    )
+
+
+def main() -> None:
+    """Measure each kernel at each size."""
+    args = options.parse(options.MEMBW, prog="membw", description="Measure memory bandwidth.")
+    kind, _ = choose_device(args.device, local_ranks=1)
+    device = torch.device("cuda:0" if kind == "cuda" else "cpu")
+    torch.manual_seed(args.seed)
+    # Tracing costs time: one pass is traced, what is measured is not.
+    with chopper.profile(args.output, steps=(0, 1)) as prof:
+        for _, call in kernels(args.largest, device).values():
+            call()
+        wait(device)
+        prof.step()
+        for size_bytes in sizes(args):
+            for name, (passes, call) in kernels(size_bytes, device).items():
+                time_s = median_time_s(call, args.repeats, passes * size_bytes, device)
+                moved = passes * size_bytes
+                prof.measure(
+                    "bandwidth_bytes_per_s", moved / time_s, kernel=name, array_bytes=size_bytes
+                )
+            prof.step()
+
+
+def sizes(args: argparse.Namespace) -> Iterator[int]:
+    """Bytes of one array, whole float32 numbers."""
+    size = args.smallest
+    while size <= args.largest:
+        yield -(-size // 4) * 4
+        size *= args.factor
+
+
+def kernels(size_bytes: int, device: torch.device) -> dict[str, tuple[int, Callable[[], object]]]:
+    """STREAM's kernels: arrays that each passes over, and a call that runs it once."""
+    a, b, c = (torch.randn(size_bytes // 4, device=device) for _ in range(3))
+    return {
+        "copy": (2, lambda: c.copy_(a)),
+        "scale": (2, lambda: torch.mul(c, 3.0, out=b)),
+        "add": (3, lambda: torch.add(a, b, out=c)),
+        "triad": (3, lambda: torch.add(b, c, alpha=3.0, out=a)),
+    }
+
+
+def median_time_s(
+    call: Callable[[], object], repeats: int, moved_bytes: int, device: torch.device
+) -> float:
+    """Median time of one call in seconds; short ones are timed in batches of about 64 MiB."""
+    batch = max(1, (64 << 20) // moved_bytes)
+    times_s = []
+    for repeat in range(WARMUP + repeats):
+        begin = time.perf_counter()
+        for _ in range(batch):
+            call()
+        wait(device)
+        if repeat >= WARMUP:
+            times_s.append((time.perf_counter() - begin) / batch)
+    return statistics.median(times_s)
+
+
+def wait(device: torch.device) -> None:
+    """Wait for what was issued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
