@@ -382,6 +382,18 @@ DEVICE_LIMIT = Table(
     ),
 )
 
+STEP_WORK = Table(
+    "step_work",
+    1,
+    "What a rank worked through in a step, as the program counted it: prof.step(tokens=…).",
+    (
+        Column(name="time_ns", type="int64", unit="ns", doc="Unix time of the middle of the step."),
+        Column(name="span_ns", type="int64", unit="ns", doc="How long the step took."),
+        Column(name="step", type="int64", doc="Number of the step, as in `step`."),
+        Column(name="tokens_count", type="int64", unit="count", doc="Tokens of this rank."),
+    ),
+)
+
 TELEMETRY_TABLES = (
     CPU_CORE,
     HOST,
@@ -397,17 +409,5 @@ TELEMETRY_TABLES = (
     DEVICE_ACTIVITY,
     DEVICE_LIMIT,
     CLOCK,
-)
-STEP_WORK = Table(
-    "step_work",
-    1,
-    "What a rank worked through in a step, as the program counted it: prof.step(tokens=…).",
-    (
-        Column(name="time_ns", type="int64", unit="ns", doc="Unix time of the middle of the step."),
-        Column(name="span_ns", type="int64", unit="ns", doc="How long the step took."),
-        Column(name="step", type="int64", doc="Number of the step, as in `step`."),
-        Column(name="tokens_count", type="int64", unit="count", doc="Tokens of this rank."),
-    ),
-)
-
     STEP_WORK,
+)
