@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 def ints(table: pa.Table, name: str, *, null: int = -1) -> np.ndarray:
     """An integer column as int64; nulls become ``null``, which must not occur as a value."""
-    column = table[name].combine_chunks()
-    if column.null_count:
-        column = column.fill_null(null)
-    return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return _numbers(table[name].chunks, null, np.dtype(np.int64))
 
 
 def strings(table: pa.Table, name: str, *, narrow: bool = False) -> tuple[np.ndarray, list[str]]:
@@ -25,12 +22,25 @@ def strings(table: pa.Table, name: str, *, narrow: bool = False) -> tuple[np.nda
     Codes are int64; with ``narrow`` as the table holds them, int32: half the memory, but no room
     to compute with them.
     """
-    column = table[name].unify_dictionaries().combine_chunks()
-    indices = column.indices
-    if indices.null_count:
-        indices = indices.fill_null(-1)
-    codes = indices.to_numpy(zero_copy_only=False)
-    return codes if narrow else codes.astype(np.int64), column.dictionary.to_pylist()
+    chunks = table[name].unify_dictionaries().chunks
+    codes = _numbers([c.indices for c in chunks], -1, np.dtype(np.int32 if narrow else np.int64))
+    return codes, chunks[0].dictionary.to_pylist() if chunks else []
+
+
+def _numbers(chunks: list[pa.Array], null: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """The values of all chunks: not copied where one of this type has no nulls, else once."""
+    if len(chunks) == 1 and not chunks[0].null_count:
+        return chunks[0].to_numpy().astype(dtype, copy=False)
+    found = np.empty(sum(map(len, chunks)), dtype=dtype)
+    at = 0
+    for chunk in chunks:
+        place = found[at : at + len(chunk)]
+        if chunk.null_count == len(chunk):
+            place[:] = null
+        else:
+            place[:] = (chunk.fill_null(null) if chunk.null_count else chunk).to_numpy()
+        at += len(chunk)
+    return found
 
 
 def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], Any]) -> np.ndarray:
