@@ -344,8 +344,8 @@ def _why_none(meter: Meter, steps: np.ndarray) -> str:
         return "no step lies within the readings"
     length = int(steps[usable, 2].max() - steps[usable, 1].min())
     return (
-        f"steps that follow each other and were read last {length / 1e9:.2g} s at most; over less "
-        f"than {MIN_SPAN_NS / 1e9:.0f} s an energy counter says nothing"
+        f"{length / 1e9:.2g} s of steps in a row were read; an energy counter says nothing below "
+        f"{MIN_SPAN_NS / 1e9:.0f} s"
     )
 
 
@@ -395,8 +395,8 @@ def _of_phases(attribution: Attribution, unit: _Unit) -> list[dict[str, Any]]:
         if not long.any():
             longest = int((end - start).max())
             row["reason"] = (
-                f"lasts {longest / 1e9:.2g} s at most without a break; over less than "
-                f"{MIN_SPAN_NS / 1e9:.0f} s an energy counter says nothing"
+                f"lasts {longest / 1e9:.2g} s at most without a break; an energy counter says "
+                f"nothing below {MIN_SPAN_NS / 1e9:.0f} s"
                 if longest < MIN_SPAN_NS
                 else "its stretches do not lie within the readings"
             )

@@ -232,7 +232,7 @@ def _named(
         for i in order[place < _KERNELS_NAMED].tolist():
             name = fmt.kernel_name(names[codes[rows[some[first[i]]]]])
             texts[of[i]].append(f"{name} {fmt.ratio(total[i] / whole[of[i]])}")
-    return [", ".join(parts) or None for parts in texts]
+    return ["; ".join(parts) or None for parts in texts]
 
 
 def _most(episode: np.ndarray, op: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:

@@ -219,7 +219,14 @@ def _binned(values: np.ndarray, edges: np.ndarray) -> list[float]:
     return [float(f"{v / 1e9:.6g}") for v in (sums / np.diff(edges)).tolist()]
 
 
-_UNITS = {"ratio": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "bytes_per_s": ("MB/s", 1e-6)}
+_UNITS = {
+    "ratio": ("%", 100.0),
+    "bytes": ("GiB", 2.0**-30),
+    "bytes_per_s": ("MB/s", 1e-6),
+    "hz": ("GHz", 1e-9),
+    "w": ("W", 1.0),
+    "c": ("°C", 1.0),
+}
 # Lines of one panel: Okabe and Ito's hues, then their darker kin.
 LINES = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#59b2d9", "#8a8f98")
 
@@ -249,7 +256,7 @@ def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
         bottom = max(top - height / total, 0)
         layout[f"yaxis{suffix}"] = {
             "domain": [bottom, top],
-            "rangemode": "tozero",
+            "rangemode": "normal" if mine[0].unit in ("hz", "c") else "tozero",
             "title": {"text": plain(unit)},
             "anchor": "x",
             "nticks": 5,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from chopper import _format as fmt
 from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
-from chopper.reports import details, figures, plotly_script, series, timeline
+from chopper.reports import details, figures, frequency, plotly_script, series, timeline
 from chopper.reports.advice import advice
 from chopper.reports.pack import deflate_text
 from chopper.reports.palette import PHASES, color, ink
@@ -38,6 +38,7 @@ _SECTIONS = (
     ("breakdown", "Breakdown"),
     ("details", "Tables"),
     ("timeline", "Timeline"),
+    ("frequency", "Frequency"),
     ("telemetry", "Telemetry"),
     ("quality", "Quality"),
     ("environment", "Environment"),
@@ -68,9 +69,12 @@ def render(attribution: Attribution) -> str:
     telemetry = [*series.collect(attribution.run), *series.queues(attribution)]
     tables = details.tables(attribution)
     lanes = timeline.build(attribution, telemetry)
+    clocks = frequency.build(attribution, story)
     context = _context(views, story, lanes, telemetry)
+    context["frequency"] = clocks
     context["has_details"] = bool(tables)
-    context["sections"] = [s for s in _SECTIONS if s[0] != "details" or tables]
+    absent = {"details": not tables, "frequency": clocks is None}
+    context["sections"] = [s for s in _SECTIONS if not absent.get(s[0])]
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(s) for s in _SCRIPTS) + "\n})();"
     plotly = plotly_script.get()
     environment = jinja2.Environment(
@@ -83,7 +87,7 @@ def render(attribution: Attribution) -> str:
         **context,
         css=safe(_asset("report.css")),
         js=safe(script),
-        data=safe(_data(views, story, lanes, telemetry)),
+        data=safe(_data(views, story, lanes, telemetry, clocks)),
         names=safe(lanes.names),
         telemetry=safe(lanes.telemetry),
         details=safe(deflate_text(to_script_json(tables).encode())),
@@ -111,7 +115,11 @@ def to_script_json(value: Any) -> str:
 
 
 def _data(
-    views: Views, story: Story, lanes: timeline.Timeline, telemetry: list[series.Series]
+    views: Views,
+    story: Story,
+    lanes: timeline.Timeline,
+    telemetry: list[series.Series],
+    clocks: frequency.Frequency | None,
 ) -> str:
     """What the page's scripts read: causes, levels, figures, windows."""
     attribution = views.attribution
@@ -136,6 +144,7 @@ def _data(
                 "waterfall": figures.waterfall(attribution, story),
                 "steps": figures.steps(attribution, story),
                 "telemetry": figures.telemetry(telemetry, attribution),
+                **({} if clocks is None else clocks.figures),
             },
             "timeline": lanes.windows,
         }

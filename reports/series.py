@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.queue import depths as depths_of
+from chopper.telemetry import of_rank
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +24,7 @@ class Series:
     Attributes:
         panel: what it is drawn with; series of one panel share a unit.
         label: short name within the panel.
-        unit: ``ratio``, ``bytes``, ``bytes_per_s`` or as recorded.
+        unit: ``ratio``, ``bytes``, ``bytes_per_s``, ``hz``, ``w``, ``c`` or as recorded.
         rank: rank that it belongs to; None for the host.
         time_ns: Unix times, ascending.
         value: values; NaN where nothing was recorded.
@@ -41,6 +42,8 @@ def collect(run: Run) -> list[Series]:
     """All telemetry of a run, host-wide first."""
     series: list[Series] = []
     for rank in run.ranks:
+        series += _device(run, rank)
+    for rank in run.ranks:
         series += _cpu(run.table(rank, "cpu_core"), rank, run)
         series += _host(run.table(rank, "host"), rank, run)
         series += _nic(run.table(rank, "nic"), rank, run)
@@ -49,7 +52,76 @@ def collect(run: Run) -> list[Series]:
         series += _device_memory(run.table(rank, "device_memory"), rank)
         series += _allocator(run.table(rank, "memory_event"), rank)
         series += _counters(run.table(rank, "counter"), rank)
-    return [s for s in series if len(s.time_ns) > 1 and np.isfinite(s.value).any()]
+    series.sort(key=_place)
+    return [with_gaps(s) for s in series if len(s.time_ns) > 1 and np.isfinite(s.value).any()]
+
+
+_FIRST = ("SM clock", "Board power", "Temperature", "Device busy", "NVLink, XGMI", "PCIe")
+"""Panels of devices come first: they explain the kernels above them."""
+
+
+def _place(series: Series) -> int:
+    return _FIRST.index(series.panel) if series.panel in _FIRST else len(_FIRST)
+
+
+_GAP_FACTOR = 4
+_LEAST_GAP_NS = 2_000_000
+
+
+def with_gaps(series: Series) -> Series:
+    """A series with NaN where samples are missing, so that no line is drawn across a hole."""
+    if len(series.time_ns) < 3:
+        return series
+    span = np.diff(series.time_ns)
+    hole = np.flatnonzero(span > max(_GAP_FACTOR * float(np.median(span)), _LEAST_GAP_NS))
+    if not len(hole) or series.panel not in SAMPLED:
+        return series
+    return Series(
+        series.panel,
+        series.label,
+        series.unit,
+        series.rank,
+        np.insert(series.time_ns, hole + 1, series.time_ns[hole] + span[hole] // 2),
+        np.insert(series.value, hole + 1, np.nan),
+    )
+
+
+SAMPLED = frozenset((*_FIRST, "CPU", "CPU of ranks", "Pressure", "Network", "Memory of ranks"))
+"""Panels of what is read at a rate; what is said at events (allocations) holds until the next."""
+
+
+_DEVICE_CLOCK = (("sm_clock_hz", "SM clock", "hz", ""), ("power_w", "Board power", "w", ""))
+_DEVICE_COUNTER = (
+    ("temperature_c", "Temperature", "c", ""),
+    ("memory_temperature_c", "Temperature", "c", " memory"),
+    ("device_utilization_ratio", "Device busy", "ratio", ""),
+)
+_DEVICE_RATES = (
+    ("link_tx_bytes", "NVLink, XGMI", " sent"),
+    ("link_rx_bytes", "NVLink, XGMI", " received"),
+    ("pcie_tx_bytes", "PCIe", " sent"),
+    ("pcie_rx_bytes", "PCIe", " received"),
+)
+
+
+def _device(run: Run, rank: int) -> list[Series]:
+    """Clock, power, temperature, use and links of the device that a rank computes on."""
+    found: list[Series] = []
+    for name, columns in (("device_clock", _DEVICE_CLOCK), ("device_counter", _DEVICE_COUNTER)):
+        table = of_rank(run, rank, name)
+        if not table.num_rows:
+            continue
+        times = _times(table)
+        for column, panel, unit, of in columns:
+            found.append(
+                Series(panel, f"rank {rank}{of}", unit, rank, times, _numbers(table, column))
+            )
+    table = of_rank(run, rank, "device_counter")
+    for column, panel, way in _DEVICE_RATES if table.num_rows else ():
+        at, per_ns = _derivative(_times(table), _numbers(table, column))
+        if np.nanmax(per_ns, initial=0) > 0:
+            found.append(Series(panel, f"rank {rank}{way}", "bytes_per_s", rank, at, per_ns * 1e9))
+    return found
 
 
 def _numbers(table: pa.Table, column: str) -> np.ndarray:
@@ -262,6 +334,9 @@ def thin(series: Series, points: int) -> Series:
     high[:n] = np.nan_to_num(series.value, nan=-np.inf)
     first = np.arange(rows) * size
     found = [first + low.reshape(rows, size).argmin(1), first + high.reshape(rows, size).argmax(1)]
+    # Holes stay holes: the first unknown of each run of them is kept, too.
+    unknown = np.isnan(series.value)
+    found.append(np.flatnonzero(unknown & ~np.concatenate([[False], unknown[:-1]])))
     index = np.unique(np.concatenate(found))
     return Series(
         series.panel,

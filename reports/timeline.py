@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper import _format as fmt
+from chopper.analyzers.clocks import CLOCK_LABELS
 from chopper.reports.pack import deflate_text, pack
 from chopper.reports.series import Series
 
@@ -39,6 +40,8 @@ _LEVEL = 4
 
 _HOST_CATEGORIES = ("annotation", "cpu_op", "runtime", "driver", "python", "overhead", "sync", "gc")
 _STATES = ("compute", "communication", "copy")
+_HOLE_FACTOR = 4
+_HELD = [CLOCK_LABELS.index(name) for name in ("power_cap", "thermal", "application", "idle_ramp")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def build(
         packer = _Packer(window, rank, kinds)
         packer.device()
         dropped, hidden = packer.host(host_share[window.rank, window.step_index])
+        packer.clock()
         key = f"w{len(packs)}"
         packs[key] = packer.finish()
         short += dropped
@@ -247,6 +251,8 @@ class _Rank:
         self.span_start = self.spans["start_ns"].to_numpy()
         self.span_dur = self.spans["dur_ns"].to_numpy()
         self.threads = run.table(rank, "thread")
+        factors = attribution.factors.get(rank)
+        self.readers = factors.clocks.readers if factors is not None else {}
         self._causes: tuple[np.ndarray, np.ndarray, np.ndarray, list[str]] | None = None
 
     def rows(self, window: _Window) -> np.ndarray:
@@ -590,6 +596,39 @@ class _Packer:
                 )
         return available - len(rows), len(rows) - shown
 
+    def clock(self) -> None:
+        """What held each device's clock, from its readings; each stands half-way to the next."""
+        from chopper.causes import CAUSES
+
+        window = self.window
+        for device, series in sorted(self.rank.readers.items()):
+            held = np.where(
+                series.labels[:, _HELD].any(axis=1), series.labels[:, _HELD].argmax(axis=1), -1
+            )
+            time, gap = series.time_ns, series.gap_ns
+            # Across a hole in the readings nothing is said to have held.
+            median = int(np.median(gap))
+            reach, hole = np.minimum(gap, 2 * median) // 2, gap > _HOLE_FACTOR * median
+            begins = np.flatnonzero(np.concatenate([[True], (held[1:] != held[:-1]) | hole]))
+            ends = np.append(begins[1:], len(time)) - 1
+            start = time[begins] - np.concatenate([[0], reach])[begins]
+            end = time[ends] + np.concatenate([reach, [0]])[ends]
+            start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
+            kept = np.flatnonzero((held[begins] >= 0) & (end > start))
+            if not len(kept):
+                continue
+            kinds = []
+            for column in _HELD:
+                cause = f"compute.clock.{CLOCK_LABELS[column]}"
+                kinds.append(self.kinds.one(CAUSES[cause].label, "state", cause=cause))
+            several = f" {device}" if len(self.rank.readers) > 1 else ""
+            self._add(
+                {"group": f"Clock held by{several}", "type": "clock", "depth": 0},
+                start[kept],
+                end[kept],
+                np.array(kinds, dtype=np.int64)[held[begins][kept]],
+            )
+
     def finish(self) -> str:
         """The pack: ``start`` is coded as differences within each row."""
         coded = [np.diff(part, prepend=0) for part in self._start]
@@ -664,7 +703,7 @@ def _exclusive(
 
 def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:
     """Series near the embedded windows, times as differences in µs from the first sample."""
-    from chopper.reports.series import thin
+    from chopper.reports.series import SAMPLED, thin
 
     described: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
@@ -691,6 +730,7 @@ def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:
                 "label": cut.label,
                 "unit": cut.unit,
                 "rank": cut.rank,
+                "sampled": cut.panel in SAMPLED,
                 "start_ns": str(int(cut.time_ns[0])),
             }
         )

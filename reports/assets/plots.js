@@ -25,15 +25,17 @@ function themed(figure) {
     const axis = layout[key];
     Object.assign(axis, { gridcolor: grid, zerolinecolor: line, linecolor: line, tickcolor: line, fixedrange: !figure.zoom });
     axis.title = { ...axis.title, font: { size: 12, color: faint }, standoff: 10 };
-    axis.tickfont = { color: key.startsWith("y") && axis.type === "category" ? css("--text") : faint, size: key.startsWith("y") && axis.type === "category" ? 12.5 : 11.5 };
+    const named = key.startsWith("y") && (axis.type === "category" || axis.ticktext);
+    axis.tickfont = { color: named ? css("--text") : faint, size: named ? 12.5 : 11.5 };
     if (key.startsWith("y") && axis.type === "category") { axis.ticks = ""; axis.showgrid = false; axis.ticklabelstandoff = 8; }
     if (key.startsWith("x") && axis.type === "category") axis.showgrid = false;
   }
   for (const note of layout.annotations || []) note.font = { size: 12, color: text };
-  for (const shape of layout.shapes || []) shape.fillcolor = css(shape.name === "step-odd" ? "--shade" : "--shade-2");
+  for (const shape of layout.shapes || []) if (shape.name !== "mark") shape.fillcolor = css(shape.name === "step-odd" ? "--shade" : "--shade-2");
   const data = figure.data.map((trace) => {
     const out = { ...trace };
     if (Array.isArray(trace.marker?.color)) out.marker = { ...trace.marker, color: trace.marker.color.map((c) => c || css("--text-3")) };
+    if (trace.marker?.colorbar) out.marker = { ...trace.marker, colorbar: { ...trace.marker.colorbar, tickfont: { color: faint, size: 11 }, title: { ...trace.marker.colorbar.title, font: { color: faint, size: 11 } } } };
     if (trace.orientation === "h") { out.textfont = { color: text, size: 12 }; }
     return out;
   });

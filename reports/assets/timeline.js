@@ -5,7 +5,7 @@
  * that events cover (from running sums, so exactly), in the colour of the longest of them. The
  * cost of a frame depends on its width, not on the number of events.
  */
-const HEIGHTS = { phase: 20, layer: 20, state: 24, device: 22, host: 17, telemetry: 58 };
+const HEIGHTS = { phase: 20, layer: 20, state: 24, device: 22, host: 17, clock: 20, telemetry: 58 };
 const GROUP_GAP = 7, RULER = 26, MINI = 34, MIN_SPAN_NS = 40;
 const NAME_COLORS = ["#3b7dd8", "#12a17d", "#e07b1a", "#c05a9c", "#c9a227", "#6a5acd", "#3d9fc9", "#d1491b", "#7d7768", "#8fae3c"];
 const HOST_COLORS = { annotation: "#7d8aa5", cpu_op: "#9db2cf", runtime: "#d9a15f", driver: "#d9a15f", sync: "#c46a3b", python: "#b9c4b0", gc: "#8a8f3c", overhead: "#a7a7a7" };
@@ -180,7 +180,8 @@ class Timeline {
     for (const panel of panels.values()) {
       if (panel.unit === "ratio" && panel.max <= 1) panel.max = 1;
       // Memory that hardly moves would be a flat line at the top: show its range instead.
-      panel.base = panel.unit === "bytes" && panel.min > 0.5 * panel.max && panel.max > panel.min ? panel.min : Math.min(panel.min, 0);
+      const moving = panel.unit === "bytes" || panel.unit === "hz" || panel.unit === "c" || panel.unit === "w";
+      panel.base = moving && panel.min > 0.5 * panel.max && panel.max > panel.min ? panel.min : Math.min(panel.min, 0);
       if (panel.max === panel.base) panel.max = panel.base + (panel.base || 1);
     }
     return [...panels.values()];
@@ -362,6 +363,7 @@ class Timeline {
     g.strokeStyle = p.line;
     g.beginPath(); g.moveTo(0, y + h + 0.5); g.lineTo(this.width, y + h + 0.5); g.stroke();
     const colors = this.data.line_colors;
+    this.holes(g, p, strip);
     strip.series.forEach((one, n) => {
       g.strokeStyle = colors[n % colors.length];
       g.lineWidth = 1.25;
@@ -395,6 +397,29 @@ class Timeline {
       x += 24 + g.measureText(one.label).width;
     });
     if (strip.base > 0) { g.textBaseline = "bottom"; g.fillText(quantity(strip.base, strip.unit), 6, y + h - 1); }
+  }
+
+  /** Where nothing was sampled, said so: a line across a hole would be invented. */
+  holes(g, p, strip) {
+    const one = strip.series[0], { y, h } = strip, spans = [];
+    if (!one.sampled) return;
+    let last = null;
+    for (let i = one.lo; i < one.hi; i++) {
+      const x = this.x(one.time[i] + one.shift);
+      if (Number.isNaN(one.value[i])) continue;
+      if (last === null ? x > 2 : i - last.i > 1) spans.push([last === null ? 0 : last.x, x]);
+      last = { i, x };
+    }
+    if (last !== null && last.x < this.width - 2) spans.push([last.x, this.width]);
+    g.font = `10.5px ${css("--sans")}`;
+    g.textBaseline = "middle";
+    for (const [from, to] of spans) {
+      const a = Math.max(from, 0), b = Math.min(to, this.width);
+      if (b - a < 2) continue;
+      g.fillStyle = p.shade;
+      g.fillRect(a, y + 17, b - a, h - 17);
+      if (b - a > 76) { g.fillStyle = p.dim; g.fillText("no samples", a + 6, y + 17 + (h - 17) / 2); }
+    }
   }
 
   marks(g, p) {

@@ -89,6 +89,7 @@ function quantity(value, unit) {
   if (unit === "ratio") return percent(value);
   if (unit === "bytes") return bytes(value);
   if (unit === "bytes_per_s") return rate(value);
+  if (unit === "hz" || unit === "w" || unit === "c") return UNITS[unit](value);
   return `${three(value)}${unit ? " " + unit : ""}`;
 }
 
