@@ -1,7 +1,7 @@
 """The part that setuptools cannot read from pyproject.toml: extensions in C, optional.
 
-Where they cannot be compiled, traces are read in Python and host spans are nested in numpy: the
-same results, several times slower.
+Where they cannot be compiled, traces are read and devices sampled in Python and host spans are
+nested in numpy: the same results, several times slower.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ setup(
         Extension(
             name,
             sources=[source],
-            extra_compile_args=["-std=c11", "-O2"],
+            extra_compile_args=["-std=c11", "-O2", "-pthread"],
+            extra_link_args=["-pthread"],
             optional=True,
         )
         for name, source in (
             ("chopper.analyzers._forest", "analyzers/_forest.c"),
+            ("chopper.collectors._fast", "collectors/_fast.c"),
             ("chopper.collectors.kineto._scan", "collectors/kineto/_scan.c"),
         )
     ]

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 _CODES = {pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 
 
-def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def to_arrow(values: Sequence[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
     """Build an array of one of the types that tables declare; None is null.
+
+    An Arrow array of this type is taken as it is.
 
     Raises:
         TypeError: a value is not of this type.
         OverflowError: a number does not fit.
     """
+    if isinstance(values, pa.Array) and values.type == kind:
+        return values
     if pa.types.is_dictionary(kind):
         distinct: dict[str, int] = {}
         codes = [None if v is None else distinct.setdefault(v, len(distinct)) for v in values]
@@ -46,6 +50,8 @@ def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
+    if None not in values:
+        return None, 0
     bits, ones = _bits([v is not None for v in values])
     return (None, 0) if ones == len(values) else (bits, len(values) - ones)
 

@@ -5,12 +5,16 @@ with its parent: on request, when its pipe closes, when the kernel says that the
 when it finds itself with another parent.
 
 It writes its rows itself, as Arrow streams, batch by batch: no other process reads them while the
-run goes on, so nothing has to cross a process border and no ring buffer is needed. A kill loses at
-most the rows since the last flush.
+run goes on, so nothing has to cross a process border. A kill loses at most the rows since the last
+flush.
 
 To add a source, write a class like :class:`Source` and pass a :class:`SourceSpec` that names it to
-a :class:`SamplerProcess`; it does without numpy and pandas. Each collector has its own sampler process, so that a driver call that
-hangs takes nothing else with it.
+a :class:`SamplerProcess`; it does without numpy and pandas. A source with a ``plan`` is read in C,
+by a thread that fills a ring for each device (:mod:`chopper.collectors._plan`).
+
+A driver call that hangs takes no other collector with it, since each has a process of its own, and
+no other device: what blocks is left to the thread that is in it, and another one goes on with the
+rest.
 """
 
 from __future__ import annotations
@@ -23,13 +27,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
 import chopper
+from chopper.collectors import _plan
 from chopper.errors import CaptureError, ChopperError, CollectorUnavailable, OutputError
 
 if TYPE_CHECKING:
@@ -48,6 +54,15 @@ _SLICE_NS = 100_000
 _CALL_RATIO = 0.05
 _CHECK_EVERY = 32
 _FAILURES_TO_STOP = 20
+_BLOCKED_NS = 300_000_000
+"""A reading that lasts longer holds up the others no more."""
+_WATCH_S = 1.0
+"""Time between looks for one; each costs a wake-up."""
+_STATUS_FLUSHES = 5
+"""The status is written with every fifth flush: replacing a file costs more than the rows."""
+_CALIBRATION_CALLS = 50
+_CALIBRATION_NS = 10_000_000
+"""For each call, at the start."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -70,14 +85,35 @@ class Sink:
         return rows
 
 
+class Gone(Exception):
+    """What is read is gone for good: it is not asked again."""
+
+
+class Part(NamedTuple):
+    """What is read apart from the rest of a source: one device."""
+
+    label: str
+    read: Callable[[Sink, int], None]
+    """As ``Source.sample``; raises :class:`Gone` where it will never answer again."""
+
+
 class Source(Protocol):
-    """Something that can be read at a fixed rate, inside the sampler process."""
+    """Something that can be read at a fixed rate, inside the sampler process.
+
+    It may have more: ``parts() -> list[Part]``, read one by one with a time of its own each, so
+    that one that blocks keeps no other waiting; ``plan() -> Plan`` with
+    ``learn(list[DeviceTotals])``, to be read in C; ``calls() -> dict[str, Callable]``, calls of a
+    driver whose cost is measured at the start.
+    """
 
     name: ClassVar[str]
     tables: ClassVar[tuple[str, ...]]
     """Declared tables that it writes; each begins with ``time_ns`` and ``span_ns``."""
-    absent: dict[str, str]
-    """``table.column`` → why it stays null on this machine; may grow during the run."""
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """``table.column`` → why it stays null on this machine; may change during the run."""
+        ...
 
     def open(self) -> None:
         """Open files or devices and take the first reading of counters.
@@ -121,8 +157,12 @@ class SourceStatus(msgspec.Struct, kw_only=True):
     requested_hz: float
     period_ns: int
     """Time between samples now; longer than requested where a reading costs too much."""
+    native: bool = False
+    """Read in C, by a thread of its own."""
+    parts_count: int = 1
+    """What is read apart (devices); samples are counted for each."""
     elapsed_ns: int = 0
-    """From the first to the last sample."""
+    """From the first to the last sample, summed over the parts."""
     samples_count: int = 0
     late_count: int = 0
     """Samples that began more than half a period after their time."""
@@ -137,14 +177,14 @@ class SourceStatus(msgspec.Struct, kw_only=True):
 
     @property
     def achieved_hz(self) -> float | None:
-        """Samples per second; None before the second sample."""
-        if self.samples_count < 2 or self.elapsed_ns <= 0:
+        """Samples per second of one part; None before its second sample."""
+        if self.samples_count <= self.parts_count or self.elapsed_ns <= 0:
             return None
-        return (self.samples_count - 1) / (self.elapsed_ns / 1e9)
+        return (self.samples_count - self.parts_count) / (self.elapsed_ns / 1e9)
 
 
 class SamplerStatus(msgspec.Struct, kw_only=True):
-    """What the sampler says about itself, written to a file at each flush."""
+    """What the sampler says about itself, written to a file with every fifth flush."""
 
     collector: str
     state: Literal["running", "complete", "orphaned", "failed"] = "running"
@@ -158,6 +198,8 @@ class SamplerStatus(msgspec.Struct, kw_only=True):
     files: tuple[str, ...] = ()
     absent: dict[str, str] = {}
     clock_alignment_error_ns: int | None = None
+    calls: dict[str, dict[str, int]] = {}
+    """Calls of the driver → ``p50_ns``, ``p99_ns`` and ``count``, measured at the start."""
     sources: list[SourceStatus] = []
 
 
@@ -181,11 +223,14 @@ class Quantiles:
     """Quantiles of integers in bounded memory.
 
     Counts fall into buckets of 1/16 of a power of two: a quantile is within 3.2 % of the truth.
+
+    Args:
+        counts: what was counted elsewhere, by bucket.
     """
 
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._total = 0
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self._counts: dict[int, int] = dict(counts or {})
+        self._total = sum(self._counts.values())
 
     def add(self, value: int) -> None:
         """Count a value; what is negative counts as 0."""
@@ -342,84 +387,243 @@ class SystemClock:
         return self.stop_requested
 
 
+class _Part:
+    """One part of a source while it is read."""
+
+    def __init__(self, part: Part) -> None:
+        self.label = part.label
+        self.read = part.read
+        self.live = True
+        self.alone = False
+        """A thread of its own reads it, since it blocked."""
+        self.since_ns: int | None = None
+        """Begin of the reading that is going on."""
+        self.samples_count = 0
+        self.failures = 0
+        self.first_ns = 0
+        self.last_ns = 0
+
+    def blocks(self, now_ns: int) -> int | None:
+        """How long its reading has lasted, where that is too long."""
+        since_ns = self.since_ns
+        if since_ns is None or now_ns - since_ns < _BLOCKED_NS:
+            return None
+        return now_ns - since_ns
+
+
 class _Reader:
     """One source with its deadlines and statistics."""
 
     def __init__(self, source: Source, hz: float, start_ns: int) -> None:
         self.source = source
+        parts = getattr(source, "parts", None)
+        given = [Part("", source.sample)] if parts is None else parts()
+        self.parts = [_Part(part) for part in given]
         self.status = SourceStatus(
-            name=source.name, requested_hz=hz, period_ns=max(round(1e9 / hz), 1)
+            name=source.name,
+            requested_hz=hz,
+            period_ns=max(round(1e9 / hz), 1),
+            parts_count=len(self.parts),
         )
         self.deadline_ns = start_ns
         self.live = True
         self._jitter = Quantiles()
         self._call = Quantiles()
-        self._first_ns: int | None = None
-        self._failures = 0
+        self._ticks = 0
 
-    def sample(self, sink: Sink, clock: Clock) -> list[tuple[str, tuple[Any, ...]]]:
-        """Take the sample that is due; rows come back with their times."""
-        status = self.status
+    def sample(self, sampler: Sampler) -> _Part | None:
+        """Take the samples that are due.
+
+        Returns:
+            The part that blocked for so long that another thread has taken over; None otherwise.
+        """
+        clock = sampler.clock
+        tick_ns = clock.monotonic_ns()
+        parts = [part for part in self.parts if part.live and not part.alone]
+        for part in parts:
+            if not self.sample_part(part, sampler, self.deadline_ns):
+                return part
+        after_ns = clock.monotonic_ns()
+        if parts:
+            self._ticks += 1
+            self._call.add(after_ns - tick_ns)
+        self.live = any(part.live and not part.alone for part in self.parts)
+        self._schedule(after_ns)
+        return None
+
+    def sample_part(self, part: _Part, sampler: Sampler, deadline_ns: int) -> bool:
+        """Read one part and keep its rows; False when another thread has taken over meanwhile."""
+        clock, status, sink = sampler.clock, self.status, Sink()
+        alone = part.alone
         before_ns = clock.monotonic_ns()
         real_before_ns = clock.time_ns()
+        failed: Exception | None = None
+        part.since_ns = before_ns
         try:
-            self.source.sample(sink, before_ns)
-            failed: Exception | None = None
+            part.read(sink, before_ns)
         except Exception as exc:  # noqa: BLE001 - one source's failure must not stop the others
             failed = exc
-        span_ns = max(clock.time_ns() - real_before_ns, 0)
-        after_ns = clock.monotonic_ns()
-        rows = sink.take()
-        delay_ns = before_ns - self.deadline_ns
-        self._jitter.add(delay_ns)
-        if failed is None:
-            self._failures = 0
-            status.samples_count += 1
+        # How long it took is told by the clock that nobody sets.
+        span_ns = clock.monotonic_ns() - before_ns
+        with sampler.lock:
+            part.since_ns = None
+            if part.alone and not alone:
+                # What it read is as old as the call was long.
+                status.dropped_count += 1 + span_ns // status.period_ns
+                return False
+            delay_ns = before_ns - deadline_ns
+            self._jitter.add(delay_ns)
+            if failed is not None:
+                self._fail(part, failed)
+                return True
+            part.failures = 0
+            part.samples_count += 1
+            if part.samples_count == 1:
+                part.first_ns = before_ns
+            part.last_ns = before_ns
             status.late_count += delay_ns > status.period_ns // 2
-            self._call.add(after_ns - before_ns)
-            if self._first_ns is None:
-                self._first_ns = before_ns
-            status.elapsed_ns = before_ns - self._first_ns
-        else:
-            self._fail(failed)
-            rows = []
-        self._schedule(after_ns)
-        time_ns = real_before_ns + span_ns // 2
-        return [(table, (time_ns, span_ns, *values)) for table, values in rows]
+            sampler.keep(sink, real_before_ns + span_ns // 2, span_ns)
+        return True
 
-    def _fail(self, exc: Exception) -> None:
-        self._failures += 1
+    def leave_alone(self, part: _Part, for_ns: int) -> None:
+        """Leave a part that blocks to the thread that is in its call."""
+        part.alone = True
+        self.status.note = (
+            f"{part.label or 'a reading'} blocked for more than {for_ns / 1e9:.1f} s; a thread of "
+            "its own reads it since"
+        )
+
+    def _fail(self, part: _Part, exc: Exception) -> None:
+        label = f"{part.label}: " if part.label else ""
         self.status.dropped_count += 1
-        self.status.note = f"a reading failed: {type(exc).__name__}: {exc}"
-        if self._failures >= _FAILURES_TO_STOP:
-            self.live = False
-            self.status.note = f"left out after {self._failures} failures in a row: {exc}"
+        if isinstance(exc, Gone):
+            part.live = False
+            self.status.note = f"{label}{exc}"
+            return
+        part.failures += 1
+        self.status.note = f"{label}a reading failed: {type(exc).__name__}: {exc}"
+        if part.failures >= _FAILURES_TO_STOP:
+            part.live = False
+            self.status.note = f"{label}left out after {part.failures} failures in a row: {exc}"
 
     def _schedule(self, now_ns: int) -> None:
         status = self.status
-        taken = status.samples_count
-        if taken and taken % _CHECK_EVERY == 0:
-            call_ns = self._call.at(0.5) or 0
-            if call_ns > _CALL_RATIO * status.period_ns:
-                status.period_ns = int(call_ns / _CALL_RATIO)
-                status.note = (
-                    f"slowed down from {status.requested_hz:g} Hz: a reading takes "
-                    f"{call_ns / 1e6:.2g} ms"
-                )
+        if self._ticks and self._ticks % _CHECK_EVERY == 0:
+            slow_down(status, self._call.at(0.5) or 0)
         self.deadline_ns += status.period_ns
         if self.deadline_ns <= now_ns:
             missed = (now_ns - self.deadline_ns) // status.period_ns + 1
             self.deadline_ns += missed * status.period_ns
-            status.dropped_count += missed
+            status.dropped_count += missed * sum(p.live and not p.alone for p in self.parts)
 
     def summary(self) -> SourceStatus:
         """The status with its quantiles brought up to date."""
         status = self.status
+        status.samples_count = sum(part.samples_count for part in self.parts)
+        status.elapsed_ns = sum(part.last_ns - part.first_ns for part in self.parts)
         status.jitter_p50_ns = self._jitter.at(0.5)
         status.jitter_p99_ns = self._jitter.at(0.99)
         status.call_p50_ns = self._call.at(0.5)
         status.call_p99_ns = self._call.at(0.99)
         return status
+
+    def blocked(self, now_ns: int) -> dict[str, str]:
+        """What does not answer now: ``table[part]`` → since when."""
+        return {
+            f"{table}[{part.label}]": _does_not_answer(for_ns)
+            for part in self.parts
+            if (for_ns := part.blocks(now_ns)) is not None
+            for table in self.source.tables
+        }
+
+
+def _does_not_answer(for_ns: int) -> str:
+    return f"a call of the driver has not returned for {for_ns / 1e9:.1f} s"
+
+
+def slow_down(status: SourceStatus, call_ns: int) -> bool:
+    """Read a source less often where one reading takes too much of its period."""
+    if call_ns <= _CALL_RATIO * status.period_ns:
+        return False
+    status.period_ns = int(call_ns / _CALL_RATIO)
+    status.note = (
+        f"slowed down from {status.requested_hz:g} Hz: a reading takes {call_ns / 1e6:.2g} ms"
+    )
+    return True
+
+
+class _BackgroundReader:
+    """A source whose plan a thread in C works through; this takes what it read."""
+
+    def __init__(self, source: Any, plan: _plan.Plan, hz: float) -> None:
+        self.source = source
+        self.status = SourceStatus(
+            name=source.name,
+            requested_hz=hz,
+            period_ns=max(round(1e9 / hz), 1),
+            native=True,
+            parts_count=len(plan.devices),
+        )
+        self._table = plan.table
+        self._background = _plan.Background(plan, self.status.period_ns)
+        self._blocked: dict[str, str] = {}
+        self._ever_blocked: set[int] = set()
+        self._ticks = 0
+        self._background.start()
+
+    def take(self) -> tuple[str, dict[str, Any]] | None:
+        """Table and columns of what was read since the last call."""
+        columns = self._background.take()
+        return None if columns is None else (self._table, columns)
+
+    def watch(self) -> None:
+        """Go on with the other devices where one blocks."""
+        blocked = self._background.relieve(_BLOCKED_NS)
+        self._blocked = {
+            f"{self._table}[device {device}]": _does_not_answer(for_ns)
+            for device, for_ns in blocked
+        }
+        for device, for_ns in blocked:
+            if device not in self._ever_blocked:
+                self._ever_blocked.add(device)
+                self.status.note = (
+                    f"device {device} blocked for more than {for_ns / 1e9:.1f} s; a thread of its "
+                    "own reads it since"
+                )
+
+    def summary(self) -> SourceStatus:
+        """The status as of now."""
+        status = self.status
+        devices, jitter, cost, ticks = self._background.totals()
+        status.samples_count = sum(d.samples for d in devices)
+        status.elapsed_ns = sum(d.elapsed_ns for d in devices)
+        status.late_count = sum(d.late for d in devices)
+        overflowed = sum(d.overflowed for d in devices)
+        status.dropped_count = sum(d.dropped for d in devices) + overflowed
+        delays, costs = Quantiles(jitter), Quantiles(cost)
+        status.jitter_p50_ns, status.jitter_p99_ns = delays.at(0.5), delays.at(0.99)
+        status.call_p50_ns, status.call_p99_ns = costs.at(0.5), costs.at(0.99)
+        if overflowed:
+            status.note = f"{overflowed} samples were lost: the ring was full"
+        if ticks // _CHECK_EVERY > self._ticks // _CHECK_EVERY and slow_down(
+            status, status.call_p50_ns or 0
+        ):
+            self._background.set_period(status.period_ns)
+        self._ticks = ticks
+        self.source.learn(devices)
+        if devices and all(d.lost for d in devices):
+            status.note = "; ".join(dict.fromkeys(self.source.absent.values()))
+        return status
+
+    def blocked(self, now_ns: int) -> dict[str, str]:
+        """What does not answer now: ``table[device]`` → since when."""
+        del now_ns
+        return self._blocked
+
+    def stop(self) -> bool:
+        """End the thread; False when it is inside a call that does not return."""
+        self.watch()
+        return self._background.stop(_BLOCKED_NS) == 0
 
 
 class Sampler:
@@ -431,6 +635,7 @@ class Sampler:
         sources: each with its rate in Hz.
         clock: time, and how to sleep.
         flush_ns: longest time that rows stay in memory.
+        native: read in C what has a plan, in real time.
     """
 
     def __init__(
@@ -440,15 +645,22 @@ class Sampler:
         sources: Iterable[tuple[Source, float]],
         clock: Clock,
         flush_ns: int = 1_000_000_000,
+        *,
+        native: bool = False,
     ) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
         self._directory = directory
-        self._clock = clock
         self._flush_ns = flush_ns
-        self._sink = Sink()
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
         self._writers: dict[str, StreamWriter] = {}
         self._elsewhere: set[str] = set()
-        self._start_ns = clock.monotonic_ns()
+        self._told: set[str] = set()
+        """What sources said at the last flush to be absent."""
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._stuck = False
+        self._flushes = 0
         self._start_cpu_ns = clock.cpu_ns()
         self.status = SamplerStatus(
             collector=collector,
@@ -456,7 +668,7 @@ class Sampler:
             start_ns=clock.time_ns(),
             startup_cpu_ns=self._start_cpu_ns,
         )
-        self._readers: list[_Reader] = []
+        opened: list[tuple[Source, float]] = []
         refused: list[str] = []
         for source, hz in sources:
             try:
@@ -466,9 +678,20 @@ class Sampler:
                 for table in source.tables:
                     self.status.absent[table] = str(exc)
                 continue
-            self._readers.append(_Reader(source, hz, self._start_ns))
-        if not self._readers:
+            opened.append((source, hz))
+            self.status.calls |= call_costs(source, clock)
+        if not opened:
             raise CollectorUnavailable("; ".join(refused) or "no source was asked for")
+        self._start_ns = clock.monotonic_ns()
+        self._flush_at_ns = self._start_ns + flush_ns
+        self._readers: list[_Reader] = []
+        self._background: list[_BackgroundReader] = []
+        for source, hz in opened:
+            plan = getattr(source, "plan", None) if native and _plan.AVAILABLE else None
+            if plan is None:
+                self._readers.append(_Reader(source, hz, self._start_ns))
+            else:
+                self._background.append(_BackgroundReader(source, plan(), hz))
 
     def run(self) -> SamplerStatus:
         """Sample until told to stop; what was read is on disk when it returns.
@@ -476,53 +699,155 @@ class Sampler:
         Raises:
             OutputError: the disk is full or the directory vanished; what was flushed is kept.
         """
-        clock = self._clock
-        flush_at_ns = self._start_ns + self._flush_ns
+        self._work()
+        return self._result()
+
+    def run_watched(self, leave: Callable[[int], None]) -> SamplerStatus:
+        """The same, where a call that blocks keeps no other device or source waiting.
+
+        Args:
+            leave: ends the process with an exit code; called at the end when a thread is still
+                inside a call, which may never return.
+
+        Raises:
+            OutputError: the disk is full or the directory vanished; what was flushed is kept.
+        """
+
+        def watch() -> None:
+            while not self._ended.wait(_WATCH_S):
+                with self.lock:
+                    for background in self._background:
+                        background.watch()
+                    self._take_over(leave)
+
+        threading.Thread(target=watch, daemon=True, name="watch").start()
+        self._work()
+        status = self._result()
+        if self._stuck:
+            leave(0)
+        return status
+
+    def _result(self) -> SamplerStatus:
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self.status
+
+    def _take_over(self, leave: Callable[[int], None]) -> None:
+        """Go on in a new thread when the present one is in a reading that blocks."""
+        now_ns = self.clock.monotonic_ns()
+        for reader in self._readers:
+            for part in reader.parts:
+                for_ns = part.blocks(now_ns)
+                if part.alone or for_ns is None:
+                    continue
+                reader.leave_alone(part, for_ns)
+
+                def work() -> None:
+                    self._work()
+                    if self._ended.is_set():
+                        leave(0 if self._error is None else 1)
+
+                threading.Thread(target=work, daemon=True, name="instead").start()
+                return
+
+    def _work(self) -> None:
+        """Sample until told to stop, or until another thread has taken over."""
         try:
-            while True:
-                deadlines = [r.deadline_ns for r in self._readers if r.live]
-                if clock.wait_until(min([flush_at_ns, *deadlines])):
-                    break
-                # Once per wake-up: what is due together is read together.
-                now_ns = clock.monotonic_ns()
-                for reader in self._readers:
-                    if reader.live and reader.deadline_ns <= now_ns:
-                        for table, row in reader.sample(self._sink, clock):
-                            self._pending.setdefault(table, []).append(row)
-                if clock.monotonic_ns() >= flush_at_ns:
-                    self.flush()
-                    flush_at_ns = clock.monotonic_ns() + self._flush_ns
+            superseded = self._loop()
+            if superseded is not None:
+                self._alone(*superseded)
+                return
+            clock = self.clock
             self.status.state = "orphaned" if getattr(clock, "orphaned", False) else "complete"
+            stopped = [background.stop() for background in self._background]
+            blocked = any(part.since_ns for r in self._readers for part in r.parts)
+            self._stuck = blocked or not all(stopped)
             self.flush()
         except OutputError as exc:
+            self._error = exc
             self.status.state = "failed"
             self.status.error = f"{exc}; what it had flushed is kept"
             # On a full disk this fails too; the parent then reads it from stderr.
             with contextlib.suppress(OutputError):
                 self._write_status()
-            raise
-        finally:
-            self._close()
-        return self.status
+        except Exception as exc:  # noqa: BLE001 - raised where the result is asked for
+            self._error = exc
+        self._close()
+        self._ended.set()
+
+    def _loop(self) -> tuple[_Reader, _Part] | None:
+        """Read what is due, again and again; what blocked, or None when told to stop."""
+        clock = self.clock
+        while True:
+            deadlines = [r.deadline_ns for r in self._readers if r.live]
+            if clock.wait_until(min([self._flush_at_ns, *deadlines])):
+                return None
+            # Once per wake-up: what is due together is read together.
+            now_ns = clock.monotonic_ns()
+            for reader in self._readers:
+                if reader.live and reader.deadline_ns <= now_ns:
+                    part = reader.sample(self)
+                    if part is not None:
+                        return reader, part
+            if clock.monotonic_ns() >= self._flush_at_ns:
+                self.flush()
+                self._flush_at_ns = clock.monotonic_ns() + self._flush_ns
+
+    def _alone(self, reader: _Reader, part: _Part) -> None:
+        """Go on reading a part that had blocked, and nothing else."""
+        period_ns = reader.status.period_ns
+        deadline_ns = self.clock.monotonic_ns()
+        while part.live:
+            deadline_ns += period_ns
+            left_ns = deadline_ns - self.clock.monotonic_ns()
+            if left_ns < 0:
+                missed = -left_ns // period_ns + 1
+                deadline_ns += missed * period_ns
+                with self.lock:
+                    reader.status.dropped_count += missed
+            if self._ended.wait(max(deadline_ns - self.clock.monotonic_ns(), 0) / 1e9):
+                return
+            reader.sample_part(part, self, deadline_ns)
+
+    def keep(self, sink: Sink, time_ns: int, span_ns: int) -> None:
+        """Keep a reading's rows for the next flush; with the lock."""
+        for table, values in sink.take():
+            self._pending.setdefault(table, []).append((time_ns, span_ns, *values))
 
     def flush(self) -> None:
         """Write the rows at hand and the status."""
         from chopper.tables import TABLES
 
-        for table, rows in self._pending.items():
-            if not rows:
-                continue
-            if table not in self._writers and table not in self._elsewhere:
-                self._create(table)
-            if table in self._elsewhere:
+        with self.lock:
+            for background in self._background:
+                taken = background.take()
+                if taken is not None and self._begun(taken[0]):
+                    self._writers[taken[0]].write(taken[1])
+            for table, rows in self._pending.items():
+                if rows and self._begun(table):
+                    names = [column.name for column in TABLES[table].columns]
+                    self._write(table, names, rows)
                 rows.clear()
-                continue
-            names = [column.name for column in TABLES[table].columns]
-            self._writers[table].write(dict(zip(names, zip(*rows, strict=True), strict=True)))
-            rows.clear()
-        self._write_status()
+            self._flushes += 1
+            if self._flushes % _STATUS_FLUSHES == 1 or self.status.state != "running":
+                self._write_status()
 
-    def _create(self, table: str) -> None:
+    def _write(self, table: str, names: list[str], rows: list[tuple[Any, ...]]) -> None:
+        """Write rows; those with a value that the table cannot hold are left out and named."""
+        try:
+            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+            self._writers[table].write(columns)
+        except (ArithmeticError, TypeError, ValueError) as exc:
+            if len(rows) == 1:
+                self.status.absent[f"{table}[some rows]"] = (
+                    f"a value does not fit the table: {type(exc).__name__}: {exc}"
+                )
+                return
+            for row in rows:
+                self._write(table, names, [row])
+
+    def _begun(self, table: str) -> bool:
         """Begin a table's file, unless the sampler of another collector of the rank has one.
 
         All of them read the host's clocks, and two vendors' devices may sit in one host: two
@@ -530,6 +855,10 @@ class Sampler:
         """
         from chopper.run import StreamWriter
 
+        if table in self._writers:
+            return True
+        if table in self._elsewhere:
+            return False
         path = self._directory / f"{table}.arrow"
         try:
             self._writers[table] = StreamWriter(path, table, exclusive=True)
@@ -537,30 +866,71 @@ class Sampler:
             self._elsewhere.add(table)
             if table != ClockSource.tables[0]:
                 self.status.absent[table] = "another collector's sampler writes this table"
+        return table in self._writers
 
     def _write_status(self) -> None:
         from chopper.run import write_atomic
 
         status = self.status
-        status.wall_ns = self._clock.monotonic_ns() - self._start_ns
-        status.cpu_ns = self._clock.cpu_ns() - self._start_cpu_ns
+        now_ns = self.clock.monotonic_ns()
+        status.wall_ns = now_ns - self._start_ns
+        status.cpu_ns = self.clock.cpu_ns() - self._start_cpu_ns
         status.files = tuple(sorted(writer.path.name for writer in self._writers.values()))
-        status.sources = [reader.summary() for reader in self._readers]
-        for reader in self._readers:
-            status.absent.update(reader.source.absent)
+        readers: list[_Reader | _BackgroundReader] = [*self._background, *self._readers]
+        status.sources = [reader.summary() for reader in readers]
+        absent = {k: v for k, v in status.absent.items() if k not in self._told}
+        self._told.clear()
+        for reader in readers:
+            told = reader.source.absent | reader.blocked(now_ns)
+            self._told.update(told)
+            absent |= told
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
+        status.absent = absent
         write_atomic(status_file(self._directory, status.collector), msgspec.json.encode(status))
 
     def _close(self) -> None:
-        for reader in self._readers:
-            reader.source.close()
+        if not self._stuck:
+            # Shutting a library down waits for the call that does not return.
+            for reader in [*self._background, *self._readers]:
+                reader.source.close()
         for writer in self._writers.values():
             try:
                 writer.close()
             except OSError:
                 # The disk is full: the stream keeps its open end, which readers understand.
                 continue
+
+
+def call_costs(source: Source, clock: Clock) -> dict[str, dict[str, int]]:
+    """What each call of the driver costs that a source makes, measured now.
+
+    Returns:
+        Name of the call → ``p50_ns``, ``p99_ns`` (the largest where fewer than 100 were made) and
+        ``count``. Calls that fail are left out.
+    """
+    offered = getattr(source, "calls", None)
+    found: dict[str, dict[str, int]] = {}
+    for name, call in (offered() if offered is not None else {}).items():
+        costs: list[int] = []
+        begun_ns = clock.monotonic_ns()
+        try:
+            while len(costs) < _CALIBRATION_CALLS:
+                before_ns = clock.monotonic_ns()
+                call()
+                after_ns = clock.monotonic_ns()
+                costs.append(after_ns - before_ns)
+                if after_ns - begun_ns > _CALIBRATION_NS and len(costs) >= 3:
+                    break
+        except Exception:  # noqa: BLE001 - whatever a driver refuses now, its source names
+            continue
+        costs.sort()
+        found[name] = {
+            "p50_ns": costs[len(costs) // 2],
+            "p99_ns": costs[min(len(costs) * 99 // 100, len(costs) - 1)],
+            "count": len(costs),
+        }
+    return found
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -670,6 +1040,7 @@ def main() -> int:
             [(spec.make(), spec.hz) for spec in config.specs],
             clock,
             config.flush_ns,
+            native=True,
         )
         sampler.flush()
     except ChopperError as exc:
@@ -680,7 +1051,8 @@ def main() -> int:
     except BrokenPipeError:  # the parent died while this process was starting
         return 1
     try:
-        sampler.run()
+        # Not sys.exit: a thread inside a driver's call would be waited for.
+        sampler.run_watched(os._exit)
     except OutputError as exc:
         sys.stderr.write(f"{exc}\n")
         return 1
@@ -822,7 +1194,7 @@ class SamplerProcess:
         return status
 
     def status(self) -> SamplerStatus | None:
-        """The status as of the last flush."""
+        """The status as it was last written."""
         try:
             data = status_file(self._directory, self._config.collector).read_bytes()
             return msgspec.json.decode(data, type=SamplerStatus)

@@ -10,8 +10,10 @@ import contextlib
 import os
 from ctypes import byref, c_int32, c_uint, c_ulonglong
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
+from chopper.collectors._plan import FIELD, NUMBER, Call, Column, address, content, pointer
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -244,36 +246,99 @@ def asked(name: str, *arguments: Any) -> Any:
         raise ReadingFailed(_VERSION_MISMATCH) from exc
 
 
-def clock_reader(device: NvmlDevice, clock: int) -> Callable[[], int | None]:
-    """Current clock in Hz; None where the driver says 0."""
-    call, out = function("nvmlDeviceGetClockInfo"), c_uint()
-    handle, kind, at = device.handle, c_uint(clock), byref(out)
+@dataclass(frozen=True)
+class Reader:
+    """One sensor: how it is read here, and the same as a step of the fast tier's plan.
 
-    def read() -> int | None:
-        code = call(handle, kind, at)
+    Attributes:
+        read: its value now; raises ReadingFailed.
+        call, column: what the plan calls, and how it finds the value.
+    """
+
+    read: Callable[[], Any]
+    call: Call
+    column: Column
+
+    def __call__(self) -> Any:
+        """The value now."""
+        return self.read()
+
+
+def _number_reader(
+    device: NvmlDevice,
+    call: Any,
+    out: c_uint | c_ulonglong,
+    factor: int | float,
+    argument: int | None = None,
+    *,
+    nonzero: bool = False,
+) -> Reader:
+    """``call(handle[, argument], &out)`` gives one number; one unit of it is ``factor``."""
+    handle, at = device.handle, byref(out)
+    arguments = (handle, at) if argument is None else (handle, c_uint(argument), at)
+
+    def read() -> int | float | None:
+        code = call(*arguments)
         if code:
             raise ReadingFailed(code)
-        return out.value * 1_000_000 or None
+        value = out.value & _LARGEST
+        return None if nonzero and not value else value * factor
 
-    return read
+    width = 4 if isinstance(out, c_uint) else 8
+    return Reader(
+        read,
+        Call(address(call), pointer(handle), argument, bytes(width)),
+        Column(NUMBER, 0, ((0, width, 0),), factor, nonzero=nonzero),
+    )
 
 
-def reasons_reader(device: NvmlDevice) -> Callable[[], int]:
+_LARGEST = 0x7FFF_FFFF_FFFF_FFFF
+"""What an int64 column holds; the top bit of the event reasons is not in use."""
+
+
+def clock_reader(device: NvmlDevice, clock: int) -> Reader:
+    """Current clock in Hz; None where the driver says 0."""
+    call = function("nvmlDeviceGetClockInfo")
+    return _number_reader(device, call, c_uint(), 1_000_000, clock, nonzero=True)
+
+
+def reasons_reader(device: NvmlDevice) -> Reader:
     """Clocks event reasons as bits; older drivers call them throttle reasons."""
     try:
         call = function("nvmlDeviceGetCurrentClocksEventReasons")
     except ReadingFailed:
         call = function("nvmlDeviceGetCurrentClocksThrottleReasons")
-    out = c_ulonglong()
-    handle, at = device.handle, byref(out)
+    return _number_reader(device, call, c_ulonglong(), 1)
 
-    def read() -> int:
-        code = call(handle, at)
-        if code:
-            raise ReadingFailed(code)
-        return out.value & 0x7FFF_FFFF_FFFF_FFFF
 
-    return read
+def power_reader(device: NvmlDevice) -> Reader:
+    """Instant power in W: the field of newer drivers, else what older ones call power usage."""
+    try:
+        fields = Fields(device, [(FIELD_POWER_INSTANT, 0)])
+        if not isinstance(fields.read()[0], ReadingFailed):
+            return Reader(
+                lambda: scaled(fields.read()[0], 1e-3),
+                fields.call,
+                Column(FIELD, 0, ((0, 8, 0),), 1e-3),
+            )
+    except ReadingFailed:
+        pass
+    return _number_reader(device, function("nvmlDeviceGetPowerUsage"), c_uint(), 1e-3)
+
+
+FIELD_POWER_INSTANT = 186
+
+
+def scaled(value: int | float | ReadingFailed, factor: float) -> float | None:
+    """A field's value in the unit wanted; None for what is no number.
+
+    Raises:
+        ReadingFailed: the field has none.
+    """
+    if isinstance(value, ReadingFailed):
+        raise value
+    found = value * factor
+    return found if isfinite(found) else None
 
 
 class Fields:
@@ -288,11 +353,15 @@ class Fields:
         pynvml = _binding()
         self._call = function("nvmlDeviceGetFieldValues")
         self._handle = device.handle
+        self.count = len(ids)
         self._values = (pynvml.c_nvmlFieldValue_t * len(ids))()
         self._count = c_int32(len(ids))
         self._at = byref(self._values)
         for value, (field_id, scope) in zip(self._values, ids, strict=True):
             value.fieldId, value.scopeId = field_id, scope
+        self.call = Call(
+            address(self._call), pointer(self._handle), len(ids), content(self._values)
+        )
 
     def read(self) -> list[int | float | ReadingFailed]:
         """Each field's value, or why there is none.

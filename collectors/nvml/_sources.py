@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, Plan, PlannedDevice
 from chopper.collectors.nvml import _library as nvml
+from chopper.collectors.sampler import Gone, Part
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from chopper.collectors._plan import DeviceTotals
     from chopper.collectors.sampler import Sink
 
 _SM, _MEMORY = 1, 2
 """Clock types of NVML."""
-_FIELD_POWER_AVERAGE, _FIELD_POWER_INSTANT = 185, 186
+_FIELD_POWER_AVERAGE = 185
 _KIB = 1024
 _MIB = 1 << 20
 
@@ -28,6 +32,11 @@ class _Sensor:
         self._device = device
         self.absent: str | None = None
         self._read: Callable[[], Any] | None = self._judged(make)
+
+    @property
+    def reader(self) -> Callable[[], Any] | None:
+        """What reads it; None where it is refused."""
+        return None if self.absent is not None else self._read
 
     def read(self) -> Any:
         """The value now; None where there is none."""
@@ -53,9 +62,9 @@ class _Source:
     tables: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
-        self.absent: dict[str, str] = {}
         self._stack = contextlib.ExitStack()
         self._devices: list[tuple[nvml.NvmlDevice, list[_Sensor]]] = []
+        self._fresh: dict[int, list[Callable[[], None]]] = {}
 
     def open(self) -> None:
         """Initialize NVML, find the devices and what each of them offers.
@@ -69,37 +78,56 @@ class _Source:
         for _device, sensors in self._devices:
             for sensor in sensors:
                 sensor.read()
-        self._note()
         offered = [
             s for device, sensors in self._devices for s in sensors if not (s.absent or device.lost)
         ]
         if not offered:
+            reasons = "; ".join(dict.fromkeys(self.absent.values()))
             self.close()
-            raise CollectorUnavailable("; ".join(dict.fromkeys(self.absent.values())))
+            raise CollectorUnavailable(reasons)
 
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
         """The sensors of a row, in the order of the table's columns."""
         raise NotImplementedError
 
+    def _anew(self, device: nvml.NvmlDevice, *actions: Callable[[], None]) -> None:
+        """What is to be done before each reading of a device."""
+        self._fresh.setdefault(device.index, []).extend(actions)
+
+    def parts(self) -> list[Part]:
+        """One part a device."""
+        return [
+            Part(f"device {device.index}", partial(self._read, device, sensors))
+            for device, sensors in self._devices
+        ]
+
+    def _read(
+        self, device: nvml.NvmlDevice, sensors: list[_Sensor], sink: Sink, now_ns: int
+    ) -> None:
+        del now_ns
+        if device.lost is not None:
+            raise Gone(device.lost)
+        for action in self._fresh.get(device.index, ()):
+            action()
+        values = [sensor.read() for sensor in sensors]
+        if device.lost is not None:
+            raise Gone(device.lost)
+        if any(value is not None for value in values):
+            sink.add(self.tables[0], device.index, device.uuid, *values)
+
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per device that is still there."""
-        del now_ns
-        table = self.tables[0]
         live = False
-        for device, sensors in self._devices:
-            if device.lost is not None:
-                continue
-            values = [sensor.read() for sensor in sensors]
-            if device.lost is None:
+        for part in self.parts():
+            with contextlib.suppress(Gone):
+                part.read(sink, now_ns)
                 live = True
-                if any(value is not None for value in values):
-                    sink.add(table, device.index, device.uuid, *values)
-        self._note()
         if not live:
             raise RuntimeError("; ".join(dict.fromkeys(self.absent.values())) or "no device left")
 
-    def _note(self) -> None:
-        """Say what stays null: on all devices, or on which ones."""
+    @property
+    def absent(self) -> dict[str, str]:
+        """What stays null: on all devices, or on which ones."""
         table = self.tables[0]
         why: dict[str, dict[int, str]] = {}
         for device, sensors in self._devices:
@@ -109,13 +137,14 @@ class _Source:
             for sensor in sensors:
                 if sensor.absent is not None:
                     why.setdefault(f"{table}.{sensor.column}", {})[device.index] = sensor.absent
-        self.absent.clear()
+        absent = {}
         for what, reasons in why.items():
             distinct = set(reasons.values())
             if len(reasons) == len(self._devices) and len(distinct) == 1:
-                self.absent[what] = distinct.pop()
+                absent[what] = distinct.pop()
             else:
-                self.absent |= {f"{what}[device {i}]": reason for i, reason in reasons.items()}
+                absent |= {f"{what}[device {i}]": reason for i, reason in reasons.items()}
+        return absent
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -132,26 +161,67 @@ class ClockSource(_Source):
         return [
             _Sensor("sm_clock_hz", device, lambda: nvml.clock_reader(device, _SM)),
             _Sensor("memory_clock_hz", device, lambda: nvml.clock_reader(device, _MEMORY)),
-            _Sensor("power_w", device, lambda: _power_reader(device)),
+            _Sensor("power_w", device, lambda: nvml.power_reader(device)),
             _Sensor("event_reasons", device, lambda: nvml.reasons_reader(device)),
         ]
 
+    def plan(self) -> Plan:
+        """The same readings for the thread in C: what was refused at the start is not asked."""
+        devices = []
+        for device, sensors in self._devices:
+            calls: list[Call] = []
+            columns: list[Column | None] = []
+            for sensor in sensors:
+                reader = sensor.reader
+                if not isinstance(reader, nvml.Reader):
+                    columns.append(None)
+                    continue
+                columns.append(reader.column._replace(call=len(calls)))
+                calls.append(reader.call)
+            if device.lost is None:
+                planned = PlannedDevice(device.index, device.uuid, tuple(calls), tuple(columns))
+                devices.append(planned)
+        outcomes = {
+            code: SENSOR if kind == "sensor" else DEVICE
+            for code, (kind, _) in nvml.ERRORS.items()
+            if kind != "moment"
+        }
+        return Plan(self.tables[0], tuple(devices), outcomes)
 
-def _power_reader(device: nvml.NvmlDevice) -> Callable[[], float | None]:
-    """Instant power in W: the field of newer drivers, else what older ones call power usage."""
-    try:
-        fields = nvml.Fields(device, [(_FIELD_POWER_INSTANT, 0)])
-        if not isinstance(fields.read()[0], nvml.ReadingFailed):
-            return lambda: _scaled(fields.read()[0], 1e-3)
-    except nvml.ReadingFailed:
-        pass
-    return lambda: float(nvml.asked("nvmlDeviceGetPowerUsage", device.handle)) * 1e-3
+    def learn(self, totals: list[DeviceTotals]) -> None:
+        """Take over what the thread in C was refused."""
+        of = {device.index: (device, sensors) for device, sensors in self._devices}
+        for found in totals:
+            device, sensors = of[found.id]
+            if found.lost:
+                device.lost = nvml.explain(found.lost)[1]
+            for sensor, code in zip(sensors, found.refused, strict=True):
+                if code:
+                    sensor.absent = nvml.explain(code)[1]
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Each call of the driver that one device's sample makes."""
+        names = (
+            "nvmlDeviceGetClockInfo (SM)",
+            "nvmlDeviceGetClockInfo (memory)",
+            "power",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+        )
+        return _first_live(self._devices, names)
 
 
-def _scaled(value: int | float | nvml.ReadingFailed, factor: float) -> float:
-    if isinstance(value, nvml.ReadingFailed):
-        raise value
-    return value * factor
+def _first_live(
+    devices: list[tuple[nvml.NvmlDevice, list[_Sensor]]], names: Iterable[str]
+) -> dict[str, Callable[[], object]]:
+    """Readings of the first device that is there, by the names of their calls."""
+    for device, sensors in devices:
+        if device.lost is None:
+            return {
+                name: sensor.read
+                for name, sensor in zip(names, sensors, strict=True)
+                if sensor.reader is not None
+            }
+    return {}
 
 
 _LINK_ERRORS = (38, 45, 52)
@@ -199,7 +269,7 @@ class CounterSource(_Source):
             for column, (_, _, unit) in _COUNTER_FIELDS.items()
         }
         by_column["link_error_count"] = lambda: sum(
-            int(_scaled(shared.value(pair), 1)) for pair in wanted["link_error_count"]
+            int(nvml.scaled(shared.value(pair), 1) or 0) for pair in wanted["link_error_count"]
         )
         handle = device.handle
         by_column["temperature_c"] = lambda: float(
@@ -211,8 +281,16 @@ class CounterSource(_Source):
         by_column["memory_used_bytes"] = lambda: int(
             nvml.asked("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2).used
         )
-        self._fresh.append(shared)
-        self._fresh.append(use)
+        self._anew(device, shared.forget, use.forget)
+        self._calls = self._calls or {
+            f"nvmlDeviceGetFieldValues ({shared.count} fields)": lambda: (
+                shared.forget(),
+                shared.get(),
+            ),
+            "nvmlDeviceGetUtilizationRates": lambda: (use.forget(), use.get()),
+            "nvmlDeviceGetTemperatureV": by_column["temperature_c"],
+            "nvmlDeviceGetMemoryInfo": by_column["memory_used_bytes"],
+        }
         from chopper.tables import TABLES
 
         columns = [column.name for column in TABLES["device_counter"].columns][4:]
@@ -220,13 +298,11 @@ class CounterSource(_Source):
 
     def __init__(self) -> None:
         super().__init__()
-        self._fresh: list[_Shared] = []
+        self._calls: dict[str, Callable[[], object]] = {}
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per device that is still there."""
-        for shared in self._fresh:
-            shared.forget()
-        super().sample(sink, now_ns)
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Each call of the driver that one device's sample makes."""
+        return self._calls
 
 
 _MEMORY_V2 = 0x02000028
@@ -263,6 +339,7 @@ class _Shared:
 class _SharedFields(_Shared):
     def __init__(self, device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> None:
         self._at = {pair: i for i, pair in enumerate(ids)}
+        self.count = len(ids)
         self._fields: nvml.Fields | None = None
 
         def read() -> Any:
@@ -279,10 +356,10 @@ class _SharedFields(_Shared):
 
 def _field_reader(
     shared: _SharedFields, pair: tuple[int, int], unit: float | int
-) -> Callable[[], int | float]:
-    def read() -> int | float:
-        value = _scaled(shared.value(pair), unit)
-        return value if isinstance(unit, float) else int(value)
+) -> Callable[[], int | float | None]:
+    def read() -> int | float | None:
+        value = nvml.scaled(shared.value(pair), unit)
+        return value if value is None or isinstance(unit, float) else int(value)
 
     return read
 
@@ -320,16 +397,16 @@ class ActivitySource(_Source):
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
         gpm = _Gpm(device)
         self._gpm.append(gpm)
+        self._anew(device, gpm.advance)
         return [
             _Sensor(column, device, lambda m=metric, u=unit: gpm.reader(m, u))  # type: ignore[misc]
             for column, (metric, unit) in _GPM.items()
         ]
 
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per device that is still there; the first sample only begins the interval."""
-        for gpm in self._gpm:
-            gpm.advance()
-        super().sample(sink, now_ns)
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Both calls of a reading, made as one."""
+        live = [gpm for gpm in self._gpm if gpm.offered]
+        return {"nvmlGpmSampleGet, nvmlGpmMetricsGet": live[0].advance} if live else {}
 
     def close(self) -> None:
         """Free the samples, shut NVML down."""
@@ -358,13 +435,18 @@ class _Gpm:
         except nvml.ReadingFailed as exc:
             self._problem = exc
 
+    @property
+    def offered(self) -> bool:
+        """Whether the device has it."""
+        return self._problem is None
+
     def reader(self, metric: int, unit: float) -> Callable[[], float | None]:
         if self._problem is not None:
             raise self._problem
 
         def read() -> float | None:
             value = self._values.get(metric)
-            return None if value is None else _scaled(value, unit)
+            return None if value is None else nvml.scaled(value, unit)
 
         return read
 
@@ -408,8 +490,8 @@ class LimitSource(_Source):
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
         handle = device.handle
 
-        def field(field_id: int) -> float:
-            return _scaled(nvml.Fields(device, [(field_id, 0)]).read()[0], 1e-3)
+        def field(field_id: int) -> float | None:
+            return nvml.scaled(nvml.Fields(device, [(field_id, 0)]).read()[0], 1e-3)
 
         def megahertz(name: str, *arguments: Any) -> int | None:
             return int(nvml.asked(name, handle, *arguments)) * 1_000_000 or None

@@ -1,0 +1,927 @@
+/*
+ * The fast tier of a sampler: functions of a driver called at absolute deadlines, without the GIL.
+ *
+ * What is called, with which arguments, and where in what the driver wrote a value lies, Python says
+ * once (_plan.py), after the vendor's binding has found library, devices and sensors. A thread then
+ * calls all devices in turn at each deadline and writes one record for each into that device's ring:
+ * one producer, one consumer, and a counter of what did not fit. Python takes the records as Arrow's
+ * buffers a few times a second.
+ *
+ * A call that does not return holds up the devices behind it. relieve(), called from outside, gives
+ * those to a new thread; the device that blocked stays with its own thread from then on.
+ */
+
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SECOND INT64_C(1000000000)
+#define MAX_COLUMNS 16
+#define BUCKETS 4096
+
+/* What an error code takes away; anything else costs this reading. */
+enum { MOMENT, SENSOR, DEVICE };
+
+/* How a column is made of what a call wrote. */
+enum { NUMBER, FIELD, MEAN, RESIDENCY };
+
+/* nvmlFieldValue_t. */
+enum { FIELD_TYPE = 24, FIELD_CODE = 28, FIELD_VALUE = 32, FIELD_BYTES = 40 };
+enum { VERSION_MISMATCH = 25 };
+
+typedef struct {
+    Py_ssize_t offset;
+    int width;
+    int64_t tag; /* MEAN: 1 for an item of the mean; RESIDENCY: the bit, 0 for the ticks */
+    uint64_t last;
+    bool had;
+} Place;
+
+typedef struct {
+    int kind, call;
+    Place *places;
+    Py_ssize_t place_count;
+    bool is_float, nonzero, sentinel;
+    bool had; /* RESIDENCY: there was a reading before */
+    int64_t factor;
+    double float_factor;
+    int refused; /* the code that took it away */
+} Column;
+
+typedef struct {
+    void *function, *handle, *buffer;
+    Py_ssize_t size;
+    unsigned argument;
+    bool with_argument;
+    int refused;
+} Call;
+
+typedef union {
+    int64_t i;
+    double d;
+} Value;
+
+typedef struct {
+    int64_t time_ns, span_ns;
+    uint64_t known; /* a bit a column */
+    Value values[];
+} Record;
+
+typedef struct {
+    int32_t id;
+    int32_t name; /* its code in the dictionary of the second column, -1 for none */
+    Call *calls;
+    Py_ssize_t call_count;
+    Column *columns;
+    int owner, lost;
+    char *records;
+    _Atomic uint64_t head, tail;
+    uint64_t samples, late, dropped, overflowed;
+    int64_t first_ns, last_ns;
+    Py_ssize_t cursor; /* while draining */
+} Device;
+
+typedef struct Loop Loop;
+
+typedef struct Worker {
+    struct Worker *next;
+    Loop *loop;
+    pthread_t thread;
+    int number, device; /* the one whose call it is in, -1 between calls */
+    int64_t since_ns, deadline_ns;
+    bool ended, joined;
+} Worker;
+
+struct Loop {
+    PyObject_HEAD
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool ready, stopping, keep_empty;
+    int64_t period_ns;
+    Device *devices;
+    Py_ssize_t device_count;
+    Py_ssize_t column_count;
+    uint64_t capacity; /* of a ring, in records; a power of two */
+    size_t record_bytes;
+    struct { int code, kind; } *outcomes;
+    Py_ssize_t outcome_count;
+    Worker *workers;
+    int worker_count;
+    bool leaked; /* a thread never came back: what it uses must stay */
+    uint64_t jitter[BUCKETS], cost[BUCKETS];
+    uint64_t ticks;
+};
+
+static int64_t
+now_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * SECOND + now.tv_nsec;
+}
+
+/* As Quantiles of sampler.py counts: 1/16 of a power of two. */
+static void
+count(uint64_t *buckets, int64_t value)
+{
+    uint64_t v = value > 0 ? (uint64_t)value : 0;
+    int bits = v ? 64 - __builtin_clzll(v) : 0;
+    int shift = bits > 5 ? bits - 5 : 0;
+    buckets[(shift << 6) | (v >> shift)]++;
+}
+
+/* ------------------------------------------------------------------ one reading */
+
+static int
+outcome(const Loop *loop, int code)
+{
+    for (Py_ssize_t i = 0; i < loop->outcome_count; i++)
+        if (loop->outcomes[i].code == code)
+            return loop->outcomes[i].kind;
+    return MOMENT;
+}
+
+static int
+make_call(Call *call)
+{
+    if (call->with_argument)
+        return ((int (*)(void *, unsigned, void *))call->function)(call->handle, call->argument,
+                                                                   call->buffer);
+    return ((int (*)(void *, void *))call->function)(call->handle, call->buffer);
+}
+
+/* A number of the buffer; false for the sentinel, all bits one, where that means not available. */
+static bool
+number_at(const char *buffer, const Place *place, bool sentinel, uint64_t *out)
+{
+    uint64_t value = 0;
+    memcpy(&value, buffer + place->offset, place->width); /* little-endian, as these machines are */
+    *out = value;
+    return !sentinel || value != (place->width == 8 ? UINT64_MAX : (UINT64_C(1) << place->width * 8) - 1);
+}
+
+static bool
+scaled(const Column *column, uint64_t value, Value *out)
+{
+    if (column->nonzero && !value)
+        return false;
+    if (column->is_float)
+        out->d = (double)value * column->float_factor;
+    else
+        out->i = (int64_t)((value & INT64_MAX) * (uint64_t)column->factor);
+    return true;
+}
+
+/* The value of an nvmlFieldValue_t, or the code that it failed with. */
+static int
+field(const Column *column, const char *at, Value *out, bool *known)
+{
+    int32_t code;
+    uint32_t type;
+    memcpy(&code, at + FIELD_CODE, sizeof code);
+    if (code)
+        return code;
+    memcpy(&type, at + FIELD_TYPE, sizeof type);
+    union { double d; uint32_t ui; uint64_t ull; int32_t si; uint16_t us; } value;
+    memcpy(&value, at + FIELD_VALUE, 8);
+    double as_float;
+    int64_t as_integer;
+    switch (type) {
+    case 0: as_float = value.d; as_integer = (int64_t)value.d; break;
+    case 1: as_float = value.ui; as_integer = value.ui; break;
+    case 2: case 3: as_float = (double)value.ull; as_integer = (int64_t)value.ull; break;
+    case 4: as_float = (double)(int64_t)value.ull; as_integer = (int64_t)value.ull; break;
+    case 5: as_float = value.si; as_integer = value.si; break;
+    case 6: as_float = value.us; as_integer = value.us; break;
+    default: return VERSION_MISMATCH;
+    }
+    if (column->is_float)
+        out->d = as_float * column->float_factor;
+    else
+        out->i = as_integer * column->factor;
+    *known = !column->is_float || isfinite(out->d);
+    return 0;
+}
+
+static bool
+mean(const Column *column, const char *buffer, Value *out)
+{
+    uint64_t sum = 0, items = 0, value;
+    for (Py_ssize_t i = 0; i < column->place_count; i++)
+        if (column->places[i].tag && number_at(buffer, &column->places[i], true, &value) && value)
+            sum += value, items++;
+    if (items) {
+        out->i = llrint((double)(sum * (uint64_t)column->factor) / (double)items);
+        return true;
+    }
+    for (Py_ssize_t i = 0; i < column->place_count; i++)
+        if (!column->places[i].tag && number_at(buffer, &column->places[i], true, &value))
+            return scaled(column, value, out);
+    return false;
+}
+
+/* The bits of the accumulators that grew since the reading before. */
+static bool
+residency(Column *column, const char *buffer, Value *out)
+{
+    bool before = column->had, back = false, any = false, has_ticks = false;
+    uint64_t value[64], ticks = 0;
+    bool has[64];
+    Py_ssize_t n = column->place_count;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        has[i] = number_at(buffer, &column->places[i], true, &value[i]);
+        if (column->places[i].tag)
+            any |= has[i];
+        else
+            has_ticks = has[i];
+    }
+    if (!has_ticks || !any)
+        return false;
+    out->i = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Place *place = &column->places[i];
+        if (before && place->had && has[i]) {
+            back |= value[i] < place->last;
+            if (!place->tag)
+                ticks = value[i] - place->last;
+            else if (value[i] > place->last)
+                out->i |= place->tag;
+        }
+        place->had = has[i];
+        place->last = value[i];
+    }
+    column->had = true;
+    return before && !back && ticks;
+}
+
+/* Read one device and write its record. Called without the lock; only the owner does. */
+static void
+sample(Loop *loop, Device *device, int64_t *begun_ns)
+{
+    char space[sizeof(Record) + MAX_COLUMNS * sizeof(Value)] __attribute__((aligned(8)));
+    Record *record = (Record *)space;
+    int codes[MAX_COLUMNS];
+    int64_t real_ns = now_ns(CLOCK_REALTIME);
+    int64_t before_ns = *begun_ns = now_ns(CLOCK_MONOTONIC);
+    for (Py_ssize_t i = 0; i < device->call_count; i++) {
+        Call *call = &device->calls[i];
+        codes[i] = call->refused ? call->refused : make_call(call);
+        if (codes[i] && !call->refused) {
+            int kind = outcome(loop, codes[i]);
+            if (kind == DEVICE) {
+                device->lost = codes[i];
+                return;
+            }
+            if (kind == SENSOR)
+                call->refused = codes[i];
+        }
+    }
+    record->span_ns = now_ns(CLOCK_MONOTONIC) - before_ns;
+    record->time_ns = real_ns + record->span_ns / 2;
+    record->known = 0;
+    memset(record->values, 0, loop->column_count * sizeof(Value));
+    for (Py_ssize_t i = 0; i < loop->column_count; i++) {
+        Column *column = &device->columns[i];
+        if (column->call < 0 || codes[column->call] || column->refused)
+            continue;
+        const char *buffer = device->calls[column->call].buffer;
+        Value *out = &record->values[i];
+        bool known = false;
+        uint64_t value;
+        switch (column->kind) {
+        case NUMBER:
+            for (Py_ssize_t p = 0; p < column->place_count && !known; p++)
+                if (number_at(buffer, &column->places[p], column->sentinel, &value)) {
+                    known = scaled(column, value, out);
+                    break;
+                }
+            break;
+        case FIELD: {
+            int code = field(column, buffer + column->places[0].offset, out, &known);
+            int kind = code ? outcome(loop, code) : MOMENT;
+            if (kind == DEVICE) {
+                device->lost = code;
+                return;
+            }
+            if (kind == SENSOR)
+                column->refused = code;
+            break;
+        }
+        case MEAN: known = mean(column, buffer, out); break;
+        case RESIDENCY: known = residency(column, buffer, out); break;
+        }
+        if (known)
+            record->known |= UINT64_C(1) << i;
+    }
+    if (!record->known && !loop->keep_empty)
+        return;
+    uint64_t head = atomic_load_explicit(&device->head, memory_order_relaxed);
+    if (head - atomic_load_explicit(&device->tail, memory_order_acquire) >= loop->capacity) {
+        device->overflowed++;
+        return;
+    }
+    memcpy(device->records + (head & (loop->capacity - 1)) * loop->record_bytes, record,
+           loop->record_bytes);
+    atomic_store_explicit(&device->head, head + 1, memory_order_release);
+}
+
+/* ------------------------------------------------------------------ threads */
+
+static void
+wait_until(Loop *loop, int64_t deadline_ns)
+{
+    struct timespec at = {deadline_ns / SECOND, deadline_ns % SECOND};
+    while (!loop->stopping && now_ns(CLOCK_MONOTONIC) < deadline_ns)
+        pthread_cond_timedwait(&loop->wake, &loop->lock, &at);
+}
+
+static void *
+work(void *argument)
+{
+    Worker *worker = argument;
+    Loop *loop = worker->loop;
+    pthread_mutex_lock(&loop->lock);
+    for (;;) {
+        wait_until(loop, worker->deadline_ns);
+        if (loop->stopping)
+            break;
+        int64_t tick_ns = now_ns(CLOCK_MONOTONIC), begun_ns, period_ns = loop->period_ns;
+        bool any = false;
+        for (Py_ssize_t i = 0; i < loop->device_count && !loop->stopping; i++) {
+            Device *device = &loop->devices[i];
+            if (device->owner != worker->number || device->lost)
+                continue;
+            worker->device = (int)i;
+            worker->since_ns = now_ns(CLOCK_MONOTONIC);
+            pthread_mutex_unlock(&loop->lock);
+            sample(loop, device, &begun_ns);
+            pthread_mutex_lock(&loop->lock);
+            worker->device = -1;
+            if (device->lost)
+                continue;
+            any = true;
+            int64_t delay_ns = begun_ns - worker->deadline_ns;
+            count(loop->jitter, delay_ns);
+            device->late += delay_ns > period_ns / 2;
+            if (!device->samples++)
+                device->first_ns = begun_ns;
+            device->last_ns = begun_ns;
+        }
+        int64_t after_ns = now_ns(CLOCK_MONOTONIC);
+        if (!any)
+            break;
+        loop->ticks++;
+        count(loop->cost, after_ns - tick_ns);
+        worker->deadline_ns += loop->period_ns;
+        if (worker->deadline_ns <= after_ns) {
+            int64_t missed = (after_ns - worker->deadline_ns) / loop->period_ns + 1;
+            worker->deadline_ns += missed * loop->period_ns;
+            for (Py_ssize_t i = 0; i < loop->device_count; i++)
+                if (loop->devices[i].owner == worker->number && !loop->devices[i].lost)
+                    loop->devices[i].dropped += missed;
+        }
+    }
+    worker->ended = true;
+    pthread_mutex_unlock(&loop->lock);
+    return NULL;
+}
+
+/* Start a thread whose first deadline this is; with the lock. NULL when there can be none. */
+static Worker *
+employ(Loop *loop, int64_t deadline_ns)
+{
+    Worker *worker = calloc(1, sizeof *worker);
+    if (worker == NULL)
+        return NULL;
+    worker->loop = loop;
+    worker->number = loop->worker_count;
+    worker->device = -1;
+    worker->deadline_ns = deadline_ns;
+    if (pthread_create(&worker->thread, NULL, work, worker)) {
+        free(worker);
+        return NULL;
+    }
+    loop->worker_count++;
+    worker->next = loop->workers;
+    loop->workers = worker;
+    return worker;
+}
+
+static PyObject *
+loop_start(Loop *self, PyObject *none)
+{
+    (void)none;
+    pthread_mutex_lock(&self->lock);
+    bool refused = self->worker_count || self->stopping ||
+                   employ(self, now_ns(CLOCK_MONOTONIC)) == NULL;
+    pthread_mutex_unlock(&self->lock);
+    if (refused) {
+        PyErr_SetString(PyExc_RuntimeError, "no thread can be started");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_relieve(Loop *self, PyObject *args)
+{
+    long long limit_ns;
+    if (!PyArg_ParseTuple(args, "L", &limit_ns))
+        return NULL;
+    PyObject *blocked = PyList_New(0);
+    if (blocked == NULL)
+        return NULL;
+    pthread_mutex_lock(&self->lock);
+    int64_t now = now_ns(CLOCK_MONOTONIC);
+    for (Worker *worker = self->workers; worker != NULL; worker = worker->next) {
+        if (worker->device < 0 || now - worker->since_ns < limit_ns || self->stopping)
+            continue;
+        PyObject *pair = Py_BuildValue("(iL)", (int)self->devices[worker->device].id,
+                                       (long long)(now - worker->since_ns));
+        if (pair == NULL || PyList_Append(blocked, pair)) {
+            Py_XDECREF(pair);
+            pthread_mutex_unlock(&self->lock);
+            Py_DECREF(blocked);
+            return NULL;
+        }
+        Py_DECREF(pair);
+        bool others = false;
+        for (Py_ssize_t i = 0; i < self->device_count; i++)
+            others |= i != worker->device && self->devices[i].owner == worker->number &&
+                      !self->devices[i].lost;
+        if (!others)
+            continue;
+        int64_t missed = (now - worker->deadline_ns) / self->period_ns;
+        Worker *relief = employ(self, worker->deadline_ns + (missed + 1) * self->period_ns);
+        if (relief == NULL)
+            continue;
+        for (Py_ssize_t i = 0; i < self->device_count; i++) {
+            Device *device = &self->devices[i];
+            if (i == worker->device || device->owner != worker->number)
+                continue;
+            device->owner = relief->number;
+            if (!device->lost)
+                device->dropped += missed + (i > worker->device);
+        }
+    }
+    pthread_mutex_unlock(&self->lock);
+    return blocked;
+}
+
+static PyObject *
+loop_set_period(Loop *self, PyObject *args)
+{
+    long long period_ns;
+    if (!PyArg_ParseTuple(args, "L", &period_ns))
+        return NULL;
+    if (period_ns <= 0) {
+        PyErr_SetString(PyExc_ValueError, "a period is positive");
+        return NULL;
+    }
+    pthread_mutex_lock(&self->lock);
+    self->period_ns = period_ns;
+    pthread_mutex_unlock(&self->lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_stop(Loop *self, PyObject *args)
+{
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "L", &timeout_ns))
+        return NULL;
+    long stuck = 0;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&self->lock);
+    self->stopping = true;
+    pthread_cond_broadcast(&self->wake);
+    pthread_mutex_unlock(&self->lock);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t until_ns = until.tv_sec * SECOND + until.tv_nsec + timeout_ns;
+    until.tv_sec = until_ns / SECOND;
+    until.tv_nsec = until_ns % SECOND;
+    for (Worker *worker = self->workers; worker != NULL; worker = worker->next)
+        if (!worker->joined) {
+            worker->joined = pthread_timedjoin_np(worker->thread, NULL, &until) == 0;
+            stuck += !worker->joined;
+        }
+    Py_END_ALLOW_THREADS
+    self->leaked = stuck > 0;
+    return PyLong_FromLong(stuck);
+}
+
+/* ------------------------------------------------------------------ records to columns */
+
+static const Record *
+at_cursor(const Loop *loop, const Device *device)
+{
+    uint64_t tail = atomic_load_explicit(&device->tail, memory_order_relaxed);
+    uint64_t place = (tail + (uint64_t)device->cursor) & (loop->capacity - 1);
+    return (const Record *)(device->records + place * loop->record_bytes);
+}
+
+typedef struct {
+    PyObject *data, *valid;
+    Py_ssize_t nulls;
+} Buffers;
+
+static bool
+allocate(Buffers *buffers, Py_ssize_t bytes, Py_ssize_t rows)
+{
+    buffers->nulls = 0;
+    buffers->data = PyBytes_FromStringAndSize(NULL, bytes);
+    buffers->valid = PyBytes_FromStringAndSize(NULL, (rows + 7) / 8);
+    if (buffers->data == NULL || buffers->valid == NULL)
+        return false;
+    memset(PyBytes_AS_STRING(buffers->valid), 0, (rows + 7) / 8);
+    return true;
+}
+
+static void
+put_valid(Buffers *buffers, Py_ssize_t row, bool known)
+{
+    if (known)
+        PyBytes_AS_STRING(buffers->valid)[row >> 3] |= (char)(1 << (row & 7));
+    else
+        buffers->nulls++;
+}
+
+static PyObject *
+loop_take(Loop *self, PyObject *none)
+{
+    (void)none;
+    Py_ssize_t rows = 0;
+    Py_ssize_t available[self->device_count > 0 ? self->device_count : 1];
+    for (Py_ssize_t i = 0; i < self->device_count; i++) {
+        Device *device = &self->devices[i];
+        available[i] = (Py_ssize_t)(atomic_load_explicit(&device->head, memory_order_acquire) -
+                                    atomic_load_explicit(&device->tail, memory_order_relaxed));
+        device->cursor = 0;
+        rows += available[i];
+    }
+    PyObject *result = NULL;
+    Py_ssize_t columns = 4 + self->column_count;
+    Buffers made[4 + MAX_COLUMNS];
+    memset(made, 0, sizeof made);
+    for (Py_ssize_t c = 0; c < columns; c++)
+        if (!allocate(&made[c], c == 2 || c == 3 ? 4 * rows : 8 * rows, rows))
+            goto done;
+    int64_t *times = (int64_t *)PyBytes_AS_STRING(made[0].data);
+    int64_t *spans = (int64_t *)PyBytes_AS_STRING(made[1].data);
+    int32_t *ids = (int32_t *)PyBytes_AS_STRING(made[2].data);
+    int32_t *names = (int32_t *)PyBytes_AS_STRING(made[3].data);
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        Device *next = NULL;
+        const Record *record = NULL;
+        for (Py_ssize_t i = 0; i < self->device_count; i++) {
+            Device *device = &self->devices[i];
+            if (device->cursor >= available[i])
+                continue;
+            const Record *candidate = at_cursor(self, device);
+            if (record == NULL || candidate->time_ns < record->time_ns)
+                next = device, record = candidate;
+        }
+        times[row] = record->time_ns;
+        spans[row] = record->span_ns;
+        ids[row] = next->id;
+        names[row] = next->name < 0 ? 0 : next->name;
+        put_valid(&made[3], row, next->name >= 0);
+        for (Py_ssize_t c = 0; c < self->column_count; c++) {
+            ((Value *)PyBytes_AS_STRING(made[4 + c].data))[row] = record->values[c];
+            put_valid(&made[4 + c], row, record->known >> c & 1);
+        }
+        next->cursor++;
+    }
+    for (Py_ssize_t i = 0; i < self->device_count; i++)
+        atomic_fetch_add_explicit(&self->devices[i].tail, (uint64_t)available[i],
+                                  memory_order_release);
+    result = PyList_New(columns);
+    for (Py_ssize_t c = 0; c < columns && result != NULL; c++) {
+        PyObject *parts = c < 3 ? Py_BuildValue("(OOn)", Py_None, made[c].data, (Py_ssize_t)0)
+                                : Py_BuildValue("(OOn)", made[c].valid, made[c].data, made[c].nulls);
+        if (parts == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, c, parts);
+    }
+    if (result != NULL)
+        result = Py_BuildValue("(nN)", rows, result);
+done:
+    for (Py_ssize_t c = 0; c < columns; c++) {
+        Py_XDECREF(made[c].data);
+        Py_XDECREF(made[c].valid);
+    }
+    return result;
+}
+
+static PyObject *
+counts(const uint64_t *buckets)
+{
+    PyObject *found = PyDict_New();
+    for (long key = 0; key < BUCKETS && found != NULL; key++) {
+        if (!buckets[key])
+            continue;
+        PyObject *name = PyLong_FromLong(key), *value = PyLong_FromUnsignedLongLong(buckets[key]);
+        if (name == NULL || value == NULL || PyDict_SetItem(found, name, value))
+            Py_CLEAR(found);
+        Py_XDECREF(name);
+        Py_XDECREF(value);
+    }
+    return found;
+}
+
+static PyObject *
+loop_statistics(Loop *self, PyObject *none)
+{
+    (void)none;
+    pthread_mutex_lock(&self->lock);
+    PyObject *devices = PyList_New(self->device_count);
+    for (Py_ssize_t i = 0; i < self->device_count && devices != NULL; i++) {
+        Device *device = &self->devices[i];
+        PyObject *refused = PyTuple_New(self->column_count);
+        for (Py_ssize_t c = 0; c < self->column_count && refused != NULL; c++) {
+            Column *column = &device->columns[c];
+            int code = column->refused;
+            if (!code && column->call >= 0)
+                code = device->calls[column->call].refused;
+            PyObject *number = PyLong_FromLong(code);
+            if (number == NULL)
+                Py_CLEAR(refused);
+            else
+                PyTuple_SET_ITEM(refused, c, number);
+        }
+        PyObject *one = refused == NULL
+            ? NULL
+            : Py_BuildValue("(iKKKKLiN)", (int)device->id, (unsigned long long)device->samples,
+                            (unsigned long long)device->late, (unsigned long long)device->dropped,
+                            (unsigned long long)device->overflowed,
+                            (long long)(device->last_ns - device->first_ns), device->lost, refused);
+        if (one == NULL)
+            Py_CLEAR(devices);
+        else
+            PyList_SET_ITEM(devices, i, one);
+    }
+    PyObject *result = devices == NULL
+        ? NULL
+        : Py_BuildValue("(NNNK)", devices, counts(self->jitter), counts(self->cost),
+                        (unsigned long long)self->ticks);
+    pthread_mutex_unlock(&self->lock);
+    return result;
+}
+
+/* ------------------------------------------------------------------ the plan */
+
+static bool
+take_places(Column *column, PyObject *given, const Device *device)
+{
+    column->place_count = PyTuple_Size(given);
+    if (column->place_count < 0 || column->place_count > 64)
+        return false;
+    column->places = calloc(column->place_count ? column->place_count : 1, sizeof(Place));
+    if (column->places == NULL)
+        return false;
+    for (Py_ssize_t i = 0; i < column->place_count; i++) {
+        Place *place = &column->places[i];
+        long long tag;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "niL", &place->offset, &place->width, &tag))
+            return false;
+        place->tag = tag;
+        Py_ssize_t bytes = column->kind == FIELD ? FIELD_BYTES : place->width;
+        int w = place->width;
+        if ((w != 1 && w != 2 && w != 4 && w != 8) || place->offset < 0 ||
+            place->offset + bytes > device->calls[column->call].size)
+            return false;
+    }
+    return column->kind != FIELD || column->place_count == 1;
+}
+
+static bool
+take_column(Column *column, PyObject *given, const Device *device)
+{
+    column->call = -1;
+    if (given == Py_None)
+        return true;
+    PyObject *places, *factor;
+    int nonzero, sentinel;
+    if (!PyArg_ParseTuple(given, "iiO!Opp", &column->kind, &column->call, &PyTuple_Type, &places,
+                          &factor, &nonzero, &sentinel))
+        return false;
+    if (column->call < 0 || column->call >= device->call_count || column->kind < NUMBER ||
+        column->kind > RESIDENCY)
+        return false;
+    column->nonzero = nonzero;
+    column->sentinel = sentinel;
+    column->is_float = PyFloat_Check(factor);
+    if (column->is_float)
+        column->float_factor = PyFloat_AsDouble(factor);
+    else
+        column->factor = PyLong_AsLongLong(factor);
+    return !PyErr_Occurred() && take_places(column, places, device);
+}
+
+static bool
+take_device(Loop *loop, Device *device, PyObject *given)
+{
+    PyObject *calls, *columns;
+    int id, name;
+    if (!PyArg_ParseTuple(given, "iiO!O!", &id, &name, &PyTuple_Type, &calls, &PyTuple_Type,
+                          &columns))
+        return false;
+    device->id = id;
+    device->name = name;
+    device->call_count = PyTuple_GET_SIZE(calls);
+    device->calls = calloc(device->call_count ? device->call_count : 1, sizeof(Call));
+    device->columns = calloc(loop->column_count ? loop->column_count : 1, sizeof(Column));
+    device->records = malloc(loop->capacity * loop->record_bytes);
+    if (!device->calls || !device->columns || !device->records ||
+        device->call_count > MAX_COLUMNS || PyTuple_GET_SIZE(columns) != loop->column_count)
+        return false;
+    for (Py_ssize_t i = 0; i < device->call_count; i++) {
+        Call *call = &device->calls[i];
+        unsigned long long function, handle;
+        PyObject *argument;
+        const char *buffer;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(calls, i), "KKOy#", &function, &handle, &argument,
+                              &buffer, &call->size) ||
+            !function)
+            return false;
+        call->function = (void *)(uintptr_t)function;
+        call->handle = (void *)(uintptr_t)handle;
+        call->with_argument = argument != Py_None;
+        if (call->with_argument)
+            call->argument = (unsigned)PyLong_AsUnsignedLong(argument);
+        call->buffer = malloc(call->size ? call->size : 1);
+        if (call->buffer == NULL || PyErr_Occurred())
+            return false;
+        memcpy(call->buffer, buffer, call->size);
+    }
+    for (Py_ssize_t i = 0; i < loop->column_count; i++)
+        if (!take_column(&device->columns[i], PyTuple_GET_ITEM(columns, i), device))
+            return false;
+    return true;
+}
+
+static int
+loop_init(Loop *self, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"period_ns", "capacity", "column_count", "outcomes", "keep_empty", "devices", NULL};
+    long long period_ns;
+    unsigned long long capacity;
+    PyObject *outcomes, *devices;
+    int keep_empty;
+    if (self->ready) {
+        PyErr_SetString(PyExc_RuntimeError, "made already");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "LKnO!pO!", names, &period_ns, &capacity,
+                                     &self->column_count, &PyTuple_Type, &outcomes, &keep_empty,
+                                     &PyTuple_Type, &devices))
+        return -1;
+    if (period_ns <= 0 || !capacity || capacity & (capacity - 1) || self->column_count < 0 ||
+        self->column_count > MAX_COLUMNS) {
+        PyErr_SetString(PyExc_ValueError,
+                        "wanted: a positive period, a capacity that is a power of two, at most 16 columns");
+        return -1;
+    }
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    self->ready = true;
+    self->period_ns = period_ns;
+    self->capacity = capacity;
+    self->keep_empty = keep_empty;
+    self->record_bytes = sizeof(Record) + self->column_count * sizeof(Value);
+    self->outcome_count = PyTuple_GET_SIZE(outcomes);
+    self->outcomes = calloc(self->outcome_count ? self->outcome_count : 1, sizeof *self->outcomes);
+    Py_ssize_t device_count = PyTuple_GET_SIZE(devices);
+    self->devices = calloc(device_count ? device_count : 1, sizeof(Device));
+    if (self->outcomes == NULL || self->devices == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->outcome_count; i++)
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(outcomes, i), "ii", &self->outcomes[i].code,
+                              &self->outcomes[i].kind))
+            return -1;
+    for (; self->device_count < device_count; self->device_count++)
+        if (!take_device(self, &self->devices[self->device_count],
+                         PyTuple_GET_ITEM(devices, self->device_count))) {
+            self->device_count++; /* what of it was made is freed with the rest */
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a device of the plan does not fit");
+            return -1;
+        }
+    return 0;
+}
+
+static void
+loop_dealloc(Loop *self)
+{
+    if (self->ready && !self->leaked) {
+        bool running = false;
+        for (Worker *worker = self->workers; worker != NULL; worker = worker->next)
+            running |= !worker->joined;
+        if (running) {
+            PyObject *timeout = Py_BuildValue("(L)", (long long)SECOND);
+            PyObject *stuck = timeout == NULL ? NULL : loop_stop(self, timeout);
+            Py_XDECREF(timeout);
+            Py_XDECREF(stuck);
+            PyErr_Clear();
+        }
+    }
+    if (self->ready && !self->leaked) {
+        for (Py_ssize_t i = 0; i < self->device_count; i++) {
+            Device *device = &self->devices[i];
+            for (Py_ssize_t c = 0; device->calls != NULL && c < device->call_count; c++)
+                free(device->calls[c].buffer);
+            for (Py_ssize_t c = 0; device->columns != NULL && c < self->column_count; c++)
+                free(device->columns[c].places);
+            free(device->calls);
+            free(device->columns);
+            free(device->records);
+        }
+        free(self->devices);
+        free(self->outcomes);
+        while (self->workers != NULL) {
+            Worker *worker = self->workers;
+            self->workers = worker->next;
+            free(worker);
+        }
+        pthread_mutex_destroy(&self->lock);
+        pthread_cond_destroy(&self->wake);
+    }
+    /* A thread that is still inside a driver's call goes on using the loop: it is never freed. */
+    if (self->leaked)
+        return;
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef loop_methods[] = {
+    {"start", (PyCFunction)loop_start, METH_NOARGS, NULL},
+    {"relieve", (PyCFunction)loop_relieve, METH_VARARGS, NULL},
+    {"set_period", (PyCFunction)loop_set_period, METH_VARARGS, NULL},
+    {"take", (PyCFunction)loop_take, METH_NOARGS, NULL},
+    {"statistics", (PyCFunction)loop_statistics, METH_NOARGS, NULL},
+    {"stop", (PyCFunction)loop_stop, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot loop_slots[] = {
+    {Py_tp_init, loop_init},
+    {Py_tp_dealloc, loop_dealloc},
+    {Py_tp_methods, loop_methods},
+    {Py_tp_doc, "Calls a driver's functions at absolute deadlines. See _fast.pyi."},
+    {0, NULL},
+};
+
+static PyType_Spec loop_spec = {
+    .name = "chopper.collectors._fast.Loop",
+    .basicsize = sizeof(Loop),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = loop_slots,
+};
+
+static int
+module_exec(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &loop_spec, NULL);
+    if (type == NULL)
+        return -1;
+    int failed = PyModule_AddObjectRef(module, "Loop", type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_fast",
+    .m_doc = "The fast tier of a sampler.",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__fast(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

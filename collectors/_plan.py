@@ -1,0 +1,180 @@
+"""What the fast tier calls, said once: functions, arguments, and where the values lie.
+
+A source finds library, devices and sensors through the vendor's binding and describes the calls of
+one sample as a :class:`Plan`. :class:`Background` runs it in C (``_fast.c``), in a thread that needs
+no GIL. Where that part could not be compiled, the source's own ``sample`` reads the same in Python.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_void_p, cast, sizeof, string_at
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+try:
+    from chopper.collectors._fast import Loop
+except ImportError:  # not compiled here
+    Loop = None  # type: ignore[assignment,misc]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+AVAILABLE = Loop is not None
+"""Whether the part in C is there."""
+
+NUMBER, FIELD, MEAN, RESIDENCY = range(4)
+"""How a column is made: the first place that is available; an ``nvmlFieldValue_t``; the mean of the
+places tagged 1, else the first other; bits (the tags) of the places that grew, the one tagged 0
+being the ticks in which they count."""
+
+SENSOR, DEVICE = 1, 2
+"""What an error code takes away. Codes that are not named cost one reading."""
+
+_RING_S = 8
+_RING_MIN = 1024
+
+
+class Call(NamedTuple):
+    """One function of the driver: ``int f(handle[, argument], buffer)``."""
+
+    function: int
+    handle: int
+    argument: int | None
+    buffer: bytes
+    """What the buffer holds before the first call."""
+
+
+class Column(NamedTuple):
+    """A column of the table after time, span and device."""
+
+    kind: int
+    call: int
+    """Which of the device's calls writes it."""
+    places: tuple[tuple[int, int, int], ...]
+    """Offset and width in bytes, and a tag."""
+    factor: int | float
+    """What one unit is; a float makes the column one of floats."""
+    nonzero: bool = False
+    """0 says that it is not known."""
+    sentinel: bool = False
+    """All bits one say that it is not known."""
+
+
+class PlannedDevice(NamedTuple):
+    """What is read of one device; ``columns`` has None where it offers nothing."""
+
+    id: int
+    uuid: str | None
+    calls: tuple[Call, ...]
+    columns: tuple[Column | None, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All calls of one sample.
+
+    Attributes:
+        table: declared table; its columns after time, span, device and UUID are the plan's.
+        devices: what is read, in this order.
+        outcomes: error code → SENSOR or DEVICE.
+        keep_empty: a reading of which nothing is known makes a row too.
+    """
+
+    table: str
+    devices: tuple[PlannedDevice, ...]
+    outcomes: Mapping[int, int]
+    keep_empty: bool = False
+
+
+def address(function: Any) -> int:
+    """Where a function that ctypes has bound lies in memory."""
+    found = cast(function, c_void_p).value
+    assert found is not None
+    return found
+
+
+def pointer(handle: Any) -> int:
+    """The value of an opaque handle."""
+    return cast(handle, c_void_p).value or 0
+
+
+def content(structure: Any) -> bytes:
+    """The bytes of a ctypes structure or array as they are now."""
+    return string_at(addressof(structure), sizeof(structure))
+
+
+class DeviceTotals(NamedTuple):
+    """How well one device was read."""
+
+    id: int
+    samples: int
+    late: int
+    dropped: int
+    overflowed: int
+    elapsed_ns: int
+    lost: int
+    refused: tuple[int, ...]
+
+
+class Background:
+    """A plan at work.
+
+    Args:
+        plan: what to read.
+        period_ns: how often.
+    """
+
+    def __init__(self, plan: Plan, period_ns: int) -> None:
+        from chopper.tables import TABLES
+
+        self._schema = TABLES[plan.table].arrow
+        self._names = [device.uuid or "" for device in plan.devices]
+        records = max(_RING_MIN, _RING_S * 1_000_000_000 // period_ns)
+        self._loop = Loop(
+            period_ns,
+            1 << (records - 1).bit_length(),
+            len(self._schema) - 4,
+            tuple((_signed(code), kind) for code, kind in plan.outcomes.items()),
+            plan.keep_empty,
+            tuple(
+                (d.id, -1 if d.uuid is None else code, d.calls, d.columns)
+                for code, d in enumerate(plan.devices)
+            ),
+        )
+        self.start = self._loop.start
+        self.relieve = self._loop.relieve
+        self.set_period = self._loop.set_period
+        self.stop = self._loop.stop
+
+    def take(self) -> dict[str, pa.Array] | None:
+        """Columns of the rows since the last call, by time; None when there are none."""
+        import pyarrow as pa
+
+        from chopper._arrow import to_arrow
+
+        count, columns = self._loop.take()
+        if not count:
+            return None
+        taken = {}
+        for field, (valid, data, nulls) in zip(self._schema, columns, strict=True):
+            kind = field.type
+            named = pa.types.is_dictionary(kind)
+            buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(data)]
+            array = pa.Array.from_buffers(kind.index_type if named else kind, count, buffers, nulls)
+            if named:
+                names = to_arrow(self._names, kind.value_type)
+                array = pa.DictionaryArray.from_arrays(array, names)
+            taken[field.name] = array
+        return taken
+
+    def totals(self) -> tuple[list[DeviceTotals], dict[int, int], dict[int, int], int]:
+        """Each device's totals, counts of delays and costs by bucket, and how many ticks."""
+        devices, jitter, cost, ticks = self._loop.statistics()
+        return [DeviceTotals(*device) for device in devices], jitter, cost, ticks
+
+
+def _signed(code: int) -> int:
+    """An error code as C's int has it."""
+    return code - (1 << 32) if code >= 1 << 31 else code
