@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from chopper.causes import LEAVES
-from chopper.validation.injections import network, ranks
+from chopper.validation.injections import ranks
+from chopper.workloads import link
 from chopper.validation.injections.plan import Job, Plan, Truth
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
 
@@ -148,7 +149,7 @@ def run_cases(
             on_case(case)
 
     named = [n for n in _INJECTIONS if n in injections and (not quick or n in _QUICK)]
-    no_link = network.unavailable() if "slow_link" in named else None
+    no_link = link.unavailable() if "slow_link" in named else None
     alone = [n for n in named if n != "slow_link"]
     for group, linked in ((alone, False), (["slow_link"], True)):
         if linked and ("slow_link" not in named or no_link):

@@ -18,7 +18,8 @@ import pytest
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
 from chopper.validation import real
-from chopper.validation.injections import network, ranks
+from chopper.validation.injections import ranks
+from chopper.workloads import link
 from chopper.validation.injections.plan import BASELINE, WARM_UP_STEPS, Job, Plan, Truth
 from chopper.validation.real import Expected, Injection
 from chopper.validation.results import Case
@@ -198,12 +199,12 @@ def test_no_link_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_link_without_iproute2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None if name == "tc" else f"/sbin/{name}")
-    assert network.unavailable() == "`tc` is not installed (package iproute2)"
+    assert link.unavailable() == "`tc` is not installed (package iproute2)"
 
 
 @pytest.fixture
 def has_link() -> None:
-    reason = network.unavailable()
+    reason = link.unavailable()
     if reason:
         pytest.skip(reason)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper.validation.injections import network
+from chopper.workloads import link
 from chopper.validation.injections.plan import BASELINE, WARM_UP_STEPS, Job, Plan, Truth
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ class _SlowLink(Injector):
     """The link between the ranks is shaped. Amounts in bits per second."""
 
     def start(self) -> None:
-        self._shaper = network.Shaper()
+        self._shaper = link.Shaper()
 
     def stop(self) -> None:
         self._shaper.close()
@@ -412,7 +412,7 @@ def main(argv: list[str]) -> None:
     _ask_for_priority()
     job = msgspec.json.decode(job_text, type=Job)
     if job.linked:
-        network.join(socket.socket(fileno=int(channel)), int(os.environ["RANK"]))
+        link.join(socket.socket(fileno=int(channel)), int(os.environ["RANK"]))
 
     import torch
     import torch.distributed as dist

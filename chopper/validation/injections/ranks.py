@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper.errors import CaptureError
-from chopper.validation.injections import network
+from chopper.workloads import link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,21 +64,21 @@ def run(job: Job, *, timeout_s: float) -> None:
             theirs.close()  # so that a rank that ends is noticed
         if job.linked:
             try:
-                network.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
+                link.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
             except OSError as exc:
                 raise CaptureError(f"the ranks cannot be linked: {exc}") from exc
         _wait(started, log, timeout_s)
 
 
 def _environment(job: Job) -> dict[str, str]:
-    address = network.ADDRESSES[0] if job.linked else "127.0.0.1"
+    address = link.ADDRESSES[0] if job.linked else "127.0.0.1"
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(("CHOPPER_", "TORCHELASTIC_"))},
         "WORLD_SIZE": str(RANKS),
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": address,
         "MASTER_PORT": "29500" if job.linked else str(_free_port()),
-        "GLOO_SOCKET_IFNAME": network.INTERFACE if job.linked else "lo",
+        "GLOO_SOCKET_IFNAME": link.INTERFACE if job.linked else "lo",
         # Two ranks share few cores: neither may take them all.
         "OMP_NUM_THREADS": "1",
         # Memory that was freed stays the process's: pages that fault in again, which on a virtual
