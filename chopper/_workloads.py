@@ -133,6 +133,25 @@ WORKLOADS: dict[str, Workload] = {
         baseline="fsdp1",
         repeats=2,
     ),
+    "interconnect": Workload(
+        module="chopper.workloads.interconnect",
+        summary="fsdp2 over a link of several rates between two network namespaces: the step as "
+        "T = T_c + V/B, and the exposed communication that makes it",
+        options="INTERCONNECT",
+        check="chopper.workloads.interconnect:needs",
+        torchrun=False,
+        variants=tuple(
+            Variant(name=name, summary=summary, words=("--variant", name))
+            for name, summary in (
+                ("unshaped", "as fast as the kernel copies"),
+                ("1gbit", "each end sends at most 125 MB/s"),
+                ("300mbit", "each end sends at most 37.5 MB/s"),
+                ("100mbit", "each end sends at most 12.5 MB/s"),
+            )
+        ),
+        baseline="unshaped",
+        repeats=2,
+    ),
     "collectives": Workload(
         module="chopper.workloads.collectives",
         summary="all-reduce, all-gather, reduce-scatter, all-to-all and broadcast over sizes: "
@@ -194,7 +213,7 @@ def options_of(name: str) -> tuple[OptionInfo, ...]:
     """Options of a workload that are the user's to set behind ``--``."""
     workload = find(name)
     # Which variant it is, the command says: `chopper run NAME --variants …`.
-    hidden = {"output"} | ({"variant"} if workload.variants else set())
+    hidden = {"output", "ranks", "channel"} | ({"variant"} if workload.variants else set())
     return tuple(option for option in _declared(workload) if option.name not in hidden)
 
 
@@ -347,7 +366,7 @@ def prepare(
         options={
             key: value if isinstance(value, str | int | float) or value is None else str(value)
             for key, value in sorted(vars(parsed).items())
-            if key not in ("output", "device", "variant")
+            if key not in ("output", "device", "variant", "ranks", "channel")
         },
         variants=chosen,
         repeats=repeats or workload.repeats,

@@ -90,8 +90,20 @@ def grids(experiment: Experiment) -> list[Grid]:
 def _by_variant(experiment: Experiment, rows: list[Row]) -> Grid:
     measures = list(dict.fromkeys(row.measure for row in rows))
     at = {(row.variant, row.measure): row for row in rows}
+    title = "Variants" if len(experiment.variants) > 1 else "Measured"
+    if len(measures) > len(experiment.variants):
+        # Whichever is longer goes down the page.
+        return Grid(
+            title=title,
+            headings=("", *experiment.variants),
+            rows=tuple(
+                (fmt.heading(m), *(_cell(at.get((v, m))) for v in experiment.variants))
+                for m in measures
+            ),
+            words=1,
+        )
     return Grid(
-        title="Variants" if len(experiment.variants) > 1 else "Measured",
+        title=title,
         headings=("", *(fmt.heading(m) for m in measures)),
         rows=tuple(
             (variant, *(_cell(at.get((variant, m))) for m in measures))

@@ -11,7 +11,6 @@ size is that of the whole array: what all-gather ends with, what reduce-scatter 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -22,7 +21,8 @@ import torch.distributed as dist
 
 import chopper
 from chopper.workloads import options
-from chopper.workloads.machine import BACKEND, Needs, choose_device
+from chopper.workloads.machine import BACKEND, Needs
+from chopper.workloads.ranks import joined
 
 WARMUP = 3
 
@@ -45,20 +45,9 @@ def main() -> None:
     args = options.parse(
         options.COLLECTIVES, prog="collectives", description="Time collectives over sizes."
     )
-    if "LOCAL_RANK" not in os.environ:
-        raise SystemExit("collectives: start it with `chopper run collectives` or through torchrun")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    kind, _ = choose_device(args.device, local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
-    device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     torch.manual_seed(args.seed)
-    dist.init_process_group(BACKEND[kind], device_id=device if kind == "cuda" else None)
-    try:
+    with joined(args.device, prog="collectives") as device:
         measure(args, device)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -107,6 +107,19 @@ TRAINING: tuple[Option, ...] = (
     OUTPUT,
 )
 """Of every workload that trains the Llama model."""
+
+INTERCONNECT: tuple[Option, ...] = (
+    Option(
+        name="variant",
+        help="rate of the link",
+        default="unshaped",
+        choices=("unshaped", "1gbit", "300mbit", "100mbit"),
+    ),
+    *(replace(o, default=6) if o is STEPS else o for o in TRAINING if o.name != "allocations"),
+    Option(name="ranks", help="processes", default=2, type=positive),
+    Option(name="channel", help="set by the process that starts the ranks", default=None, type=int),
+)
+"""Those of training, over a link."""
 
 COLLECTIVES: tuple[Option, ...] = (
     Option(name="smallest", help="bytes of the smallest message", default=1024, type=positive),

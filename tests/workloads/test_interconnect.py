@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+from chopper import experiment as ex  # noqa: E402
+from chopper._workloads import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.workloads import headlines, link  # noqa: E402
+from chopper.workloads.interconnect import ring_bytes  # noqa: E402
+
+
+def test_without_root_it_is_refused_with_the_model_as_the_way_out(monkeypatch):
+    monkeypatch.setattr(link, "unavailable", lambda: "shaping a link needs root")
+    with pytest.raises(WorkloadUnavailable, match="needs root; the model alone: chopper estimate"):
+        prepare("interconnect")
+
+
+def test_the_link_has_two_ends():
+    with pytest.raises(WorkloadUnavailable, match="--ranks 3: the link has two ends"):
+        prepare("interconnect", ranks=3)
+
+
+def test_a_ring_gathers_twice_what_was_dropped_and_reduces_once():
+    model = torch.nn.ModuleDict({"layers": torch.nn.Linear(10, 10, bias=False)})
+    model["head"] = torch.nn.Linear(10, 5, bias=False)
+    # 400 + 200 bytes gathered and reduced, 400 gathered again; each rank of four sends 3/4.
+    assert ring_bytes(model, 4) == 3 / 4 * (2 * 600 + 400)
+
+
+@pytest.mark.parametrize("fixed", [0.1, 2.0])
+def test_the_fit_finds_the_line(fixed):
+    start, slope, r2 = headlines._line([(x, fixed + 3e7 * x) for x in (0.0, 8e-9, 8e-8)])
+    assert (start, slope, r2) == pytest.approx((fixed, 3e7, 1.0))
+
+
+@pytest.mark.slow
+def test_training_over_a_shaped_link_is_slower_and_the_same(tmp_path):
+    reason = link.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    from chopper.cli.run_ import command
+
+    path = tmp_path / "run"
+    words = ["interconnect", "-o", str(path), "--variants", "unshaped,100mbit", "--repeats", "1"]
+    words += ["--steps", "3", "--json", "--", "--batch", "1", "--sequence", "32"]
+    done = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["schema"] == ex.SCHEMA
+    found = ex.load(path)
+    for step in range(3):
+        losses = {found.find("loss", v, step=step).values for v in ("unshaped", "100mbit")}
+        assert len(losses) == 1
+    sent, ring = found.find("sent_bytes", "100mbit"), found.find("ring_bytes", "100mbit")
+    # Gloo sends the reduced gradients twice; headers and meetings add a little.
+    assert ring.estimate.value < sent.estimate.value < 1.6 * ring.estimate.value
+    # Sent through the bucket, that many bytes take this long at least; the burst goes ahead.
+    least_s = (sent.estimate.value - 1e6) / 12.5e6
+    assert found.find("median_step_ns", "100mbit").estimate.value / 1e9 > 0.9 * least_s
+    ratio = found.ratio("median_step_ns", "100mbit", "unshaped")
+    assert ratio is not None
+    assert ratio.value > 1.5
+    named = [p for p in psutil.process_iter() if "interconnect" in " ".join(cmdline(p))]
+    assert named == []
+
+
+def cmdline(process):
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return []
+    return words if "chopper.workloads.interconnect" in words else []

@@ -1,0 +1,38 @@
+"""Join the other ranks of a distributed run, and leave them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from chopper.workloads.machine import BACKEND, choose_device
+
+
+@contextlib.contextmanager
+def joined(asked: str, *, prog: str) -> Iterator[torch.device]:
+    """The device of this rank, inside a process group of all of them.
+
+    Args:
+        asked: ``auto``, ``cpu`` or ``cuda``.
+        prog: the workload, for the message when no launcher started it.
+    """
+    # torchrun starts one process per rank and says in the environment which one this is.
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(f"{prog}: start it with `chopper run {prog}` or through torchrun")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    kind, _ = choose_device(asked, local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
+    device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(BACKEND[kind], device_id=device if kind == "cuda" else None)
+    try:
+        yield device
+        # Gloo's threads need Python's lock to let go of the last tensors. Waiting here leaves it
+        # to them; at the interpreter's end, wanting it would abort the process (torch 2.13).
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

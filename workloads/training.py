@@ -1,0 +1,77 @@
+"""The training loop that the sharded workloads share, and what is kept of it."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import chopper
+from chopper.workloads.llama import SIZES
+from chopper.workloads.tokens import token_loader
+
+
+def batches(args: argparse.Namespace, device: torch.device) -> DataLoader[tuple[Tensor, Tensor]]:
+    """This rank's part of the corpus, ``args.steps`` batches."""
+    return token_loader(
+        steps=args.steps,
+        batch=args.batch,
+        sequence=args.sequence,
+        vocabulary=SIZES[args.size].vocabulary,
+        seed=args.seed,
+        rank=dist.get_rank(),
+        ranks=dist.get_world_size(),
+        workers=args.workers,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def train(
+    prof: chopper.Profile,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    args: argparse.Namespace,
+    device: torch.device,
+) -> None:
+    """Train for ``args.steps`` steps; rank 0 keeps losses, the median step and tokens per second."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    losses: list[Tensor] = []
+    marks_ns = [time.perf_counter_ns()]
+    for tokens, labels in prof.watch(batches(args, device)):
+        tokens = tokens.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        logits = model(tokens)
+        # In float32: bfloat16 has 8 significant bits, too few for a sum over a vocabulary.
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        # Kept on the device: .item() here would make the host wait for each step.
+        losses.append(loss.detach())
+        prof.step(tokens=tokens.numel())
+        marks_ns.append(time.perf_counter_ns())
+
+    # Of rank 0's sequences: a mean over ranks would need one more collective.
+    if rank:
+        return
+    for step, value in enumerate(torch.stack(losses).tolist()):
+        print(f"step {step:4d}   loss {value:.4f}")
+        prof.measure("loss", value, step=step)
+    # The first step pays for warming up; the median leaves out the steps that were traced.
+    periods_ns = [end - begin for begin, end in pairwise(marks_ns)]
+    step_ns = statistics.median(periods_ns[1:] or periods_ns)
+    tokens_per_s = ranks * args.batch * args.sequence / step_ns * 1e9
+    prof.measure("median_step_ns", step_ns)
+    prof.measure("tokens_per_s", tokens_per_s)
+    print(
+        f"{args.size} {args.dtype}, {ranks} ranks on {device.type}: "
+        f"{step_ns / 1e9:.3f} s per step, {tokens_per_s:,.0f} tokens/s",
+        flush=True,
+    )
