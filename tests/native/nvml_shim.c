@@ -5,7 +5,8 @@
  *   set INDEX KEY VALUE [FROM_MS]       the value of a key from a time on (a step function)
  *   fail INDEX WHAT CODE [FROM_MS [TO_MS]]   an error of a function, of "field:ID", or of "*"
  *   init CODE                           nvmlInit fails with CODE
- * Times count from nvmlInit, or from the clock that shim_set_time_ms() sets (in-process tests).
+ * Times count from nvmlInit, from $NVML_SHIM_START_MS (CLOCK_MONOTONIC) where it is set, or from the
+ * clock that shim_set_time_ms() sets (in-process tests).
  * Keys: sm mem (MHz) power (mW) reasons (bits) energy (mJ) temperature, mig, max_sm, application,
  * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), gpm:ID (double).
  *
@@ -116,7 +117,8 @@ static int get(void *handle, const char *function, const char *key, double *valu
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     load();
-    if (!started_ms) started_ms = monotonic_ms();
+    const char *start = getenv("NVML_SHIM_START_MS");
+    if (!started_ms) started_ms = start ? atoll(start) : monotonic_ms();
     return init_code;
 }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }

@@ -1,0 +1,178 @@
+"""A clock that is stepped on a script, through the real binding, sampler, join and attribution.
+
+The device is a library that plays the script (tests/native/nvml_shim.c); the trace is written so
+that its kernels last as long as that clock makes them. What the attribution says of the clock must
+be what the script did, or nothing where the sampling is too sparse for it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import chopper
+from chopper import manifest as m
+from chopper.attribution import Attribution
+from chopper.run import finalize
+from chopper.views import view
+from tests.analyzers.clock_script import Script
+from tests.collectors.test_nvml import Player, library, play  # noqa: F401 - fixtures
+from tests.kineto_writer import Trace
+
+MS = 1_000_000
+HIGH, LOW, REFERENCE = 1.98e9, 1.2e9, 1.83e9
+SIDE = 8192
+IDEAL_NS = 2 * SIDE**3 / 989.4e12 * 1e9
+"""Of one product at the H100's bf16 peak, quoted at 1830 MHz."""
+EFFICIENCY = 0.8
+PER_STEP = 100
+LEAD_MS = 800
+"""What the sampler has to begin in before the script does."""
+UUID = "aaaa0000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    attribution: Attribution
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    script: Script
+
+    @property
+    def loss_ns(self) -> float:
+        """The clock's share of the products that the script slowed down, as the design defines it."""
+        taken = (self.end_ns - self.start_ns).astype(np.float64)
+        clock = self.script.mean_hz(self.start_ns, self.end_ns)
+        share = (taken - IDEAL_NS) * np.log(REFERENCE / clock) / np.log(taken / IDEAL_NS)
+        return float(share[clock < REFERENCE].sum())
+
+    @property
+    def found_ns(self) -> dict[str, int]:
+        return {
+            r.id: r.time_ns
+            for r in self.attribution.leaves()
+            if r.id.startswith("compute.clock.") and r.time_ns
+        }
+
+
+def record(
+    player: Player, folder: Path, levels_ms: list[tuple[int, float]], end_ms: int, hz: float
+) -> Recorded:
+    """Sample the shim while the script plays, then write the trace that it would have made."""
+    out = folder / "run"
+    # The device is there, at its first level, before the script begins.
+    told_ms = [(at + LEAD_MS if at else 0, clock) for at, clock in levels_ms]
+    shim = [
+        f"gpu 0 GPU-{UUID} NVIDIA H100 80GB HBM3",
+        *(f"set 0 sm {clock / 1e6:.0f} {at}" for at, clock in told_ms),
+        *(f"set 0 reasons {4 if clock == LOW else 0} {at}" for at, clock in told_ms),
+        *(f"set 0 field:186 {700_000 if clock == LOW else 500_000} {at}" for at, clock in told_ms),
+    ]
+    program = textwrap.dedent(
+        f"""
+        import time
+        from pathlib import Path
+        from chopper.collectors.base import CollectorContext
+        from chopper.collectors.nvml import NvmlCollector
+        from chopper.run import RunWriter
+        import msgspec, os
+        part = RunWriter(Path({str(out)!r}), 0)
+        collector = NvmlCollector(hz={hz})
+        context = CollectorContext(directory=part.directory, run_path=part.directory.parent, pid=os.getpid())
+        collector.start(context)
+        start_ms = int(os.environ["NVML_SHIM_START_MS"]) + {LEAD_MS}
+        time.sleep(max((start_ms + {end_ms} + 50) / 1e3 - time.monotonic(), 0))
+        part.manifest.collectors = [collector.stop()]
+        part.manifest.status = "complete"
+        part.save()
+        """
+    )
+    start_ms = time.monotonic_ns() // MS + LEAD_MS
+    base_ns = start_ms * MS + (time.time_ns() - time.monotonic_ns())
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**player.environment("\n".join(shim)), "NVML_SHIM_START_MS": str(start_ms - LEAD_MS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    script = Script(tuple((at * MS, clock) for at, clock in levels_ms), end_ms * MS)
+    cycles = IDEAL_NS / EFFICIENCY * REFERENCE / 1e9
+    # From 20 ms after the start: what ran before no sample speaks for is another test's matter.
+    first = 20 * MS * HIGH / 1e9
+    count = int((script.cycles[-1] - first) / cycles)
+    edges = np.rint(script.ends_ns(first + np.arange(count + 1) * cycles)).astype(np.int64)
+    _write_trace(out, base_ns, edges)
+    return Recorded(chopper.attribute(out), edges[:-1], edges[1:], script)
+
+
+def _write_trace(out: Path, base_ns: int, edges: np.ndarray) -> None:
+    properties = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_000_000_000, "numSms": 132}  # fmt: skip
+    trace = Trace(base_ns=base_ns, header={"deviceProperties": [properties]})
+    for i, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+        step, place = divmod(i, PER_STEP)
+        at = step * 150_000 + place * 1_400
+        if place == 0:
+            trace.step(step, at, 149_000)
+        op = trace.op("aten::mm", at + 10, 1_000, shapes=[[SIDE, SIDE]] * 2, types=["c10::BFloat16"] * 2)  # fmt: skip
+        trace.launch("sm90_xmma_gemm_bf16", at + 100, 50, kernel_at=start, kernel_for=end - start, op=op)  # fmt: skip
+    folder = out / "rank-00000"
+    (folder / "trace.json").write_bytes(trace.encode())
+    part = m.decode_rank((folder / "manifest.json").read_bytes(), "manifest.json")
+    part.traces = ("trace.json",)
+    part.device_id = 0
+    part.devices = [m.Device(device_id=0, name=properties["name"], uuid=UUID, memory_bytes=85_000_000_000, multiprocessor_count=132)]  # fmt: skip
+    (folder / "manifest.json").write_bytes(m.encode(part))
+    finalize(out, command=("train.py",), exit_code=0)
+
+
+def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path: Path) -> None:  # noqa: F811
+    """1980 MHz, 1200 MHz for 2.4 s, 1980 MHz again, sampled at 100 Hz."""
+    made = record(play, tmp_path, [(0, HIGH), (400, LOW), (2800, HIGH)], 3200, hz=100)
+    assert made.found_ns.keys() == {"compute.clock.power_cap"}
+    assert sum(made.found_ns.values()) == pytest.approx(made.loss_ns, rel=0.01)
+    assert made.attribution.coverage["clock_ratio"] == pytest.approx(1, abs=0.02)
+    rows = view(made.attribution, "clock_by_step").to_pylist()
+    for row in rows[1:]:
+        own = slice(row["number"] * PER_STEP, (row["number"] + 1) * PER_STEP)
+        taken = (made.end_ns - made.start_ns)[own]
+        clock = np.average(made.script.mean_hz(made.start_ns[own], made.end_ns[own]), weights=taken)
+        assert row["clock_mean_hz"] == pytest.approx(clock, rel=0.05)
+    (episode,) = view(made.attribution, "throttle_episodes").to_pylist()
+    assert episode["reason"] == "power_cap"
+    assert episode["dur_ns"] == pytest.approx(2400 * MS, rel=0.02)
+    assert episode["power_mean_w"] == pytest.approx(700, rel=0.01)
+    assert episode["kernel_count"] == pytest.approx(
+        ((made.start_ns >= 400 * MS) & (made.end_ns <= 2800 * MS)).sum(), rel=0.02
+    )
+
+
+def test_a_clock_that_changes_faster_than_it_is_sampled_is_refused(
+    play: Player,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Levels of 30 to 130 ms, sampled at 8 Hz: any answer would be a guess."""
+    times = np.cumsum(np.random.default_rng(7).integers(30, 130, 40))
+    levels = [(0, HIGH), *((int(at), (LOW, HIGH)[i % 2]) for i, at in enumerate(times))]
+    made = record(play, tmp_path, [level for level in levels if level[0] < 2500], 2500, hz=8)
+    assert made.found_ns == {}
+    basis = made.attribution.bases["compute.efficiency.rest"].text
+    assert "clock not measured (clock samples are too far apart" in basis
+    assert made.loss_ns > 200 * MS
+
+
+def test_a_clock_whose_beat_with_the_sampling_deceives_costs_nothing(
+    play: Player,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Levels of 70 ms at 8 Hz look like levels of half a second; the kernels do not follow them."""
+    levels = [(at, (HIGH, LOW)[at // 70 % 2]) for at in range(0, 2500, 70)]
+    assert record(play, tmp_path, levels, 2500, hz=8).found_ns == {}
