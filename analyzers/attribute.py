@@ -16,8 +16,10 @@ from chopper.analyzers.compute import (
     COMPUTE_CAUSES,
     MATH_CAUSES,
     Ceiling,
+    ComputeSplit,
     split_compute,
 )
+from chopper.analyzers.core_wait import taken, wait_of_steps
 from chopper.analyzers.exposed import EXPOSED_CAUSES, matched_share, split_exposed
 from chopper.analyzers.factor_quality import check_factors, clock_coverage
 from chopper.analyzers.factors import Factors, measure
@@ -50,6 +52,7 @@ class RankInput:
         process_groups: name → global ranks, as far as the trace lists them.
         device_clock: clock samples of its device, as declared; None when there are none.
         kernel_counter: hardware counters of its kernels, as declared; None when there are none.
+        core_wait: run delays of its thread, as declared; None when there are none.
     """
 
     rank: int
@@ -64,6 +67,7 @@ class RankInput:
     process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device_clock: pa.Table | None = None
     kernel_counter: pa.Table | None = None
+    core_wait: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)
+    computing, preparing = _without_a_core(joined, states, compute, gaps)
     piece = pa.concat_tables(
         [
             columns.pieces(
@@ -158,6 +163,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
                 COMPUTE_CAUSES,
                 states.event_row[compute.fragment],
                 compute.time_ns,
+                computing,
+                "compute.core_wait",
             ),
             columns.pieces(
                 states.window[exposed.fragment],
@@ -167,7 +174,13 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
                 exposed.time_ns,
             ),
             columns.pieces(
-                gaps.window, gaps.cause, IDLE_CAUSES, gaps.event_row, gaps.end_ns - gaps.start_ns
+                gaps.window,
+                gaps.cause,
+                IDLE_CAUSES,
+                gaps.event_row,
+                gaps.end_ns - gaps.start_ns,
+                preparing,
+                "idle.preparation.core_wait",
             ),
         ]
     ).unify_dictionaries()
@@ -284,6 +297,35 @@ def _states(joined: JoinedRank, matched: Matched | None) -> tuple[States, np.nda
     return replace(swept, event_row=origin[swept.event_row]), waits[swept.event_row]
 
 
+def _without_a_core(
+    joined: JoinedRank, states: States, compute: ComputeSplit, gaps: Gaps
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """How much of each piece of computing and of idle time was waiting for a core.
+
+    Only without a device: beside one, the host may run ahead, and its waits need not matter.
+    """
+    wait = wait_of_steps(joined.given.core_wait, joined.windows.numbers)
+    if not joined.host_only or not wait.any():
+        return None, None
+    found = taken(
+        np.concatenate([states.window[compute.fragment], gaps.window]),
+        np.concatenate([compute.time_ns, gaps.end_ns - gaps.start_ns]),
+        np.concatenate([_MAY_WAIT_COMPUTING[compute.cause], _MAY_WAIT_IDLE[gaps.cause]]),
+        wait,
+    )
+    return found[: len(compute.cause)], found[len(compute.cause) :]
+
+
+_MAY_WAIT_COMPUTING = np.array(
+    [not c.endswith(("compute.ideal", ".roofline")) for c in COMPUTE_CAUSES]
+)
+"""What the hardware takes at its peak is not waiting."""
+_MAY_WAIT_IDLE = np.array(
+    [c.startswith("idle.preparation.") and not c.endswith(".collective_wait") for c in IDLE_CAUSES]
+)
+"""Who waits for another rank does not ask for a core."""
+
+
 class _Columns:
     """Makes `piece` tables from codes, taking phase, layer, operator and name from the event."""
 
@@ -298,7 +340,17 @@ class _Columns:
         causes: list[str],
         event: np.ndarray,
         time_ns: np.ndarray,
+        taken_ns: np.ndarray | None = None,
+        taken_by: str = "",
     ) -> pa.Table:
+        """Pieces, and out of each what another cause takes of it as a piece of its own."""
+        if taken_ns is not None:
+            kept, took = np.flatnonzero(time_ns > taken_ns), np.flatnonzero(taken_ns)
+            rows = np.concatenate([kept, took])
+            causes = [*causes, taken_by]
+            cause = np.concatenate([cause[kept], np.full(len(took), len(causes) - 1)])
+            time_ns = np.concatenate([(time_ns - taken_ns)[kept], taken_ns[took]])
+            window, event = window[rows], event[rows]
         links = self.links
         known = event >= 0
 

@@ -87,6 +87,7 @@ def attribute(run: Run | str | Path) -> Attribution:
                     process_groups=_process_groups(part, world_size),
                     device_clock=of_rank(run, rank, "device_clock"),
                     kernel_counter=run.table(rank, "kernel_counter"),
+                    core_wait=run.table(rank, "core_wait"),
                 )
             )
         )

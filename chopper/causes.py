@@ -163,6 +163,12 @@ _CAUSES = (
         "Kernels without a modelled operator whose name does not tell the kind of work either.",
     ),
     Cause(
+        "compute.core_wait",
+        "Computing, without a core",
+        "On a run without a device: the computing thread could run and had no core, which other "
+        "programs, or more threads than cores, had (the kernel's run delay, per step).",
+    ),
+    Cause(
         "communication",
         "Exposed communication",
         "A collective was running and no compute hid it.",
@@ -258,6 +264,12 @@ _CAUSES = (
         "The profiler's own recorded work.",
     ),
     Cause("idle.preparation.python", "User Python", "Python code between operators."),
+    Cause(
+        "idle.preparation.core_wait",
+        "Preparing, without a core",
+        "On a run without a device: the preparing thread could run and had no core, which other "
+        "programs, or more threads than cores, had (the kernel's run delay, per step).",
+    ),
     Cause(
         "idle.preparation.unobserved",
         "Host not observed",

@@ -28,6 +28,7 @@ GROUP = "chopper.collectors"
 
 BUILTIN: dict[str, str] = {
     "amdsmi": "chopper.collectors.amd:AmdCollector",
+    "core_wait": "chopper.collectors.core_wait:CoreWaitCollector",
     "device_memory": "chopper.collectors.device_memory:DeviceMemoryCollector",
     "fabric": "chopper.collectors.fabric:FabricCollector",
     "host": "chopper.collectors.host:HostCollector",
@@ -36,7 +37,7 @@ BUILTIN: dict[str, str] = {
 }
 """Collectors that come with chopper, as name → ``module:Class``."""
 
-_DEFAULTS = ("torch_trace", "host", "device_memory", "nvml", "amdsmi", "fabric")
+_DEFAULTS = ("torch_trace", "host", "core_wait", "device_memory", "nvml", "amdsmi", "fabric")
 _PARTS = ("name", "scope", "probe", "start", "stop")
 
 

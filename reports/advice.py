@@ -98,6 +98,10 @@ _ADVICE: dict[str, str] = {
     "in the table below; avoid barriers and object collectives in the step.",
     "idle.preparation.gc": "Call gc.disable() in the loop and gc.collect() at a quiet point, or "
     "gc.freeze() after start-up.",
+    "idle.preparation.core_wait": "Other programs, or more threads than cores, take the rank's "
+    "cores: pin ranks to cores of their own, set OMP_NUM_THREADS, keep the machine quiet.",
+    "compute.core_wait": "Other programs, or more threads than cores, take the rank's cores: pin "
+    "ranks to cores of their own, set OMP_NUM_THREADS, keep the machine quiet.",
     "idle.preparation.dispatch": "Eager overhead: torch.compile, CUDA or HIP graphs, foreach and "
     "fused operators, or a larger batch per launch.",
     "idle.preparation.runtime": "Fewer launches and driver queries: fuse kernels or replay graphs.",

@@ -120,7 +120,7 @@ def test_torchrun_and_a_script_that_knows_nothing_of_chopper(record):
         assert {"Sequential", "0.0", "0.1", "5"} <= layers
     # What samples the host runs once on it; each rank says what it asked for itself.
     assert {r.name for r in run.part(0).collectors} == set(registry.defaults())
-    assert {r.name for r in run.part(1).collectors} == {"torch_trace", "device_memory"}
+    assert {r.name for r in run.part(1).collectors} == {"torch_trace", "core_wait", "device_memory"}
     ours = lines_of_chopper(done.stderr)
     assert ours == [
         "chopper: recording to run",

@@ -218,6 +218,24 @@ PAUSE = Table(
     ),
 )
 
+CORE_WAIT = Table(
+    "core_wait",
+    1,
+    "Run delay of the thread that ends each step, read where steps meet.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="tid", type="int64", doc="The thread, as the kernel numbers it."),
+        _maybe("step", "int64", None, "Step that had just ended; null before the first."),
+        Column(
+            name="run_delay_ns",
+            type="int64",
+            unit="ns",
+            doc="Time in which the thread could run but had to wait for a core, total.",
+        ),
+    ),
+)
+
 DEVICE_MEMORY = Table(
     "device_memory",
     1,
@@ -403,6 +421,7 @@ TELEMETRY_TABLES = (
     HOST_ENERGY,
     FABRIC_PORT,
     PAUSE,
+    CORE_WAIT,
     DEVICE_MEMORY,
     DEVICE_CLOCK,
     DEVICE_COUNTER,

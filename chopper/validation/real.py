@@ -19,9 +19,9 @@ import numpy as np
 
 from chopper.causes import LEAVES
 from chopper.validation.injections import ranks
-from chopper.workloads import link
-from chopper.validation.injections.plan import Job, Plan, Truth
+from chopper.validation.injections.plan import ARRIVAL, Job, Plan, Truth
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
+from chopper.workloads import link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ _PAIRS, _QUICK_PAIRS = 12, 8
 _STEP_LIMIT_S = 5.0
 _BUSY_CORES = 0.3
 _START_LIMIT_S = 120.0
-_QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies")
+_QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies", "busy_neighbour")
 
 
 _EACH = {0: 0, 1: 1}
@@ -51,12 +51,19 @@ class Expected:
     Attributes:
         cause: id of a cause, a leaf or one above leaves.
         truth_of: rank whose attribution is looked at → rank whose injector measured it.
-        measured: name of the injector's measurement.
+        measured: name of the injector's measurement; of arrivals, the truth is by how much the
+            other rank came later.
+        beside: causes that share this time with it.
     """
 
     cause: str
     truth_of: dict[int, int] = field(default_factory=lambda: dict(_EACH))
     measured: str = "own"
+    beside: tuple[str, ...] = ()
+
+    def holds(self, leaf: str) -> bool:
+        """Whether time of this leaf counts."""
+        return any(leaf == c or leaf.startswith(c + ".") for c in (self.cause, *self.beside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,13 @@ class Injection:
         amounts: for small, medium and large; seconds, repetitions or bits per second, as the
             injector takes them.
         also: what else it adds, with a truth of its own.
+        straggler: rank that the collectives' table has to name in the steps with the injection.
     """
 
     own: Expected
     amounts: tuple[float, float, float]
     also: tuple[Expected, ...] = ()
+    straggler: int | None = None
 
 
 _INJECTIONS: dict[str, Injection] = {
@@ -85,40 +94,36 @@ _INJECTIONS: dict[str, Injection] = {
     "slow_dataset": Injection(Expected("idle.preparation.data"), (0.01, 0.03, 0.1)),
     "slow_workers": Injection(Expected("idle.preparation.data"), (0.02, 0.05, 0.1)),
     "slow_rank": Injection(
-        Expected("communication.wait", {0: 1}),
+        Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL),
         (0.02, 0.05, 0.1),
         also=(Expected("idle.preparation.python", {1: 1}),),
+        straggler=1,
     ),
     "extra_work": Injection(
-        Expected("communication.wait", {0: 1}),
+        Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL),
         (4, 10, 20),
         also=(Expected("compute", {1: 1}),),
+        straggler=1,
     ),
     "blocking_collective": Injection(Expected("communication"), (1, 3, 6)),
     "garbage_collection": Injection(Expected("idle.preparation.gc"), (2, 6, 12)),
     "extra_copies": Injection(Expected("compute.vector"), (2, 5, 12)),
-    "recomputation": Injection(Expected(_RECOMPUTE), (1, 2, 3)),
+    "recomputation": Injection(
+        Expected(_RECOMPUTE),
+        (1, 2, 3),
+        also=(Expected("idle.preparation", measured="around"),),
+    ),
+    "item": Injection(Expected("idle.preparation"), (2000, 5000, 10000)),
+    "busy_neighbour": Injection(
+        Expected("compute.core_wait", beside=("idle.preparation.core_wait",)), (1, 2, 3)
+    ),
     "slow_link": Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
-}
-_NOT_HERE = {
-    "item": (
-        "idle.preparation.synchronization",
-        "on the CPU .item() waits for no device: an operator has computed when it returns; "
-        "blocking_collective makes the host wait instead",
-    ),
-    "busy_neighbour": (
-        "compute",
-        "no cause is its own: a program that loses its core takes longer in whatever it was doing, "
-        "and the trace does not say why; the table process has the time lost (run_delay_ns)",
-    ),
 }
 
 
 def injections() -> dict[str, str]:
     """Name of each injection → id of the cause that it belongs to."""
-    return {name: found.own.cause for name, found in _INJECTIONS.items()} | {
-        name: cause for name, (cause, _) in _NOT_HERE.items()
-    }
+    return {name: found.own.cause for name, found in _INJECTIONS.items()}
 
 
 def run_cases(
@@ -160,9 +165,6 @@ def run_cases(
             )
     if no_link:
         _skip("slow_link", "communication.transfer", no_link, magnitudes, done)
-    for name, (cause, reason) in _NOT_HERE.items():
-        if name in injections and not quick:
-            _skip(name, cause, reason, magnitudes[:1], done)
     return cases
 
 
@@ -222,7 +224,11 @@ def _record_and_score(
             path = Path(directory) / plan.injection
             finalize(path)
             attribution = chopper.attribute(chopper.load(path))
-            for case in score(plan, injection, per_step(attribution), truths, levels):
+            named = named_stragglers(attribution) if injection.straggler is not None else {}
+            cases = score(plan, injection, per_step(attribution), truths, levels)
+            for level, case in enumerate(cases):
+                steps = [step for at, step, _ in plan.pairs() if at == level]
+                case = _named_right(case, injection.straggler, [named.get(s) for s in steps])
                 done(_excused(case, others.cores))
 
 
@@ -294,6 +300,29 @@ def per_step(attribution: Attribution) -> np.ndarray:
         leaf = _RECOMPUTE if phase == "recompute" else cause
         found[rank, number[rank, index], code[leaf]] += time_ns
     return found
+
+
+def named_stragglers(attribution: Attribution) -> dict[int, int]:
+    """Step number → rank that came last at the collective that was waited for longest."""
+    from chopper.views import view
+
+    rows = view(attribution, "collectives").select(["step", "exposed_waiting_ns", "straggler_rank"])
+    longest: dict[int, tuple[int, int]] = {}
+    for step, waited_ns, rank in zip(*(c.to_pylist() for c in rows.columns), strict=True):
+        if step is not None:
+            longest[step] = max(longest.get(step, (0, -1)), (waited_ns, rank))
+    return {step: rank for step, (_, rank) in longest.items()}
+
+
+def _named_right(case: Case, straggler: int | None, named: Sequence[int | None]) -> Case:
+    """A case misses when the late rank is not the one that is named."""
+    right = sum(rank == straggler for rank in named)
+    if straggler is None or case.status in ("skipped", "refused") or right >= 0.9 * len(named):
+        return case
+    wrong = f"rank {straggler} was late, and named in {right} of {len(named)} steps"
+    return msgspec.structs.replace(
+        case, status="missed", reason="; ".join(r for r in (case.reason, wrong) if r)
+    )
 
 
 def score(
@@ -378,11 +407,7 @@ def _compare(
     truths: Sequence[Truth],
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attributed, true) difference of each pair; what is looked at here is taken out of ``left``."""
-    codes = [
-        code
-        for leaf, code in _CODES.items()
-        if leaf == expected.cause or leaf.startswith(expected.cause + ".")
-    ]
+    codes = [code for leaf, code in _CODES.items() if expected.holds(leaf)]
     found = np.zeros(len(pairs), dtype=np.int64)
     true = np.zeros(len(pairs), dtype=np.int64)
     for rank, measured_by in expected.truth_of.items():
@@ -391,6 +416,8 @@ def _compare(
         measured = truths[measured_by].injected_ns.get(expected.measured)
         if measured is not None:
             at = np.array(measured, dtype=np.int64)
+            if expected.measured == ARRIVAL:
+                at = np.maximum(at - np.array(truths[rank].injected_ns[ARRIVAL]), 0)
             true += at[pairs[:, 0]] - at[pairs[:, 1]]
     return found, true
 

@@ -19,10 +19,17 @@ from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
 from chopper.validation import real
 from chopper.validation.injections import ranks
-from chopper.workloads import link
-from chopper.validation.injections.plan import BASELINE, WARM_UP_STEPS, Job, Plan, Truth
+from chopper.validation.injections.plan import (
+    ARRIVAL,
+    BASELINE,
+    WARM_UP_STEPS,
+    Job,
+    Plan,
+    Truth,
+)
 from chopper.validation.real import Expected, Injection
 from chopper.validation.results import Case
+from chopper.workloads import link
 
 MS = 1_000_000
 
@@ -178,13 +185,48 @@ def test_all_injections_belong_to_causes_that_exist() -> None:
     assert set(real.injections().values()) <= set(CAUSES)
 
 
-def test_what_cannot_be_injected_says_why() -> None:
-    cases = real.run_cases(injections=["item", "busy_neighbour"], magnitudes=["small", "large"])
-    assert [(c.injection, c.status) for c in cases] == [
-        ("item", "skipped"),
-        ("busy_neighbour", "skipped"),
-    ]
-    assert all(c.reason for c in cases)
+def test_the_rank_that_came_later_is_waited_for_by_as_much() -> None:
+    made = plan()
+    came = [[0 if n == BASELINE else 20 * MS for n in made.levels()], [MS] * len(made.levels())]
+    # Rank 0 is late by 19 ms where something is injected, else rank 1 by one.
+    table = attributed(made)
+    inject(table, made, 1, "communication.wait", 19 * MS)
+    inject(table, made, 0, "communication.wait", -MS)
+    (case,) = real.score(
+        made,
+        Injection(Expected("communication.wait", {0: 1, 1: 0}, measured=ARRIVAL), (1.0, 2.0, 3.0)),
+        table,
+        [Truth(injected_ns={ARRIVAL: at}) for at in came],
+        ["small"],
+    )
+    assert (case.injected_ns, case.recovered_ns, case.leaked_ns) == (180 * MS, 180 * MS, {})
+
+
+def test_causes_that_share_an_injection_count_together() -> None:
+    made = plan()
+    table = attributed(made)
+    inject(table, made, 0, "compute.core_wait", 15 * MS)
+    inject(table, made, 0, "idle.preparation.core_wait", 5 * MS)
+    (case,) = real.score(
+        made,
+        Injection(
+            Expected("compute.core_wait", {0: 0}, beside=("idle.preparation.core_wait",)),
+            (1.0, 2.0, 3.0),
+        ),
+        table,
+        [truth(made, 20 * MS), Truth()],
+        ["small"],
+    )
+    assert (case.status, case.recovered_ns, case.leaked_ns) == ("ok", 200 * MS, {})
+
+
+@pytest.mark.parametrize(("right", "status"), [(10, "ok"), (9, "ok"), (8, "missed")])
+def test_the_late_rank_must_be_named(right: int, status: str) -> None:
+    case = Case(suite="real", injection="a", cause="idle", magnitude="small", flavour="cpu")
+    named = real._named_right(case, 1, [1] * right + [0, None][: 10 - right])
+    assert named.status == status
+    assert status == "ok" or named.reason == "rank 1 was late, and named in 8 of 10 steps"
+    assert real._named_right(case, None, [0, 0]) == case
 
 
 def test_no_link_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +290,19 @@ def one_plan(injection: str, amount: float, directory: Path, pairs_count: int = 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("injection", ["slow_dataset", "garbage_collection"])
+@pytest.mark.parametrize(
+    "injection",
+    [
+        "slow_dataset",
+        "garbage_collection",
+        pytest.param(
+            "busy_neighbour",
+            marks=pytest.mark.skipif(
+                len(os.sched_getaffinity(0)) < 2, reason="one core: two ranks need one each"
+            ),
+        ),
+    ],
+)
 @pytest.mark.usefixtures("nothing_left")
 def test_a_real_injection_is_found(injection: str) -> None:
     (case,) = real.run_cases(injections=[injection], magnitudes=["large"], quick=True)

@@ -8,6 +8,8 @@ import msgspec
 
 BASELINE = -1
 """Level of a step into which nothing is injected."""
+ARRIVAL = "arrival"
+"""Measurement: when a rank came to the collective, in a clock that the ranks share."""
 WARM_UP_STEPS = 3
 """Run before the first recorded step: lazy set-up, first allocations, the loader's start."""
 
@@ -71,5 +73,3 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     plans: tuple[Plan, ...]
     linked: bool = False
     """The ranks live in network namespaces of their own, joined by a link."""
-    neighbour_pids: tuple[int, ...] = ()
-    """Stopped processes that keep a core busy when they are continued."""

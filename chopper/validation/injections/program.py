@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,8 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chopper.validation.injections.plan import (
+    ARRIVAL,
+    BASELINE,
+    WARM_UP_STEPS,
+    Job,
+    Plan,
+    Truth,
+)
 from chopper.workloads import link
-from chopper.validation.injections.plan import BASELINE, WARM_UP_STEPS, Job, Plan, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +51,17 @@ _COPIED_ELEMENTS = 1 << 23
 _ALLOCATED_BYTES = 64 << 20
 _REDUCED_ELEMENTS = 1 << 22
 _BALLAST_COUNT = 40_000
+_TOUCHED_BYTES = 2 << 30
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_SPIN = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()
+os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    pass
+"""
 
 
 class Injector:
@@ -82,6 +101,10 @@ class Injector:
         finally:
             self.add(name, time.perf_counter_ns() - begin_ns)
 
+    def arrive(self) -> None:
+        """Write down when this rank comes to the collective: ranks of one host share this clock."""
+        self.add(ARRIVAL, time.perf_counter_ns())
+
     def start(self) -> None:
         """Called once, before the recording."""
 
@@ -98,10 +121,14 @@ class Injector:
     """Tokens per sequence."""
     dim = 128
     """Width of the model."""
+    layers = 2
+    """Blocks of the model."""
     workers = 0
     """Processes that load data."""
     wraps_feed_forward = False
     """Whether feed-forward networks go through ``feed_forward``."""
+    on_touched_memory = True
+    """Run with pages that were written to before, so that no step pays for fresh ones."""
     by_hand = True
     """Train data-parallel with one collective per step, made by the loop; FSDP2 where False."""
 
@@ -120,6 +147,9 @@ class Injector:
 
     def before_optimizer(self) -> None:
         """Called between backward and the optimizer."""
+
+    def after_step(self) -> None:
+        """Called at the end of a step, before it is marked."""
 
     def before_reduce(self) -> None:
         """Called before the gradients' collective, of a training by hand."""
@@ -200,10 +230,11 @@ class _SlowRank(Injector):
     def before_reduce(self) -> None:
         import torch.distributed as dist
 
-        dist.barrier()  # both ranks begin here, so the other one waits for all of it
+        dist.barrier()  # both ranks begin here, so the other one waits for nearly all of it
         with self.clock():
             if self.rank == 1 and self.amount:
                 time.sleep(self.amount)
+        self.arrive()
 
 
 class _ExtraWork(Injector):
@@ -223,6 +254,7 @@ class _ExtraWork(Injector):
             if self.rank == 1:
                 for _ in range(int(self.amount)):
                     torch.mm(self._matrix, self._matrix)
+        self.arrive()
 
 
 class _BlockingCollective(Injector):
@@ -236,8 +268,8 @@ class _BlockingCollective(Injector):
     def before_forward(self) -> None:
         import torch.distributed as dist
 
+        dist.barrier()  # of every step: it is not what is injected
         if self.amount:
-            dist.barrier()
             with self.clock():
                 for _ in range(int(self.amount)):
                     dist.all_reduce(self._value)
@@ -294,22 +326,44 @@ class _Recomputation(Injector):
     """
 
     wraps_feed_forward = True
-    # Large enough that computing outweighs launching, which is no recomputation.
-    sequence = 1024
+    # Wide and short: what runs again is products, and what is not kept meanwhile is little memory.
+    # Steps that keep much more of it than their neighbours would touch fresh pages, and take longer.
     dim = 512
+    sequence = 128
+    layers = 3
 
-    def __init__(self, plan: Plan, rank: int, job: Job) -> None:
-        super().__init__(plan, rank, job)
+    def start(self) -> None:
+        from torch.utils import checkpoint
+
         self._checkpointed = 0
-        self._forward_done = False
+        self._hook = getattr(checkpoint, "_checkpoint_hook", None)
+        if self._hook is None:
+            self.truth.skipped = "this torch's checkpointing has nothing that could be measured"
+            return
+        clock = self.clock
+
+        class Measured(self._hook):  # type: ignore[misc, name-defined]
+            """Its clock runs while backward waits for a tensor that was not kept."""
+
+            def __init__(self, frame: Any) -> None:
+                super().__init__(frame)
+                unpack = self.unpack_hook
+
+                def measured(holder: Any) -> Any:
+                    with clock():
+                        return unpack(holder)
+
+                self.unpack_hook = measured
+
+        checkpoint._checkpoint_hook = Measured  # type: ignore[misc]
+
+    def stop(self) -> None:
+        from torch.utils import checkpoint
+
+        checkpoint._checkpoint_hook = self._hook  # type: ignore[misc, assignment]
 
     def before_forward(self) -> None:
         self._checkpointed = 0
-        self._forward_done = False
-
-    def before_backward(self) -> None:
-        """Called between forward and backward: what runs from here on is run again."""
-        self._forward_done = True
 
     def feed_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
         from torch.utils.checkpoint import checkpoint
@@ -317,17 +371,79 @@ class _Recomputation(Injector):
         if self._checkpointed >= self.amount:
             return module(*args)
         self._checkpointed += 1
+        in_forward, since_ns = True, time.perf_counter_ns()
 
         def run(*inner: Any) -> Any:
-            if not self._forward_done:
-                return module(*inner)
-            with self.clock():  # the end of a recomputation is an exception
-                return module(*inner)
+            nonlocal since_ns
+            if in_forward:
+                self.add("around", time.perf_counter_ns() - since_ns)
+            found = module(*inner)
+            since_ns = time.perf_counter_ns()
+            return found
 
         # No random numbers are drawn: to keep their state would take as long as the work.
-        return checkpoint(
+        found = checkpoint(
             run, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
+        in_forward = False
+        self.add("around", time.perf_counter_ns() - since_ns)
+        return found
+
+
+class _Item(Injector):
+    """A value is read out of a tensor again and again. Amounts are how often."""
+
+    def start(self) -> None:
+        import torch
+
+        self._value = torch.ones(())
+
+    def before_forward(self) -> None:
+        if self.amount:
+            with self.clock():
+                for _ in range(int(self.amount)):
+                    self._value.item()
+
+
+class _BusyNeighbour(Injector):
+    """Processes that compute without end share the rank's core. Amounts are their number.
+
+    What a rank lost is the kernel's own count: the run delay of its thread, read between steps.
+    """
+
+    def start(self) -> None:
+        self._before = os.sched_getaffinity(0)
+        self._spinners: list[subprocess.Popen[bytes]] = []
+        cores = sorted(self._before)
+        if len(cores) < 2:
+            self.truth.skipped = "one core: each of the two ranks needs one to share"
+        elif not _SCHEDSTAT.exists():
+            self.truth.skipped = f"{_SCHEDSTAT}: the kernel counts no run delays"
+        if self.truth.skipped:
+            return
+        os.sched_setaffinity(0, {cores[self.rank]})
+        for _ in range(int(max(self.plan.amounts))):
+            # It takes the rank's core and priority on, and stops by itself until it is continued.
+            self._spinners.append(subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())]))
+        for spinner in self._spinners:
+            os.waitid(os.P_PID, spinner.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def before_step(self) -> None:
+        import torch.distributed as dist
+
+        self._delay_ns = _run_delay_ns()
+        for place, spinner in enumerate(self._spinners):
+            spinner.send_signal(signal.SIGCONT if place < self.amount else signal.SIGSTOP)
+        dist.barrier()
+
+    def after_step(self) -> None:
+        self.add("own", _run_delay_ns() - self._delay_ns)
+
+    def stop(self) -> None:
+        for spinner in self._spinners:
+            spinner.kill()
+            spinner.wait()
+        os.sched_setaffinity(0, self._before)
 
 
 class _LockedMemory(Injector):
@@ -336,6 +452,8 @@ class _LockedMemory(Injector):
     Pages of locked memory are there when the allocation returns, so the allocator pays for them,
     not the first to write. Amounts are the number of buffers.
     """
+
+    on_touched_memory = False
 
     def start(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -401,6 +519,8 @@ INJECTORS: dict[str, type[Injector]] = {
     "extra_copies": _ExtraCopies,
     "recomputation": _Recomputation,
     "locked_memory": _LockedMemory,
+    "item": _Item,
+    "busy_neighbour": _BusyNeighbour,
     "slow_link": _SlowLink,
 }
 
@@ -419,9 +539,13 @@ def main(argv: list[str]) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    touched = False
     try:
         for plan in job.plans:
             injector = INJECTORS[plan.injection](plan, dist.get_rank(), job)
+            if injector.on_touched_memory and not touched:
+                _touch_memory()
+                touched = True
             record(injector, Path(job.directory) / plan.injection)
             dist.barrier()
     finally:
@@ -453,11 +577,11 @@ def train(injector: Injector, output: Path) -> None:
     torch.manual_seed(0)
     model = Llama(
         LlamaConfig(
-            dim=128,
-            layer_count=2,
+            dim=injector.dim,
+            layer_count=injector.layers,
             head_count=4,
             kv_head_count=4,
-            ffn_dim=256,
+            ffn_dim=2 * injector.dim,
             vocabulary=_VOCABULARY,
         )
     )
@@ -487,14 +611,13 @@ def train(injector: Injector, output: Path) -> None:
             injector.before_forward()
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-            if isinstance(injector, _Recomputation):
-                injector.before_backward()
             loss.backward()
             if injector.by_hand:
                 _average_gradients(model, injector)
             injector.before_optimizer()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            injector.after_step()
             prof.step()
 
 
@@ -541,6 +664,23 @@ def _dataset(steps: int, item: Callable[[int], Any]) -> Any:
             return item(index)
 
     return Tokens()
+
+
+def _touch_memory() -> None:
+    """Write to memory once and give it back to the process's allocator, which keeps it.
+
+    A recording grows by megabytes per step. Where its pages come fresh, a step's first writers pay
+    for them, which on a virtual machine takes longer than their work, and nobody injected that.
+    """
+    import psutil
+    import torch
+
+    torch.ones(min(_TOUCHED_BYTES, psutil.virtual_memory().available // 8) // 4)
+
+
+def _run_delay_ns() -> int:
+    """Time in which this thread could run and had no core, as the kernel counts it."""
+    return int(_SCHEDSTAT.read_text().split()[1])
 
 
 def _ask_for_priority() -> None:

@@ -1,0 +1,127 @@
+"""What a thread waited for a core is taken out of what it was doing, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
+from chopper.analyzers.core_wait import taken, wait_of_steps
+from chopper.tables import TABLES
+from tests.analyzers.make import kernel, kernels, span, spans, steps, table
+
+
+def readings(*rows: tuple[int | None, int], tid: int = 7) -> pa.Table:
+    """(step, run delay) as they were read."""
+    made: list[dict[str, Any]] = [
+        {"time_ns": at, "span_ns": 0, "tid": tid, "step": step, "run_delay_ns": delay}
+        for at, (step, delay) in enumerate(rows)
+    ]
+    return table("core_wait", made)
+
+
+def waits(core_wait: pa.Table | None, *numbers: int) -> list[int]:
+    return wait_of_steps(core_wait, np.array(numbers)).tolist()
+
+
+def test_a_step_waited_what_the_count_grew_by() -> None:
+    read = readings((None, 100), (0, 130), (1, 130), (2, 500))
+    assert waits(read, 0, 1, 2, 3) == [30, 0, 370, 0]
+    assert waits(None, 0) == [0]
+
+
+def test_steps_that_are_not_neighbours_are_not_known() -> None:
+    assert waits(readings((None, 0), (3, 50), (5, 90)), 3, 5) == [0, 0]
+
+
+def test_a_reading_of_another_thread_begins_anew() -> None:
+    read = pa.concat_tables([readings((None, 0), (0, 50)), readings((1, 60), (2, 75), tid=8)])
+    assert waits(read, 0, 1, 2) == [50, 0, 15]
+
+
+def test_steps_counted_anew_count() -> None:
+    read = readings((None, 0), (0, 5), (1, 9), (0, 100), (1, 107))
+    assert waits(read, 1) == [7]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**10), st.booleans()), min_size=1),
+    st.lists(st.integers(0, 10**11), min_size=4, max_size=4),
+)
+def test_a_windows_pieces_hold_its_wait_and_no_more_than_they_have(
+    pieces: list[tuple[int, int, bool]], wait: list[int]
+) -> None:
+    window, time, may = (np.array(column) for column in zip(*pieces, strict=True))
+    found = taken(window, time, may, np.array(wait))
+    assert ((found >= 0) & (found <= time)).all()
+    assert not found[~may].any()
+    for at in range(4):
+        here = (window == at) & may
+        assert found[here].sum() == min(wait[at], time[here].sum())
+
+
+HOST = spans(
+    span(0, 1000, "ProfilerStep#0", "annotation"),
+    span(1000, 2000, "ProfilerStep#1", "annotation"),
+    span(100, 500, "aten::addmm"),
+    span(1100, 2000, "aten::addmm"),
+    span(600, 1000, "gloo:all_reduce", "annotation", tid=9),
+)
+
+
+def attributed(core_wait: pa.Table | None, device: pa.Table | None = None) -> RankResult:
+    return attribute_rank(
+        join_rank(
+            RankInput(
+                rank=0,
+                host_span=HOST,
+                device_event=TABLES["device_event"].empty() if device is None else device,
+                step=steps((0, 1000), (1000, 2000)),
+                collective=TABLES["collective"].empty(),
+                ceiling=None,
+                no_peak_remedy="",
+                devices_listed=device is not None,
+                core_wait=core_wait,
+            )
+        )
+    )
+
+
+def sums(result: RankResult) -> dict[tuple[int, str], int]:
+    found: dict[tuple[int, str], int] = {}
+    for row in result.piece.to_pylist():
+        key = (row["step_index"], row["cause"])
+        found[key] = found.get(key, 0) + row["time_ns"]
+    return found
+
+
+def test_computing_and_preparing_wait_and_communication_does_not() -> None:
+    # Step 0: 400 ns of addmm, 200 of Python around it, 400 of a collective, which waits for no
+    # core; a wait of 300 is half of each of the others.
+    without = sums(attributed(None))
+    found = sums(attributed(readings((None, 0), (0, 300), (1, 300))))
+    assert found[0, "compute.core_wait"] == 200
+    assert found[0, "idle.preparation.core_wait"] == 100
+    assert found[0, "compute.no_peak"] == without[0, "compute.no_peak"] - 200
+    assert {k: v for k, v in found.items() if k[0] == 1} == {
+        k: v for k, v in without.items() if k[0] == 1
+    }
+    assert sum(found.values()) == sum(without.values()) == 2000
+
+
+def test_a_piece_that_only_waited_is_gone() -> None:
+    found = sums(attributed(readings((None, 0), (0, 10**6))))
+    assert (0, "compute.no_peak") not in found
+    assert found[0, "compute.core_wait"] == 400
+
+
+@pytest.mark.parametrize("delay", [0, 300])
+def test_beside_a_device_nothing_is_taken(delay: int) -> None:
+    device = kernels(kernel(100, 500), kernel(1200, 1700))
+    found = sums(attributed(readings((None, 0), (0, delay), (1, delay)), device))
+    assert not any(cause.endswith("core_wait") for _, cause in found)
