@@ -7,8 +7,8 @@ import zlib
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
-from chopper.manifest import CollectorReport, Finding, RankManifest, RunManifest
-from chopper.run import Run, StreamWriter
+from chopper.manifest import CollectorReport, Finding
+from chopper.run import StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,23 +17,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.collectors.telemetry_log import TelemetryLog
+    from chopper.run import Run
 
-_SNIFFED_CHARACTERS = 4096
 _NAME = "telemetry_log"
-
-
-def is_log(file: Path) -> bool:
-    """Whether a CSV is a log of clocks, power and the like.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    from chopper.collectors.telemetry_log import looks_like_log
-
-    try:
-        return looks_like_log(_text(file, _SNIFFED_CHARACTERS))
-    except (zlib.error, EOFError):
-        return False
 
 
 def _text(file: Path, size: int = -1) -> str:
@@ -104,22 +90,6 @@ def _findings(file: Path, log: TelemetryLog) -> list[Finding]:
             )
         )
     return found
-
-
-def alone(files: Sequence[Path], source: str | None) -> Run:
-    """Logs without a trace as a run: telemetry that can be looked at, and no attribution.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    part = RankManifest(rank=0, label=files[0].name, status="imported")
-    run = Run(
-        RunManifest(kind="imported", name=files[0].name, ranks=[part]),
-        None,
-        source=source or str(files[0]),
-    )
-    attach(run, files)
-    return run
 
 
 def write(run: Run, rank: int, folder: Path) -> None:

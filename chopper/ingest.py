@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper import _logs, manifest
+from chopper import _logs, _snapshots, manifest
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError
 from chopper.manifest import Finding, RankManifest, RunManifest
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from chopper.collectors.kineto import ParsedTrace
 
-_TRACE_NAME = re.compile(r"\.json(\.gz)?$")
-_CSV_NAME = re.compile(r"\.csv(\.gz)?$", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
@@ -48,35 +46,68 @@ class _Found(dict[Path, bool]):
 
     def __init__(self, files: dict[Path, bool] | None = None) -> None:
         super().__init__(files or {})
+        self.parts: dict[Path, list[Path]] = {}
+        """All files of a recording that is several, by its first."""
         self.counters: list[Path] = []
         """Tables of hardware counters beside them."""
         self.logs: list[Path] = []
         """Logs of clocks, power and the like beside them."""
+        self.snapshots: list[Path] = []
+        """Snapshots of the allocator beside them."""
+        self._groups: dict[str, Path] = {}
 
     def add(self, file: Path, *, named: bool) -> None:
         """Take a file for what it is.
 
         Raises:
-            InputError: a CSV that the user named holds no counters.
+            InputError: a CSV that the user named is none that anybody reads, or a report that only
+                its own tool can.
         """
-        if not _CSV_NAME.search(file.name):
-            self[file] = named or self.get(file, False)
-            return
-        from chopper.collectors.counters import sniff
+        from chopper.collectors import readers
 
-        if sniff(file):
-            if file not in self.counters:
-                self.counters.append(file)
-        elif _logs.is_log(file):
-            if file not in self.logs:
-                self.logs.append(file)
-        elif named:
-            raise InputError(
-                f"{file}: a CSV without counters of kernels and no log of clocks or power; expected "
-                "rocprofv3's (--output-format csv, with Kernel_Name and Counter_Value), Nsight "
-                "Compute's (ncu --csv, with Kernel Name), or one with a time, a device and its "
-                "clock or power (nvidia-smi --format=csv)"
-            )
+        try:
+            reader = readers.reader_of(file)
+        except InputError:
+            if named:
+                raise
+            return
+        if reader is None:
+            if named:
+                raise InputError(
+                    f"{file}: a CSV of no kind that is known{readers.what_else(file)}; expected a "
+                    "trace or counters of kernels (rocprofv3 --output-format csv, ncu --csv), or a "
+                    "log with a time, a device and clocks, power or energy (nvidia-smi --format=csv)"
+                )
+            return
+        beside = {"counters": self.counters, "log": self.logs, "memory": self.snapshots}
+        if reader.kind != "trace":
+            kept = beside[reader.kind]
+            if file not in kept:
+                kept.append(file)
+        elif reader.grouped:
+            self._add_part(reader.load().group_of(file), file, named=named)
+        else:
+            self[file] = named or self.get(file, False)
+
+    def _add_part(self, group: str, file: Path, *, named: bool) -> None:
+        first = self._groups.setdefault(group, file)
+        parts = self.parts.setdefault(first, [])
+        if file not in parts:
+            parts.append(file)
+        self[first] = named or self.get(first, False)
+
+    def files(self, file: Path) -> list[Path]:
+        """All files of the recording that one stands for."""
+        return self.parts.get(file, [file])
+
+    def take_times(self) -> None:
+        """Where there is no trace, counters that say when their kernels ran are one."""
+        from chopper.collectors import readers
+
+        if not self:
+            for file in self.counters:
+                if readers.has_times(file):
+                    self._add_part(str(file), file, named=True)
 
 
 def find_sources(named: Sequence[str | Path]) -> list[Path]:
@@ -86,7 +117,7 @@ def find_sources(named: Sequence[str | Path]) -> list[Path]:
         InputError: nothing is there, or a directory holds no traces.
     """
     found = _find(named)
-    return list(found) or found.logs
+    return list(found) or found.logs or found.snapshots
 
 
 def _find(named: Sequence[str | Path]) -> _Found:
@@ -118,6 +149,7 @@ def _find(named: Sequence[str | Path]) -> _Found:
             raise InputError(f"{str(item)!r}: no file can have this name ({exc})") from exc
         except OSError as exc:
             raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
+    found.take_times()
     if found.counters and not found:
         raise InputError(
             f"{found.counters[0]}: counters of kernels alone say nothing of time; name the kernel "
@@ -138,19 +170,32 @@ def _in_directory(path: Path) -> list[Path]:
     Raises:
         InputError: there are none; says what is there instead.
     """
+    from chopper.collectors import readers
+
     entries = sorted(path.iterdir())
     files = [p for p in entries if not p.name.startswith(".") and p.is_file()]
-    inside = [p for p in files if _TRACE_NAME.search(p.name)]
-    tables = [p for p in files if _CSV_NAME.search(p.name)]
-    if inside or any(_logs.is_log(p) for p in tables):
+    inside = [p for p in files if readers.may_hold_traces(p)]
+    tables = [p for p in files if readers.is_csv(p)]
+    if inside or any(_says_when(p) for p in tables):
         return inside + tables
     runs = [p.name for p in entries if p.is_dir() and (p / MANIFEST).is_file()]
-    message = f"{path}: a directory without traces (no *.json or *.json.gz) and not a run"
+    message = (
+        f"{path}: a directory without traces (no *.json or *.json.gz, *.sqlite, *.rpd, *.db or "
+        "rocprof *.csv) and not a run"
+    )
     if runs:
         message += f"; it holds runs, pass one of them: {path / runs[-1]}"
-    elif any(_TRACE_NAME.search(p.name) for p in path.glob("*/*")):
+    elif any(readers.may_hold_traces(p) for p in path.glob("*/*")):
         message += f"; there are traces deeper in it, pass '{path}/*/*.json*'"
     raise InputError(message)
+
+
+def _says_when(table: Path) -> bool:
+    """Whether a CSV can be read without a trace."""
+    from chopper.collectors import readers
+
+    reader = readers.reader_of(table)
+    return reader is not None and (reader.kind != "counters" or readers.has_times(table))
 
 
 def load(named: Sequence[str | Path]) -> Run:
@@ -190,17 +235,41 @@ def import_traces(files: Sequence[Path], *, source: str | None = None) -> Run:
 
 def _import(found: _Found, *, source: str | None) -> Run:
     if not found:
-        return _logs.alone(found.logs, source)
+        return _alone(found, source)
     began = time.perf_counter()
     numbered, findings, fresh = _collect(found)
     run = _as_run(numbered, findings, source)
-    _attach_counters(run, found.counters)
-    if found.logs:
-        _logs.attach(run, found.logs)
+    _attach(run, found)
     if fresh and time.perf_counter() - began > _SLOW_S:
         # When the run is let go of, so that results come first.
         weakref.finalize(run, _keep, fresh)
     return run
+
+
+def _alone(found: _Found, source: str | None) -> Run:
+    """What stands without a trace, as a run: looked at, not attributed."""
+    files = [*found.logs, *found.snapshots]
+    part = RankManifest(rank=0, label=files[0].name, status="imported")
+    run = Run(
+        RunManifest(kind="imported", name=files[0].name, ranks=[part]),
+        None,
+        source=source or str(files[0]),
+    )
+    _attach(run, found)
+    return run
+
+
+def _attach(run: Run, found: _Found) -> None:
+    """Join to a run what was found beside its traces.
+
+    Raises:
+        InputError: a file cannot be read, or nobody can tell which rank it is of.
+    """
+    _attach_counters(run, found.counters)
+    if found.logs:
+        _logs.attach(run, found.logs)
+    ranks = {file: _rank_in(file, run.ranks) for file in found.snapshots}
+    _snapshots.attach(run, ranks)
 
 
 def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
@@ -218,12 +287,10 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
 
     files = _find(found)
     if not files:
-        return _write_logs(_logs.alone(files.logs, None), directory)
+        return _write_alone(_alone(files, None), directory)
     numbered, findings, _ = _collect(files)
     run = _as_run(numbered, findings, None)
-    _attach_counters(run, files.counters)
-    if files.logs:
-        _logs.attach(run, files.logs)
+    _attach(run, files)
     run.manifest.name = directory.resolve().name
     run.manifest.created_ns = time.time_ns()
     raw: dict[Path, Path] = {}
@@ -233,13 +300,17 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
             file, trace = numbered[part.rank]
             folder = directory / rank_dir_name(part.rank)
             folder.mkdir()
-            kept = folder / ("trace.json.gz" if _is_gzip(file) else "trace.json")
-            _copy(raw.setdefault(file, kept), kept, file)
-            part.traces = (kept.name,)
-            part.source_digest = cache.digest([kept])
+            copies = []
+            for source in files.files(file):
+                kept = folder / _kept_name(source)
+                _copy(raw.setdefault(source, kept), kept, source)
+                copies.append(kept)
+            part.traces = tuple(kept.name for kept in copies)
+            part.source_digest = cache.digest(copies)
             write_atomic(folder / MANIFEST, manifest.encode(part))
             _write_counters(run, part.rank, folder)
             _logs.write(run, part.rank, folder)
+            _snapshots.write(run, part.rank, folder)
             cache.write(
                 directory / "tables" / folder.name, part.source_digest, trace.tables, _head(trace)
             )
@@ -249,7 +320,7 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
     return run.manifest
 
 
-def _write_logs(run: Run, directory: Path) -> RunManifest:
+def _write_alone(run: Run, directory: Path) -> RunManifest:
     run.manifest.name = directory.resolve().name
     run.manifest.created_ns = time.time_ns()
     folder = directory / rank_dir_name(0)
@@ -257,6 +328,7 @@ def _write_logs(run: Run, directory: Path) -> RunManifest:
         folder.mkdir()
         write_atomic(folder / MANIFEST, manifest.encode(run.part(0)))
         _logs.write(run, 0, folder)
+        _snapshots.write(run, 0, folder)
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run.manifest))
@@ -300,15 +372,21 @@ def _attach_counters(run: Run, files: Sequence[Path]) -> None:
 
 def _rank_of_counters(run: Run, file: Path) -> int:
     ranks = run.ranks
-    match = _RANK_IN_NAME.search(file.name)
-    if match and int(match.group(1)) in ranks:
-        return int(match.group(1))
+    named = _rank_in(file, ranks)
+    if named is not None:
+        return named
     if len(ranks) == 1:
         return ranks[0]
     raise InputError(
         f"{file}: counters of which rank? The traces are of {len(ranks)} ranks "
         f"({_some(ranks)}); put its number into the file's name, as counters-rank{ranks[0]}.csv"
     )
+
+
+def _rank_in(file: Path, ranks: Sequence[int]) -> int | None:
+    """The rank that a file's name says, where there is that rank."""
+    match = _RANK_IN_NAME.search(file.name)
+    return int(match.group(1)) if match and int(match.group(1)) in ranks else None
 
 
 def _copy(first: Path, kept: Path, file: Path) -> None:
@@ -323,6 +401,15 @@ def _copy(first: Path, kept: Path, file: Path) -> None:
     shutil.copyfile(file, kept)
 
 
+def _kept_name(file: Path) -> str:
+    """What a raw trace is called within a run: Kineto's as those that chopper records."""
+    from chopper.collectors import readers
+
+    if readers.reader_of(file) is readers.KINETO:
+        return "trace.json.gz" if _is_gzip(file) else "trace.json"
+    return f"trace-{file.name}"
+
+
 def _is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
@@ -333,16 +420,17 @@ _Numbered = dict[int, "tuple[Path, ParsedTrace]"]
 
 def _collect(
     found: _Found,
-) -> tuple[_Numbered, list[Finding], list[tuple[Path, list[ParsedTrace]]]]:
+) -> tuple[_Numbered, list[Finding], list[tuple[list[Path], list[ParsedTrace]]]]:
     """The traces of files by rank, what is odd about them, and which were read afresh."""
     traces: list[tuple[Path, ParsedTrace]] = []
-    fresh: list[tuple[Path, list[ParsedTrace]]] = []
+    fresh: list[tuple[list[Path], list[ParsedTrace]]] = []
     findings: list[Finding] = []
     refused: InputError | None = None
     for file, is_named in found.items():
         try:
-            kept = _from_cache(file)
-            read = kept or _read(file)
+            files = found.files(file)
+            kept = _from_cache(files)
+            read = kept or _read(files)
         except InputError as exc:
             if is_named or len(found) == 1:
                 raise
@@ -355,7 +443,7 @@ def _collect(
         findings += _credible(read)
         traces += [(file, trace) for trace in read]
         if kept is None:
-            fresh.append((file, read))
+            fresh.append((files, read))
     if refused is not None and not traces:
         raise refused
     findings += _check_one_run(traces)
@@ -408,23 +496,35 @@ def _as_run(numbered: _Numbered, findings: list[Finding], source: str | None) ->
     return run
 
 
-def _read(file: Path) -> list[ParsedTrace]:
-    from chopper.collectors.kineto import read_trace
+def _read(files: Sequence[Path]) -> list[ParsedTrace]:
+    """The traces of one recording.
 
-    return read_trace(file)
+    Raises:
+        InputError: it cannot be read.
+    """
+    from chopper.collectors import readers
+
+    try:
+        reader = readers.reader_of(files[0])
+    except OSError as exc:
+        raise InputError(f"{files[0]}: cannot be read ({exc.strerror or exc})") from exc
+    if reader is not None and reader.kind == "counters":
+        reader = next(r for r in readers.READERS if r.grouped)
+    return (reader or readers.KINETO).read(files)
 
 
-def _from_cache(file: Path) -> list[ParsedTrace] | None:
-    """The traces of a file as an earlier run kept them, or None."""
+def _from_cache(files: Sequence[Path]) -> list[ParsedTrace] | None:
+    """The traces of a recording as an earlier run kept them, or None."""
     from chopper import cache
 
+    file = files[0]
     try:
         if file.stat().st_size < _QUICK_BYTES:
             return None
         base = cache.directory("")
         if base is None or not base.is_dir():
             return None
-        key = cache.digest([file])
+        key = cache.digest(list(files))
     except OSError:
         return None
     folder = base / key
@@ -457,15 +557,18 @@ def _rebuilt(head: bytes, tables: dict[str, pa.Table]) -> ParsedTrace | None:
     return ParsedTrace(**vars(known), tables=tables)
 
 
-def _keep(fresh: list[tuple[Path, list[ParsedTrace]]]) -> None:
+def _keep(fresh: list[tuple[list[Path], list[ParsedTrace]]]) -> None:
     """Write what was read to the user's cache; best effort."""
     from chopper import cache
 
-    for file, traces in fresh:
+    kept = {table.name for table in cache.KEPT_TABLES}
+    for files, traces in fresh:
+        if any(not trace.tables.keys() <= kept for trace in traces):
+            continue
         try:
-            if file.stat().st_size < _QUICK_BYTES:
+            if files[0].stat().st_size < _QUICK_BYTES:
                 continue
-            key = cache.digest([file])
+            key = cache.digest(files)
             folder = cache.directory(key)
             if folder is None:
                 return
@@ -681,7 +784,7 @@ def ingest_rank(run: Run, rank: int) -> None:
     trace = None if kept is None else _rebuilt(kept[1].head, kept[0])
     if trace is None:
         try:
-            traces = _read(files[-1])
+            traces = _read_kept(files)
         except InputError as exc:
             # A rank that was killed while it wrote leaves a file without events.
             _note(
@@ -709,6 +812,17 @@ def ingest_rank(run: Run, rank: int) -> None:
         # What was recorded beside the trace knows better: it goes on where the trace stops.
         if (rank, name) not in run.store and not (directory / f"{name}.arrow").is_file():
             run.put(rank, name, table)
+
+
+def _read_kept(files: Sequence[Path]) -> list[ParsedTrace]:
+    """The traces of a rank's raw files: of all where they are one recording, else of the last.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    from chopper.collectors import readers
+
+    return _read(files if all(readers.is_csv(file) for file in files) else files[-1:])
 
 
 def _of_part(traces: list[ParsedTrace], part: RankManifest) -> ParsedTrace:

@@ -119,6 +119,11 @@ _ABSENT = frozenset(
 )
 
 
+def sniff(head: bytes) -> bool:
+    """Whether a file is such a log, by its first line."""
+    return looks_like_log(head.decode("utf-8-sig", "replace"))
+
+
 def looks_like_log(head: str) -> bool:
     """Whether a file's first line is the heading of such a log."""
     names = [_plain(cell) for cell in head.splitlines()[0].split(",")] if head.strip() else []

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _HEADING_WITHIN = 2000
 """Lines that the program and its tool may print before the table."""
-_SNIFFED_BYTES = 1 << 16
 
 _COUNTER = re.compile(
     r"""
@@ -60,13 +59,9 @@ def looks_like_counters(head: str) -> bool:
     return any(_layout(row) is not None for row in _rows(io.StringIO(head)))
 
 
-def sniff(path: Path) -> bool:
+def sniff(head: bytes) -> bool:
     """Whether a file is a table of counters, by its first lines."""
-    try:
-        with _open(path) as file:
-            return looks_like_counters(file.read(_SNIFFED_BYTES))
-    except (OSError, EOFError, zlib.error):
-        return False
+    return looks_like_counters(head.decode("utf-8-sig", "replace"))
 
 
 def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
@@ -227,6 +222,13 @@ def _layout(heading: list[str]) -> _Layout | None:
 
 def _simple(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
+
+
+def table_of(rows: list[tuple[object, ...]]) -> pa.Table:
+    """KERNEL_COUNTER from rows in the order of its columns."""
+    names = [c.name for c in TABLES["kernel_counter"].columns]
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    return _table(dict(zip(names, map(list, columns), strict=True)))
 
 
 def _table(columns: dict[str, list[object]]) -> pa.Table:

@@ -6,7 +6,19 @@ tables.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from chopper.collectors.kineto._assemble import read_trace
 from chopper.collectors.parsed import ParsedTrace, TraceHead
 
-__all__ = ["ParsedTrace", "TraceHead", "read_trace"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["ParsedTrace", "TraceHead", "read", "read_trace"]
+
+
+def read(files: Sequence[Path]) -> list[ParsedTrace]:
+    """Read one file; see :func:`read_trace`."""
+    (path,) = files
+    return read_trace(path)

@@ -68,7 +68,7 @@ def read_trace(path: Path) -> list[ParsedTrace]:
     host, device = reader.host.columns, reader.device.columns
     if not len(host["start_ns"]) and not len(device["start_ns"]):
         raise InputError(f"{path}: a trace without a single usable event{_what_else(reader)}")
-    far = _far_in_time(host, device)
+    far = far_in_time(host, device)
     if far is not None:
         reader.counts.add("event.far_in_time", int(far[0].sum() + far[1].sum()))
     findings = [*reader.findings, *_count_findings(reader, path.name)]
@@ -95,7 +95,7 @@ def _what_else(reader: FileReader) -> str:
     return "; was the profiler active while the program worked?"
 
 
-def _far_in_time(
+def far_in_time(
     host: dict[str, Any], device: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Masks of the events that lie more than a day from the middle of the trace, if any do."""

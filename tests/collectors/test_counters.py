@@ -10,6 +10,7 @@ import chopper
 from chopper.analyzers.counters import join_counters
 from chopper.collectors.counters import read_counters, sniff
 from chopper.collectors.counters._values import measured
+from chopper.collectors.readers import head_of
 from chopper.errors import InputError
 from chopper.ingest import write_run
 from chopper.run import Run
@@ -48,7 +49,7 @@ def rows(tmp_path, text, name="counters.csv"):
     path = tmp_path / name
     data = text.encode()
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert sniff(path)
+    assert sniff(head_of(path))
     table, odd = read_counters(path)
     assert odd == []
     assert table.schema.equals(TABLES["kernel_counter"].arrow)
@@ -138,7 +139,7 @@ def test_damaged_tables_are_used_as_far_as_they_go(tmp_path):
 def test_other_tables_are_refused(tmp_path, text):
     path = tmp_path / "other.csv"
     path.write_text(text)
-    assert not sniff(path)
+    assert not sniff(head_of(path))
     with pytest.raises(InputError, match="not a table of counters"):
         read_counters(path)
 
@@ -158,7 +159,7 @@ def test_counters_of_the_catalogue(traces_dir):
     }
     waves = [r["value"] for r in table.to_pylist() if r["counter"] == "SQ_WAVES"]
     assert waves == [16384.0] * 3
-    tables = [p for p in traces_dir.rglob("*.csv*") if sniff(p)]
+    tables = [p for p in traces_dir.rglob("*.csv*") if sniff(head_of(p))]
     # Kernel traces, reports and logs of telemetry are no tables of counters.
     assert {p.parent.name for p in tables} == {"rocprofiler-sdk", "rocprofiler-compute"}
 
@@ -215,15 +216,23 @@ def test_counters_of_nobody_knows_which_rank(tmp_path):
         chopper.load(beside(tmp_path, FITS, ranks=2))
 
 
-def test_counters_alone(tmp_path):
+def test_counters_alone_are_a_trace_where_they_say_when_their_kernels_ran(tmp_path):
     folder = beside(tmp_path)
+    run = chopper.load(folder / "counters.csv")
+    assert run.table(0, "kernel_counter").num_rows
+    dispatches = set(run.table(0, "kernel_counter")["dispatch_id"].to_pylist())
+    assert run.table(0, "device_event").num_rows == len(dispatches)
+
+
+def test_counters_alone_without_times(tmp_path):
+    folder = beside(tmp_path, NCU_RAW)
     with pytest.raises(InputError, match="alone say nothing of time"):
         chopper.load(folder / "counters.csv")
 
 
 def test_another_csv_that_is_named(tmp_path):
     folder = beside(tmp_path, "a,b\n1,2\n")
-    with pytest.raises(InputError, match="a CSV without counters of kernels"):
+    with pytest.raises(InputError, match="a CSV of no kind that is known"):
         chopper.load([folder / "rank0.json", folder / "counters.csv"])
 
 

@@ -1,0 +1,508 @@
+"""From the columns of any recorder to one set of declared tables per process and device."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper._arrow import to_arrow as from_list
+from chopper.collectors._arrays import NO_VALUE, to_arrow, to_numpy
+from chopper.collectors.kineto._assemble import far_in_time
+from chopper.collectors.kineto._columns import Counts, clean, usable_spans, usable_starts
+from chopper.collectors.kineto._processes import main_and_others
+from chopper.collectors.parsed import ParsedTrace, sorted_table
+from chopper.errors import InputError
+from chopper.manifest import Device, Finding
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Text = tuple[np.ndarray, list[str | None]]
+"""A column of texts: codes, and what they stand for; code 0 is null."""
+
+_MOST_STEPS = 1_000_000
+
+
+def by_number(numbers: np.ndarray, names: dict[int, str]) -> Text:
+    """Texts that a file keeps elsewhere, by their numbers there."""
+    found, codes = np.unique(numbers, return_inverse=True)
+    texts = (names.get(int(number)) for number in found)
+    return codes.astype(np.int32) + 1, [None, *(None if t is None else clean(t) for t in texts)]
+
+
+def coded(values: Sequence[str | None]) -> Text:
+    """Texts that stand in the rows themselves."""
+    known: dict[str | None, int] = {None: 0}
+    codes = np.array([known.setdefault(v, len(known)) for v in values], dtype=np.int32)
+    return codes.reshape(-1), [None if v is None else clean(v) for v in known]
+
+
+def constant(value: str | None, count: int) -> Text:
+    """The same text in all rows."""
+    return np.full(count, 0 if value is None else 1, dtype=np.int32), [None, value]
+
+
+def triples(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> Text:
+    """Three numbers as the JSON list that grids and blocks are recorded as; null where one is."""
+    stacked = np.stack([x, y, z], axis=1)
+    found, codes = np.unique(stacked, axis=0, return_inverse=True)
+    texts = [
+        None if NO_VALUE in row else json.dumps(row, separators=(", ", ": "))
+        for row in found.tolist()
+    ]
+    return codes.reshape(-1).astype(np.int32) + 1, [None, *texts]
+
+
+def blocks_of(threads: np.ndarray, per_block: np.ndarray) -> np.ndarray:
+    """Blocks of a grid that is recorded in threads, as AMD's runtimes count it."""
+    known = (threads > 0) & (per_block > 0)
+    size = np.where(known, per_block, 1)
+    return np.where(known, -(-np.where(known, threads, 1) // size), NO_VALUE)
+
+
+class _Rows:
+    """Rows of one table as they come, some columns at a time."""
+
+    def __init__(self, table: str, counts: Counts) -> None:
+        self._schema = TABLES[table].arrow
+        self._counts = counts
+        self._parts: list[dict[str, Any]] = []
+
+    def add(self, start_ns: np.ndarray, end_ns: np.ndarray, **columns: Any) -> None:
+        """Take rows; what has no start or no name is dropped and counted.
+
+        Args:
+            start_ns, end_ns: as recorded, ``NO_VALUE`` where there is none.
+            columns: further columns of the table: numbers, or :data:`Text`; what is not given is
+                null.
+        """
+        count = len(start_ns)
+        if not count:
+            return
+        missing = end_ns == NO_VALUE
+        ok = usable_starts(self._counts, 0, start_ns, start_ns != NO_VALUE, None)
+        sane = ok & ~missing & (np.abs(end_ns) < 1 << 62)
+        dur = np.where(sane, end_ns, 0) - np.where(sane, start_ns, 0)
+        codes, values = columns["name"]
+        named = np.array([v is not None for v in values])[codes]
+        ok, dur = usable_spans(self._counts, ok, named, dur, sane, missing)
+        rows = {"start_ns": start_ns[ok], "dur_ns": dur[ok]}
+        for column in [*self._schema.names, "pid"]:
+            if column in rows:
+                continue
+            value = columns.get(column)
+            if isinstance(value, tuple):
+                rows[column] = (value[0][ok], value[1])
+            elif value is not None:
+                rows[column] = _placed(column, value[ok]) if column in _PLACES else value[ok]
+            elif column == "occupancy_ratio":
+                rows[column] = np.full(int(ok.sum()), np.nan)
+            elif pa.types.is_dictionary(self._type(column)):
+                rows[column] = constant(None, int(ok.sum()))
+            elif column in _PLACES:
+                rows[column] = np.full(int(ok.sum()), -1, dtype=np.int64)
+            else:
+                rows[column] = np.full(int(ok.sum()), NO_VALUE, dtype=np.int64)
+        self._parts.append(rows)
+
+    def _type(self, column: str) -> pa.DataType:
+        return pa.int64() if column not in self._schema.names else self._schema.field(column).type
+
+    def finish(self) -> dict[str, Any]:
+        """All rows, as columns."""
+        if not self._parts:
+            self._parts.append(self._none())
+        return {name: _joined([part[name] for part in self._parts]) for name in self._parts[0]}
+
+    def _none(self) -> dict[str, Any]:
+        return {
+            name: constant(None, 0)
+            if pa.types.is_dictionary(self._type(name))
+            else np.zeros(0, np.float64 if name == "occupancy_ratio" else np.int64)
+            for name in dict.fromkeys([*self._schema.names, "pid"])
+        }
+
+
+_PLACES = ("pid", "tid", "device_id", "stream_id")
+"""Columns where -1 stands for what nobody says."""
+
+
+def _placed(column: str, values: np.ndarray) -> np.ndarray:
+    # A device's ordinal has 32 bits in our tables; what has more is none.
+    largest = (1 << 31) - 1 if column == "device_id" else (1 << 63) - 1
+    return np.where((values < -largest) | (values > largest), -1, values)
+
+
+def _joined(parts: list[Any]) -> Any:
+    if not isinstance(parts[0], tuple):
+        return np.concatenate(parts)
+    codes, values = [], [None]
+    for part, texts in parts:
+        codes.append(np.where(part > 0, part + (len(values) - 1), 0).astype(np.int32))
+        values += texts[1:]
+    return np.concatenate(codes), values
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """What one file, or one set of files, holds.
+
+    Attributes:
+        path: as the user named it, the first of several.
+        tool: what wrote it, with its version where it says.
+        counts: rows that were repaired or dropped.
+        host, device: rows; a device event's ``pid`` is its process, -1 where nobody says.
+        devices: as recorded.
+        ranks: rank of each process that says.
+        threads: (process, thread or -1, name of the process, name of the thread).
+        boot_clock: times count from the host's start, not from 1970.
+        lacks: what the format does not tell, in words.
+        tables: further tables of every process, for example counters.
+        environment: facts worth keeping.
+        findings: what must be known.
+    """
+
+    path: Path
+    tool: str
+    counts: Counts = field(default_factory=Counts)
+    devices: list[Device] = field(default_factory=list)
+    ranks: dict[int, int] = field(default_factory=dict)
+    threads: list[tuple[int, int, str | None, str | None]] = field(default_factory=list)
+    boot_clock: bool = False
+    lacks: list[str] = field(default_factory=list)
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def source(self) -> str:
+        """Name of the file."""
+        return self.path.name
+
+    def __post_init__(self) -> None:
+        self.host = _Rows("host_span", self.counts)
+        self.device = _Rows("device_event", self.counts)
+
+
+_DAMAGE = {
+    "event.far_in_time": "rows lie more than a day from the rest and were dropped",
+    "event.without_ts": "rows without a usable start were dropped",
+    "event.without_name": "rows without a name were dropped",
+    "event.without_dur": "rows without an end were taken as points in time",
+    "event.negative_duration": "rows that end before they start were taken as points",
+    "event.overflowing_duration": "rows longer than 30 days were taken as points",
+}
+
+
+def traces_of(recording: Recording) -> list[ParsedTrace]:
+    """One trace per process that drives devices, and per device of it.
+
+    Raises:
+        InputError: the recording holds nothing that ran.
+    """
+    host, device = recording.host.finish(), recording.device.finish()
+    if not len(host["start_ns"]) and not len(device["start_ns"]):
+        raise InputError(
+            f"{recording.path}: {recording.tool}, without a single usable event; was the tool "
+            "told to trace kernels and API calls?"
+        )
+    host, device = _near_in_time(recording, host, device)
+    host = _annotated(host)
+    processes = _processes(host, device, recording.ranks)
+    traces: list[ParsedTrace] = []
+    for pid in processes:
+        traces += _of_process(recording, host, device, pid, processes)
+    traces[0].findings[:0] = [*_findings(recording, host, device), *recording.findings]
+    return traces
+
+
+def _near_in_time(
+    recording: Recording, host: dict[str, Any], device: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Without the rows that lie more than a day from the middle of the others."""
+    far = far_in_time(host, device)
+    if far is None:
+        return host, device
+    recording.counts.add("event.far_in_time", int(far[0].sum() + far[1].sum()))
+    return _kept(host, ~far[0]), _kept(device, ~far[1])
+
+
+def _kept(columns: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
+    return {
+        name: (value[0][mask], value[1]) if isinstance(value, tuple) else value[mask]
+        for name, value in columns.items()
+    }
+
+
+def _processes(host: dict[str, Any], device: dict[str, Any], ranks: dict[int, int]) -> list[int]:
+    """Processes that drive devices, in order of rank, else of number."""
+    found = [int(p) for p in np.unique(device["pid"])]
+    if not found:
+        pids, counts = np.unique(host["pid"], return_counts=True)
+        return [int(pids[np.argmax(counts)])]
+    return sorted(found, key=lambda pid: (ranks.get(pid, 1 << 30), pid))
+
+
+def _of_process(
+    recording: Recording,
+    host: dict[str, Any],
+    device: dict[str, Any],
+    pid: int,
+    processes: list[int],
+) -> list[ParsedTrace]:
+    several = len(processes) > 1
+    host_rows = None
+    if several:
+        stray = ~np.isin(host["pid"], processes)
+        host_rows = (host["pid"] == pid) | (stray if pid == processes[0] else False)
+    on_device = device["pid"] == pid if len(device["pid"]) else None
+    host_table, _ = sorted_table("host_span", host, host_rows, 0)
+    main, others, findings = main_and_others(device, on_device, recording.source)
+    traces = []
+    for device_id in [main, *others]:
+        rows = on_device
+        if rows is not None and (others or findings):
+            rows = rows & (device["device_id"] == device_id)
+        device_table, _ = sorted_table("device_event", device, rows, 0)
+        traces.append(
+            ParsedTrace(
+                source=recording.source,
+                rank=recording.ranks.get(pid),
+                world_size=None,
+                backend=None,
+                tables={
+                    **recording.tables,
+                    "host_span": host_table,
+                    "device_event": device_table,
+                    "thread": _threads(recording),
+                    "step": steps_of(host_table),
+                    "collective": TABLES["collective"].empty(),
+                    "memory_event": recording.tables.get(
+                        "memory_event", TABLES["memory_event"].empty()
+                    ),
+                    "counter": recording.tables.get("counter", TABLES["counter"].empty()),
+                },
+                devices=recording.devices,
+                host_pid=pid if pid >= 0 else None,
+                process=f"process {pid}" if several else None,
+                device_id=device_id,
+                main=device_id == main,
+                process_groups=[],
+                environment={
+                    **recording.environment,
+                    "recorded_by": recording.tool,
+                    **({"trace_clock": "monotonic"} if recording.boot_clock else {}),
+                },
+            )
+        )
+    traces[0].findings += findings
+    return traces
+
+
+def _threads(recording: Recording) -> pa.Table:
+    declared = TABLES["thread"]
+    rows = sorted(set(recording.threads), key=lambda r: (r[0], r[1]))
+    return pa.table(
+        {f.name: from_list([row[i] for row in rows], f.type) for i, f in enumerate(declared.arrow)},
+        schema=declared.arrow,
+    )
+
+
+def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]) -> list[Finding]:
+    source = recording.source
+    found = [
+        Finding(
+            code=code,
+            severity="warning",
+            count=count,
+            message=f"{source}: {count} {_DAMAGE[code]}",
+        )
+        for code, count in sorted(recording.counts.values.items())
+    ]
+    categories = {host["category"][1][code] for code in np.unique(host["category"][0])}
+    lacks = list(recording.lacks)
+    if "cpu_op" not in categories:
+        lacks.append("operators and shapes")
+    if "runtime" not in categories and "driver" not in categories:
+        lacks.append("launches")
+    if not len(device["start_ns"]):
+        lacks.append("kernels")
+    found.append(
+        Finding(
+            code="trace.not_recorded",
+            severity="info",
+            message=f"{source}: {recording.tool}; it tells nothing of "
+            f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: what rests on "
+            "these is unknown",
+        )
+    )
+    if recording.boot_clock:
+        found.append(
+            Finding(
+                code="trace.boot_clock",
+                severity="info",
+                message=f"{source}: times count from the host's start, not from 1970: no log of "
+                "another tool can be joined to them",
+            )
+        )
+    return found
+
+
+# ---------------------------------------------------------------- ranges as torch writes them
+
+_SEQUENCE = re.compile(r", seq = (-?\d{1,18})(?=,|$)")
+_OPERATOR_ID = re.compile(r", op_id = (\d{1,18})(?=,|$)")
+_SIZES = re.compile(r", sizes = (\[.*\])(?=, input_op_ids = |$)", re.DOTALL)
+_INPUTS = re.compile(r", input_op_ids = \[.*\]$", re.DOTALL)
+_OPERATOR = re.compile(
+    r"(?:[A-Za-z_]\w*::)+\w[\w.]*$|\w+Backward\d*$|autograd::engine::evaluate_function: \w+$"
+)
+
+
+def torch_range(text: str) -> tuple[bool, str, int, int, str | None] | None:
+    """(operator, name, sequence number, operator's id, shapes) of a range that torch pushed; None
+    for a range of somebody else's.
+
+    ``torch.autograd.profiler.emit_nvtx`` writes ``aten::mm, seq = 12, op_id = 34, sizes =
+    [[2, 3], [3, 4]], input_op_ids = […]`` and leaves out what it does not know; so do the ranges
+    that a program names itself, which are no operators.
+    """
+    rest = _INPUTS.sub("", text)
+    sizes = _SIZES.search(rest)
+    if sizes:
+        rest = rest[: sizes.start()]
+    number = _OPERATOR_ID.search(rest)
+    if number:
+        rest = rest[: number.start()]
+    sequence = _SEQUENCE.search(rest)
+    if sequence:
+        rest = rest[: sequence.start()]
+    operator = bool(_OPERATOR.match(rest))
+    if not operator and rest == text:
+        return None
+    return (
+        operator,
+        rest,
+        NO_VALUE if sequence is None or int(sequence[1]) < 0 else int(sequence[1]),
+        NO_VALUE if number is None else int(number[1]),
+        None if sizes is None else sizes[1],
+    )
+
+
+def _annotated(host: dict[str, Any]) -> dict[str, Any]:
+    """Ranges that are operators become operators."""
+    category, categories = host["category"]
+    codes, names = host["name"]
+    ranges = np.isin(category, [i for i, c in enumerate(categories) if c == "annotation"])
+    found = {
+        code: made
+        for code in np.unique(codes[ranges]).tolist()
+        if (text := names[code]) is not None and (made := torch_range(text)) is not None
+    }
+    if not found:
+        return host
+    rows = np.flatnonzero(ranges & np.isin(codes, list(found)))
+    parsed = [found[code] for code in codes[rows].tolist()]
+    changed = dict(host)
+    changed["category"] = _replaced(
+        host["category"], rows, coded(["cpu_op" if p[0] else "annotation" for p in parsed])
+    )
+    changed["name"] = _replaced(host["name"], rows, coded([p[1] for p in parsed]))
+    changed["input_dims"] = _replaced(host["input_dims"], rows, coded([p[4] for p in parsed]))
+    for at, column in ((2, "sequence_id"), (3, "external_id")):
+        values = np.array([p[at] for p in parsed], dtype=np.int64)
+        changed[column] = host[column].copy()
+        changed[column][rows] = np.where(values != NO_VALUE, values, host[column][rows])
+    return changed
+
+
+def _replaced(column: Text, rows: np.ndarray, new: Text) -> Text:
+    """A column with other texts in some rows; null keeps what was there."""
+    codes = column[0].copy()
+    codes[rows] = np.where(new[0] > 0, new[0] + (len(column[1]) - 1), codes[rows])
+    return codes, [*column[1], *new[1][1:]]
+
+
+_NUMBERED_STEP = re.compile(
+    r"(?:.*[\s/:_.-])?(?:ProfilerStep|train(?:ing)?[\s_-]?step|step|iteration|iter|batch)"
+    r"[\s_:#=(-]*(\d{1,12})(?:\D.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+_PLAIN_STEP = re.compile(r"(?:train(?:ing)?[\s_-]?)?(?:step|iteration|iter|batch)", re.IGNORECASE)
+_NOT_STEP = re.compile(
+    r"optimizer|scheduler|zero_grad|forward|backward|micro|sample|loader|fetch|__next__",
+    re.IGNORECASE,
+)
+
+
+def steps_of(host: pa.Table) -> pa.Table:
+    """STEP from annotations that are named like steps: ``ProfilerStep#3``, ``iteration 12``,
+    ``train_step``.
+
+    Of kinds of ranges that do not lie within each other, the one with numbers is taken, then the
+    one that covers most time; ranges without numbers count from 0.
+    """
+    declared = TABLES["step"]
+    names = host["name"].combine_chunks()
+    kinds: dict[int, tuple[str, int | None]] = {}
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        if name is None or len(name) > 200 or _NOT_STEP.search(name):
+            continue
+        match = _NUMBERED_STEP.fullmatch(name)
+        if match or _PLAIN_STEP.fullmatch(name):
+            number = int(match[1]) if match else None
+            kinds[code] = (re.sub(r"\d+", "#", name).lower(), number)
+    categories = host["category"].combine_chunks()
+    wanted = [i for i, c in enumerate(categories.dictionary.to_pylist()) if c == "annotation"]
+    codes = to_numpy(names.indices)
+    rows = np.flatnonzero(
+        np.isin(to_numpy(categories.indices), wanted) & np.isin(codes, list(kinds))
+    )[:_MOST_STEPS]
+    start = to_numpy(host["start_ns"])
+    dur = to_numpy(host["dur_ns"])
+    groups: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        groups.setdefault(kinds[int(codes[row])][0], []).append(row)
+    best: list[int] = []
+    best_key: tuple[bool, int] | None = None
+    for members in groups.values():
+        kept = _apart(np.array(members), start, dur)
+        numbered = all(kinds[int(codes[r])][1] is not None for r in kept)
+        key = (numbered and len(kept) > 0, int(dur[kept].sum()))
+        if len(kept) and (best_key is None or key > best_key):
+            best, best_key = kept.tolist(), key
+    numbers = [kinds[int(codes[row])][1] for row in best]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        numbers = list(range(len(best)))
+    at = np.array(best, dtype=np.int64)
+    return pa.table(
+        {
+            "number": from_list(numbers, pa.int64()),
+            "start_ns": to_arrow(start[at]),
+            "end_ns": to_arrow(start[at] + dur[at]),
+            "source": from_list(["range"] * len(best), declared.arrow.field("source").type),
+            "traced": from_list([True] * len(best), pa.bool_()),
+        },
+        schema=declared.arrow,
+    )
+
+
+def _apart(rows: np.ndarray, start: np.ndarray, dur: np.ndarray) -> np.ndarray:
+    """Ranges that begin after all earlier ones ended: the same range on a second thread is not."""
+    rows = rows[dur[rows] > 0]
+    kept = []
+    end = np.iinfo(np.int64).min
+    for row, first, length in zip(
+        rows.tolist(), start[rows].tolist(), dur[rows].tolist(), strict=True
+    ):
+        if first >= end:
+            kept.append(row)
+            end = first + length
+    return np.array(kept, dtype=np.int64)

@@ -1,0 +1,222 @@
+"""Databases of other tools, opened so that nothing in them can act: read-only, without their views.
+
+Only plain tables are read, one at a time and in order; names that come from the file are looked up
+in its own list first, and quoted. Joins are made here, so that the work is linear in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.collectors._arrays import NO_VALUE
+from chopper.errors import InputError
+from chopper.manifest import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MAGIC = b"SQLite format 3\x00"
+_ROWS = 1 << 16
+_LONGEST_TEXT = 16 << 20
+"""Longer texts are no names: the database is refused rather than held in memory."""
+
+
+class Database:
+    """One database, and what was damaged in it.
+
+    Attributes:
+        path: the file as the user named it.
+        findings: tables that end in the middle, and the like.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self.findings: list[Finding] = []
+        self._connection = connection
+        self._columns: dict[str, tuple[str, ...]] = {}
+        try:
+            self.tables = self._list()
+        except sqlite3.Error as exc:
+            raise InputError(f"{path}: a damaged SQLite database ({exc})") from exc
+
+    def _list(self) -> frozenset[str]:
+        rows = self._connection.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+        ).fetchall()
+        # A virtual table runs code of its own.
+        return frozenset(
+            str(name) for name, sql in rows if not str(sql).upper().startswith("CREATE VIRTUAL")
+        )
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        """Columns of a table; empty for one that is not there."""
+        if table not in self.tables:
+            return ()
+        if table not in self._columns:
+            try:
+                rows = self._connection.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
+            except sqlite3.Error:
+                rows = []
+            self._columns[table] = tuple(str(row[1]) for row in rows)
+        return self._columns[table]
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether a table is there with all of these columns."""
+        return set(columns) <= set(self.columns(table)) and table in self.tables
+
+    def integers(self, table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns of whole numbers; what is missing or is none is ``NO_VALUE``.
+
+        Args:
+            table: one that is there; the rows of a table that is not are none.
+            names: its columns; a column that it lacks is all ``NO_VALUE``.
+        """
+        there = set(self.columns(table))
+        known = [name for name in names if name in there]
+        cells = [
+            f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NO_VALUE} END"
+            for n in known
+        ]
+        parts = [np.zeros((0, len(known)), np.int64)]
+        if known:
+            parts += [
+                np.array(rows, dtype=np.int64)
+                for rows in self._rows(f"SELECT {', '.join(cells)} FROM {_quoted(table)}", table)
+            ]
+        found = np.concatenate(parts)
+        columns = {name: np.ascontiguousarray(found[:, i]) for i, name in enumerate(known)}
+        absent = np.full(len(found), NO_VALUE, dtype=np.int64)
+        return {name: columns.get(name, absent) for name in names}
+
+    def texts(self, table: str, column: str) -> list[str | None]:
+        """One column as text, in the same order as its other columns; None for what is none."""
+        if not self.has(table, column):
+            return []
+        cell = _quoted(column)
+        query = (
+            f"SELECT CASE typeof({cell}) WHEN 'null' THEN NULL ELSE CAST({cell} AS TEXT) END "
+            f"FROM {_quoted(table)}"
+        )
+        return [row[0] for rows in self._rows(query, table) for row in rows]
+
+    def named(self, table: str, key: str, value: str) -> dict[int, str]:
+        """Texts by number: a table of strings."""
+        keys = self.integers(table, (key,))[key].tolist()
+        return {
+            number: text
+            for number, text in zip(keys, self.texts(table, value), strict=False)
+            if text is not None
+        }
+
+    def _rows(self, query: str, table: str) -> Iterator[list[tuple[Any, ...]]]:
+        count = 0
+        try:
+            cursor = self._connection.execute(query)
+            while rows := cursor.fetchmany(_ROWS):
+                count += len(rows)
+                yield rows
+        except (sqlite3.Error, OverflowError) as exc:
+            if not any(table in f.message for f in self.findings):
+                self.findings.append(
+                    Finding(
+                        code="trace.damaged_table",
+                        severity="warning",
+                        count=count,
+                        message=f"{self.path.name}: table {table} is damaged ({exc}); {count} rows "
+                        "before that are used",
+                    )
+                )
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Database]:
+    """A database, packed or not, for as long as it is read.
+
+    Raises:
+        InputError: it cannot be read, or is no database.
+    """
+    with contextlib.ExitStack() as stack:
+        findings: list[Finding] = []
+        try:
+            with path.open("rb") as file:
+                packed = file.read(2) == b"\x1f\x8b"
+            plain = path
+            if packed:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chopper-"))
+                plain = Path(folder) / "unpacked.sqlite"
+                findings = _unpack(path, plain)
+        except OSError as exc:
+            raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
+        try:
+            # Immutable: no lock, no journal beside it, nothing is written.
+            uri = f"{plain.resolve().as_uri()}?mode=ro&immutable=1"
+            connection = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True)))
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
+            connection.execute("PRAGMA trusted_schema = OFF")
+        except sqlite3.Error as exc:
+            raise InputError(f"{path}: not an SQLite database that can be read ({exc})") from exc
+        database = Database(path, connection)
+        database.findings[:0] = findings + _unwritten(path)
+        yield database
+
+
+def _unpack(path: Path, target: Path) -> list[Finding]:
+    inflate = zlib.decompressobj(wbits=31)
+    problem = None
+    with path.open("rb") as source, target.open("wb") as out:
+        while block := source.read(1 << 20):
+            try:
+                while block:
+                    out.write(inflate.decompress(block))
+                    block = inflate.unused_data
+                    if block[:2] != b"\x1f\x8b":
+                        break
+                    inflate = zlib.decompressobj(wbits=31)
+            except zlib.error as exc:
+                problem = str(exc)
+                break
+        if problem is None and not inflate.eof:
+            problem = "the stream ends before its end marker"
+        size = out.tell()
+    if not size:
+        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
+    if problem is None:
+        return []
+    return [
+        Finding(
+            code="trace.truncated_gzip",
+            severity="warning",
+            message=f"{path.name}: gzip stream damaged ({problem}); {size} bytes before that are "
+            "used",
+        )
+    ]
+
+
+def _unwritten(path: Path) -> list[Finding]:
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        waiting = log.stat().st_size if log.is_file() else 0
+    except OSError:
+        waiting = 0
+    if not waiting:
+        return []
+    return [
+        Finding(
+            code="trace.unwritten_log",
+            severity="warning",
+            message=f"{path.name}: {waiting} bytes of {log.name} beside it are not in the database "
+            "yet and are not read; close its writer, or run sqlite3 on it once",
+        )
+    ]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,325 @@
+"""Nsight Systems reports exported to SQLite (``nsys export --type sqlite report.nsys-rep``).
+
+Tables are those of NVIDIA's "SQLite Export Schema Reference"; which of them and which columns exist
+differs by version and by what was traced. Times are nanoseconds since the session's start, whose
+Unix time the export carries. Process and thread are packed into one number, ``globalTid``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors.formats._build import (
+    Recording,
+    Text,
+    by_number,
+    coded,
+    constant,
+    triples,
+)
+from chopper.errors import InputError
+from chopper.manifest import Device, Finding
+
+if TYPE_CHECKING:
+    from chopper.collectors.formats._sqlite import Database
+
+_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+_MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_RANGES = "NVTX_EVENTS"
+_EVENTS = (_KERNEL, _MEMCPY, _MEMSET, _RUNTIME, _GRAPH, _RANGES)
+
+_VERSION_SUFFIX = re.compile(r"_v\d+$|_ptsz$|_ptds$")
+_PUSH_POP, _START_END = 59, 60
+"""``eventType`` of ranges in NVTX_EVENTS."""
+_COPIES = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
+    9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD",
+}  # fmt: skip
+"""``copyKind``, CUPTI's enumeration; from 11 on: unified memory."""
+_MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
+
+
+def is_nsys(database: Database) -> bool:
+    """Whether a database is such an export."""
+    return "StringIds" in database.tables and (
+        any(t in database.tables for t in _EVENTS) or "TARGET_INFO_SYSTEM_ENV" in database.tables
+    )
+
+
+def read(database: Database) -> Recording:
+    """Kernels, copies, memsets, whole graphs, API calls and ranges.
+
+    Raises:
+        InputError: nothing of this was traced, or a table lacks what makes it one.
+    """
+    tool = _tool(database)
+    if not any(t in database.tables for t in _EVENTS):
+        raise InputError(
+            f"{database.path}: {tool} without {_KERNEL} and {_RUNTIME}: no CUDA was traced; record "
+            "with nsys profile --trace=cuda,nvtx"
+        )
+    for table in _EVENTS:
+        if table in database.tables and not database.has(table, "start"):
+            raise InputError(
+                f"{database.path}: {tool}: its table {table} lacks the column start; found "
+                f"{', '.join(database.columns(table)[:8]) or 'none'}"
+            )
+    made = Recording(path=database.path, tool=tool, devices=_devices(database))
+    base_ns = _session_start_ns(database)
+    made.boot_clock = base_ns is None
+    strings = database.named("StringIds", "id", "value")
+    _kernels(database, made, strings, base_ns or 0)
+    _copies(database, made, base_ns or 0)
+    _graphs(database, made, base_ns or 0)
+    _calls(database, made, strings, base_ns or 0)
+    _ranges(database, made, strings, base_ns or 0)
+    made.threads = _threads(database, strings)
+    ranks = database.integers("MPI_RANKS", ("globalTid", "rank"))
+    made.ranks = {
+        int(pid): int(rank)
+        for pid, rank in zip(_process(ranks["globalTid"]), ranks["rank"], strict=True)
+        if 0 <= rank < 1 << 31
+    }
+    made.findings = database.findings
+    return made
+
+
+def _tool(database: Database) -> str:
+    facts = dict(
+        zip(
+            database.texts("META_DATA_EXPORT", "name"),
+            database.texts("META_DATA_EXPORT", "value"),
+            strict=False,
+        )
+    )
+    version = facts.get("EXPORT_PRODUCT_VERSION")
+    schema = facts.get("EXPORT_SCHEMA_VERSION")
+    return (
+        "an Nsight Systems export"
+        + (f" of version {version}" if version else "")
+        + (f", schema {schema}" if schema else "")
+    )
+
+
+def _session_start_ns(database: Database) -> int | None:
+    found = database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
+    usable = found[(found > 0) & (found < 1 << 61)]
+    return int(usable[0]) if len(usable) else None
+
+
+def _moved(times: np.ndarray, base_ns: int) -> np.ndarray:
+    known = (times != NO_VALUE) & (np.abs(times) < 1 << 61)
+    return np.where(known, np.where(known, times, 0) + base_ns, NO_VALUE)
+
+
+def _process(packed: np.ndarray) -> np.ndarray:
+    # Bits 24 to 47; above are the machine's, below the thread's.
+    return np.where(packed == NO_VALUE, -1, (packed >> 24) & 0xFFFFFF)
+
+
+def _thread(packed: np.ndarray) -> np.ndarray:
+    return np.where(packed == NO_VALUE, -1, packed & 0xFFFFFF)
+
+
+def _kernels(db: Database, made: Recording, strings: dict[int, str], base_ns: int) -> None:
+    rows = db.integers(
+        _KERNEL,
+        (
+            *("start", "end", "deviceId", "streamId", "correlationId", "globalPid"),
+            *("demangledName", "shortName", "mangledName", "registersPerThread"),
+            *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+            *("staticSharedMemory", "dynamicSharedMemory", "graphId", "graphNodeId"),
+        ),
+    )
+    name = rows["demangledName"]
+    for other in ("shortName", "mangledName"):
+        name = np.where(name == NO_VALUE, rows[other], name)
+    static, dynamic = rows["staticSharedMemory"], rows["dynamicSharedMemory"]
+    shared = np.where(
+        (static < 0) | (dynamic < 0), NO_VALUE, np.maximum(static, 0) + np.maximum(dynamic, 0)
+    )
+    made.device.add(
+        _moved(rows["start"], base_ns),
+        _moved(rows["end"], base_ns),
+        kind=constant("kernel", len(name)),
+        name=by_number(name, strings),
+        grid=triples(rows["gridX"], rows["gridY"], rows["gridZ"]),
+        block=triples(rows["blockX"], rows["blockY"], rows["blockZ"]),
+        registers_count=rows["registersPerThread"],
+        shared_memory_bytes=shared,
+        graph_id=rows["graphId"],
+        graph_node_id=rows["graphNodeId"],
+        **_place(rows),
+    )
+
+
+def _place(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        "pid": _process(rows["globalPid"]),
+        "device_id": rows["deviceId"],
+        "stream_id": rows["streamId"],
+        "correlation_id": rows["correlationId"],
+    }
+
+
+def _copies(db: Database, made: Recording, base_ns: int) -> None:
+    for table, kind in ((_MEMCPY, "memcpy"), (_MEMSET, "memset")):
+        rows = db.integers(
+            table,
+            (
+                *("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes"),
+                *("copyKind", "srcKind", "dstKind", "memKind", "graphId", "graphNodeId"),
+            ),
+        )
+        made.device.add(
+            _moved(rows["start"], base_ns),
+            _moved(rows["end"], base_ns),
+            kind=constant(kind, len(rows["start"])),
+            name=_copy_names(rows) if kind == "memcpy" else _set_names(rows),
+            bytes_count=rows["bytes"],
+            graph_id=rows["graphId"],
+            graph_node_id=rows["graphNodeId"],
+            **_place(rows),
+        )
+
+
+def _copy_names(rows: dict[str, np.ndarray]) -> Text:
+    """As Kineto names copies: ``Memcpy HtoD (Pinned -> Device)``."""
+    keys = np.stack([rows["copyKind"], rows["srcKind"], rows["dstKind"]], axis=1)
+    found, codes = np.unique(keys, axis=0, return_inverse=True)
+    texts = [
+        f"Memcpy {_COPIES.get(kind, 'Unknown')} "
+        f"({_MEMORY.get(source, 'Unknown')} -> {_MEMORY.get(target, 'Unknown')})"
+        for kind, source, target in found.tolist()
+    ]
+    return codes.reshape(-1).astype(np.int32) + 1, [None, *texts]
+
+
+def _set_names(rows: dict[str, np.ndarray]) -> Text:
+    return coded([f"Memset ({_MEMORY.get(k, 'Unknown')})" for k in rows["memKind"].tolist()])
+
+
+def _graphs(db: Database, made: Recording, base_ns: int) -> None:
+    """Whole CUDA graphs, where the tool did not look into them."""
+    rows = db.integers(
+        _GRAPH,
+        ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphId"),
+    )
+    count = len(rows["start"])
+    made.device.add(
+        _moved(rows["start"], base_ns),
+        _moved(rows["end"], base_ns),
+        kind=constant("kernel", count),
+        name=constant("CUDA graph, its kernels not recorded", count),
+        graph_id=rows["graphId"],
+        **_place(rows),
+    )
+    if count:
+        made.findings.append(
+            Finding(
+                code="trace.whole_graphs",
+                severity="warning",
+                count=count,
+                message=f"{made.source}: {count} replays of CUDA graphs were recorded as one event "
+                "each: what ran in them, and the gaps between, is not known; record with "
+                "--cuda-graph-trace=node",
+            )
+        )
+
+
+def _calls(db: Database, made: Recording, strings: dict[int, str], base_ns: int) -> None:
+    rows = db.integers(_RUNTIME, ("start", "end", "globalTid", "correlationId", "nameId"))
+    plain = {number: _VERSION_SUFFIX.sub("", text) for number, text in strings.items()}
+    codes, names = by_number(rows["nameId"], plain)
+    driver = np.array([n is not None and re.match(r"cu[A-Z]", n) is not None for n in names])
+    made.host.add(
+        _moved(rows["start"], base_ns),
+        _moved(rows["end"], base_ns),
+        pid=_process(rows["globalTid"]),
+        tid=_thread(rows["globalTid"]),
+        category=(np.where(driver[codes], 2, 1).astype(np.int32), [None, "runtime", "driver"]),
+        name=(codes, names),
+        correlation_id=rows["correlationId"],
+    )
+    overhead = db.integers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
+    made.host.add(
+        _moved(overhead["start"], base_ns),
+        _moved(overhead["end"], base_ns),
+        pid=_process(overhead["globalTid"]),
+        tid=_thread(overhead["globalTid"]),
+        category=constant("overhead", len(overhead["start"])),
+        name=by_number(overhead["nameId"], strings),
+    )
+
+
+def _ranges(db: Database, made: Recording, strings: dict[int, str], base_ns: int) -> None:
+    rows = db.integers(_RANGES, ("start", "end", "eventType", "globalTid", "textId"))
+    inline = db.texts(_RANGES, "text") or [None] * len(rows["start"])
+    count = min(len(rows["start"]), len(inline))
+    rows = {name: values[:count] for name, values in rows.items()}
+    # Older exports have no type; what has an end is a range there.
+    kind = rows["eventType"]
+    wanted = (rows["end"] != NO_VALUE) & np.isin(kind, (_PUSH_POP, _START_END, NO_VALUE))
+    at = np.flatnonzero(wanted)
+    numbers = rows["textId"][at].tolist()
+    texts = [
+        inline[row] if inline[row] is not None else strings.get(number)
+        for row, number in zip(at.tolist(), numbers, strict=True)
+    ]
+    made.host.add(
+        _moved(rows["start"][at], base_ns),
+        _moved(rows["end"][at], base_ns),
+        pid=_process(rows["globalTid"][at]),
+        tid=_thread(rows["globalTid"][at]),
+        category=constant("annotation", len(at)),
+        name=coded(texts),
+    )
+
+
+def _threads(
+    db: Database, strings: dict[int, str]
+) -> list[tuple[int, int, str | None, str | None]]:
+    processes = db.integers("PROCESSES", ("globalPid", "pid"))
+    names = dict(
+        zip(_process(processes["globalPid"]).tolist(), db.texts("PROCESSES", "name"), strict=False)
+    )
+    rows = db.integers("ThreadNames", ("nameId", "globalTid"))
+    return [
+        (pid, tid, names.get(pid), strings.get(number))
+        for pid, tid, number in zip(
+            _process(rows["globalTid"]).tolist(),
+            _thread(rows["globalTid"]).tolist(),
+            rows["nameId"].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _devices(db: Database) -> list[Device]:
+    rows = db.integers("TARGET_INFO_GPU", ("id", "totalMemory", "smCount"))
+    names = db.texts("TARGET_INFO_GPU", "name") or [None] * len(rows["id"])
+    uuids = db.texts("TARGET_INFO_GPU", "uuid") or [None] * len(rows["id"])
+    found = [
+        Device(
+            device_id=number,
+            name=name or None,
+            memory_bytes=memory if memory > 0 else None,
+            multiprocessor_count=units if units > 0 else None,
+            uuid=f"GPU-{uuid}" if uuid else None,
+        )
+        for number, memory, units, name, uuid in zip(
+            *(rows[n].tolist() for n in ("id", "totalMemory", "smCount")),
+            names,
+            uuids,
+            strict=False,
+        )
+        if number >= 0
+    ]
+    return sorted(found, key=lambda device: device.device_id)

@@ -1,0 +1,304 @@
+"""rocprofv3's databases (``rocprofv3 --sys-trace --output-format rocpd``), schema 3.
+
+Every table carries the recording's identifier as a suffix, and several recordings may be merged
+into one file; rows of one belong together by that suffix. Times are nanoseconds of the host's
+monotonic clock. A kernel or copy is joined to the call that launched it by the correlation id of
+its event.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors.formats._build import Recording, Text, blocks_of, by_number, triples
+from chopper.collectors.formats._rows import counters_table, lookup, taken
+from chopper.errors import InputError
+from chopper.manifest import Device
+
+if TYPE_CHECKING:
+    from chopper.collectors.formats._sqlite import Database
+
+_SUFFIXED = re.compile(r"rocpd_(kernel_dispatch|region)((?:_[0-9A-Fa-f_-]+)?)")
+_MOST_RECORDINGS = 4096
+_COPY_NAMES = {
+    "HOST_TO_DEVICE": "Memcpy HtoD (Host -> Device)",
+    "DEVICE_TO_HOST": "Memcpy DtoH (Device -> Host)",
+    "DEVICE_TO_DEVICE": "Memcpy DtoD (Device -> Device)",
+    "HOST_TO_HOST": "Memcpy HtoH (Host -> Host)",
+}
+
+
+def is_rocpd(database: Database) -> bool:
+    """Whether a database is one of rocprofv3."""
+    return any(_SUFFIXED.fullmatch(table) for table in database.tables)
+
+
+def read(database: Database) -> Recording:
+    """Kernels, copies, regions (API calls and ROCTx ranges) and counters.
+
+    Raises:
+        InputError: a table lacks what makes it one.
+    """
+    suffixes = sorted({m[2] for table in database.tables if (m := _SUFFIXED.fullmatch(table))})[
+        :_MOST_RECORDINGS
+    ]
+    version = _fact(database, suffixes[0], "schema_version")
+    tool = "a rocpd database of rocprofv3" + (f", schema {version}" if version else "")
+    made = Recording(path=database.path, tool=tool, boot_clock=True)
+    for suffix in suffixes:
+        for table in ("kernel_dispatch", "region", "memory_copy"):
+            name = f"rocpd_{table}{suffix}"
+            if name in database.tables and not database.has(name, "start", "end"):
+                raise InputError(
+                    f"{database.path}: {tool}: its table {name} lacks start or end; found "
+                    f"{', '.join(database.columns(name)[:8]) or 'none'}"
+                )
+        _one(database, made, suffix)
+    made.findings += database.findings
+    return made
+
+
+def _fact(db: Database, suffix: str, tag: str) -> str | None:
+    table = f"rocpd_metadata{suffix}"
+    return dict(zip(db.texts(table, "tag"), db.texts(table, "value"), strict=False)).get(tag)
+
+
+def _one(db: Database, made: Recording, suffix: str) -> None:
+    def name(table: str) -> str:
+        return f"rocpd_{table}{suffix}"
+
+    strings = db.named(name("string"), "id", "string")
+    processes = db.integers(name("info_process"), ("id", "pid"))
+    threads = db.integers(name("info_thread"), ("id", "pid", "tid"))
+    pid_of = lambda ids: _real(ids, processes["id"], processes["pid"])  # noqa: E731
+    tid_of = lambda ids: _real(ids, threads["id"], threads["tid"])  # noqa: E731
+    events = db.integers(name("event"), ("id", "category_id", "correlation_id", "stack_id"))
+    ordinals = _agents(db, made, name("info_agent"))
+    _regions(db, made, name("region"), strings, events, pid_of, tid_of)
+    rows = db.integers(
+        name("kernel_dispatch"),
+        (
+            *("pid", "agent_id", "kernel_id", "dispatch_id", "queue_id", "stream_id", "start"),
+            *("end", "group_segment_size", "event_id"),
+            *(f"{what}_size_{axis}" for what in ("workgroup", "grid") for axis in "xyz"),
+        ),
+    )
+    symbols = name("info_kernel_symbol")
+    kernels = db.named(symbols, "id", "kernel_name") | db.named(symbols, "id", "display_name")
+    block = [rows[f"workgroup_size_{axis}"] for axis in "xyz"]
+    grid = [
+        blocks_of(rows[f"grid_size_{axis}"], size) for axis, size in zip("xyz", block, strict=True)
+    ]
+    made.device.add(
+        rows["start"],
+        rows["end"],
+        pid=pid_of(rows["pid"]),
+        device_id=_ordinal(rows["agent_id"], ordinals),
+        stream_id=_streams(rows),
+        kind=_constant("kernel", rows["start"]),
+        name=by_number(rows["kernel_id"], kernels),
+        correlation_id=_correlation(rows["event_id"], events),
+        grid=triples(*grid),
+        block=triples(*block),
+        shared_memory_bytes=rows["group_segment_size"],
+    )
+    _counters(db, made, name, rows, kernels)
+    copies = db.integers(
+        name("memory_copy"),
+        (
+            *("pid", "start", "end", "name_id", "dst_agent_id", "src_agent_id", "size"),
+            *("queue_id", "stream_id", "event_id"),
+        ),
+    )
+    target = _ordinal(copies["dst_agent_id"], ordinals)
+    source = _ordinal(copies["src_agent_id"], ordinals)
+    made.device.add(
+        copies["start"],
+        copies["end"],
+        pid=pid_of(copies["pid"]),
+        device_id=np.where(target >= 0, target, source),
+        stream_id=_streams(copies),
+        kind=_constant("memcpy", copies["start"]),
+        name=by_number(copies["name_id"], {n: copy_name(s) for n, s in strings.items()}),
+        correlation_id=_correlation(copies["event_id"], events),
+        bytes_count=copies["size"],
+    )
+
+
+def copy_name(text: str) -> str:
+    """A direction as rocprofv3 writes it, as Kineto names copies."""
+    plain = text.upper().removeprefix("MEMORY_COPY_")
+    return _COPY_NAMES.get(plain, f"Memcpy ({text})")
+
+
+def _constant(kind: str, like: np.ndarray) -> Text:
+    return np.ones(len(like), dtype=np.int32), [None, kind]
+
+
+def _real(ids: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The operating system's number behind the database's own; its own where that is unknown."""
+    found = taken(values, lookup(keys, ids))
+    return np.where(found == NO_VALUE, ids, found)
+
+
+def _correlation(event: np.ndarray, events: dict[str, np.ndarray]) -> np.ndarray:
+    row = lookup(events["id"], event)
+    found = taken(events["correlation_id"], row)
+    # A stack id is what calls and what they launched share where correlation ids are left at 0.
+    stack = taken(events["stack_id"], row)
+    return np.where(found > 0, found, np.where(stack > 0, stack, NO_VALUE))
+
+
+def _streams(rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Streams where the recording tells several apart, else queues."""
+    streams = rows["stream_id"]
+    several = len(np.unique(streams)) > 1
+    return streams if several or (rows["queue_id"] == NO_VALUE).all() else rows["queue_id"]
+
+
+def _agents(db: Database, made: Recording, table: str) -> dict[int, int]:
+    """Ordinal of each agent that is a GPU."""
+    rows = db.integers(table, ("id", "type_index", "logical_index"))
+    kinds = db.texts(table, "type")
+    product, generic = db.texts(table, "product_name"), db.texts(table, "name")
+    details = db.texts(table, "extdata")
+    found: dict[int, int] = {}
+    for i, (agent, index) in enumerate(
+        zip(rows["id"].tolist(), rows["type_index"].tolist(), strict=True)
+    ):
+        if i >= len(kinds) or (kinds[i] or "").upper() != "GPU":
+            continue
+        ordinal = index if 0 <= index < 1 << 31 else len(found)
+        found[agent] = ordinal
+        if any(d.device_id == ordinal for d in made.devices):
+            continue
+        name = (product[i] if i < len(product) else None) or (
+            generic[i] if i < len(generic) else None
+        )
+        made.devices.append(
+            Device(
+                device_id=ordinal,
+                name=name or None,
+                multiprocessor_count=_units(details[i] if i < len(details) else None),
+            )
+        )
+    made.devices.sort(key=lambda d: d.device_id)
+    return found
+
+
+def _units(details: str | None) -> int | None:
+    try:
+        count = json.loads(details or "{}").get("cu_count")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return count if isinstance(count, int) and 0 < count < 1 << 20 else None
+
+
+def _ordinal(agents: np.ndarray, ordinals: dict[int, int]) -> np.ndarray:
+    found, codes = np.unique(agents, return_inverse=True)
+    values = [ordinals.get(int(a), -1) for a in found]
+    return np.array(values, dtype=np.int64)[codes] if len(found) else agents
+
+
+def _regions(
+    db: Database,
+    made: Recording,
+    table: str,
+    strings: dict[int, str],
+    events: dict[str, np.ndarray],
+    pid_of: Any,
+    tid_of: Any,
+) -> None:
+    rows = db.integers(table, ("pid", "tid", "start", "end", "name_id", "event_id"))
+    category = taken(events["category_id"], lookup(events["id"], rows["event_id"]))
+    codes, names = by_number(category, strings)
+    kinds = np.array([api_category(n or "") for n in names])
+    correlation = _correlation(rows["event_id"], events)
+    marker = kinds[codes] == 3
+    name = by_number(rows["name_id"], strings)
+    messages = _messages(db, table, rows["event_id"][marker])
+    if messages:
+        texts = [messages.get(int(e)) for e in rows["event_id"][marker].tolist()]
+        new, old = name[0].copy(), list(name[1])
+        at = np.flatnonzero(marker)
+        for i, text in zip(at.tolist(), texts, strict=True):
+            if text:
+                new[i] = len(old)
+                old.append(text)
+        name = new, old
+    made.host.add(
+        rows["start"],
+        rows["end"],
+        pid=pid_of(rows["pid"]),
+        tid=tid_of(rows["tid"]),
+        category=(kinds[codes].astype(np.int32), [None, "runtime", "driver", "annotation"]),
+        name=name,
+        correlation_id=np.where(marker, NO_VALUE, correlation),
+    )
+
+
+def api_category(domain: str) -> int:
+    """1 for calls of the runtime, 2 for those below it, 3 for ranges that the program names."""
+    upper = domain.upper()
+    if "MARKER" in upper or "ROCTX" in upper:
+        return 3
+    return 2 if upper.startswith(("HSA", "ROCR")) else 1
+
+
+def _messages(db: Database, region: str, wanted: np.ndarray) -> dict[int, str]:
+    """What ROCTx ranges say, by event: in the event's details, or the call's arguments."""
+    suffix = region.removeprefix("rocpd_region")
+    found: dict[int, str] = {}
+    numbers = set(wanted.tolist())
+    if not numbers:
+        return found
+    events = db.integers(f"rocpd_event{suffix}", ("id",))["id"].tolist()
+    details = db.texts(f"rocpd_event{suffix}", "extdata")
+    for number, text in zip(events, details, strict=False):
+        if number in numbers and text and "message" in text:
+            try:
+                message = json.loads(text).get("message")
+            except (ValueError, AttributeError, RecursionError):
+                continue
+            if isinstance(message, str) and message:
+                found[number] = message
+    table = f"rocpd_arg{suffix}"
+    for number, name, value in zip(
+        db.integers(table, ("event_id",))["event_id"].tolist(),
+        db.texts(table, "name"),
+        db.texts(table, "value"),
+        strict=False,
+    ):
+        if number in numbers and name == "message" and value:
+            found.setdefault(number, value)
+    return found
+
+
+def _counters(
+    db: Database, made: Recording, name: Any, rows: dict[str, np.ndarray], kernels: dict[int, str]
+) -> None:
+    table = name("pmc_event")
+    values = db.texts(table, "value")
+    if not values:
+        return
+    pmc = db.integers(table, ("event_id", "pmc_id"))
+    names = db.named(name("info_pmc"), "id", "symbol") | db.named(name("info_pmc"), "id", "name")
+    row = lookup(rows["event_id"], pmc["event_id"])
+    made.tables["kernel_counter"] = counters_table(
+        made.source,
+        [
+            (
+                int(rows["dispatch_id"][at]),
+                kernels.get(int(rows["kernel_id"][at])),
+                names.get(number),
+                value,
+            )
+            for at, number, value in zip(row.tolist(), pmc["pmc_id"].tolist(), values, strict=False)
+            if at >= 0
+        ],
+    )

@@ -1,0 +1,331 @@
+"""CSV traces of AMD's profilers: rocprofv3's set of files, and the one table of rocprof.
+
+    rocprofv3 --sys-trace --output-format csv -d out -o run -- python train.py
+    → out/run_kernel_trace.csv, run_memory_copy_trace.csv, run_hip_api_trace.csv,
+      run_marker_api_trace.csv, run_agent_info.csv
+
+What a file is, is read from its heading. Files that share a folder and the beginning of their names
+are one recording. Times are nanoseconds of the host's monotonic clock; grids count threads.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors.formats._build import (
+    Recording,
+    blocks_of,
+    coded,
+    constant,
+    traces_of,
+    triples,
+)
+from chopper.collectors.formats.rocpd import api_category, copy_name
+from chopper.errors import InputError
+from chopper.manifest import Device, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from chopper.collectors.parsed import ParsedTrace
+
+KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
+_CLONE = re.compile(r"\s*(?:\[clone .kd\]|\(\.kd\)|\.kd)$")
+_PART = re.compile(
+    r"[_.-]?(?:kernel|memory_copy|(?:hip|hsa|marker|rccl|roctx)[a-z_]*|agent_info|results|timestamps"
+    r"|counter_collection|pmc_perf)(?:_trace|_info)?(?:\.csv)?(?:\.gz)?$",
+    re.IGNORECASE,
+)
+_LONGEST_CELL = 1 << 20
+
+_START = ("starttimestamp", "beginns", "startns")
+_END = ("endtimestamp", "endns")
+
+
+def part_of(head: bytes) -> str | None:
+    """Which of the files of a recording one is, by its heading; None for none of them."""
+    lines = head.decode("utf-8-sig", "replace").splitlines()
+    cells = {_simple(cell) for cell in next(csv.reader(lines[:1]), [])} if lines else set()
+    if "nodeid" in cells and "agenttype" in cells:
+        return AGENTS
+    if not cells & set(_START) or not cells & set(_END):
+        return None
+    if "kernelname" in cells:
+        return KERNELS
+    if "direction" in cells:
+        return COPIES
+    return CALLS if "function" in cells else None
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file is one of them."""
+    return part_of(head) is not None
+
+
+def group_of(path: Path) -> str:
+    """What the files of one recording have in common."""
+    return f"{path.parent}/{_PART.sub('', path.name)}"
+
+
+def read(files: Sequence[Path]) -> list[ParsedTrace]:
+    """Read the files of one recording.
+
+    Raises:
+        InputError: one of them cannot be read, or none says when anything ran.
+    """
+    named = min(files, key=lambda f: f.name)
+    made = Recording(path=named, tool="CSV of rocprof", boot_clock=True)
+    tables = [_Table(path, made) for path in files]
+    agents = [t for t in tables if t.part == AGENTS]
+    calls = [t for t in tables if t.part == CALLS]
+    if any(t.part in (KERNELS, COPIES) and "Kind" in t.heading for t in tables) or calls:
+        made.tool = "CSV of rocprofv3"
+    ordinals = _agents(made, agents)
+    pids = {int(p) for t in calls for p in np.unique(t.whole("processid", "pid")).tolist()}
+    pids -= {NO_VALUE}
+    # Kernels of rocprofv3 do not name their process; one recording is of one.
+    pid = pids.pop() if len(pids) == 1 else NO_VALUE
+    for table in calls:
+        _calls(made, table)
+    for table in tables:
+        if table.part == KERNELS:
+            _kernels(made, table, ordinals, pid)
+        elif table.part == COPIES:
+            _copies(made, table, ordinals, pid)
+    if not agents:
+        made.lacks.append("the devices' names (pass the agent_info.csv too)")
+    return traces_of(made)
+
+
+def _simple(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+class _Table:
+    """One file as columns of text."""
+
+    def __init__(self, path: Path, made: Recording) -> None:
+        self.path = path
+        lines, problem = _text(path)
+        self.part = part_of(lines.encode("utf-8", "replace"))
+        rows: list[list[str]] = []
+        bad = 0
+        reader = csv.reader(io.StringIO(lines))
+        csv.field_size_limit(_LONGEST_CELL)
+        self.heading: list[str] = []
+        try:
+            self.heading = [cell.strip() for cell in next(reader, [])]
+            for row in reader:
+                if len(row) == len(self.heading):
+                    rows.append(row)
+                elif row:
+                    bad += 1
+        except csv.Error as exc:
+            problem = str(exc)
+        self._columns = list(zip(*rows, strict=True)) or [()] * len(self.heading)
+        self._place = {_simple(name): i for i, name in reversed(list(enumerate(self.heading)))}
+        self.count = len(rows)
+        if bad or problem:
+            made.findings.append(
+                Finding(
+                    code="trace.damaged_table",
+                    severity="warning",
+                    count=bad,
+                    message=f"{path.name}: "
+                    + (f"{bad} rows are cut short or too long and are left out" if bad else "")
+                    + ("; " if bad and problem else "")
+                    + (f"ends in the middle ({problem})" if problem else ""),
+                )
+            )
+
+    def text(self, *names: str) -> Sequence[str] | None:
+        """The first of these columns that is there."""
+        for name in names:
+            if name in self._place:
+                return self._columns[self._place[name]]
+        return None
+
+    def whole(self, *names: str) -> np.ndarray:
+        """The same as whole numbers; ``NO_VALUE`` where there is none."""
+        cells = self.text(*names)
+        if cells is None:
+            return np.full(self.count, NO_VALUE, dtype=np.int64)
+        try:
+            return np.array(cells, dtype=np.int64).reshape(-1)
+        except (ValueError, OverflowError):
+            return np.array([_number(cell) for cell in cells], dtype=np.int64).reshape(-1)
+
+
+def _number(cell: str) -> int:
+    try:
+        found = int(cell)
+    except ValueError:
+        return NO_VALUE
+    return found if -(2**63) <= found < 2**63 else NO_VALUE
+
+
+def _text(path: Path) -> tuple[str, str | None]:
+    """A file's text, and why it ends early if it does."""
+    parts: list[bytes] = []
+    problem = None
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                parts.append(block)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        problem = str(exc)
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
+    return b"".join(parts).decode("utf-8-sig", "replace").replace("\x00", ""), problem
+
+
+_AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE)
+
+
+def _agents(made: Recording, tables: list[_Table]) -> dict[int, int]:
+    """Ordinal of each node that is a GPU; empty when no file says."""
+    found: list[tuple[int, str | None, int]] = []
+    for table in tables:
+        kinds = table.text("agenttype") or ()
+        names = table.text("productname", "name") or [""] * table.count
+        for node, kind, name, units in zip(
+            table.whole("nodeid").tolist(),
+            kinds,
+            names,
+            table.whole("cucount").tolist(),
+            strict=False,
+        ):
+            if kind.strip().upper() == "GPU":
+                found.append((node, name.strip() or None, units))
+    found.sort(key=lambda item: item[0])
+    ordinals: dict[int, int] = {}
+    for node, name, units in found:
+        if node not in ordinals:
+            ordinals[node] = len(ordinals)
+            made.devices.append(
+                Device(
+                    device_id=ordinals[node],
+                    name=name,
+                    multiprocessor_count=units if 0 < units < 1 << 20 else None,
+                )
+            )
+    return ordinals
+
+
+def _device(cells: Sequence[str] | None, count: int, ordinals: dict[int, int]) -> np.ndarray:
+    """Ordinals of agents: ``GPU 3`` is one, ``Agent 4`` and ``4`` are nodes."""
+    if cells is None:
+        return np.full(count, -1, dtype=np.int64)
+    codes, names = coded(list(cells))
+    values = []
+    for name in names:
+        match = _AGENT.fullmatch(name.strip()) if name else None
+        if match is None or (match[1] or "").upper() == "CPU":
+            values.append(-1)
+        elif (match[1] or "").upper() == "GPU":
+            values.append(int(match[2]))
+        else:
+            values.append(ordinals.get(int(match[2]), -1) if ordinals else int(match[2]))
+    return np.array(values, dtype=np.int64)[codes]
+
+
+def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
+    start, end = table.whole(*_START), table.whole(*_END)
+    block = [table.whole(f"workgroupsize{axis}") for axis in "xyz"]
+    grid = [
+        blocks_of(table.whole(f"gridsize{axis}"), size)
+        for axis, size in zip("xyz", block, strict=True)
+    ]
+    if (block[0] == NO_VALUE).all():
+        # rocprof gives the products only; in one dimension the blocks are as many.
+        size = table.whole("wgr", "workgroupsize")
+        one = np.where(size > 0, 1, NO_VALUE)
+        block = [size, one, one]
+        grid = [blocks_of(table.whole("grd", "gridsize"), size), one, one]
+    names = [_CLONE.sub("", cell) or None for cell in table.text("kernelname") or ()]
+    own = table.whole("pid", "processid")
+    streams, queues = table.whole("streamid"), table.whole("queueid")
+    several = len(np.unique(streams)) > 1
+    columns = {
+        "pid": np.where(own == NO_VALUE, pid, own),
+        "device_id": _device(table.text("agentid", "gpuid"), table.count, ordinals),
+        "stream_id": streams if several or (queues == NO_VALUE).all() else queues,
+        "correlation_id": _correlations(table),
+        "registers_count": table.whole("vgprcount", "archvgpr"),
+        "shared_memory_bytes": table.whole(
+            "groupsegmentsize", "ldsblocksize", "lds", "ldsperworkgroup"
+        ),
+    }
+    # A table of counters has a row for each of them.
+    keys = np.stack([table.whole("dispatchid", "index"), columns["device_id"], start], axis=1)
+    first = np.zeros(len(start), dtype=bool)
+    if len(start):
+        first[np.unique(keys, axis=0, return_index=True)[1]] = True
+    made.device.add(
+        start[first],
+        end[first],
+        kind=constant("kernel", int(first.sum())),
+        name=_cut(coded(names), first),
+        grid=_cut(triples(*grid), first),
+        block=_cut(triples(*block), first),
+        **{name: values[first] for name, values in columns.items()},
+    )
+
+
+def _cut(
+    column: tuple[np.ndarray, list[str | None]], mask: np.ndarray
+) -> tuple[np.ndarray, list[str | None]]:
+    return column[0][mask], column[1]
+
+
+def _correlations(table: _Table) -> np.ndarray:
+    found = table.whole("correlationid")
+    # 0 throughout is what the tool writes when it did not trace calls.
+    return np.where(found > 0, found, NO_VALUE)
+
+
+def _copies(made: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
+    target = _device(table.text("destinationagentid"), table.count, ordinals)
+    source = _device(table.text("sourceagentid"), table.count, ordinals)
+    directions = list(table.text("direction") or ())
+    if not ordinals:
+        # Without a list of agents the direction says which end is the device.
+        to_host = np.array([d.upper().endswith("TO_HOST") for d in directions], dtype=bool)
+        target = np.where(to_host, -1, target)
+    made.device.add(
+        table.whole(*_START),
+        table.whole(*_END),
+        pid=np.full(table.count, pid, dtype=np.int64),
+        device_id=np.where(target >= 0, target, source),
+        stream_id=table.whole("streamid"),
+        kind=constant("memcpy", table.count),
+        name=coded([copy_name(d) for d in directions]),
+        correlation_id=_correlations(table),
+    )
+
+
+def _calls(made: Recording, table: _Table) -> None:
+    domains = table.text("domain", "kind") or [""] * table.count
+    codes, names = coded(list(domains))
+    kinds = np.array([api_category(n or "") for n in names], dtype=np.int32)
+    category = kinds[codes]
+    made.host.add(
+        table.whole(*_START),
+        table.whole(*_END),
+        pid=table.whole("processid", "pid"),
+        tid=table.whole("threadid", "tid"),
+        category=(category, [None, "runtime", "driver", "annotation"]),
+        name=coded([cell or None for cell in table.text("function") or ()]),
+        correlation_id=np.where(category == 3, NO_VALUE, _correlations(table)),
+    )

@@ -1,0 +1,273 @@
+"""rocmProfileData's databases (``runTracer.sh``, rpdTracerControl): rocpd_api, rocpd_op.
+
+Times are nanoseconds of the host's monotonic clock. An operation of a device is joined to the call
+that launched it through rocpd_api_ops; what a kernel is called stands in the operation, or, where
+that is empty, with the arguments of its call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors.formats._build import Recording, Text, blocks_of, by_number, coded, triples
+from chopper.collectors.formats._rows import lookup, taken
+from chopper.errors import InputError
+from chopper.manifest import Device, Finding
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from chopper.collectors.formats._sqlite import Database
+
+_COPIES = {
+    "CopyDeviceToHost": "Memcpy DtoH (Device -> Host)",
+    "CopyHostToDevice": "Memcpy HtoD (Host -> Device)",
+    "CopyDeviceToDevice": "Memcpy DtoD (Device -> Device)",
+}
+_NO_WORK = frozenset(("Barrier", "Marker", "UserMarker"))
+_IN_THREADS = frozenset(
+    ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel", "hipExtLaunchKernel")
+)
+"""Calls whose grid counts threads; the others' count blocks."""
+_MARKER = "UserMarker"
+
+
+def is_rpd(database: Database) -> bool:
+    """Whether a database is one of rocmProfileData."""
+    return "rocpd_op" in database.tables or "rocpd_api" in database.tables
+
+
+def read(database: Database) -> Recording:
+    """Operations, calls, markers, operators and monitored clocks.
+
+    Raises:
+        InputError: a table or column without which nothing can be said is missing.
+    """
+    facts = dict(
+        zip(
+            database.texts("rocpd_metadata", "tag"),
+            database.texts("rocpd_metadata", "value"),
+            strict=False,
+        )
+    )
+    version = facts.get("schema_version")
+    tool = "a rocmProfileData database" + (f", schema {version}" if version else "")
+    for table, column in (
+        ("rocpd_op", "start"),
+        ("rocpd_api", "start"),
+        ("rocpd_string", "string"),
+    ):
+        if not database.has(table, column):
+            raise InputError(
+                f"{database.path}: {tool} without {table}.{column}; was it closed properly? Found "
+                f"{', '.join(sorted(database.tables)[:6]) or 'no tables'}"
+            )
+    made = Recording(path=database.path, tool=tool, boot_clock=True)
+    strings = database.named("rocpd_string", "id", "string")
+    calls = database.integers(
+        "rocpd_api", ("id", "pid", "tid", "start", "end", "apiName_id", "args_id")
+    )
+    _calls(database, made, strings, calls)
+    _operations(database, made, strings, calls)
+    _monitor(database, made)
+    made.findings += database.findings
+    return made
+
+
+def _calls(
+    db: Database, made: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
+) -> None:
+    marker = np.isin(calls["apiName_id"], [n for n, s in strings.items() if s == _MARKER])
+    named = by_number(np.where(marker, calls["args_id"], calls["apiName_id"]), strings)
+    operators = db.integers("ext_autogradapi", ("api_ptr_id", "autogradName_id", "seq", "op_id"))
+    shapes = db.texts("ext_autogradapi", "sizes")
+    at = lookup(operators["api_ptr_id"], calls["id"])
+    known = at >= 0
+    values = {
+        name: np.where(known, operators[name][np.maximum(at, 0)], NO_VALUE)
+        if len(operators[name])
+        else np.full(len(at), NO_VALUE)
+        for name in ("seq", "op_id")
+    }
+    sizes: Text = coded([None] * len(at))
+    if shapes:
+        sizes = coded([shapes[i] or None if 0 <= i < len(shapes) else None for i in at.tolist()])
+    made.host.add(
+        calls["start"],
+        calls["end"],
+        pid=calls["pid"],
+        tid=calls["tid"],
+        category=(np.where(marker, 2, 1).astype(np.int32), [None, "runtime", "annotation"]),
+        name=named,
+        correlation_id=np.where(marker, NO_VALUE, calls["id"]),
+        sequence_id=np.where(values["seq"] < 0, NO_VALUE, values["seq"]),
+        external_id=values["op_id"],
+        input_dims=sizes,
+    )
+
+
+def _operations(
+    db: Database, made: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
+) -> None:
+    ops = db.integers(
+        "rocpd_op", ("id", "gpuId", "queueId", "start", "end", "description_id", "opType_id")
+    )
+    pairs = db.integers("rocpd_api_ops", ("api_id", "op_id"))
+    pair = lookup(pairs["op_id"], ops["id"])
+    call = taken(pairs["api_id"], pair)
+    row = lookup(calls["id"], call)
+    pid = taken(calls["pid"], row)
+    kernels = db.integers(
+        "rocpd_kernelapi",
+        (
+            *("api_ptr_id", "kernelName_id", "gridX", "gridY", "gridZ"),
+            *("workgroupX", "workgroupY", "workgroupZ", "groupSegmentSize"),
+        ),
+    )
+    kernel = lookup(kernels["api_ptr_id"], call)
+    types = [strings.get(number) for number in ops["opType_id"].tolist()]
+    type_of, type_names = coded(types)
+    copy = np.isin(
+        type_of, [i for i, t in enumerate(type_names) if t is not None and t.startswith("Copy")]
+    )
+    fill = np.isin(type_of, [i for i, t in enumerate(type_names) if t == "FillBuffer"])
+    work = ~np.isin(type_of, [i for i, t in enumerate(type_names) if t in _NO_WORK])
+    empty = np.isin(ops["description_id"], [n for n, s in strings.items() if not s])
+    number = np.where(
+        empty & ~copy & ~fill, taken(kernels["kernelName_id"], kernel), ops["description_id"]
+    )
+    codes, texts = by_number(number, {n: s for n, s in strings.items() if s})
+    # What is still without a name, and copies, are called by what kind of operation they are.
+    kinds = [
+        None if t is None else _COPIES.get(t, "Memset (Device)" if t == "FillBuffer" else t)
+        for t in type_names
+    ]
+    own = (codes == 0) | np.array([t is None for t in texts])[codes] | copy | fill
+    name: Text = (
+        np.where(own, type_of + (len(texts) - 1), codes).astype(np.int32),
+        [*texts, *kinds[1:]],
+    )
+    block = {axis: taken(kernels[f"workgroup{axis}"], kernel) for axis in "XYZ"}
+    grid = {axis: taken(kernels[f"grid{axis}"], kernel) for axis in "XYZ"}
+    launch = taken(calls["apiName_id"], row)
+    threads = np.isin(launch, [n for n, s in strings.items() if s in _IN_THREADS])
+    # A graph's launch has no arguments of a kernel; the ones of one kernel are not another's.
+    grid = {a: np.where(threads, blocks_of(grid[a], block[a]), grid[a]) for a in "XYZ"}
+    copies = db.integers("rocpd_copyapi", ("api_ptr_id", "size"))
+    size = taken(copies["size"], lookup(copies["api_ptr_id"], call))
+    kind = np.where(copy, 2, np.where(fill, 3, 1)).astype(np.int32)
+    columns: dict[str, Any] = {
+        "pid": np.where(pid == NO_VALUE, _only(calls["pid"]), pid),
+        "device_id": ops["gpuId"],
+        "stream_id": ops["queueId"],
+        "correlation_id": call,
+        "bytes_count": np.where(copy | fill, size, NO_VALUE),
+        "shared_memory_bytes": taken(kernels["groupSegmentSize"], kernel),
+    }
+    made.device.add(
+        ops["start"][work],
+        ops["end"][work],
+        kind=(kind[work], [None, "kernel", "memcpy", "memset"]),
+        name=(name[0][work], name[1]),
+        grid=_cut(triples(grid["X"], grid["Y"], grid["Z"]), work),
+        block=_cut(triples(block["X"], block["Y"], block["Z"]), work),
+        **{column: values[work] for column, values in columns.items()},
+    )
+    made.devices = [
+        Device(device_id=int(d)) for d in np.unique(ops["gpuId"][work]) if 0 <= d < 1 << 31
+    ]
+    made.lacks.append("the devices' names")
+
+
+def _monitor(db: Database, made: Recording) -> None:
+    """Monitored values as counters; the clock as telemetry too, where its device is certain.
+
+    The monitor numbers devices as the driver does, operations as the runtime does.
+    """
+    rows = db.integers("rocpd_monitor", ("start", "end", "deviceId"))
+    kinds, values = db.texts("rocpd_monitor", "monitorType"), db.texts("rocpd_monitor", "value")
+    found = []
+    for start, end, device, kind, text in zip(
+        rows["start"].tolist(),
+        rows["end"].tolist(),
+        rows["deviceId"].tolist(),
+        kinds,
+        values,
+        strict=False,
+    ):
+        value = _number(text)
+        if value is None or kind is None or not 0 <= start < 1 << 62 or not 0 <= device < 1 << 31:
+            continue
+        found.append((start, device, kind, value))
+        # It held until then: two readings make a step of it.
+        if start < end < 1 << 62:
+            found.append((end - 1, device, kind, value))
+    if not found:
+        return
+    found.sort()
+    declared = TABLES["counter"]
+    made.tables["counter"] = declared.validate(
+        pa.table(
+            {
+                "time_ns": pa.array([f[0] for f in found], pa.int64()),
+                "track": pa.array([f"GPU {f[1]}" for f in found]).cast(
+                    declared.arrow.field("track").type
+                ),
+                "name": pa.array([f[2] for f in found]).cast(declared.arrow.field("name").type),
+                "value": pa.array([f[3] for f in found], pa.float64()),
+            },
+            schema=declared.arrow,
+        )
+    )
+    clocks = [f for f in found if f[2] == "sclk" and f[3] > 0]
+    monitored = sorted({f[1] for f in clocks})
+    if len(monitored) == 1 and len(made.devices) == 1:
+        made.tables["device_clock"] = TABLES["device_clock"].validate(
+            pa.Table.from_pylist(
+                [
+                    {
+                        "time_ns": time_ns,
+                        "span_ns": 0,
+                        "device_id": made.devices[0].device_id,
+                        "sm_clock_hz": round(value * 1e6),
+                    }
+                    for time_ns, _, _, value in clocks
+                ],
+                schema=TABLES["device_clock"].arrow,
+            )
+        )
+    elif clocks:
+        listed = ", ".join(str(d.device_id) for d in made.devices)
+        made.findings.append(
+            Finding(
+                code="telemetry.device_unknown",
+                severity="warning",
+                count=len(monitored),
+                message=f"{made.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
+                f"{monitored[-1]} as the driver counts), kernels on {listed} as the runtime counts; "
+                "which is which is not recorded: the clocks are kept as counters and not joined",
+            )
+        )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if abs(value) < 1e12 else None
+
+
+def _only(values: np.ndarray) -> int:
+    """The process of operations whose call is not recorded: the busiest."""
+    if not len(values):
+        return -1
+    found, counts = np.unique(values, return_counts=True)
+    return int(found[np.argmax(counts)])
+
+
+def _cut(column: Text, mask: np.ndarray) -> Text:
+    return column[0][mask], column[1]

@@ -1,0 +1,47 @@
+"""Databases: Nsight Systems' exports, rocprofv3's rocpd and rocmProfileData's rpd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.collectors.formats import nsys, rocpd, rpd
+from chopper.collectors.formats._build import traces_of
+from chopper.collectors.formats._sqlite import MAGIC, opened
+from chopper.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from chopper.collectors.parsed import ParsedTrace
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file begins as databases do."""
+    return head.startswith(MAGIC)
+
+
+def read(files: Sequence[Path]) -> list[ParsedTrace]:
+    """Read one database.
+
+    Raises:
+        InputError: it is damaged from its start, or of a tool that nobody here knows.
+    """
+    (path,) = files
+    with opened(path) as database:
+        for knows, make in (
+            (nsys.is_nsys, nsys.read),
+            (rocpd.is_rocpd, rocpd.read),
+            (rpd.is_rpd, rpd.read),
+        ):
+            if knows(database):
+                recording = make(database)
+                break
+        else:
+            listed = ", ".join(sorted(database.tables)[:6]) or "none"
+            raise InputError(
+                f"{path}: an SQLite database, but none of a profiler that chopper knows; expected "
+                "CUPTI_ACTIVITY_KIND_KERNEL (nsys export), rocpd_kernel_dispatch (rocprofv3) or "
+                f"rocpd_op (rpd) among its tables; found {listed}"
+            )
+    return traces_of(recording)

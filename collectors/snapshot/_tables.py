@@ -1,0 +1,188 @@
+"""From what a snapshot says to tables; whoever wrote it, every value is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from chopper._arrow import to_arrow
+from chopper.errors import InputError
+from chopper.tables import TABLES
+
+MOST_ROWS = 5_000_000
+"""Lists may refer to one another: more rows than this are nobody's snapshot."""
+_MOST_FRAMES = 64
+_LONGEST_NAME = 300
+
+
+def tables_of(snapshot: Any, where: str) -> dict[str, pa.Table]:
+    """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT.
+
+    The totals after each event are counted backwards from what the segments hold at the end, so
+    that they are right although the history may begin in the middle.
+
+    Raises:
+        InputError: it is no snapshot, or too large to be one.
+    """
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
+        kind = type(snapshot).__name__
+        keys = ", ".join(map(str, list(snapshot)[:6])) if isinstance(snapshot, dict) else kind
+        raise InputError(
+            f"{where}: a pickle, but no snapshot of torch's allocator: expected a dict with "
+            f"segments and device_traces, found {keys[:120]}"
+        )
+    stacks = _Stacks()
+    segments = _dicts(snapshot["segments"], where)
+    segment_rows = [_segment(s) for s in segments]
+    block_rows: list[dict[str, Any]] = []
+    for segment in segments:
+        _add_blocks(block_rows, segment, stacks, where)
+    allocated: dict[int, int] = {}
+    reserved: dict[int, int] = {}
+    for row in segment_rows:
+        device = row["device_id"]
+        allocated[device] = allocated.get(device, 0) + (row["allocated_bytes"] or 0)
+        reserved[device] = reserved.get(device, 0) + (row["total_bytes"] or 0)
+    event_rows: list[dict[str, Any]] = []
+    traces = snapshot.get("device_traces")
+    for device, trace in enumerate(traces if isinstance(traces, list) else []):
+        entries = _dicts(trace, where)
+        if len(event_rows) + len(entries) > MOST_ROWS:
+            raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} events")
+        event_rows += _events(
+            entries, device, allocated.get(device, 0), reserved.get(device, 0), stacks
+        )
+    event_rows.sort(key=lambda row: row["time_ns"])
+    return {
+        "allocator_segment": _table("allocator_segment", segment_rows),
+        "allocator_block": _table("allocator_block", block_rows),
+        "allocator_event": _table("allocator_event", event_rows),
+    }
+
+
+def _dicts(value: Any, where: str) -> list[dict[Any, Any]]:
+    found = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if len(found) > MOST_ROWS:
+        raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} entries in one list")
+    return found
+
+
+def _whole(value: Any, *, most: int = 1 << 63) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    # Addresses are unsigned: the highest bit is kept as a sign.
+    value = value - (1 << 64) if 1 << 63 <= value < 1 << 64 else value
+    return value if -most <= value < most else None
+
+
+def _text(value: Any) -> str | None:
+    return value[:_LONGEST_NAME] if isinstance(value, str) and value else None
+
+
+class _Stacks(dict[int, "str | None"]):
+    """Call stacks as text, each made once: entries share their lists of frames."""
+
+    def of(self, frames: Any) -> str | None:
+        """Innermost first, a line for each frame; Python's and C++'s alike."""
+        if not isinstance(frames, list) or not frames:
+            return None
+        key = id(frames)
+        if key not in self:
+            known = [f for f in frames if isinstance(f, dict)]
+            # Most frames of C++ name no file; they hide the ones that do.
+            told = [f for f in known if _text(f.get("filename")) not in (None, "??")]
+            lines = [
+                f"{_text(f.get('filename')) or '??'}:{_whole(f.get('line')) or 0}: "
+                f"{_text(f.get('name')) or '??'}"
+                for f in (told or known)[:_MOST_FRAMES]
+            ]
+            self[key] = "\n".join(lines) or None
+        return self[key]
+
+
+def _segment(segment: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        "device_id": _whole(segment.get("device"), most=1 << 31) or 0,
+        "address_id": _whole(segment.get("address")),
+        "stream_id": _whole(segment.get("stream")),
+        "kind": _text(segment.get("segment_type")),
+        "total_bytes": _whole(segment.get("total_size")),
+        "allocated_bytes": _whole(segment.get("allocated_size")),
+        "active_bytes": _whole(segment.get("active_size")),
+        "requested_bytes": _whole(segment.get("requested_size")),
+        "expandable": segment.get("is_expandable") is True,
+    }
+
+
+def _add_blocks(
+    rows: list[dict[str, Any]], segment: dict[Any, Any], stacks: _Stacks, where: str
+) -> None:
+    device = _whole(segment.get("device"), most=1 << 31) or 0
+    address = _whole(segment.get("address"))
+    at = address
+    for block in _dicts(segment.get("blocks"), where):
+        size = _whole(block.get("size"))
+        own = _whole(block.get("address"))
+        rows.append(
+            {
+                "device_id": device,
+                "segment_address_id": address,
+                # Snapshots before torch 2.1 give sizes only: blocks follow one another.
+                "address_id": own if own is not None else at,
+                "size_bytes": size,
+                "requested_bytes": _whole(block.get("requested_size")),
+                "state": _text(block.get("state")),
+                "frames": stacks.of(block.get("frames")),
+            }
+        )
+        at = at + size if at is not None and size is not None else None
+        if len(rows) > MOST_ROWS:
+            raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} blocks")
+
+
+_ALLOCATED = {"alloc": 1, "free_requested": -1, "free": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def _events(
+    entries: list[dict[Any, Any]], device: int, allocated: int, reserved: int, stacks: _Stacks
+) -> list[dict[str, Any]]:
+    rows = []
+    for entry in reversed(entries):
+        action = _text(entry.get("action"))
+        size = _whole(entry.get("size")) or 0
+        time_us = entry.get("time_us")
+        time_us = _whole(time_us, most=1 << 52)
+        if action is None:
+            continue
+        if time_us is not None:
+            rows.append(
+                {
+                    "time_ns": time_us * 1000,
+                    "device_id": device,
+                    "action": action,
+                    "address_id": _whole(entry.get("addr")),
+                    "size_bytes": size,
+                    "stream_id": _whole(entry.get("stream")),
+                    "allocated_bytes": allocated if allocated >= 0 else None,
+                    "reserved_bytes": reserved if reserved >= 0 else None,
+                    "frames": stacks.of(entry.get("frames")),
+                }
+            )
+        allocated -= _ALLOCATED.get(action, 0) * size
+        reserved -= _RESERVED.get(action, 0) * size
+        if not -(1 << 62) < allocated < 1 << 62 or not -(1 << 62) < reserved < 1 << 62:
+            allocated = reserved = -1
+    rows.reverse()
+    return rows
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+    declared = TABLES[name]
+    return declared.validate(
+        pa.table(
+            {f.name: to_arrow([row[f.name] for row in rows], f.type) for f in declared.arrow},
+            schema=declared.arrow,
+        )
+    )
