@@ -19,6 +19,7 @@ setup(
         )
         for name, source in (
             ("chopper.analyzers._forest", "analyzers/_forest.c"),
+            ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c"),
             ("chopper.collectors._fast", "collectors/_fast.c"),
             ("chopper.collectors.kineto._scan", "collectors/kineto/_scan.c"),
         )

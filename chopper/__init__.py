@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 from chopper._version import __version__
 
 if TYPE_CHECKING:
-    from chopper.api import attribute, compare, load, report
+    from chopper.api import attribute, compare, load, report, whatif
     from chopper.attribution import Attribution
     from chopper.comparison import Comparison
     from chopper.errors import ChopperError
     from chopper.profiling import Profile, profile
+    from chopper.replaying import WhatIf
     from chopper.run import Run
 
 _LAZY = {
@@ -36,11 +37,13 @@ _LAZY = {
     "Comparison": "chopper.comparison",
     "Profile": "chopper.profiling",
     "Run": "chopper.run",
+    "WhatIf": "chopper.replaying",
     "attribute": "chopper.api",
     "compare": "chopper.api",
     "load": "chopper.api",
     "profile": "chopper.profiling",
     "report": "chopper.api",
+    "whatif": "chopper.api",
 }
 
 __all__ = [
@@ -49,12 +52,14 @@ __all__ = [
     "Comparison",
     "Profile",
     "Run",
+    "WhatIf",
     "__version__",
     "attribute",
     "compare",
     "load",
     "profile",
     "report",
+    "whatif",
 ]
 
 

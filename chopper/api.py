@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.analyzers.attribute import JoinedRank, RankResult
+    from chopper.analyzers.collectives import Matched
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.waves import UnitLimits
     from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from chopper.comparison import Comparison
     from chopper.devices import DevicePeaks
     from chopper.manifest import Device, Finding, RankManifest
+    from chopper.replaying import WhatIf
     from chopper.run import Run
 
 _CLOCK_OFFSET_SAID_NS = 50_000
@@ -52,17 +54,19 @@ def attribute(run: Run | str | Path) -> Attribution:
     Args:
         run: a run, or anything that :func:`load` takes.
     """
-    import pyarrow as pa
+    run = load(run) if isinstance(run, str | Path) else run
+    joined, ceilings = _join(run)
+    return _attribute(run, joined, _match(run, joined), ceilings)
 
-    from chopper.analyzers.attribute import RankInput, attribute_rank, join_rank
-    from chopper.analyzers.collectives import match
-    from chopper.attribution import Attribution, RankSummary
-    from chopper.checks import withheld
+
+def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
+    """The ranks of a run, their events joined to the host; what their devices can do."""
+    from chopper.analyzers.attribute import RankInput, join_rank
+    from chopper.analyzers.host_device import HOST_DEVICE_ID
+    from chopper.tables import TABLES
     from chopper.telemetry import of_rank
 
-    run = load(run) if isinstance(run, str | Path) else run
     joined: list[JoinedRank] = []
-    summaries: list[RankSummary] = []
     world_size = _world_size(run)
     ceilings: dict[int, Ceilings] = {}
     for rank in run.ranks:
@@ -71,6 +75,10 @@ def attribute(run: Run | str | Path) -> Attribution:
             name: run.table(rank, name)
             for name in ("host_span", "device_event", "step", "collective")
         }
+        events = tables["device_event"]
+        if events.num_rows and events["device_id"][0].as_py() == HOST_DEVICE_ID:
+            # Made of host spans by an attribution before this one.
+            tables["device_event"] = TABLES["device_event"].empty()
         device = _device_of(part)
         on_host = tables["device_event"].num_rows == 0
         ceilings[rank] = _ceilings(run, part, device, on_host=on_host)
@@ -91,18 +99,44 @@ def attribute(run: Run | str | Path) -> Attribution:
                 )
             )
         )
+    return joined, ceilings
+
+
+def _match(run: Run, joined: list[JoinedRank]) -> dict[int, Matched]:
+    """The collectives of joined ranks, matched over ranks."""
+    from chopper.analyzers.collectives import match
+
     hosts = {part.hostname for part in run.manifest.ranks}
-    matched = match(
+    return match(
         [(j.given.rank, j.links, j.communication) for j in joined],
         one_clock=len(hosts) == 1 and None not in hosts,
     )
+
+
+def _attribute(
+    run: Run,
+    joined: list[JoinedRank],
+    matched: dict[int, Matched],
+    ceilings: dict[int, Ceilings],
+    *,
+    keep: bool = False,
+) -> Attribution:
+    """Attribute joined ranks; unless ``keep``, what they were joined to is let go on the way."""
+    import pyarrow as pa
+
+    from chopper.analyzers.attribute import attribute_rank
+    from chopper.attribution import Attribution, RankSummary
+    from chopper.checks import withheld
+
+    summaries: list[RankSummary] = []
     offsets_ns = {rank: m.offset_ns for rank, m in matched.items()}
     results: list[RankResult] = []
-    # What a rank's events were joined to is let go once they are attributed.
-    joined.reverse()
-    while joined:
-        j = joined.pop()
-        result = attribute_rank(j, matched.pop(j.given.rank))
+    waiting = [*joined][::-1]
+    if not keep:
+        joined.clear()
+    while waiting:
+        j = waiting.pop()
+        result = attribute_rank(j, matched.get(j.given.rank))
         results.append(result)
         part = run.part(result.rank)
         device = _device_of(part)
@@ -169,6 +203,56 @@ def compare(
 
     first, second = (r if isinstance(r, Attribution) else attribute(r) for r in (a, b))
     return compared(first, second, allow_different=allow_different, all_steps=all_steps)
+
+
+def whatif(
+    run: Run | Attribution | str | Path,
+    *,
+    fix: str | Sequence[str] = (),
+    clock: str | None = None,
+    link: str | None = None,
+    latency: str | None = None,
+    faster: str | Sequence[str] = (),
+    without: str | Sequence[str] = (),
+    graphs: bool = False,
+    overlap: bool = False,
+) -> WhatIf:
+    """Predict what a run would take with something changed, by replaying its dependency graph.
+
+    Without any change, the replay of the run as it was.
+
+    Args:
+        run: a run or its attribution, or anything that :func:`load` takes.
+        fix: causes that take no time: ids, their last parts (``data``), or plain names
+            (``straggler``, ``launch_gaps``).
+        clock: of the device, ``1980MHz``; ``reference`` for the clock that its peak is quoted at.
+        link: bandwidth between ranks, ``50GB/s`` or ``x2``.
+        latency: of that link, ``5us`` or ``x0.5``.
+        faster: ``gemm=2x``: kernels of a family, or found by a regular expression.
+        without: operators that are not called.
+        graphs: launch each step as one graph.
+        overlap: nothing but communication waits for communication.
+
+    Raises:
+        UsageError: a change that is none, that contradicts another one, or that this run has no
+            data for.
+        InputError: the run cannot be replayed.
+    """
+    from chopper.attribution import Attribution
+    from chopper.replaying import changes_of, replay_of
+
+    changes = changes_of(
+        fix=[fix] if isinstance(fix, str) else fix,
+        clock=clock,
+        link=link,
+        latency=latency,
+        faster=[faster] if isinstance(faster, str) else faster,
+        without=[without] if isinstance(without, str) else without,
+        graphs=graphs,
+        overlap=overlap,
+    )
+    attribution = run if isinstance(run, Attribution) else attribute(run)
+    return replay_of(attribution).whatif(changes)
 
 
 def report(

@@ -70,6 +70,17 @@ def seconds(text: str, name: str = "time") -> float:
     return _read(text, {"": 1.0, **_SECONDS}, name, "a time such as 90d, 4.5us or 30ms")
 
 
+def frequency_hz(text: str, name: str = "frequency") -> float:
+    """``1980MHz``, ``1.4GHz``.
+
+    Raises:
+        UsageError: not a frequency, not positive, or infinite.
+    """
+    units = {f"{p}{hz}": f for p, f in _DECIMAL.items() for hz in ("Hz", "hz")}
+    units |= {"mhz": 1e6, "ghz": 1e9}
+    return _read(text, units, name, "a frequency such as 1980MHz")
+
+
 def count(text: str, name: str = "count") -> int:
     """``8192``, ``8K`` (8000), ``70B``, ``1e9``: whole and positive.
 

@@ -25,6 +25,7 @@ _COMMANDS = {
     "report": "Write the report of a run: .html, .md, .json or .txt.",
     "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",
     "compare": "Compare two runs: what changed, cause by cause? Also a gate for CI.",
+    "whatif": "Predict what a run would take with something changed.",
     "estimate": "Estimate memory, offload, networks, limits and cost from formulas.",
     "validate": "Prove the accuracy of the attribution on known causes.",
     "calibrate": "Measure what this machine achieves: GEMM, copies, links, launches.",
@@ -33,7 +34,7 @@ _COMMANDS = {
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
-_WITHOUT_PANDAS = frozenset(("analyze", "compare", "report", "import"))
+_WITHOUT_PANDAS = frozenset(("analyze", "compare", "report", "import", "whatif"))
 
 
 class _Group(click.Group):

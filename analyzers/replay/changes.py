@@ -1,0 +1,437 @@
+"""What can be different in a replay: causes removed, clocks, links, kernels, operators, launches.
+
+Each function changes a :class:`~chopper.analyzers.replay.scenario.Scenario`; all of them compose.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers import names
+from chopper.analyzers.collectives import link_peaks
+from chopper.analyzers.columns import ints, matching, strings
+from chopper.analyzers.exposed import EXPOSED_CAUSES, copy_direction
+from chopper.analyzers.idle import IDLE_CAUSES
+from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY, PHASES
+from chopper.analyzers.replay.program import SYNCHRONIZATION
+from chopper.analyzers.work import family
+from chopper.analyzers.work.kernels import kernel_family
+from chopper.causes import LEAVES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+    from chopper.analyzers.factors import Factors
+    from chopper.analyzers.replay.graph import RankNodes
+    from chopper.analyzers.replay.scenario import Scenario
+
+NOT_FIXABLE = {
+    "compute.ideal": "it is the model's own math at the device's peak",
+    "compute.vector.roofline": "it is what the bytes take at the device's bandwidth",
+    "communication.transfer.at_peak": "it is what the bytes take on the link: a faster link "
+    "(--link), or less to send",
+    "idle.unlaunched": "no launch was recorded, so nothing says what the device waited for",
+    "idle.no_step": "no device event tells what was waited for",
+    "idle.preparation.core_wait": "how long the host waited for a core is known, but not when",
+}
+"""Leaves that nothing takes away, and why."""
+_BASES = ("compute.ideal", "compute.vector.roofline")
+_FACTORS = ("compute.roofline", "compute.clock.", "compute.contention", "compute.efficiency.")
+FAMILIES = ("gemm", "conv", "sdpa", "moe", "vector", "communication", "copy")
+"""Kinds of kernels that can be made faster by name."""
+_OF_LAUNCHING = [
+    IDLE_CAUSES.index(f"idle.{cause}")
+    for cause in (
+        "call",
+        "preparation.dispatch",
+        "preparation.runtime",
+        "preparation.python",
+        "preparation.unobserved",
+        "preparation.profiler",
+    )
+]
+_SPREAD = 1.5
+"""Sizes of messages must differ by this much to tell a link's latency from its bandwidth."""
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank's attribution knows of its device events.
+
+    Attributes:
+        node: the rank in the graph.
+        piece: its part of the `piece` table.
+        factors: measured factors; None where there are none.
+    """
+
+    node: RankNodes
+    piece: pa.Table
+    factors: Factors | None
+
+    @cached_property
+    def _coded(self) -> tuple[np.ndarray, dict[str, int], np.ndarray, np.ndarray]:
+        codes, values = strings(self.piece, "cause")
+        return (
+            codes,
+            {v: i for i, v in enumerate(values)},
+            ints(self.piece, "event_row"),
+            ints(self.piece, "time_ns"),
+        )
+
+    def of_events(self, cause: str) -> np.ndarray | None:
+        """Time of each device event in a leaf; None where there is none."""
+        codes, known, event, time = self._coded
+        if cause not in known:
+            return None
+        rows = np.flatnonzero((codes == known[cause]) & (event >= 0))
+        found: np.ndarray = np.bincount(
+            event[rows], weights=time[rows], minlength=len(self.node.start)
+        )
+        return found
+
+    @cached_property
+    def computing_ns(self) -> np.ndarray:
+        """Time of each device event in all causes of computing."""
+        return self._sum([c for c in LEAVES if c.startswith("compute.")])
+
+    @cached_property
+    def base_ns(self) -> np.ndarray:
+        """Time of each device event that nothing takes away."""
+        return self._sum(list(_BASES))
+
+    def _sum(self, causes: list[str]) -> np.ndarray:
+        total = np.zeros(len(self.node.start))
+        for cause in causes:
+            one = self.of_events(cause)
+            if one is not None:
+                total += one
+        return total
+
+    @cached_property
+    def at_peak_ns(self) -> np.ndarray:
+        """Time that each transfer takes at link peak, NaN where not known."""
+        joined = self.node.joined
+        found = np.full(len(self.node.start), np.nan)
+        peaks = link_peaks(joined.communication.kinds, joined.ceiling)
+        peak = np.array([*(p or np.nan for p in peaks), np.nan])[joined.communication.kind]
+        found[joined.communication.event_row] = joined.communication.bus_bytes / peak * 1e9
+        return found
+
+    @cached_property
+    def bus_bytes(self) -> np.ndarray:
+        """Bytes of each communication event times its bus factor, NaN where not known."""
+        found = np.full(len(self.node.start), np.nan)
+        communication = self.node.joined.communication
+        found[communication.event_row] = communication.bus_bytes
+        return found
+
+
+def leaves_of(cause: str) -> list[str]:
+    """The leaves of a cause, itself if it is one."""
+    return [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
+
+
+def not_fixable(cause: str) -> str | None:
+    """Why nothing takes a cause away; None where something does."""
+    own = leaves_of(cause)
+    if all(c in NOT_FIXABLE for c in own):
+        return NOT_FIXABLE[own[0]]
+    return None
+
+
+def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[str]) -> None:
+    """Causes, with all below them, take no time."""
+    asked = set(causes)
+    leaves = {leaf for cause in asked for leaf in leaves_of(cause)}
+    host = {c for c in leaves if c in IDLE_CAUSES}
+    scenario.calls |= "idle.call" in leaves
+    scenario.latency |= "idle.launch_latency" in leaves
+    scenario.dependency |= "idle.dependency" in leaves
+    scenario.synchronization |= IDLE_CAUSES[SYNCHRONIZATION] in leaves
+    scenario.uncoupled |= "communication.wait" in leaves
+    wanted = [IDLE_CAUSES.index(c) for c in host]
+    for place, fact in enumerate(facts):
+        node = fact.node
+        parts = node.program.parts
+        if wanted:
+            scenario.without_host(place, np.isin(parts.cause, wanted))
+        _remove_computing(scenario, place, fact, leaves)
+        if "compute.recompute" in leaves:
+            phase = np.append(node.joined.links.span_phase, -1)[parts.span]
+            scenario.without_host(place, phase == PHASES.index("recompute"))
+        _remove_communication(scenario, place, fact, asked, leaves)
+        _remove_copies(scenario, place, node, leaves)
+
+
+def _remove_computing(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:
+    """Kernels without the factors, or the whole work, that these causes stand for.
+
+    A factor f that is removed alone makes a kernel of time t take t ÷ f. The attribution's share of
+    it is L(t, base) · ln f, which gives ln f back.
+    """
+    chosen = [c for c in leaves if c.startswith("compute.") and c not in _BASES]
+    total, base = fact.computing_ns, fact.base_ns
+    if not chosen or not total.any():
+        return
+    logarithm = np.zeros(len(total))
+    plain = np.zeros(len(total))
+    for cause in chosen:
+        time = fact.of_events(cause)
+        if time is None:
+            continue
+        if cause.startswith(_FACTORS) or cause == "compute.vector.excess":
+            logarithm += time
+        else:
+            plain += time
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where((base > 0) & (total > base), (total - base) / np.log(total / base), total)
+        known = (base > 0) & (total > base)
+        left = np.where(known, np.exp(-logarithm / mean), 1 - logarithm / np.maximum(total, 1)) * (
+            1 - plain / np.maximum(total, 1)
+        )
+    factor = np.where(total > 0, np.clip(left, 0.0, 1.0), 1.0)
+    if (factor < 1).any():
+        scenario.scale(place, factor)
+
+
+def _remove_communication(
+    scenario: Scenario, place: int, fact: RankFacts, asked: set[str], leaves: set[str]
+) -> None:
+    node = fact.node
+    sent = node.joined.links.work_class == COMMUNICATION
+    run = np.full(len(sent), -1, dtype=np.int64)
+    if asked & {"communication", "communication.transfer"}:
+        run[sent & node.coupled] = 0
+    elif "communication.transfer.below_peak" in leaves:
+        at_peak = fact.at_peak_ns
+        known = node.coupled & ~np.isnan(at_peak)
+        run[known] = np.minimum(node.transfer_ns[known], at_peak[known].astype(np.int64))
+    if "communication.transfer.no_peak" in leaves:
+        run[sent & node.coupled & np.isnan(fact.at_peak_ns)] = 0
+    if "communication.unseparated" in leaves:
+        run[sent & ~node.coupled] = 0
+    if (run >= 0).any():
+        scenario.run_ns[place] = run
+
+
+def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[str]) -> None:
+    chosen = [i for i, c in enumerate(EXPOSED_CAUSES) if c.startswith("copy.") and c in leaves]
+    if not chosen:
+        return
+    links = node.joined.links
+    hit = (links.work_class == COPY) & np.isin(copy_direction(links.events), chosen)
+    if hit.any():
+        scenario.scale(place, np.where(hit, 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How much of what a change is about it could change, as a share of the time concerned."""
+
+    changed_ns: int
+    concerned_ns: int
+
+    @property
+    def ratio(self) -> float | None:
+        """None where nothing is concerned."""
+        return self.changed_ns / self.concerned_ns if self.concerned_ns else None
+
+
+def set_clock(scenario: Scenario, facts: list[RankFacts], clock_hz: float | None) -> Reached:
+    """The device's clock is another: t ∝ clock^(−s), s each kernel's sensitivity.
+
+    Args:
+        clock_hz: the clock; None for the reference clock of each kernel's peak.
+    """
+    changed = concerned = 0
+    for place, fact in enumerate(facts):
+        links = fact.node.joined.links
+        computing = links.work_class == COMPUTE
+        concerned += int(links.events.dur_ns[computing].sum())
+        factors = fact.factors
+        if factors is None:
+            continue
+        wanted = factors.reference_hz if clock_hz is None else np.full(len(computing), clock_hz)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factor = (factors.clocks.clock_hz / wanted) ** factors.sensitivity
+        known = computing & np.isfinite(factor) & factors.clocks.known & np.isfinite(wanted)
+        changed += int(links.events.dur_ns[known].sum())
+        scenario.scale(place, np.where(known, factor, 1.0))
+    return Reached(changed, concerned)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link as the run's own transfers show it: time = latency + bus bytes ÷ bandwidth.
+
+    Attributes:
+        latency_ns: least squares over the median of each size; 0 where one size tells nothing.
+        bytes_per_s: of the largest transfers after the latency; None without known sizes.
+        told: whether sizes differ enough to tell latency from bandwidth.
+    """
+
+    latency_ns: float
+    bytes_per_s: float | None
+    told: bool
+
+
+def observed_link(facts: list[RankFacts]) -> Link:
+    """The link of the run's matched collectives."""
+    size, time = [], []
+    for fact in facts:
+        rows = np.flatnonzero(fact.node.coupled & (fact.bus_bytes > 0))
+        size.append(fact.bus_bytes[rows])
+        time.append(fact.node.transfer_ns[rows])
+    sizes, times = np.concatenate(size or [np.zeros(0)]), np.concatenate(time or [np.zeros(0)])
+    if not len(sizes):
+        return Link(0.0, None, told=False)
+    distinct, number = np.unique(sizes, return_inverse=True)
+    middle = np.array([np.median(times[number == i]) for i in range(len(distinct))])
+    if len(distinct) > 1 and distinct[-1] / distinct[0] >= _SPREAD:
+        weight = np.sqrt(np.bincount(number))
+        matrix = np.stack([np.ones(len(distinct)), distinct], axis=1)
+        found = np.linalg.lstsq(matrix * weight[:, None], middle * weight, rcond=None)[0]
+        latency = float(np.clip(found[0], 0.0, middle.min()))
+        left = max(float(middle[-1]) - latency, 1.0)
+        return Link(latency, float(distinct[-1]) / left * 1e9, told=True)
+    return Link(0.0, float(sizes.sum() / max(times.sum(), 1)) * 1e9, told=False)
+
+
+def set_link(
+    scenario: Scenario,
+    facts: list[RankFacts],
+    link: Link,
+    bandwidth_ratio: float,
+    latency_ns: float | None,
+) -> None:
+    """The link has so many times the bandwidth, and another latency.
+
+    What a transfer takes beyond the latency is its bytes' and shrinks with the bandwidth: a link
+    that was not used fully stays so.
+    """
+    wanted = link.latency_ns if latency_ns is None else latency_ns
+    for place, fact in enumerate(facts):
+        node = fact.node
+        transfer = node.transfer_ns
+        fixed = np.minimum(transfer, link.latency_ns)
+        changed = wanted + (transfer - fixed) / bandwidth_ratio
+        scenario.run_ns[place] = np.where(node.coupled, np.rint(changed), -1).astype(np.int64)
+
+
+def families(node: RankNodes) -> tuple[np.ndarray, list[str]]:
+    """Family of each device event as codes into names, -1 for none."""
+    links = node.joined.links
+    known = list(FAMILIES)
+    op_codes, op_values = links.op_names
+    of_op = np.array([_code(family(v), known) for v in op_values] + [-1])
+    codes, values = links.events.names
+    of_kernel = np.array([_code(kernel_family(v), known) for v in values] + [-1])
+    found = np.where(of_op[op_codes] >= 0, of_op[op_codes], of_kernel[codes])
+    found[links.work_class == COMMUNICATION] = known.index("communication")
+    found[links.work_class == COPY] = known.index("copy")
+    return found, known
+
+
+def _code(value: str | None, known: list[str]) -> int:
+    return known.index(value) if value in known else -1
+
+
+def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: float) -> int:
+    """A family of kernels, or those that a regular expression finds, are so many times faster.
+
+    Returns:
+        How many device events that are.
+    """
+    count = 0
+    for place, fact in enumerate(facts):
+        node = fact.node
+        if what in FAMILIES:
+            codes, known = families(node)
+            hit = codes == known.index(what)
+        else:
+            links = node.joined.links
+            found = re.compile(what).search
+            hit = matching(*links.events.names, found) | matching(*links.op_names, found)
+        count += int(hit.sum())
+        scenario.scale(place, np.where(hit, 1 / times, 1.0))
+    return count
+
+
+def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> int:
+    """An operator is not called: neither its kernels nor its time on the host are there.
+
+    Args:
+        name: of the operator, without ``aten::`` if one likes; or a regular expression of names.
+
+    Returns:
+        How many device events are gone.
+    """
+    count = 0
+    whole = re.compile(f"(?:aten::)?(?:{name})")
+    for place, fact in enumerate(facts):
+        node = fact.node
+        links = node.joined.links
+        host = links.host
+        if not len(host):
+            continue
+        called = host.of("cpu_op", "annotation") & host.named(
+            lambda n: n == name or whole.fullmatch(n)
+        )
+        inside = np.append(host.nesting.nearest(called) >= 0, np.array([False]))
+        row = np.where(links.launch_row >= 0, links.launch_row, links.op_row)
+        gone = inside[row]
+        count += int(gone.sum()) + int(called.sum())
+        scenario.without_events(place, gone)
+        scenario.without_host(place, inside[node.program.parts.span])
+        program = node.program
+        calls = (program.waits_for >= 0) | program.waits_for_all
+        scenario.calm[place] = calls & inside[np.where(calls & (program.row >= 0), program.row, -1)]
+    return count
+
+
+def launch_graphs(scenario: Scenario, facts: list[RankFacts]) -> None:
+    """Each step is one graph: the host's operators, calls and Python between them take no time.
+
+    Data loading, synchronization, the allocator and garbage collection stay.
+    """
+    scenario.calls = True
+    for place, fact in enumerate(facts):
+        scenario.without_host(place, np.isin(fact.node.program.parts.cause, _OF_LAUNCHING))
+
+
+def operator_names(facts: list[RankFacts]) -> list[str]:
+    """Names of the operators of the run."""
+    found: set[str] = set()
+    for fact in facts:
+        host = fact.node.joined.links.host
+        if len(host):
+            codes, values = host.names
+            used = np.unique(codes[host.of("cpu_op") & ~host.named(names.is_wrapper)])
+            found |= {values[i] for i in used}
+    return sorted(found)
+
+
+__all__ = [
+    "FAMILIES",
+    "NOT_FIXABLE",
+    "Link",
+    "RankFacts",
+    "Reached",
+    "launch_graphs",
+    "leaves_of",
+    "make_faster",
+    "not_fixable",
+    "observed_link",
+    "operator_names",
+    "remove_causes",
+    "remove_operator",
+    "set_clock",
+    "set_link",
+]

@@ -1,0 +1,557 @@
+"""The dependency graph of a run: moments on hosts and devices, and what each waits for.
+
+A moment comes when all that it waits for has come, each edge with the time that it takes at least,
+and its own lag after that: what it was observed to take longer, for reasons that no trace shows.
+Weights never exceed what was observed, and the lag is the rest, so that the graph as it is gives
+the observed times back. Where the observed order contradicts an edge, the edge is left out and
+counted. Moments are numbered in order of time, so that every edge leads to a later number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.replay.program import ISSUE, OP_END, OP_START, STEP, Program, program
+from chopper.analyzers.replay.streams import Waits, previous_on_stream, waits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.analyzers.attribute import JoinedRank
+    from chopper.analyzers.collectives import Matched
+
+(
+    PROGRAM,
+    LAUNCH,
+    RUN,
+    STREAM,
+    EVENT,
+    ARRIVE,
+    TRANSFER,
+    SYNCHRONIZE,
+    COLLECTIVE_WAIT,
+    FOLLOW,
+) = range(10)
+"""Kinds of edges: from one moment of a program to the next; from a launch to its event's start; from
+there to its end; to the next event of the stream; to an event of another stream; from the start of
+a collective to the last arrival at it, and from there to its ends; from an event's end to the host
+that synchronized, or waited for a collective; and beside the program, to what runs on threads of
+its own."""
+EDGE_LABELS = [
+    "program",
+    "launch",
+    "run",
+    "stream order",
+    "dependency between streams",
+    "arrival",
+    "transfer",
+    "synchronization",
+    "wait for a collective",
+    "beside the program",
+]
+LEFT_EARLY_NS = 50_000
+
+
+@dataclass(frozen=True)
+class RankNodes:
+    """Where a rank's moments are in the graph.
+
+    Attributes:
+        joined, matched: what the rank is made of.
+        program: its host.
+        waits: its streams; None without a device.
+        start, end: moment of each device event's start and end.
+        moment: moment of each moment of the program.
+        step: moment of each step's start on the host.
+        call_ns: what the launching call takes of each event's launch.
+        coupled: mask of the events that wait for other ranks.
+        transfer_ns: of coupled events, from the last arrival to their end.
+        event_base, interval_base: number of its first event and interval among those of all ranks.
+    """
+
+    joined: JoinedRank
+    matched: Matched | None
+    program: Program
+    waits: Waits | None
+    start: np.ndarray
+    end: np.ndarray
+    moment: np.ndarray
+    step: np.ndarray
+    call_ns: np.ndarray
+    coupled: np.ndarray
+    transfer_ns: np.ndarray
+    event_base: int
+    interval_base: int
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.joined.given.rank
+
+    @property
+    def offset_ns(self) -> int:
+        """What its clock is ahead of the graph's time."""
+        return 0 if self.matched is None else self.matched.offset_ns
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Moments and edges of all ranks, in order.
+
+    Attributes:
+        time_ns: when each moment was observed, in one clock.
+        first: edges that enter moment v are first[v] … first[v + 1].
+        source, weight_ns, kind: of each edge.
+        of: what an edge belongs to: the interval of a PROGRAM edge, the event that it leads to.
+        lag_ns: what each moment took beyond its latest predecessor.
+        rank: number of each moment's rank, in the order of ``ranks``; -1 for the last arrivals.
+        ranks: the ranks.
+        contradicted: edges that were left out because they were observed in another order.
+        free: device events that wait for nothing that was recorded: they stay where they are.
+    """
+
+    time_ns: np.ndarray
+    first: np.ndarray
+    source: np.ndarray
+    weight_ns: np.ndarray
+    kind: np.ndarray
+    of: np.ndarray
+    lag_ns: np.ndarray
+    rank: np.ndarray
+    ranks: list[RankNodes]
+    contradicted: int
+    free: int
+
+    @property
+    def target(self) -> np.ndarray:
+        """Moment that each edge leads to."""
+        return np.repeat(np.arange(len(self.time_ns)), np.diff(self.first))
+
+
+class _Edges:
+    """Edges while they are gathered."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, np.ndarray]] = []
+
+    def add(
+        self,
+        kind: int,
+        source: np.ndarray,
+        target: np.ndarray,
+        weight: np.ndarray,
+        of: np.ndarray,
+    ) -> None:
+        """Edges of one kind."""
+        self.parts.append((source, target, weight, kind, of))
+
+    def gathered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(source, target, weight, kind, of) of all."""
+        columns = [
+            np.concatenate([part[i] for part in self.parts]).astype(np.int64) for i in (0, 1, 2, 4)
+        ]
+        kinds = np.repeat([p[3] for p in self.parts], [len(p[0]) for p in self.parts])
+        return columns[0], columns[1], columns[2], kinds, columns[3]
+
+
+def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
+    """The graph of joined ranks, their collectives matched."""
+    edges, nodes = _Edges(), []
+    times: list[np.ndarray] = []
+    owners: list[np.ndarray] = []
+    moments = events = intervals = 0
+    for number, (joined, matched) in enumerate(ranks):
+        node = _rank(joined, matched, edges, moments, events, intervals)
+        own = np.concatenate(
+            [
+                node.program.time_ns,
+                joined.links.events.start_ns,
+                joined.links.events.end_ns,
+            ]
+        )
+        if joined.host_only:
+            own = own[: len(node.program)]
+            beside = np.flatnonzero(node.start >= moments + len(own))
+            all_events = joined.links.events
+            own = np.concatenate([own, all_events.start_ns[beside], all_events.end_ns[beside]])
+        times.append(own - node.offset_ns)
+        owners.append(np.full(len(own), number))
+        moments += len(own)
+        events += len(joined.links.events)
+        intervals += len(node.program)
+        nodes.append(node)
+    ready = _couple(nodes, edges, moments)
+    times.append(ready)
+    owners.append(np.full(len(ready), -1))
+    return _ordered(np.concatenate(times), np.concatenate(owners), edges, nodes)
+
+
+def _rank(
+    joined: JoinedRank,
+    matched: Matched | None,
+    edges: _Edges,
+    base: int,
+    event_base: int,
+    interval_base: int,
+) -> RankNodes:
+    """The moments of one rank and the edges between them.
+
+    Moments are numbered from ``base``: those of the program, then starts and ends of the device
+    events (without a device only of those that the program does not run itself).
+    """
+    links = joined.links
+    events = links.events
+    count = len(events)
+    told = program(links)
+    moment = base + np.arange(len(told))
+    coupled, transfer = _coupled(joined, matched)
+    if joined.host_only:
+        start, end = _host_moments(told, count, base)
+    else:
+        start = base + len(told) + np.arange(count)
+        end = start + count
+    row = np.arange(count)
+    # The program.
+    between = np.arange(1, len(told))
+    span = np.diff(told.time_ns)
+    run = told.inside[1:]
+    edges.add(
+        PROGRAM,
+        moment[:-1][~run],
+        moment[1:][~run],
+        np.minimum(told.work_ns[1:], span)[~run],
+        (interval_base + between)[~run],
+    )
+    # Running.
+    duration = np.where(coupled, transfer, events.dur_ns)
+    edges.add(RUN, start, end, duration, event_base + row)
+    # Synchronization, and waiting for collectives.
+    _waiting_host(told, joined, edges, moment, end, event_base)
+    call = np.zeros(count, dtype=np.int64)
+    found: Waits | None = None
+    if joined.host_only:
+        _beside(told, joined, edges, moment, start, end, event_base)
+    else:
+        found = waits(links)
+        call = _launches(told, joined, found, edges, moment, start, event_base)
+        later = np.flatnonzero(found.previous >= 0)
+        _after(
+            edges,
+            STREAM,
+            events,
+            found.previous[later],
+            later,
+            found.stream_ns,
+            start,
+            end,
+            event_base,
+        )
+        _after(
+            edges, EVENT, events, found.source, found.target, found.event_ns, start, end, event_base
+        )
+    return RankNodes(
+        joined,
+        matched,
+        told,
+        found,
+        start,
+        end,
+        moment,
+        moment[told.kind == STEP],
+        call,
+        coupled,
+        transfer,
+        event_base,
+        interval_base,
+    )
+
+
+def _coupled(joined: JoinedRank, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
+    """Which events wait for other ranks, and how long they run after that."""
+    events = joined.links.events
+    if matched is None:
+        return np.zeros(len(events), dtype=bool), np.zeros(len(events), dtype=np.int64)
+    ready = matched.ready_ns
+    coupled = (ready >= 0) & (ready <= events.end_ns)
+    transfer = np.where(coupled, events.end_ns - np.maximum(ready, events.start_ns), 0)
+    return coupled, transfer
+
+
+def _host_moments(told: Program, count: int, base: int) -> tuple[np.ndarray, np.ndarray]:
+    """Moments of device events that are operators: those of the program, or of their own."""
+    start = np.full(count, -1, dtype=np.int64)
+    end = start.copy()
+    at = np.arange(len(told))
+    for kind, moment in ((OP_START, start), (OP_END, end)):
+        of = told.kind == kind
+        moment[told.row[of]] = base + at[of]
+    beside = np.flatnonzero(start < 0)
+    start[beside] = base + len(told) + np.arange(len(beside))
+    end[beside] = base + len(told) + len(beside) + np.arange(len(beside))
+    return start, end
+
+
+def _waiting_host(
+    told: Program,
+    joined: JoinedRank,
+    edges: _Edges,
+    moment: np.ndarray,
+    end: np.ndarray,
+    event_base: int,
+) -> None:
+    """Edges to where the host goes on, from the ends that it waited for."""
+    events = joined.links.events
+    at = np.flatnonzero(told.waits_for >= 0)
+    source = told.waits_for[at]
+    kind = COLLECTIVE_WAIT if joined.host_only else SYNCHRONIZE
+    edges.add(
+        kind,
+        end[source],
+        moment[at],
+        # What the host does once it is awake.
+        np.minimum(told.time_ns[at] - events.end_ns[source], told.work_ns[at]),
+        event_base + source,
+    )
+    whole = np.flatnonzero(told.waits_for_all)
+    if not len(whole):
+        return
+    # The last event that each stream had been given before the call.
+    previous = previous_on_stream(joined.links)
+    follows = np.full(len(events), -1, dtype=np.int64)
+    follows[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
+    launch = joined.links.launch_ns
+    next_launch = np.where(follows >= 0, launch[follows], np.iinfo(np.int64).max)
+    begin = np.maximum(told.time_ns[whole - 1], 0)
+    returned = told.time_ns[whole]
+    order = np.argsort(launch, kind="stable")
+    for one, asked, back in zip(whole, begin, returned, strict=True):
+        before = order[: np.searchsorted(launch[order], asked, side="right")]
+        last = before[(next_launch[before] > asked) & (events.end_ns[before] <= back)]
+        last = last[last != told.waits_for[one]]
+        edges.add(
+            SYNCHRONIZE,
+            end[last],
+            np.full(len(last), moment[one]),
+            np.minimum(back - events.end_ns[last], told.work_ns[one]),
+            event_base + last,
+        )
+
+
+def _launches(
+    told: Program,
+    joined: JoinedRank,
+    found: Waits,
+    edges: _Edges,
+    moment: np.ndarray,
+    start: np.ndarray,
+    event_base: int,
+) -> np.ndarray:
+    """Edges from launches to events; what the call takes of each."""
+    links = joined.links
+    from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
+
+    of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
+    launches = told.kind == LAUNCHES
+    of_row[told.row[launches]] = moment[launches]
+    has = np.flatnonzero(links.has_launch)
+    delay = links.events.start_ns[has] - links.launch_ns[has]
+    length = links.returned_ns[has] - links.launch_ns[has]
+    weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
+    edges.add(LAUNCH, of_row[links.launch_row[has]], start[has], weight, event_base + has)
+    call = np.zeros(len(links.events), dtype=np.int64)
+    call[has] = np.minimum(length, weight)
+    return call
+
+
+def _after(
+    edges: _Edges,
+    kind: int,
+    events: object,
+    source: np.ndarray,
+    target: np.ndarray,
+    least_ns: int,
+    start: np.ndarray,
+    end: np.ndarray,
+    event_base: int,
+) -> None:
+    """Edges from the ends of events to the starts of others."""
+    gap = events.start_ns[target] - events.end_ns[source]  # type: ignore[attr-defined]
+    edges.add(kind, end[source], start[target], np.minimum(gap, least_ns), event_base + target)
+
+
+def _beside(
+    told: Program,
+    joined: JoinedRank,
+    edges: _Edges,
+    moment: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    event_base: int,
+) -> None:
+    """Edges to what runs on threads of its own, without a device: collectives, other operators."""
+    from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
+
+    del LAUNCHES
+    events = joined.links.events
+    if not len(told):
+        return
+    beside = np.flatnonzero(~np.isin(np.arange(len(events)), told.row[told.kind == OP_START]))
+    collective = events.of("host_collective")[beside]
+    issued = np.flatnonzero(told.kind == ISSUE)
+    sent = beside[collective]
+    fifo = len(issued) == len(sent) and bool((told.time_ns[issued] <= events.start_ns[sent]).all())
+    after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
+    if len(issued):
+        last = np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
+        after[collective] = (
+            issued if fifo else np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
+        )
+    ok = after >= 0
+    beside, after = beside[ok], after[ok]
+    previous = previous_on_stream(joined.links)
+    before = previous[beside]
+    has = before >= 0
+    free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
+    delay = events.start_ns[beside] - told.time_ns[after]
+    # How long it takes to begin shows where the thread was free.
+    idle = free <= told.time_ns[after]
+    typical = int(np.median(delay[idle])) if idle.any() else 0
+    edges.add(
+        FOLLOW,
+        moment[after],
+        start[beside],
+        np.where(idle, delay, np.minimum(delay, typical)),
+        event_base + beside,
+    )
+    gap = (events.start_ns[beside] - free)[has]
+    edges.add(
+        STREAM,
+        end[before[has]],
+        start[beside[has]],
+        np.minimum(gap, int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0),
+        event_base + beside[has],
+    )
+
+
+def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:
+    """Edges through the last arrival at each collective; when these were observed."""
+    instances = 1 + max(
+        (int(n.matched.instance.max(initial=-1)) for n in nodes if n.matched is not None),
+        default=-1,
+    )
+    ready = np.full(max(instances, 0), np.iinfo(np.int64).min, dtype=np.int64)
+    for node in nodes:
+        if node.matched is None:
+            continue
+        instance = node.matched.instance
+        rows = np.flatnonzero(instance >= 0)
+        arrived = node.joined.links.events.start_ns[rows] - node.offset_ns
+        np.maximum.at(ready, instance[rows], arrived)
+    number = np.cumsum(ready > np.iinfo(np.int64).min) - 1
+    for node in nodes:
+        if node.matched is None:
+            continue
+        instance = node.matched.instance
+        rows = np.flatnonzero(instance >= 0)
+        at = base + number[instance[rows]]
+        edges.add(
+            ARRIVE, node.start[rows], at, np.zeros(len(rows), np.int64), node.event_base + rows
+        )
+        waits_for = node.coupled[rows]
+        stay = rows[waits_for]
+        edges.add(
+            TRANSFER, at[waits_for], node.end[stay], node.transfer_ns[stay], node.event_base + stay
+        )
+    return ready[ready > np.iinfo(np.int64).min]
+
+
+def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[RankNodes]) -> Graph:
+    """Number the moments in order of time and sort the edges by where they lead."""
+    source, target, weight, kind, of = edges.gathered()
+    possible = time[source] <= time[target]
+    contradicted = int((~possible).sum())
+    if contradicted:
+        source, target, weight, kind, of = (
+            column[possible] for column in (source, target, weight, kind, of)
+        )
+    level, cyclic = _levels_of_ties(time, source, target)
+    if cyclic.any():
+        contradicted += int(cyclic.sum())
+        keep = ~cyclic
+        source, target, weight, kind, of = (
+            column[keep] for column in (source, target, weight, kind, of)
+        )
+    order = np.lexsort((level, time)) if level.any() else np.argsort(time, kind="stable")
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    time, owner = time[order], owner[order]
+    source, target = number[source], number[target]
+    by_target = np.argsort(target, kind="stable")
+    source, target = source[by_target], target[by_target]
+    # No edge may take longer than was observed.
+    weight = np.minimum(weight[by_target], time[target] - time[source])
+    first = np.zeros(len(time) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(target, minlength=len(time)), out=first[1:])
+    reached = np.full(len(time), np.iinfo(np.int64).min, dtype=np.int64)
+    entered = np.flatnonzero(np.diff(first) > 0)
+    if len(entered):
+        reached[entered] = np.maximum.reduceat(time[source] + weight, first[entered])
+    lag = np.where(np.diff(first) > 0, time - reached, 0)
+    placed = [
+        RankNodes(
+            n.joined,
+            n.matched,
+            n.program,
+            n.waits,
+            number[n.start],
+            number[n.end],
+            number[n.moment],
+            number[n.step],
+            n.call_ns,
+            n.coupled,
+            n.transfer_ns,
+            n.event_base,
+            n.interval_base,
+        )
+        for n in nodes
+    ]
+    free = sum(int((first[n.start + 1] == first[n.start]).sum()) for n in placed)
+    return Graph(
+        time,
+        first,
+        source.astype(np.int32),
+        weight,
+        kind[by_target].astype(np.int8),
+        of[by_target],
+        lag,
+        owner,
+        placed,
+        contradicted,
+        free,
+    )
+
+
+_ROUNDS_MAX = 4096
+
+
+def _levels_of_ties(
+    time: np.ndarray, source: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Order among moments of one time, by the edges between them; mask of edges in a circle."""
+    level = np.zeros(len(time), dtype=np.int64)
+    cyclic = np.zeros(len(source), dtype=bool)
+    tied = np.flatnonzero(time[source] == time[target])
+    a, b = source[tied], target[tied]
+    for _ in range(_ROUNDS_MAX):
+        wrong = level[b] <= level[a]
+        if not wrong.any():
+            return level, cyclic
+        np.maximum.at(level, b[wrong], level[a[wrong]] + 1)
+    cyclic[tied[level[b] <= level[a]]] = True
+    return level, cyclic
+
+
+__all__ = ["EDGE_LABELS", "Graph", "RankNodes", "build"]

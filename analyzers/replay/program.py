@@ -1,0 +1,293 @@
+"""The program of one rank on its host: the moments that others wait for, and the work between.
+
+With a device these are launches, steps and synchronizations, of all threads that launch, in the
+order of time: a program hands over from one thread to another (main to autograd and back), and
+where threads really run beside each other, they are taken to go on together. Without a device they
+are the starts and ends of the operators, and the calls that issue collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chopper.analyzers import names
+from chopper.analyzers.columns import compact
+from chopper.analyzers.idle import IDLE_CAUSES, Parts, host_parts
+from chopper.analyzers.links import Links, backward_thread, main_thread
+from chopper.analyzers.nesting import innermost_at
+
+STEP, SYNC_END, LAUNCH, SYNC_BEGIN, ISSUE, OP_START, OP_END = range(7)
+"""Kinds of moments of a program."""
+CALL = IDLE_CAUSES.index("idle.call")
+SYNCHRONIZATION = IDLE_CAUSES.index("idle.preparation.synchronization")
+_WAKE_NS = 500_000
+"""A host that goes on so soon after a collective has ended had waited for it."""
+_SYNC_TOLERANCE_NS = 20_000
+"""A synchronization may seem to return so long before what it waited for ended."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Moments of a program in order, and the intervals between them.
+
+    Attributes:
+        time_ns: of each moment, ascending, in the rank's clock.
+        kind: STEP, LAUNCH …
+        row: step, host row of the call, or device event (of an operator), by kind.
+        inside: whether the interval that ends with each moment is an operator's own work.
+        work_ns: what the host does itself in that interval; the rest of it, it waits.
+        waits_for: device event whose end each moment waited for last, -1 for none.
+        waits_for_all: mask of the moments that wait for all streams.
+        main: number of the thread of the program.
+        parts: host work of the intervals (``owner``) by cause, waiting left out.
+    """
+
+    time_ns: np.ndarray
+    kind: np.ndarray
+    row: np.ndarray
+    inside: np.ndarray
+    work_ns: np.ndarray
+    waits_for: np.ndarray
+    waits_for_all: np.ndarray
+    main: int
+    parts: Parts
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+def program(links: Links) -> Program:
+    """The program of one rank."""
+    on_host = bool(links.events.of("host_op", "host_collective").any())
+    main = main_thread(links)
+    time, kind, row, thread = _on_host(links, main) if on_host else _beside_device(links, main)
+    inside = np.zeros(len(time), dtype=bool)
+    if on_host and len(time):
+        inside[1:] = (kind[1:] == OP_END) & (kind[:-1] == OP_START) & (row[1:] == row[:-1])
+    span = np.diff(time, prepend=time[:1])
+    begin = time - span
+    # What is waited in an interval lies between these two moments.
+    wait_begin, wait_end = time.copy(), time.copy()
+    waits_for = np.full(len(time), -1, dtype=np.int64)
+    waits_for_all = np.zeros(len(time), dtype=bool)
+    if on_host:
+        _wait_for_collectives(links, main, time, inside, wait_begin, wait_end, waits_for)
+    else:
+        _synchronize(links, kind, row, wait_begin, wait_end, waits_for, waits_for_all)
+    wait_begin = np.clip(wait_begin, begin, time)
+    wait_end = np.clip(wait_end, wait_begin, time)
+    work = (wait_begin - begin) + (time - wait_end)
+    return Program(
+        time,
+        kind,
+        row,
+        inside,
+        work,
+        waits_for,
+        waits_for_all,
+        main,
+        _parts(links, main, thread, inside, (begin, wait_begin, wait_end, time)),
+    )
+
+
+def _beside_device(
+    links: Links, main: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, launches and synchronizations: (time, kind, row, thread), in order."""
+    host = links.host
+    steps = links.steps_start_ns
+    launches = compact(links.launch_row[links.has_launch])[0]
+    threads = np.unique(host.nesting.thread[launches]) if len(launches) else np.zeros(0, np.int64)
+    syncs = _synchronizing(links)
+    syncs = syncs[np.isin(host.nesting.thread[syncs], np.append(threads, main))]
+    begins = np.setdiff1d(syncs, launches)
+    time = np.concatenate(
+        [steps, host.end_ns[syncs], host.start_ns[launches], host.start_ns[begins]]
+    )
+    kind = np.repeat(
+        [STEP, SYNC_END, LAUNCH, SYNC_BEGIN],
+        [len(steps), len(syncs), len(launches), len(begins)],
+    )
+    row = np.concatenate([np.arange(len(steps)), syncs, launches, begins])
+    if not len(host):
+        return time, kind, row, np.full(len(time), -1, dtype=np.int64)
+    thread = np.where(kind == STEP, main, host.nesting.thread[np.minimum(row, len(host) - 1)])
+    order = np.lexsort((kind, time))
+    return time[order], kind[order], row[order], thread[order]
+
+
+def _synchronizing(links: Links) -> np.ndarray:
+    """Rows of the calls that return when the device has done something, in time order."""
+    host = links.host
+    calls = host.of("runtime", "driver")
+    found = calls & host.named(names.is_synchronizing_call)
+    copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
+    rows = links.launch_row[copies]
+    blocking = host.end_ns[rows] >= links.events.end_ns[copies] - _SYNC_TOLERANCE_NS
+    found[rows[blocking & calls[rows]]] = True
+    return np.flatnonzero(found & (host.dur_ns > 0))
+
+
+def _synchronize(
+    links: Links,
+    kind: np.ndarray,
+    row: np.ndarray,
+    wait_begin: np.ndarray,
+    wait_end: np.ndarray,
+    waits_for: np.ndarray,
+    waits_for_all: np.ndarray,
+) -> None:
+    """What each synchronization waited for, and how long.
+
+    A blocking copy waits for itself. A device is waited for as a whole. A stream, or an event, is
+    the one whose work, launched before, was last to end before the call returned; where the call
+    did not wait, it is the last launch that had ended.
+    """
+    host, events = links.host, links.events
+    at = np.flatnonzero(kind == SYNC_END)
+    if not len(at):
+        return
+    calls = row[at]
+    begin, end = host.start_ns[calls], host.end_ns[calls]
+    own = np.full(len(host), -1, dtype=np.int64)
+    copies = np.flatnonzero(events.of("memcpy") & links.has_launch)
+    own[links.launch_row[copies]] = copies
+    target = own[calls]
+    whole = host.named(lambda n: "DeviceSynchronize" in n or "CtxSynchronize" in n)[calls]
+    waits_for_all[at] = whole & (target < 0)
+    by_end = np.argsort(events.end_ns, kind="stable")
+    ends = events.end_ns[by_end]
+    last = np.searchsorted(ends, end + _SYNC_TOLERANCE_NS, side="right") - 1
+    ended = np.where(last >= 0, by_end[np.maximum(last, 0)], -1)
+    # Later work of the same moment, launched after the call began, is not what it waited for.
+    waited = (ended >= 0) & (events.end_ns[ended] > begin) & (links.launch_ns[ended] <= begin)
+    launched = np.flatnonzero(links.has_launch)
+    launched = launched[np.argsort(links.launch_ns[launched], kind="stable")]
+    place = np.searchsorted(links.launch_ns[launched], begin, side="right") - 1
+    latest = np.where(place >= 0, launched[np.maximum(place, 0)], -1) if len(launched) else -1
+    idle = (latest >= 0) & (events.end_ns[latest] <= begin)
+    is_event = host.named(lambda n: "EventSynchronize" in n)[calls]
+    found = np.where(waited, ended, np.where(idle & ~is_event, latest, -1))
+    found = np.where(target >= 0, target, found)
+    waits_for[at] = found
+    known = found >= 0
+    wait_begin[at[known]] = begin[known]
+    wait_end[at[known]] = np.maximum(events.end_ns[found[known]], begin[known])
+
+
+def _on_host(links: Links, main: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, operators and issuing calls: (time, kind, row, thread), in order."""
+    events = links.events
+    steps = links.steps_start_ns
+    engine = backward_thread(links, main)
+    rows = np.flatnonzero(events.of("host_op") & np.isin(links.thread, [main, engine]))
+    issues = issuing_calls(links)
+    time = np.concatenate(
+        [
+            steps,
+            links.host.start_ns[issues],
+            np.stack([events.start_ns[rows], events.end_ns[rows]], axis=1).reshape(-1),
+        ]
+    )
+    kind = np.concatenate(
+        [
+            np.full(len(steps), STEP),
+            np.full(len(issues), ISSUE),
+            np.tile([OP_START, OP_END], len(rows)),
+        ]
+    )
+    row = np.concatenate([np.arange(len(steps)), issues, np.repeat(rows, 2)])
+    thread = np.concatenate(
+        [
+            np.full(len(steps), main),
+            links.host.nesting.thread[issues],
+            np.repeat(links.thread[rows], 2),
+        ]
+    )
+    # Operators of a thread follow each other, so the order given is that of the ties.
+    order = np.argsort(time, kind="stable")
+    return time[order], kind[order], row[order], thread[order]
+
+
+def issuing_calls(links: Links) -> np.ndarray:
+    """Rows of the host calls that issue collectives, outermost, in time order."""
+    host = links.host
+    calls = host.named(
+        lambda n: n.startswith(("c10d::", "_c10d_functional::")) and not names.is_barrier(n)
+    )
+    above = host.nesting.nearest(calls)[host.nesting.parent]
+    return np.flatnonzero(calls & ((host.nesting.parent < 0) | (above < 0)))
+
+
+def _wait_for_collectives(
+    links: Links,
+    main: int,
+    time: np.ndarray,
+    inside: np.ndarray,
+    wait_begin: np.ndarray,
+    wait_end: np.ndarray,
+    waits_for: np.ndarray,
+) -> None:
+    """Without a device the host waits for collectives itself, and no trace says when.
+
+    It waited where a collective ended while it did nothing that was recorded, and went on soon
+    after.
+    """
+    events = links.events
+    rows = np.flatnonzero(events.of("host_collective"))
+    if not len(rows) or not len(time):
+        return
+    rows = rows[np.argsort(events.end_ns[rows], kind="stable")]
+    end = events.end_ns[rows]
+    at = np.searchsorted(time, end, side="left")
+    ok = (at > 0) & (at < len(time))
+    at = np.minimum(at, len(time) - 1)
+    acts = links.host.activity
+    low, high = acts.first[main], acts.first[main + 1]
+    times = acts.start_ns[low:high]
+    segment = np.searchsorted(times, end, side="right") - 1
+    began = np.where(segment >= 0, times[np.maximum(segment, 0)], time[0])
+    after = np.where(segment + 1 < len(times), times[np.minimum(segment + 1, len(times) - 1)], end)
+    span = innermost_at(acts, np.full(len(end), main), end)
+    computing = links.host.of("cpu_op")[span] & ~links.host.named(_is_region)[span]
+    ok &= ~inside[at] & (after - end <= _WAKE_NS) & ~((span >= 0) & computing)
+    # Of several that end in one interval the last one decided.
+    at, rows, began, end = at[ok], rows[ok], began[ok], end[ok]
+    waits_for[at] = rows
+    wait_begin[at] = began
+    wait_end[at] = end
+
+
+def _is_region(name: str) -> bool:
+    return names.is_wrapper(name) or names.is_host_communication(name)
+
+
+def _parts(
+    links: Links,
+    main: int,
+    thread: np.ndarray,
+    inside: np.ndarray,
+    bounds: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+) -> Parts:
+    """Host work before and after the waiting of each interval, by cause; calls that launch apart."""
+    begin, wait_begin, wait_end, end = bounds
+    both = np.concatenate([np.arange(len(begin))] * 2)
+    start = np.concatenate([begin, wait_end])
+    stop = np.concatenate([wait_begin, end])
+    keep = np.flatnonzero((stop > start) & ~inside[both])
+    keep = keep[np.argsort(both[keep], kind="stable")]
+    owner = both[keep]
+    known = np.where(thread[owner] < 0, main, thread[owner])
+    found = host_parts(links, main, known, start[keep], stop[keep])
+    cause = found.cause
+    launching = np.zeros(len(links.host) + 1, dtype=bool)
+    if not links.events.of("host_op", "host_collective").any():
+        launching[links.launch_row[links.has_launch]] = True
+    # A blocking copy is a synchronization first.
+    cause[launching[found.span] & (cause != SYNCHRONIZATION)] = CALL
+    return Parts(owner[found.owner], found.start_ns, found.end_ns, cause, found.span)
+
+
+__all__ = ["CALL", "SYNCHRONIZATION", "Program", "issuing_calls", "program"]

@@ -1,0 +1,305 @@
+"""A changed run: what each edge of the graph takes once things are different, and when all comes then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.links import COMMUNICATION
+from chopper.analyzers.replay import graph as g
+from chopper.analyzers.replay.program import CALL
+from chopper.analyzers.replay.solve import ABSENT, solve
+
+if TYPE_CHECKING:
+    from chopper.analyzers.replay.graph import Graph, RankNodes
+
+
+class Base:
+    """The graph as it was observed, with what every scenario looks up in it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.time_ns, self.decided = solve(graph, graph.weight_ns, graph.lag_ns)
+
+    @cached_property
+    def target(self) -> np.ndarray:
+        """Moment that each edge leads to."""
+        return self.graph.target
+
+    def edges(self, kind: int) -> np.ndarray:
+        """Edges of a kind, in order."""
+        if kind not in self._edges:
+            self._edges[kind] = np.flatnonzero(self.graph.kind == kind)
+        return self._edges[kind]
+
+    @cached_property
+    def _edges(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def edge_of(self, kind: int, count: int) -> np.ndarray:
+        """Edge of a kind by what it belongs to, -1 for none; kinds with one edge for each."""
+        if kind not in self._edge_of:
+            found = np.full(count, -1, dtype=np.int64)
+            edges = self.edges(kind)
+            found[self.graph.of[edges]] = edges
+            self._edge_of[kind] = found
+        return self._edge_of[kind]
+
+    @cached_property
+    def _edge_of(self) -> dict[int, np.ndarray]:
+        return {}
+
+    @cached_property
+    def events(self) -> int:
+        """Device events of all ranks."""
+        last = self.graph.ranks[-1]
+        return last.event_base + len(last.start)
+
+    @cached_property
+    def intervals(self) -> int:
+        """Intervals of all programs."""
+        last = self.graph.ranks[-1]
+        return last.interval_base + len(last.program)
+
+    @cached_property
+    def communication_ends(self) -> np.ndarray:
+        """Mask of the moments at which communication ends."""
+        return self._moments(ends=True)
+
+    @cached_property
+    def communication_starts(self) -> np.ndarray:
+        """Mask of the moments at which communication starts."""
+        return self._moments(ends=False)
+
+    def _moments(self, *, ends: bool) -> np.ndarray:
+        found = np.zeros(len(self.graph.time_ns), dtype=bool)
+        for node in self.graph.ranks:
+            rows = np.flatnonzero(node.joined.links.work_class == COMMUNICATION)
+            found[(node.end if ends else node.start)[rows]] = True
+        return found
+
+    @cached_property
+    def start_kind(self) -> np.ndarray:
+        """Kind of the edge that decided each moment, -1 where none did."""
+        return np.append(self.graph.kind, np.int8(-1))[self.decided]
+
+
+@dataclass
+class Scenario:
+    """Changes to a graph, gathered rank by rank and then solved.
+
+    Attributes:
+        base: the graph as observed.
+        removed: rank's place → mask of its host parts that take no time.
+        run_scale: rank's place → how much longer each event runs (transfer of coupled ones).
+        run_ns: rank's place → durations that replace the observed ones where they are ≥ 0.
+        gone: rank's place → mask of the events that do not happen.
+        calls, latency, dependency: launching calls, the device's own latencies, and those between
+            streams take no time.
+        synchronization: the host does not wait for the device.
+        calm: rank's place → mask of the moments of its program at which it does not wait.
+        uncoupled: ranks do not wait for each other.
+        overlap: nothing but communication waits for communication.
+    """
+
+    base: Base
+
+    def __post_init__(self) -> None:
+        self.removed: dict[int, np.ndarray] = {}
+        self.run_scale: dict[int, np.ndarray] = {}
+        self.run_ns: dict[int, np.ndarray] = {}
+        self.gone: dict[int, np.ndarray] = {}
+        self.calm: dict[int, np.ndarray] = {}
+        self.calls = self.latency = self.dependency = False
+        self.synchronization = self.uncoupled = self.overlap = False
+
+    @property
+    def ranks(self) -> list[RankNodes]:
+        """The ranks, in their places."""
+        return self.base.graph.ranks
+
+    def without_host(self, place: int, parts: np.ndarray) -> None:
+        """Host parts (a mask) take no time."""
+        known = self.removed.get(place)
+        self.removed[place] = parts if known is None else known | parts
+
+    def scale(self, place: int, factor: np.ndarray) -> None:
+        """Events take so many times as long."""
+        known = self.run_scale.get(place)
+        self.run_scale[place] = factor if known is None else known * factor
+
+    def without_events(self, place: int, events: np.ndarray) -> None:
+        """Events (a mask) do not happen."""
+        known = self.gone.get(place)
+        self.gone[place] = events if known is None else known | events
+
+    def removed_parts(self, place: int) -> np.ndarray:
+        """Mask of the host parts of a rank that take no time."""
+        parts = self.ranks[place].program.parts
+        found = self.removed.get(place, np.zeros(len(parts.owner), dtype=bool))
+        return found | (parts.cause == CALL) if self.calls else found
+
+    def durations(self, place: int) -> np.ndarray:
+        """How long each event of a rank runs: of coupled ones, after the last arrival."""
+        node = self.ranks[place]
+        events = node.joined.links.events
+        run = np.where(node.coupled, node.transfer_ns, events.dur_ns)
+        if place in self.run_ns:
+            run = np.where(self.run_ns[place] >= 0, self.run_ns[place], run)
+        if place in self.run_scale:
+            run = np.rint(run * self.run_scale[place]).astype(np.int64)
+        if place in self.gone:
+            run = np.where(self.gone[place], 0, run)
+        return run
+
+    def solve(self) -> Outcome:
+        """When everything comes."""
+        base, graph = self.base, self.base.graph
+        weight, lag = graph.weight_ns.copy(), graph.lag_ns
+        if self.latency or self.dependency or self.gone:
+            lag = lag.copy()
+        for place, node in enumerate(self.ranks):
+            self._host(place, node, weight)
+            if place in self.run_scale or place in self.run_ns or place in self.gone:
+                self._events(place, node, weight, lag)
+        self._device(weight, lag)
+        if self.uncoupled:
+            weight[base.edges(g.TRANSFER)] = ABSENT
+        if self.overlap:
+            for kind in (g.EVENT, g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
+                edges = base.edges(kind)
+                apart = base.communication_ends[graph.source[edges]]
+                apart &= ~base.communication_starts[base.target[edges]]
+                weight[edges[apart]] = ABSENT
+        if self.synchronization:
+            weight[base.edges(g.SYNCHRONIZE)] = ABSENT
+        time, decided = solve(graph, weight, lag)
+        return Outcome(self, time, decided, weight, lag)
+
+    def _host(self, place: int, node: RankNodes, weight: np.ndarray) -> None:
+        base, graph = self.base, self.base.graph
+        removed = self.removed_parts(place)
+        program = node.program
+        if removed.any():
+            parts = program.parts
+            length = (parts.end_ns - parts.start_ns)[removed]
+            taken = np.bincount(parts.owner[removed], weights=length, minlength=len(program))
+            taken_ns = taken.astype(np.int64)
+            edge = base.edge_of(g.PROGRAM, self.base.intervals)[
+                node.interval_base + np.arange(len(program))
+            ]
+            some = np.flatnonzero((edge >= 0) & (taken_ns > 0))
+            weight[edge[some]] = np.maximum(weight[edge[some]] - taken_ns[some], 0)
+            # What the host does once it is awake is a part of the same work.
+            for kind in (g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
+                edges = base.edges(kind)
+                edges = edges[graph.rank[base.target[edges]] == place]
+                interval = np.searchsorted(node.moment, base.target[edges])
+                left = 1 - taken_ns[interval] / np.maximum(program.work_ns[interval], 1)
+                weight[edges] = (weight[edges] * np.clip(left, 0.0, 1.0)).astype(np.int64)
+        if place in self.calm and self.calm[place].any():
+            still = np.zeros(len(graph.time_ns), dtype=bool)
+            still[node.moment[self.calm[place]]] = True
+            edges = base.edges(g.SYNCHRONIZE)
+            weight[edges[still[base.target[edges]]]] = ABSENT
+
+    def _events(self, place: int, node: RankNodes, weight: np.ndarray, lag: np.ndarray) -> None:
+        base = self.base
+        run = self.durations(place)
+        of = node.event_base + np.arange(len(run))
+        for kind in (g.RUN, g.TRANSFER):
+            edge = base.edge_of(kind, base.events)[of]
+            some = np.flatnonzero(edge >= 0)
+            weight[edge[some]] = run[some]
+        if place not in self.gone:
+            return
+        gone = np.flatnonzero(self.gone[place])
+        lag[node.start[gone]] = 0
+        lag[node.end[gone]] = 0
+        for kind in (g.LAUNCH, g.STREAM):
+            edge = base.edge_of(kind, base.events)[of[gone]]
+            weight[edge[edge >= 0]] = 0
+        edges = base.edges(g.EVENT)
+        weight[edges[np.isin(base.graph.of[edges], of[gone])]] = 0
+
+    def _device(self, weight: np.ndarray, lag: np.ndarray) -> None:
+        base = self.base
+        if self.calls:
+            edges = base.edges(g.LAUNCH)
+            call = np.concatenate([n.call_ns for n in self.ranks])
+            weight[edges] = np.maximum(weight[edges] - call[base.graph.of[edges]], 0)
+        if not (self.latency or self.dependency):
+            return
+        starts = np.concatenate([n.start for n in self.ranks])
+        depends = base.start_kind[starts] == g.EVENT
+        if self.latency:
+            lag[starts[~depends]] = 0
+            weight[base.edges(g.STREAM)] = np.minimum(weight[base.edges(g.STREAM)], 0)
+            edges = base.edges(g.LAUNCH)
+            call = np.concatenate([n.call_ns for n in self.ranks])
+            weight[edges] = np.minimum(weight[edges], call[base.graph.of[edges]])
+        if self.dependency:
+            lag[starts[depends]] = 0
+            weight[base.edges(g.EVENT)] = np.minimum(weight[base.edges(g.EVENT)], 0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A solved scenario.
+
+    Attributes:
+        scenario: what was solved.
+        time_ns: when each moment comes.
+        decided: edge that decided each moment, -1 for none.
+        weight_ns, lag_ns: what was solved with.
+    """
+
+    scenario: Scenario
+    time_ns: np.ndarray
+    decided: np.ndarray
+    weight_ns: np.ndarray
+    lag_ns: np.ndarray
+
+    def windows(self, place: int) -> np.ndarray:
+        """Bounds of the step windows of a rank, as :func:`windows.cut_windows` cuts them.
+
+        Those that were observed: a step that has nothing left keeps a window of no length.
+        """
+        node = self.scenario.ranks[place]
+        links = node.joined.links
+        observed = node.joined.windows
+        start, end = self.time_ns[node.start], self.time_ns[node.end]
+        if place in self.scenario.gone:
+            # What does not happen ends nothing: it would hold the window of its step.
+            kept = ~self.scenario.gone[place]
+        else:
+            kept = np.ones(len(start), dtype=bool)
+        steps = len(links.steps_start_ns)
+        step = links.step
+        inside = (step >= 0) & (step < steps)
+        if not len(observed):
+            return np.zeros(0, np.int64)
+        if observed.numbers[0] < 0 or not steps or not inside.any():
+            some = kept if kept.any() else ~kept
+            return np.array([start[some].min(), end[some].max()])
+        latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
+        np.maximum.at(latest, step[inside & kept], end[inside & kept])
+        begin = int(self.time_ns[node.step[0]])
+        before = (step < 0) & kept
+        if before.any():
+            begin = max(begin, int(end[before].max()))
+        else:
+            begin = min(begin, int(start[inside].min()))
+        bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
+        # Steps that had no window of their own when observed have none now.
+        was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
+        np.maximum.at(was, step[inside], links.events.end_ns[inside])
+        first = int(observed.bounds_ns[0])
+        lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0
+        return np.concatenate([bounds[:1], bounds[1:][lasting]])
+
+
+__all__ = ["Base", "Outcome", "Scenario"]

@@ -1,0 +1,216 @@
+"""The trace of a replayed schedule: the tables of a rank with the times that a scenario gives them.
+
+Device events take their new times. Host spans are moved with the program: between two moments of it,
+what takes no time is left out and the rest is stretched to the new length; what runs on threads of
+its own moves with the events that it became.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.columns import ints, strings
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from chopper.analyzers.replay.graph import RankNodes
+    from chopper.analyzers.replay.scenario import Outcome
+
+
+class _Warp:
+    """Old times to new ones, linear between knots and of the same slope beyond them."""
+
+    def __init__(self, old_ns: np.ndarray, new_ns: np.ndarray) -> None:
+        order = np.argsort(old_ns, kind="stable")
+        old, new = old_ns[order], np.maximum.accumulate(new_ns[order])
+        # Of several knots at one time the last one counts from there on.
+        last = np.ones(len(old), dtype=bool)
+        last[:-1] = old[1:] > old[:-1]
+        self.old, self.new = old[last], new[last]
+
+    def __call__(self, time_ns: np.ndarray) -> np.ndarray:
+        """New times, as integers."""
+        if not len(self.old):
+            return time_ns.copy()
+        at = np.clip(np.searchsorted(self.old, time_ns, side="right") - 1, 0, len(self.old) - 1)
+        following = np.minimum(at + 1, len(self.old) - 1)
+        span = self.old[following] - self.old[at]
+        inside = (time_ns >= self.old[0]) & (span > 0)
+        # In integers: float64 would round times since 1970.
+        gone = np.where(inside, time_ns - self.old[at], 0)
+        length = self.new[following] - self.new[at]
+        share = gone / np.maximum(span, 1)
+        moved = self.new[at] + np.rint(share * length).astype(np.int64)
+        beyond = np.where(time_ns < self.old[0], time_ns - self.old[0] + self.new[0], moved)
+        after = time_ns > self.old[-1]
+        return np.where(after, time_ns - self.old[-1] + self.new[-1], beyond)
+
+
+def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
+    """The trace tables of a rank as the scenario would have them recorded.
+
+    Returns:
+        ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and, where
+        it was sampled, ``device_clock``.
+    """
+    node = outcome.scenario.ranks[place]
+    given = node.joined.given
+    host, host_order = _host(outcome, place)
+    step = _shifted(given.step, _program_warp(outcome, place))
+    if node.joined.host_only:
+        events, event_order = TABLES["device_event"].empty(), np.zeros(0, np.int64)
+    else:
+        events, event_order = _events(outcome, place)
+    found = {
+        "host_span": host,
+        "device_event": events,
+        "step": step,
+        "collective": _collectives(given.collective, host_order, event_order),
+    }
+    if given.device_clock is not None and given.device_clock.num_rows:
+        found["device_clock"] = _clocks(given.device_clock, _device_warp(outcome, place))
+    return found
+
+
+def _new(outcome: Outcome, node: RankNodes, moments: np.ndarray) -> np.ndarray:
+    return outcome.time_ns[moments] + node.offset_ns
+
+
+def _program_warp(outcome: Outcome, place: int) -> _Warp:
+    node = outcome.scenario.ranks[place]
+    program = node.program
+    old, new = program.time_ns, _new(outcome, node, node.moment)
+    parts = program.parts
+    removed = outcome.scenario.removed_parts(place)
+    if not removed.any() or not len(old):
+        return _Warp(old, new)
+    # Inside intervals that lose something: what stays before a wait keeps its place behind the
+    # interval's begin, what comes after it before the interval's end.
+    changed = np.zeros(len(program), dtype=bool)
+    changed[parts.owner[removed]] = True
+    rows = np.flatnonzero(changed[parts.owner])
+    owner = parts.owner[rows]
+    whole = parts.end_ns[rows] - parts.start_ns[rows]
+    length = np.where(removed[rows], 0, whole)
+    first = np.ones(len(rows), dtype=bool)
+    first[1:] = owner[1:] != owner[:-1]
+    head = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
+    total, all_ = np.cumsum(length), np.cumsum(whole)
+    before = total - length - (total - length)[head]
+    old_begin = np.append(old[:1], old[:-1])[owner]
+    begin, end = np.append(new[:1], new[:-1])[owner], new[owner]
+    waited = parts.start_ns[rows] - old_begin > (all_ - whole) - (all_ - whole)[head]
+    kept = np.bincount(owner, weights=length, minlength=len(program)).astype(np.int64)[owner]
+    low = np.where(waited, end - (kept - before), begin + before)
+    high = low + length
+    return _Warp(
+        np.concatenate([old, parts.start_ns[rows], parts.end_ns[rows]]),
+        np.concatenate([new, np.clip(low, begin, end), np.clip(high, begin, end)]),
+    )
+
+
+def _device_warp(outcome: Outcome, place: int) -> _Warp:
+    node = outcome.scenario.ranks[place]
+    events = node.joined.links.events
+    return _Warp(
+        np.concatenate([events.start_ns, events.end_ns]),
+        np.concatenate([_new(outcome, node, node.start), _new(outcome, node, node.end)]),
+    )
+
+
+def _host(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
+    """Host spans with new times, and the old row of each."""
+    node = outcome.scenario.ranks[place]
+    host = node.joined.links.host
+    if not len(host):
+        return node.joined.given.host_span, np.zeros(0, np.int64)
+    warp = _program_warp(outcome, place)
+    # The nesting's times: children lie inside their parents, as the program's moments do.
+    start, end = host.start_ns, host.end_ns
+    new_start, new_end = warp(start), warp(end)
+    if node.joined.host_only:
+        events = node.joined.links.events
+        beside = np.flatnonzero(~np.isin(np.arange(len(events)), _run_by_program(node)))
+        thread = host.nesting.thread
+        rows = node.joined.links.launch_row[beside]
+        for number in np.unique(thread[rows]):
+            mine = beside[thread[rows] == number]
+            own = _Warp(
+                np.concatenate([events.start_ns[mine], events.end_ns[mine]]),
+                np.concatenate(
+                    [_new(outcome, node, node.start[mine]), _new(outcome, node, node.end[mine])]
+                ),
+            )
+            spans = thread == number
+            new_start[spans], new_end[spans] = own(start[spans]), own(end[spans])
+    duration = np.maximum(new_end - new_start, 0)
+    # Parents come before their children, also where nothing of them is left.
+    order = np.lexsort((np.arange(len(host)), -duration, new_start))
+    return _timed(node.joined.given.host_span, new_start, duration, order), order
+
+
+def _run_by_program(node: RankNodes) -> np.ndarray:
+    from chopper.analyzers.replay.program import OP_START
+
+    program = node.program
+    rows: np.ndarray = program.row[program.kind == OP_START]
+    return rows
+
+
+def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
+    """Device events with new times, without those that do not happen, and the old row of each."""
+    node = outcome.scenario.ranks[place]
+    start = _new(outcome, node, node.start)
+    duration = _new(outcome, node, node.end) - start
+    kept = np.arange(len(start))
+    if place in outcome.scenario.gone:
+        kept = np.flatnonzero(~outcome.scenario.gone[place])
+    order = kept[np.lexsort((kept, -duration[kept], start[kept]))]
+    return _timed(node.joined.given.device_event, start, duration, order), order
+
+
+def _timed(
+    table: pa.Table, start_ns: np.ndarray, dur_ns: np.ndarray, order: np.ndarray
+) -> pa.Table:
+    found = table.take(pa.array(order))
+    for name, values in (("start_ns", start_ns), ("dur_ns", dur_ns)):
+        at = found.schema.get_field_index(name)
+        found = found.set_column(at, found.schema.field(name), pa.array(values[order]))
+    return found
+
+
+def _shifted(step: pa.Table, warp: _Warp) -> pa.Table:
+    for name in ("start_ns", "end_ns"):
+        at = step.schema.get_field_index(name)
+        step = step.set_column(at, step.schema.field(name), pa.array(warp(ints(step, name))))
+    return step
+
+
+def _collectives(table: pa.Table, host_order: np.ndarray, event_order: np.ndarray) -> pa.Table:
+    """Metadata of what is still there, by its new row."""
+    source, values = strings(table, "source")
+    of_device = np.array([v == "device_event" for v in values] + [False])[source]
+    row = ints(table, "row")
+    new = np.full(len(row), -1, dtype=np.int64)
+    for mine, order in ((~of_device, host_order), (of_device, event_order)):
+        if mine.any() and len(order):
+            place = np.full(int(max(order.max(), row[mine].max())) + 1, -1, dtype=np.int64)
+            place[order] = np.arange(len(order))
+            new[mine] = place[row[mine]]
+    kept = np.flatnonzero(new >= 0)
+    found = table.take(pa.array(kept))
+    at = found.schema.get_field_index("row")
+    return found.set_column(at, found.schema.field("row"), pa.array(new[kept]))
+
+
+def _clocks(table: pa.Table, warp: _Warp) -> pa.Table:
+    at = table.schema.get_field_index("time_ns")
+    return table.set_column(
+        at, table.schema.field("time_ns"), pa.array(warp(ints(table, "time_ns")))
+    )
+
+
+__all__ = ["tables"]

@@ -1,0 +1,156 @@
+"""What device events of one rank wait for beside their launch: their stream, and other streams.
+
+A stream runs in order. It waits for another one after a call for an event (cudaStreamWaitEvent),
+which belongs to the launch that follows it; the trace does not say which event, so it is taken to
+be the last one that had been launched on each other stream before the call, as far as that had
+ended in time. Where no call tells, an event that begins right when another stream's ends waits for
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chopper.analyzers import names
+from chopper.analyzers.columns import compact
+from chopper.analyzers.links import COMMUNICATION, Links
+
+_RIGHT_AFTER_NS = 50_000
+"""An event that begins so soon after another stream's has ended may have waited for it."""
+_BACK = 4
+"""So many collectives back is looked for the one that a stream waited for."""
+_STREAMS_MAX = 24
+"""With more streams, only those with communication are looked at as what others wait for."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Edges between device events, and what they take at least.
+
+    Attributes:
+        previous: event before each one on its stream, -1 for none.
+        stream_ns: what a stream takes from one event to the next, in this trace's mean case.
+        source, target: events of which the second waits for the first on another stream.
+        event_ns: what that takes.
+        launch_ns: what a launch takes beyond its call, of events whose stream was free.
+    """
+
+    previous: np.ndarray
+    stream_ns: int
+    source: np.ndarray
+    target: np.ndarray
+    event_ns: int
+    launch_ns: int
+
+
+def waits(links: Links) -> Waits:
+    """What the events of one rank wait for."""
+    events = links.events
+    previous = previous_on_stream(links)
+    start, end = events.start_ns, events.end_ns
+    free = np.where(previous >= 0, end[previous], np.iinfo(np.int64).min)
+    launched = links.has_launch
+    queued = launched & (previous >= 0) & (links.returned_ns <= free)
+    gap = start[queued] - free[queued]
+    gap = gap[(gap >= 0) & (gap <= _RIGHT_AFTER_NS)]
+    stream_ns = int(np.median(gap)) if len(gap) else 0
+    idle = launched & (free <= links.launch_ns)
+    beyond = start[idle] - links.returned_ns[idle]
+    beyond = beyond[beyond <= _RIGHT_AFTER_NS]
+    launch_ns = int(np.median(beyond)) if len(beyond) else 0
+    told_source, told_target = _told(links, previous)
+    seen_source, seen_target = _seen(links, free, stream_ns, launch_ns)
+    source = np.concatenate([told_source, seen_source])
+    target = np.concatenate([told_target, seen_target])
+    _, first = np.unique(source * len(events) + target, return_index=True)
+    source, target = source[first], target[first]
+    delay = start[target] - end[source]
+    bound = delay[(delay <= _RIGHT_AFTER_NS) & (free[target] + stream_ns < start[target])]
+    event_ns = int(np.median(bound)) if len(bound) else 0
+    return Waits(previous, stream_ns, source, target, event_ns, launch_ns)
+
+
+def previous_on_stream(links: Links) -> np.ndarray:
+    """The event before each one on its stream, -1 for none."""
+    place = _place(links)
+    order = np.argsort(place, kind="stable")
+    previous = np.full(len(place), -1, dtype=np.int64)
+    together = place[order[1:]] == place[order[:-1]]
+    previous[order[1:][together]] = order[:-1][together]
+    return previous
+
+
+def _place(links: Links) -> np.ndarray:
+    return links.events.device_id * (1 << 40) + links.events.stream_id
+
+
+def _seen(
+    links: Links, free: np.ndarray, stream_ns: int, launch_ns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Events that begin right after another stream's, and for no other reason."""
+    events = links.events
+    start, end = events.start_ns, events.end_ns
+    place = _place(links)
+    order = np.argsort(end, kind="stable")
+    last = np.searchsorted(end[order], start, side="right") - 1
+    source = np.where(last >= 0, order[np.maximum(last, 0)], 0)
+    own = np.maximum(free + stream_ns, np.where(links.has_launch, links.returned_ns + launch_ns, 0))
+    target = np.flatnonzero(
+        (last >= 0)
+        & (place[source] != place)
+        & (start - end[source] <= _RIGHT_AFTER_NS)
+        & (end[source] >= own)
+        & (events.device_id[source] == events.device_id)
+    )
+    return source[target], target
+
+
+def _told(links: Links, previous: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Waits that follow from calls for events."""
+    host, events = links.host, links.events
+    nothing = np.zeros(0, np.int64)
+    asks = host.of("runtime", "driver") & host.named(names.is_event_wait) if len(host) else nothing
+    launched = np.flatnonzero(links.has_launch)
+    if not asks.any() or not len(launched):
+        return nothing, nothing
+    asked = host.start_ns[asks]
+    calls = np.sort(links.launch_ns[launched])
+    # A call for an event belongs to the next launch of all.
+    follower = np.searchsorted(calls, asked, side="right")
+    asked, follower = asked[follower < len(calls)], follower[follower < len(calls)]
+    launch, first = np.unique(calls[follower], return_index=True)
+    of_launch = np.append(first[1:], len(asked)) - 1
+    at = np.searchsorted(launch, links.launch_ns[launched])
+    hit = (at < len(launch)) & (
+        launch[np.minimum(at, len(launch) - 1)] == links.launch_ns[launched]
+    )
+    target = launched[hit]
+    # One launch of a graph starts many events: its first of each stream waits.
+    before = previous[target]
+    alone = (before < 0) | (links.launch_row[before] != links.launch_row[target])
+    target, when = target[alone], asked[of_launch[at[hit][alone]]]
+    place = _place(links)
+    distinct, stream = compact(place)
+    communicates = links.work_class == COMMUNICATION
+    sources, targets = [nothing], [nothing]
+    for number in range(len(distinct)):
+        mine = launched[stream[launched] == number]
+        of_communication = bool(communicates[mine].any())
+        if not len(mine) or (len(distinct) > _STREAMS_MAX and not of_communication):
+            continue
+        mine = mine[np.argsort(links.launch_ns[mine], kind="stable")]
+        others = np.flatnonzero(stream[target] != number)
+        last = np.searchsorted(links.launch_ns[mine], when[others], side="left") - 1
+        open_ = last >= 0
+        for back in range(_BACK if of_communication else 1):
+            row = mine[np.maximum(last - back, 0)]
+            fits = open_ & (last >= back) & (events.end_ns[row] <= events.start_ns[target[others]])
+            sources.append(row[fits])
+            targets.append(target[others[fits]])
+            open_ &= ~fits
+    return np.concatenate(sources), np.concatenate(targets)
+
+
+__all__ = ["Waits", "previous_on_stream", "waits"]

@@ -1,0 +1,90 @@
+"""``chopper whatif``: the effect of a change, predicted by a replay of the run."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from chopper.cli._complete import paths
+from chopper.cli._progress import progress
+
+
+@click.command("whatif", short_help="Predict what a run would take with something changed.")
+@click.argument("sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths)
+@click.option(
+    "--fix",
+    multiple=True,
+    metavar="CAUSE",
+    help="Take a cause away: an id of `chopper analyze`, its last part (data, dispatch, gc), or "
+    "data-wait, launch-gaps, synchronization, straggler, exposed-communication, recomputation.",
+)
+@click.option("--clock", metavar="HZ", help="Device clock: 1980MHz, or `reference`.")
+@click.option("--link", metavar="RATE", help="Bandwidth between ranks: 50GB/s, or x2.")
+@click.option("--latency", metavar="TIME", help="Latency of that link: 5us, or x0.5.")
+@click.option(
+    "--faster",
+    multiple=True,
+    metavar="WHAT=K",
+    help="Kernels K times as fast: gemm=2x, sdpa=1.5x, or a regular expression of names.",
+)
+@click.option("--without", multiple=True, metavar="OP", help="An operator is not called.")
+@click.option("--graphs", is_flag=True, help="Launch each step as one CUDA graph.")
+@click.option(
+    "--overlap", is_flag=True, help="Perfect overlap: only communication waits for communication."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+def command(
+    sources: tuple[str, ...],
+    fix: tuple[str, ...],
+    clock: str | None,
+    link: str | None,
+    latency: str | None,
+    faster: tuple[str, ...],
+    without: tuple[str, ...],
+    graphs: bool,
+    overlap: bool,
+    as_json: bool,
+) -> None:
+    """Predict what a run would take with something changed.
+
+    The run's dependency graph (host threads, launches, streams, synchronizations, collectives that
+    couple the ranks) is replayed with the changes; several act together. Without any, each cause is
+    taken away in turn: what it would give back.
+
+    \b
+    Examples:
+      chopper whatif runs/mine
+      chopper whatif runs/mine --fix data
+      chopper whatif runs/mine --fix straggler --fix gc --json
+      chopper whatif trace.json.gz --faster gemm=2x --graphs
+      chopper whatif runs/mine --link x2 --latency 5us
+    """
+    from chopper.api import attribute, load
+    from chopper.replaying import changes_of, replay_of
+
+    changes = changes_of(
+        fix=fix,
+        clock=clock,
+        link=link,
+        latency=latency,
+        faster=faster,
+        without=without,
+        graphs=graphs,
+        overlap=overlap,
+    )
+    with progress("reading the run"):
+        run = load(list(sources))
+    with progress("attributing"):
+        attribution = attribute(run)
+    with progress("replaying"):
+        replay = replay_of(attribution)
+        found = replay.whatif(changes)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        return
+    from chopper.cli.analyze_ import _terminal
+    from chopper.reports import whatif
+
+    width, color = _terminal()
+    click.echo(whatif.render(found, width=width, color=color), nl=False, color=color)
