@@ -198,8 +198,14 @@ field(const Column *column, const char *at, Value *out, bool *known)
     int64_t as_integer;
     switch (type) {
     case 0: as_float = value.d; as_integer = (int64_t)value.d; break;
-    case 1: as_float = value.ui; as_integer = value.ui; break;
-    case 2: case 3: as_float = (double)value.ull; as_integer = (int64_t)value.ull; break;
+    case 1:
+        if (value.ui == UINT32_MAX) /* not available */
+            return 0;
+        as_float = value.ui; as_integer = value.ui; break;
+    case 2: case 3:
+        if (value.ull == UINT64_MAX)
+            return 0;
+        as_float = (double)value.ull; as_integer = (int64_t)value.ull; break;
     case 4: as_float = (double)(int64_t)value.ull; as_integer = (int64_t)value.ull; break;
     case 5: as_float = value.si; as_integer = value.si; break;
     case 6: as_float = value.us; as_integer = value.us; break;

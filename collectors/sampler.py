@@ -74,14 +74,24 @@ class Sink:
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, tuple[Any, ...]]] = []
+        self._timed: list[tuple[str, tuple[Any, ...]]] = []
 
     def add(self, table: str, *values: Any) -> None:
         """Add a row: the declared columns after ``time_ns`` and ``span_ns``, in their order."""
         self._rows.append((table, values))
 
+    def add_at(self, table: str, time_ns: int, span_ns: int, *values: Any) -> None:
+        """Add a row whose time the driver told; the sampler adds none."""
+        self._timed.append((table, (time_ns, span_ns, *values)))
+
     def take(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Rows since the last call."""
         rows, self._rows = self._rows, []
+        return rows
+
+    def take_timed(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Rows with times of their own since the last call."""
+        rows, self._timed = self._timed, []
         return rows
 
 
@@ -814,6 +824,8 @@ class Sampler:
         """Keep a reading's rows for the next flush; with the lock."""
         for table, values in sink.take():
             self._pending.setdefault(table, []).append((time_ns, span_ns, *values))
+        for table, row in sink.take_timed():
+            self._pending.setdefault(table, []).append(row)
 
     def flush(self) -> None:
         """Write the rows at hand and the status."""

@@ -28,6 +28,7 @@ from chopper.cli import cli  # noqa: E402
 from chopper.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import (  # noqa: E402
     ANALYSIS_TABLES,
+    SENSOR_TABLES,
     TELEMETRY_TABLES,
     TRACE_TABLES,
     VIEW_TABLES,
@@ -199,7 +200,11 @@ def tables_page() -> str:
     ]
     groups: tuple[tuple[str, str, tuple[Table, ...]], ...] = (
         ("From kernel traces", "One set per rank.", TRACE_TABLES),
-        ("Telemetry", "Written while the run goes on, one set per rank.", TELEMETRY_TABLES),
+        (
+            "Telemetry",
+            "Written while the run goes on, one set per rank.",
+            (*TELEMETRY_TABLES, *SENSOR_TABLES),
+        ),
         ("Derived by analysis", "Safe to delete: they are made again.", ANALYSIS_TABLES),
         (
             "Views",

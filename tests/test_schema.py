@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from chopper._format import unit
 from chopper.cli import _COMMANDS, cli
 from chopper.errors import UsageError
-from chopper.tables import TABLES, TELEMETRY_TABLES
+from chopper.tables import SENSOR_TABLES, TABLES, TELEMETRY_TABLES
 
 
 def invoke(*arguments: str) -> str:
@@ -55,7 +55,7 @@ def test_an_unknown_table_names_the_nearest() -> None:
 
 
 def test_telemetry_times_its_rows_and_names_its_units() -> None:
-    for table in TELEMETRY_TABLES:
+    for table in (*TELEMETRY_TABLES, *SENSOR_TABLES):
         assert [c.name for c in table.columns[:2]] == ["time_ns", "span_ns"]
         for column in table.columns:
             assert column.doc.endswith(".")

@@ -26,7 +26,7 @@ _SOURCES = "chopper.collectors.amd._sources"
 class AmdCollector(SampledCollector):
     """Samples every AMD device of the host, in a process of its own.
 
-    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_LIMIT.
+    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_DIE, DEVICE_LINK, DEVICE_LIMIT, DEVICE_PARTITION.
 
     Args:
         hz: rate of the fast tier: clocks, power, what holds the clock down.
@@ -67,6 +67,8 @@ class AmdCollector(SampledCollector):
         return [
             SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),
             SourceSpec(factory=f"{_SOURCES}:CounterSource", hz=_MEDIUM_HZ),
+            SourceSpec(factory=f"{_SOURCES}:PartSource", hz=_MEDIUM_HZ),
             SourceSpec(factory=f"{_SOURCES}:LimitSource", hz=_ONCE_HZ),
+            SourceSpec(factory=f"{_SOURCES}:PartitionSource", hz=_ONCE_HZ),
             CLOCKS,
         ]

@@ -232,8 +232,15 @@ def known(structure: Any, name: str) -> int | None:
     return None if value == _WIDTHS[descriptor.size] else value
 
 
+def items(structure: Any, name: str) -> list[int | None]:
+    """The items of an array field, None for those that are not available; [] without the field."""
+    array = getattr(structure, name, None)
+    if array is None:
+        return []
+    sentinel = _WIDTHS[ctypes.sizeof(array._type_)]
+    return [None if value == sentinel else value for value in array]
+
+
 def known_items(structure: Any, name: str) -> list[int]:
     """The items of an array field that are available."""
-    array = getattr(structure, name)
-    sentinel = _WIDTHS[ctypes.sizeof(array._type_)]
-    return [value for value in array if value != sentinel]
+    return [value for value in items(structure, name) if value is not None]

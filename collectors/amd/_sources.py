@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from ctypes import byref, c_uint32
+from ctypes import byref, c_uint32, create_string_buffer, sizeof
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chopper.collectors._plan import (
+    DEVICE,
+    MEAN,
+    NUMBER,
+    RESIDENCY,
+    Call,
+    Column,
+    Plan,
+    PlannedDevice,
+    address,
+    content,
+    pointer,
+)
 from chopper.collectors.amd import _library as amd
+from chopper.collectors.sampler import Gone, Part
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from chopper.collectors._plan import DeviceTotals
     from chopper.collectors.sampler import Sink
 
 _MEGA = 1_000_000
@@ -125,27 +141,44 @@ class _Source:
         """A row's values after the device, in the order of the table's columns."""
         raise NotImplementedError
 
+    def parts(self) -> list[Part]:
+        """One part a device."""
+        return [
+            Part(f"device {device.index}", partial(self._read, device, metrics))
+            for device, metrics in self._metrics
+        ]
+
+    def _read(self, device: amd.AmdDevice, metrics: amd.Metrics, sink: Sink, now_ns: int) -> None:
+        if device.lost is not None:
+            raise Gone(device.lost)
+        code = metrics.read()
+        if code:
+            kind, reason = amd.explain(code)
+            if kind != "moment":
+                self._lose(device, reason)
+                raise Gone(reason)
+            return
+        self._add(sink, device, metrics.now, now_ns)
+
+    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: Any, now_ns: int) -> None:
+        """Add what one reading gives."""
+        values = self._values(device, metrics, now_ns)
+        sink.add(self.tables[0], device.index, device.uuid, *values)
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """The call of the driver that one device's sample makes."""
+        for device, metrics in self._metrics:
+            if device.lost is None:
+                return {"amdsmi_get_gpu_metrics_info": metrics.read}
+        return {}
+
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per device that is still there."""
         live = False
-        for device, metrics in self._metrics:
-            if device.lost is not None:
-                continue
-            code = metrics.read()
-            if code:
-                kind, reason = amd.explain(code)
-                if kind != "moment":
-                    self._lose(device, reason)
-                    continue
+        for part in self.parts():
+            with contextlib.suppress(Gone):
+                part.read(sink, now_ns)
                 live = True
-                continue
-            live = True
-            sink.add(
-                self.tables[0],
-                device.index,
-                device.uuid,
-                *self._values(device, metrics.now, now_ns),
-            )
         if not live:
             raise RuntimeError("; ".join(dict.fromkeys(self.absent.values())) or "no device left")
 
@@ -173,6 +206,75 @@ class ClockSource(_Source):
             _watts(metrics),
             residency.reasons(metrics, now_ns),
         )
+
+    def plan(self) -> Plan:
+        """The same readings for the thread in C."""
+        function = address(self._wrapper.amdsmi_get_gpu_metrics_info)
+        devices = []
+        for device, metrics in self._metrics:
+            if device.lost is not None:
+                continue
+            call = Call(function, pointer(device.handle), None, content(metrics.now))
+            kind = type(metrics.now)
+            watts = _numbers(kind, "current_socket_power", "average_socket_power")
+            columns = (
+                Column(
+                    MEAN,
+                    0,
+                    (
+                        *_items(kind, "current_gfxclks"),
+                        *_numbers(kind, "current_gfxclk", "average_gfxclk_frequency"),
+                    ),
+                    _MEGA,
+                    nonzero=True,
+                ),
+                Column(
+                    NUMBER,
+                    0,
+                    _numbers(kind, "current_uclk", "average_uclk_frequency"),
+                    _MEGA,
+                    nonzero=True,
+                    sentinel=True,
+                ),
+                Column(NUMBER, 0, watts, 1.0, sentinel=True),
+                Column(
+                    RESIDENCY,
+                    0,
+                    (
+                        *_numbers(kind, "accumulation_counter"),
+                        *(_number(kind, name, bit) for name, bit in _RESIDENCIES.items()),
+                    ),
+                    1,
+                ),
+            )
+            devices.append(PlannedDevice(device.index, device.uuid, (call,), columns))
+        outcomes = {code: DEVICE for code, (kind, _) in amd.ERRORS.items() if kind != "moment"}
+        return Plan(self.tables[0], tuple(devices), outcomes, keep_empty=True)
+
+    def learn(self, totals: list[DeviceTotals]) -> None:
+        """Take over what the thread in C was refused."""
+        of = {device.index: device for device, _ in self._metrics}
+        for found in totals:
+            if found.lost and of[found.id].lost is None:
+                self._lose(of[found.id], amd.explain(found.lost)[1])
+
+
+def _number(structure: Any, name: str, tag: int = 0) -> tuple[int, int, int]:
+    descriptor = getattr(structure, name)
+    return descriptor.offset, descriptor.size, tag
+
+
+def _numbers(structure: Any, *names: str) -> tuple[tuple[int, int, int], ...]:
+    """Where these fields lie."""
+    return tuple(_number(structure, name) for name in names)
+
+
+def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
+    """Where the items of an array field lie, tagged as what a mean is made of."""
+    descriptor = getattr(structure, name)
+    item = dict(structure._fields_)[name]._type_
+    width = sizeof(item)
+    return tuple((descriptor.offset + i * width, width, 1) for i in range(descriptor.size // width))
 
 
 def _gfx_clock_hz(metrics: Any) -> int | None:
@@ -227,7 +329,7 @@ class CounterSource(_Source):
             "memory_used_bytes": self._memory_used_bytes(device),
             "link_tx_bytes": _sum_kib(amd.known_items(metrics, "xgmi_write_data_acc")),
             "link_rx_bytes": _sum_kib(amd.known_items(metrics, "xgmi_read_data_acc")),
-            "pcie_replay_count": amd.known(metrics, "pcie_replay_count_acc"),
+            "pcie_replay_count": _held(amd.known(metrics, "pcie_replay_count_acc")),
         }
         if counted:
             found["power_throttle_ns"] = int(residency.totals_ns["power"])
@@ -255,7 +357,15 @@ def _percent(value: int | None) -> float | None:
 
 
 def _sum_kib(values: list[int]) -> int | None:
-    return sum(values) * _KIB if values else None
+    return _held(sum(values) * _KIB) if values else None
+
+
+def _held(value: int | None) -> int | None:
+    """A counter, unless it has outgrown what a table holds: then it is no count."""
+    return None if value is None or value > _LARGEST else value
+
+
+_LARGEST = (1 << 63) - 1
 
 
 class LimitSource(_Source):
@@ -290,3 +400,73 @@ class LimitSource(_Source):
 
 
 _CLOCK_GFX = 0
+
+
+class PartSource(_Source):
+    """Dies and links one by one. -> DEVICE_DIE, DEVICE_LINK."""
+
+    name: ClassVar[str] = "amdsmi_parts"
+    tables: ClassVar[tuple[str, ...]] = ("device_die", "device_link")
+
+    def _find_absent(self) -> None:
+        """Name what no device tells apart."""
+        live = [metrics.now for device, metrics in self._metrics if device.lost is None]
+        dies = any(amd.known_items(m, f) for m in live for _, f in _DIES)
+        links = any(amd.known_items(m, f) for m in live for f in (_READ_KB, _WRITE_KB))
+        if not dies:
+            self.absent["device_die"] = "not available on this device"
+        if not links:
+            self.absent["device_link"] = "not available on this device"
+        if not (dies or links):
+            self.close()
+            raise CollectorUnavailable("no device tells its dies or links apart")
+
+    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: Any, now_ns: int) -> None:
+        del now_ns
+        who = (device.index, device.uuid)
+        for domain, name in _DIES:
+            for die, clock_mhz in enumerate(amd.items(metrics, name)):
+                if clock_mhz:
+                    sink.add("device_die", *who, domain, die, clock_mhz * _MEGA)
+        received, sent = amd.items(metrics, _READ_KB), amd.items(metrics, _WRITE_KB)
+        states = amd.items(metrics, "xgmi_link_status")
+        for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
+            if rx_kb is None and tx_kb is None:
+                continue
+            up = states[link] == _LINK_UP if states and states[link] is not None else None
+            sink.add("device_link", *who, link, _kib(tx_kb), _kib(rx_kb), up)
+
+
+_DIES = (("gfx", "current_gfxclks"), ("soc", "current_socclks"))
+_READ_KB, _WRITE_KB = "xgmi_read_data_acc", "xgmi_write_data_acc"
+_LINK_UP = 1
+
+
+def _kib(value: int | None) -> int | None:
+    return None if value is None else _held(value * _KIB)
+
+
+class PartitionSource(_Source):
+    """How the devices are partitioned. -> DEVICE_PARTITION."""
+
+    name: ClassVar[str] = "amdsmi_partition"
+    tables: ClassVar[tuple[str, ...]] = ("device_partition",)
+
+    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int) -> Iterable[Any]:
+        del metrics, now_ns
+        wrapper, handle = self._wrapper, device.handle
+        text = create_string_buffer(16)
+        refused = wrapper.amdsmi_get_gpu_memory_partition(handle, text, c_uint32(16))
+        memory = None if refused else text.value.decode(errors="replace") or None
+        info = wrapper.amdsmi_kfd_info_t()
+        has_info = wrapper.amdsmi_get_gpu_kfd_info(handle, byref(info)) == 0
+        part = info.current_partition_id if has_info else _NO_PART
+        return (
+            device.pci_address,
+            device.partition,
+            memory,
+            None if part == _NO_PART else int(part),
+        )
+
+
+_NO_PART = 0xFFFFFFFF

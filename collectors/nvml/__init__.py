@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FAST_HZ = 100.0
 _MEDIUM_HZ = 10.0
+_SLOW_HZ = 1.0
 _ONCE_HZ = 1 / 86400
 """At the start, and once a day."""
 _SOURCES = "chopper.collectors.nvml._sources"
@@ -26,7 +27,7 @@ _SOURCES = "chopper.collectors.nvml._sources"
 class NvmlCollector(SampledCollector):
     """Samples every NVIDIA device of the host that the job may use, in a process of its own.
 
-    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_ACTIVITY, DEVICE_LIMIT.
+    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_ACTIVITY, DEVICE_BUFFERED, DEVICE_LIMIT.
 
     Args:
         hz: rate of the fast tier: clocks, event reasons, instant power.
@@ -61,6 +62,9 @@ class NvmlCollector(SampledCollector):
             SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),
             SourceSpec(factory=f"{_SOURCES}:CounterSource", hz=_MEDIUM_HZ),
             SourceSpec(factory=f"{_SOURCES}:ActivitySource", hz=_MEDIUM_HZ),
+            SourceSpec(
+                factory=f"{_SOURCES}:BufferedSource", hz=_SLOW_HZ, options={"polled_hz": self._hz}
+            ),
             SourceSpec(factory=f"{_SOURCES}:LimitSource", hz=_ONCE_HZ),
             CLOCKS,
         ]

@@ -74,9 +74,11 @@ class ReadingFailed(Exception):
 
     Attributes:
         kind: what it takes away.
+        code: as the driver returned it.
     """
 
     def __init__(self, code: int) -> None:
+        self.code = code
         self.kind, reason = explain(code)
         super().__init__(reason)
 
@@ -329,7 +331,7 @@ def power_reader(device: NvmlDevice) -> Reader:
 FIELD_POWER_INSTANT = 186
 
 
-def scaled(value: int | float | ReadingFailed, factor: float) -> float | None:
+def scaled(value: int | float | ReadingFailed | None, factor: float) -> float | None:
     """A field's value in the unit wanted; None for what is no number.
 
     Raises:
@@ -337,8 +339,7 @@ def scaled(value: int | float | ReadingFailed, factor: float) -> float | None:
     """
     if isinstance(value, ReadingFailed):
         raise value
-    found = value * factor
-    return found if isfinite(found) else None
+    return value * factor if value is not None and isfinite(value) else None
 
 
 class Fields:
@@ -363,7 +364,7 @@ class Fields:
             address(self._call), pointer(self._handle), len(ids), content(self._values)
         )
 
-    def read(self) -> list[int | float | ReadingFailed]:
+    def read(self) -> list[int | float | ReadingFailed | None]:
         """Each field's value, or why there is none.
 
         Raises:
@@ -373,7 +374,7 @@ class Fields:
         if code:
             raise ReadingFailed(code)
         return [
-            ReadingFailed(v.nvmlReturn) if v.nvmlReturn else _decoded(v.valueType, v.value)
+            ReadingFailed(v.nvmlReturn) if v.nvmlReturn else decoded(v.valueType, v.value)
             for v in self._values
         ]
 
@@ -381,11 +382,15 @@ class Fields:
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-def _decoded(kind: int, value: Any) -> int | float | ReadingFailed:
+def decoded(kind: int, value: Any) -> int | float | ReadingFailed | None:
+    """The member of a value that its type names; None for all bits one: not available."""
     if not 0 <= kind < len(_VALUE):
         return ReadingFailed(_VERSION_MISMATCH)
     found: int | float = getattr(value, _VALUE[kind])
-    return found
+    return None if found == _BLANK.get(kind) else found
+
+
+_BLANK = {1: (1 << 32) - 1, 2: (1 << 64) - 1, 3: (1 << 64) - 1}
 
 
 def gpm_request(metrics: Sequence[int]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, Plan, PlannedDevice
@@ -227,25 +228,27 @@ def _first_live(
 _LINK_ERRORS = (38, 45, 52)
 """CRC errors of flits and of data, and replays: totals over links."""
 
-# Column of `device_counter` → fields to try in turn, their scope, and what one unit of them is.
-_COUNTER_FIELDS: dict[str, tuple[tuple[int, ...], int, float | int]] = {
-    "energy_j": ((83,), 0, 1e-3),
-    "power_average_w": ((_FIELD_POWER_AVERAGE,), 0, 1e-3),
-    "memory_temperature_c": ((82,), 0, 1.0),
-    "pcie_tx_bytes": ((197,), 0, 1),
-    "pcie_rx_bytes": ((198,), 0, 1),
-    "link_tx_bytes": ((138,), nvml.ALL_LINKS, _KIB),
-    "link_rx_bytes": ((139,), nvml.ALL_LINKS, _KIB),
-    "ecc_corrected_count": ((3,), 0, 1),
-    "ecc_uncorrected_count": ((4,), 0, 1),
-    "pcie_replay_count": ((94,), 0, 1),
-    "power_throttle_ns": ((74,), 0, 1),
-    "thermal_throttle_ns": ((75,), 0, 1),
-    "sync_boost_throttle_ns": ((76,), 0, 1),
-    "board_limit_throttle_ns": ((77,), 0, 1),
-    "reliability_throttle_ns": ((79,), 0, 1),
-    "application_clock_ns": ((80,), 0, 1),
+# Column of `device_counter` → (field, what one unit of it is) to try in turn. Links are summed over
+# all: a bare field would mean link 0 alone.
+_COUNTER_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
+    "energy_j": ((83, 1e-3),),
+    "power_average_w": ((_FIELD_POWER_AVERAGE, 1e-3),),
+    "memory_temperature_c": ((82, 1.0),),
+    "pcie_tx_bytes": ((197, 1),),
+    "pcie_rx_bytes": ((198, 1),),
+    "link_tx_bytes": ((138, _KIB), (202, 1)),
+    "link_rx_bytes": ((139, _KIB), (204, 1)),
+    "ecc_corrected_count": ((3, 1),),
+    "ecc_uncorrected_count": ((4, 1),),
+    "pcie_replay_count": ((94, 1),),
+    "power_throttle_ns": ((74, 1),),
+    "thermal_throttle_ns": ((75, 1),),
+    "sync_boost_throttle_ns": ((76, 1),),
+    "board_limit_throttle_ns": ((77, 1),),
+    "reliability_throttle_ns": ((79, 1),),
+    "application_clock_ns": ((80, 1),),
 }
+_OF_ALL_LINKS = ("link_tx_bytes", "link_rx_bytes")
 
 
 class CounterSource(_Source):
@@ -260,13 +263,14 @@ class CounterSource(_Source):
 
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
         wanted = {
-            column: [(i, scope) for i in ids] for column, (ids, scope, _) in _COUNTER_FIELDS.items()
+            column: [(i, nvml.ALL_LINKS if column in _OF_ALL_LINKS else 0) for i, _ in fields]
+            for column, fields in _COUNTER_FIELDS.items()
         }
         wanted["link_error_count"] = [(i, 0) for i in _LINK_ERRORS]
         shared = _SharedFields(device, [pair for pairs in wanted.values() for pair in pairs])
         by_column: dict[str, Callable[[], Any]] = {
-            column: _field_reader(shared, wanted[column][0], unit)
-            for column, (_, _, unit) in _COUNTER_FIELDS.items()
+            column: _field_reader(shared, wanted[column], [unit for _, unit in fields])
+            for column, fields in _COUNTER_FIELDS.items()
         }
         by_column["link_error_count"] = lambda: sum(
             int(nvml.scaled(shared.value(pair), 1) or 0) for pair in wanted["link_error_count"]
@@ -349,19 +353,37 @@ class _SharedFields(_Shared):
 
         super().__init__(read)
 
-    def value(self, pair: tuple[int, int]) -> int | float | nvml.ReadingFailed:
-        found: int | float | nvml.ReadingFailed = self.get()[self._at[pair]]
+    def value(self, pair: tuple[int, int]) -> int | float | nvml.ReadingFailed | None:
+        found: int | float | nvml.ReadingFailed | None = self.get()[self._at[pair]]
         return found
 
 
 def _field_reader(
-    shared: _SharedFields, pair: tuple[int, int], unit: float | int
+    shared: _SharedFields, pairs: list[tuple[int, int]], units: list[float | int]
 ) -> Callable[[], int | float | None]:
+    """Reads the first of these fields that the device has."""
+
     def read() -> int | float | None:
-        value = nvml.scaled(shared.value(pair), unit)
-        return value if value is None or isinstance(unit, float) else int(value)
+        refused: nvml.ReadingFailed | None = None
+        for pair, unit in zip(pairs, units, strict=True):
+            try:
+                value = nvml.scaled(shared.value(pair), unit)
+            except nvml.ReadingFailed as exc:
+                if exc.kind != "sensor":
+                    raise
+                refused = refused or exc
+                continue
+            if value is None or isinstance(unit, float):
+                return value
+            return None if value > _LARGEST else int(value)
+        assert refused is not None
+        raise refused
 
     return read
+
+
+_LARGEST = (1 << 63) - 1
+"""What a table holds; a counter above it is no count."""
 
 
 # Column of `device_activity` → GPM metric, and what one unit of it is.
@@ -523,3 +545,95 @@ class LimitSource(_Source):
 
 _CLOCK_ID_APPLICATION = 1
 _FIELD_POWER_MAX_LIMIT, _FIELD_POWER_DEFAULT_LIMIT = 188, 189
+
+
+# What the driver buffers: kind of sample, what it is called here, and what one unit of it is.
+_BUFFERS = ((0, "power_w", 1e-3), (5, "sm_clock_hz", 1e6), (6, "memory_clock_hz", 1e6))
+
+
+class BufferedSource(_Source):
+    """Samples that the driver keeps, where they are finer than polling. -> DEVICE_BUFFERED.
+
+    Clocks are taken as they come: the driver writes them when they change. Power comes at a rate of
+    its own, and is taken only where its median distance is below that of polling.
+
+    Args:
+        polled_hz: rate of the fast tier.
+    """
+
+    name: ClassVar[str] = "nvml_buffered"
+    tables: ClassVar[tuple[str, ...]] = ("device_buffered",)
+
+    def __init__(self, polled_hz: float = 100.0) -> None:
+        super().__init__()
+        self._period_us = 1e6 / polled_hz
+        self._seen_us: dict[tuple[int, int], int] = {}
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        return [
+            _Sensor(quantity, device, lambda kind=kind, unit=unit: self._opened(device, kind, unit))  # type: ignore[misc]
+            for kind, quantity, unit in _BUFFERS
+        ]
+
+    def _opened(
+        self, device: nvml.NvmlDevice, kind: int, unit: float
+    ) -> Callable[[], list[tuple[int, float]]]:
+        before = self._since(device, kind, unit)
+        distances = sorted(b[0] - a[0] for a, b in pairwise(before))
+        if kind == 0 and distances and distances[len(distances) // 2] >= self._period_us:
+            raise TooCoarse(distances[len(distances) // 2])
+        return lambda: self._since(device, kind, unit)
+
+    def _since(self, device: nvml.NvmlDevice, kind: int, unit: float) -> list[tuple[int, float]]:
+        """(time in µs, value) of what is new since the last call."""
+        key = (device.index, kind)
+        seen_us = self._seen_us.get(key, 0)
+        try:
+            value_type, samples = nvml.asked("nvmlDeviceGetSamples", device.handle, kind, seen_us)
+        except nvml.ReadingFailed as exc:
+            if exc.code in _NOTHING_NEW:
+                return []
+            raise
+        found = []
+        for sample in samples:
+            value = nvml.scaled(nvml.decoded(value_type, sample.sampleValue), unit)
+            if sample.timeStamp > seen_us and value is not None:
+                found.append((int(sample.timeStamp), value))
+        found.sort()
+        if found:
+            self._seen_us[key] = found[-1][0]
+        return found
+
+    def _read(
+        self, device: nvml.NvmlDevice, sensors: list[_Sensor], sink: Sink, now_ns: int
+    ) -> None:
+        del now_ns
+        if device.lost is not None:
+            raise Gone(device.lost)
+        for sensor in sensors:
+            for time_us, value in sensor.read() or ():
+                sink.add_at(
+                    self.tables[0],
+                    time_us * 1000,
+                    1000,
+                    device.index,
+                    device.uuid,
+                    sensor.column,
+                    value,
+                )
+        if device.lost is not None:
+            raise Gone(device.lost)
+
+
+_NOTHING_NEW = (6, 21)
+"""Not found, no data: the buffer holds nothing since then."""
+
+
+class TooCoarse(nvml.ReadingFailed):
+    """The driver's own samples are no finer than polling."""
+
+    def __init__(self, distance_us: int) -> None:
+        Exception.__init__(
+            self, f"the driver keeps one every {distance_us / 1000:g} ms: polling is as fine"
+        )
+        self.kind, self.code = "sensor", 0

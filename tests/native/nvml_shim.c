@@ -4,6 +4,8 @@
  *   gpu INDEX UUID NAME                 a device, in order
  *   set INDEX KEY VALUE [FROM_MS]       the value of a key from a time on (a step function)
  *   fail INDEX WHAT CODE [FROM_MS [TO_MS]]   an error of a function, of "field:ID", or of "*"
+ *   block INDEX WHAT MS [FROM_MS [TO_MS]]    a function, or "*", takes MS longer
+ *   sample INDEX TYPE VALUE AT_MS       an entry of the buffer that nvmlDeviceGetSamples shows
  *   init CODE                           nvmlInit fails with CODE
  * Times count from nvmlInit, from $NVML_SHIM_START_MS (CLOCK_MONOTONIC) where it is set, or from the
  * clock that shim_set_time_ms() sets (in-process tests).
@@ -21,18 +23,22 @@
 #define MAX_LINES 8192
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
 
-typedef struct { int gpu; char key[48]; double value; int64_t from_ms; } setting;
-typedef struct { int gpu; char what[64]; int code; int64_t from_ms, to_ms; } failure;
+typedef struct { int gpu, next; char key[48]; double value; int64_t from_ms; } setting;
+typedef struct { int gpu; char what[64]; int code; int64_t from_ms, to_ms, block_ms; } failure;
+typedef struct { int gpu; unsigned type, value; int64_t at_ms; } buffered;
 typedef struct { char uuid[80], name[96]; } gpu;
 
 static gpu gpus[MAX_GPUS];
 static int gpu_count;
 static setting settings[MAX_LINES];
-static int setting_count;
+static int setting_count, first_setting[MAX_GPUS];
+static buffered samples[MAX_LINES];
+static int sample_count;
 static failure failures[MAX_LINES];
 static int failure_count;
 static int init_code;
 static int64_t started_ms, fixed_ms = -1;
+static int64_t offset_us; /* of the wall clock over the script's */
 static int calls;
 
 static int64_t monotonic_ms(void) {
@@ -47,7 +53,8 @@ void shim_set_time_ms(int64_t ms) { fixed_ms = ms; }
 int shim_calls(void) { return calls; }
 
 static void load(void) {
-    gpu_count = setting_count = failure_count = init_code = 0;
+    gpu_count = setting_count = failure_count = sample_count = init_code = 0;
+    memset(first_setting, -1, sizeof first_setting);
     const char *path = getenv("NVML_SHIM_SCRIPT");
     FILE *file = path ? fopen(path, "r") : NULL;
     if (!file) { init_code = DRIVER_NOT_LOADED; return; }
@@ -61,13 +68,24 @@ static void load(void) {
         if (sscanf(line, "gpu %d %79s %95[^\n]", &index, g.uuid, g.name) == 3) {
             if (index >= 0 && index < MAX_GPUS) { gpus[index] = g; if (index >= gpu_count) gpu_count = index + 1; }
         } else if (sscanf(line, "set %d %47s %lf %lld", &index, what, &value, &from) >= 3) {
-            setting s = {index, "", value, from};
+            setting s = {index, 0, "", value, from};
             strncpy(s.key, what, sizeof s.key - 1);
-            if (setting_count < MAX_LINES) settings[setting_count++] = s;
+            if (setting_count < MAX_LINES && index >= 0 && index < MAX_GPUS) {
+                s.next = first_setting[index];
+                first_setting[index] = setting_count;
+                settings[setting_count++] = s;
+            }
         } else if (sscanf(line, "fail %d %63s %d %lld %lld", &index, what, &code, &from, &to) >= 3) {
-            failure f = {index, "", code, from, to};
+            failure f = {index, "", code, from, to, 0};
             strncpy(f.what, what, sizeof f.what - 1);
             if (failure_count < MAX_LINES) failures[failure_count++] = f;
+        } else if (sscanf(line, "block %d %63s %lf %lld %lld", &index, what, &value, &from, &to) >= 3) {
+            failure f = {index, "", 0, from, to, (int64_t)value};
+            strncpy(f.what, what, sizeof f.what - 1);
+            if (failure_count < MAX_LINES) failures[failure_count++] = f;
+        } else if (sscanf(line, "sample %d %d %lf %lld", &index, &code, &value, &from) == 4) {
+            buffered b = {index, (unsigned)code, (unsigned)value, from};
+            if (sample_count < MAX_LINES) samples[sample_count++] = b;
         } else if (sscanf(line, "init %d", &code) == 1) {
             init_code = code;
         }
@@ -86,8 +104,11 @@ static int failed(int index, const char *what) {
     for (int i = 0; i < failure_count; i++) {
         failure *f = &failures[i];
         if (f->gpu == index && now >= f->from_ms && now < f->to_ms &&
-            (!strcmp(f->what, what) || !strcmp(f->what, "*")))
-            return f->code;
+            (!strcmp(f->what, what) || !strcmp(f->what, "*"))) {
+            if (!f->block_ms) return f->code;
+            struct timespec wait = {f->block_ms / 1000, f->block_ms % 1000 * 1000000};
+            nanosleep(&wait, NULL);
+        }
     }
     return SUCCESS;
 }
@@ -95,9 +116,10 @@ static int failed(int index, const char *what) {
 /* The latest setting of a key that is in force; 0 when there is none. */
 static int lookup(int index, const char *key, double *value) {
     int64_t now = at_ms(), best = -1;
-    for (int i = 0; i < setting_count; i++) {
+    /* The last line of the script comes first. */
+    for (int i = first_setting[index]; i >= 0; i = settings[i].next) {
         setting *s = &settings[i];
-        if (s->gpu == index && now >= s->from_ms && s->from_ms >= best && !strcmp(s->key, key)) {
+        if (now >= s->from_ms && s->from_ms > best && !strcmp(s->key, key)) {
             best = s->from_ms;
             *value = s->value;
         }
@@ -119,6 +141,9 @@ int nvmlInitWithFlags(unsigned flags) {
     load();
     const char *start = getenv("NVML_SHIM_START_MS");
     if (!started_ms) started_ms = start ? atoll(start) : monotonic_ms();
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    offset_us = now.tv_sec * 1000000LL + now.tv_nsec / 1000 - (monotonic_ms() - started_ms) * 1000;
     return init_code;
 }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
@@ -284,4 +309,27 @@ int nvmlGpmMetricsGet(gpm_request *request) {
         if (!m->nvmlReturn && !lookup(request->second->gpu, key, &m->value)) m->nvmlReturn = NOT_SUPPORTED;
     }
     return SUCCESS;
+}
+
+typedef struct { unsigned long long timeStamp; value_t value; } buffered_sample;
+int nvmlDeviceGetSamples(void *h, unsigned type, unsigned long long seen_us, unsigned *value_type,
+                         unsigned *count, buffered_sample *out) {
+    int index = index_of(h);
+    if (index < 0) return INVALID_ARGUMENT;
+    int code = failed(index, "nvmlDeviceGetSamples");
+    if (code) return code;
+    unsigned found = 0, room = out ? *count : 0;
+    int any = 0;
+    for (int i = 0; i < sample_count; i++) {
+        buffered *b = &samples[i];
+        unsigned long long at_us = offset_us + b->at_ms * 1000;
+        if (b->gpu != index || b->type != type) continue;
+        any = 1;
+        if (b->at_ms > at_ms() || at_us <= seen_us) continue;
+        if (out && found < room) { out[found].timeStamp = at_us; out[found].value.ui = b->value; }
+        found++;
+    }
+    *value_type = 1;
+    *count = out && found > room ? room : found;
+    return !any ? NOT_SUPPORTED : found ? SUCCESS : NO_DATA;
 }
