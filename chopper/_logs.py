@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from typing import TYPE_CHECKING
 
-from chopper.errors import InputError
+from chopper.errors import InputError, UsageError
 from chopper.manifest import CollectorReport, Finding
 from chopper.run import StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import tzinfo
     from pathlib import Path
 
     import pyarrow as pa
@@ -28,21 +30,52 @@ def _text(file: Path, size: int = -1) -> str:
         return str(stream.read(size))
 
 
-def _read(file: Path) -> TelemetryLog:
-    from chopper.collectors.telemetry_log import read_log
+def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
+    from chopper.collectors import readers
 
     try:
         text = _text(file)
+        reader = readers.reader_of(file)
     except (zlib.error, EOFError, OSError) as exc:
         raise InputError(f"{file}: cannot be read ({exc})") from exc
-    return read_log(text, str(file))
+    assert reader is not None
+    log: TelemetryLog = reader.load().read_log(text, str(file), zone=zone)
+    return log
 
 
-def attach(run: Run, files: Sequence[Path]) -> None:
-    """Give each rank of a run the rows of its device, as a table of its own.
+def zone_of(name: str) -> tzinfo:
+    """A time zone: ``Europe/Berlin``, ``+02:00``, ``UTC`` or ``local``.
 
     Raises:
-        InputError: a file cannot be read.
+        UsageError: there is no such zone.
+    """
+    from datetime import UTC, datetime, timedelta, timezone
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    offset = re.fullmatch(r"(?:UTC)?([+-])(\d{1,2}):?(\d{2})?", name.strip())
+    if offset and int(offset[2]) < 24:
+        minutes = int(offset[2]) * 60 + int(offset[3] or 0)
+        return timezone(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
+    if name.strip().lower() == "local":
+        return datetime.now(UTC).astimezone().tzinfo or UTC
+    try:
+        return ZoneInfo(name.strip())
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise UsageError(
+            f"no time zone is called {name!r}; name one as Europe/Berlin, +02:00, UTC or local"
+        ) from exc
+
+
+def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
+    """Give each rank of a run the rows of its device, as a table of its own.
+
+    Args:
+        run: what they are joined to.
+        files: the logs.
+        zone: time zone of times that name none.
+
+    Raises:
+        InputError: a file cannot be read, or its times cannot be compared with the trace's.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -50,8 +83,9 @@ def attach(run: Run, files: Sequence[Path]) -> None:
     by_table: dict[str, list[pa.Table]] = {}
     findings: list[Finding] = []
     for file in files:
-        log = _read(file)
-        findings += _findings(file, log)
+        log = _read(file, zone)
+        findings += _findings(file, log, zoned=zone is not None)
+        findings += _in_time(run, file, log, zoned=zone is not None)
         for name, table in log.tables.items():
             by_table.setdefault(name, []).append(table)
     for part in run.manifest.ranks:
@@ -67,15 +101,60 @@ def attach(run: Run, files: Sequence[Path]) -> None:
     run.manifest.findings += findings
 
 
-def _findings(file: Path, log: TelemetryLog) -> list[Finding]:
+_SINCE_1970_NS = 10**17
+"""Later than 1973: what counts from the start of a host never gets there."""
+
+
+def _in_time(run: Run, file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
+    """Whether a log can be joined to the traces at all, and meets them.
+
+    Raises:
+        InputError: its times and the trace's are of different clocks, or nobody knows which hour
+            they mean.
+    """
+    import pyarrow.compute as pc
+
+    traced = [p for p in run.manifest.ranks if p.start_ns is not None and p.end_ns is not None]
+    if not traced:
+        return []
+    if log.local_time and not zoned:
+        raise InputError(
+            f"{file}: its times name no zone, so nobody can tell what ran at them; say which it "
+            "is: chopper import … --time-zone Europe/Berlin (or +02:00, UTC, local)"
+        )
+    limits = [pc.min_max(t["time_ns"]).as_py() for t in log.tables.values()]
+    first, last = min(m["min"] for m in limits), max(m["max"] for m in limits)
+    start = min(p.start_ns for p in traced if p.start_ns is not None)
+    end = max(p.end_ns for p in traced if p.end_ns is not None)
+    if (first > _SINCE_1970_NS) != (start > _SINCE_1970_NS):
+        whose = "the log's" if first <= _SINCE_1970_NS else "the trace's"
+        raise InputError(
+            f"{file}: {whose} times count from the start of a host, the other's from 1970: they "
+            "cannot be joined; import them apart, or record both with Unix times"
+        )
+    if first <= end and start <= last:
+        return []
+    apart_s = max(first - end, start - last) / 1e9
+    return [
+        Finding(
+            code="telemetry.no_common_time",
+            severity="warning",
+            message=f"{file.name}: shares no moment with the trace ({apart_s:,.0f} s "
+            f"{'after' if first > end else 'before'} it): nothing of it is joined; another run, or "
+            "another time zone?",
+        )
+    ]
+
+
+def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
     found = []
-    if log.local_time:
+    if log.local_time and not zoned:
         found.append(
             Finding(
                 code="telemetry.time_zone",
                 severity="warning",
-                message=f"{file.name}: its times name no zone and were read as UTC; where they are "
-                "local, they miss the trace by hours and no clock is joined",
+                message=f"{file.name}: its times name no zone and were read as UTC; --time-zone of "
+                "chopper import says otherwise",
             )
         )
     if log.bad_rows_count:

@@ -27,6 +27,7 @@ from chopper.run import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import tzinfo
 
     import pyarrow as pa
 
@@ -246,7 +247,7 @@ def _import(found: _Found, *, source: str | None) -> Run:
     return run
 
 
-def _alone(found: _Found, source: str | None) -> Run:
+def _alone(found: _Found, source: str | None, zone: tzinfo | None = None) -> Run:
     """What stands without a trace, as a run: looked at, not attributed."""
     files = [*found.logs, *found.snapshots]
     part = RankManifest(rank=0, label=files[0].name, status="imported")
@@ -255,11 +256,11 @@ def _alone(found: _Found, source: str | None) -> Run:
         None,
         source=source or str(files[0]),
     )
-    _attach(run, found)
+    _attach(run, found, zone)
     return run
 
 
-def _attach(run: Run, found: _Found) -> None:
+def _attach(run: Run, found: _Found, zone: tzinfo | None = None) -> None:
     """Join to a run what was found beside its traces.
 
     Raises:
@@ -267,17 +268,20 @@ def _attach(run: Run, found: _Found) -> None:
     """
     _attach_counters(run, found.counters)
     if found.logs:
-        _logs.attach(run, found.logs)
+        _logs.attach(run, found.logs, zone)
     ranks = {file: _rank_in(file, run.ranks) for file in found.snapshots}
     _snapshots.attach(run, ranks)
 
 
-def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
+def write_run(
+    found: Sequence[str | Path], directory: Path, *, zone: tzinfo | None = None
+) -> RunManifest:
     """Read traces and write them, with their tables, as a run directory.
 
     Args:
         found: files, globs and directories.
         directory: an empty directory that exists.
+        zone: time zone of logs whose times name none.
 
     Raises:
         InputError: as :func:`import_traces`.
@@ -287,10 +291,10 @@ def write_run(found: Sequence[str | Path], directory: Path) -> RunManifest:
 
     files = _find(found)
     if not files:
-        return _write_alone(_alone(files, None), directory)
+        return _write_alone(_alone(files, None, zone), directory)
     numbered, findings, _ = _collect(files)
     run = _as_run(numbered, findings, None)
-    _attach(run, files)
+    _attach(run, files, zone)
     run.manifest.name = directory.resolve().name
     run.manifest.created_ns = time.time_ns()
     raw: dict[Path, Path] = {}

@@ -26,17 +26,30 @@ if TYPE_CHECKING:
     "-o", "--output", type=click.Path(path_type=Path), help="Run directory to make [runs/NAME]."
 )
 @click.option("--force", is_flag=True, help="Replace the run that is there.")
+@click.option(
+    "--time-zone",
+    metavar="ZONE",
+    help="Zone of logs whose times name none: Europe/Berlin, +02:00, UTC, local.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
-def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: bool) -> None:
-    """Import kernel traces (Kineto JSON from CUDA, ROCm or CPU) as one run; join runs of nodes.
+def command(
+    traces: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+    time_zone: str | None,
+    as_json: bool,
+) -> None:
+    """Import kernel traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs of nodes.
 
     TRACE is a file, a glob or a directory; many files become the ranks of one run. Damaged files
     are read as far as they go, and what was lost is said. Every command that takes RUN also takes
     traces directly; importing keeps them together with their tables.
 
-    A CSV of hardware counters (rocprofv3, Nsight Compute) named beside a trace, or lying beside it
-    in a directory, is joined to its kernels. So is a CSV log of clocks, power or temperatures
-    (nvidia-smi, rocm-smi and their like), which can also be read alone.
+    What a file is, is read from its contents: Kineto JSON, `nsys export --type sqlite`, rocprofv3's
+    rocpd, JSON and CSV (all files of one recording), rocprof's CSV, rpd. A CSV of hardware counters
+    (rocprofv3, Nsight Compute) named beside a trace, or lying beside it in a directory, is joined
+    to its kernels. So is a CSV log of clocks, power, temperatures or energy (nvidia-smi, rocm-smi,
+    amd-smi, Zeus) and a snapshot of torch's allocator; these can also be read alone.
 
     Run directories that hold ranks of one run, recorded on nodes that share no disk, become one
     run directory again.
@@ -46,10 +59,14 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
       chopper import trace.json.gz
       chopper import 'logs/rank*.json.gz' -o runs/imported
       chopper import trace.json.gz counters.csv -o runs/with-counters
-      chopper import trace.json.gz nvidia-smi.csv -o runs/with-clocks
+      chopper import trace.json.gz nvidia-smi.csv --time-zone local -o runs/with-clocks
+      chopper import report.sqlite -o runs/from-nsys
+      chopper import out/run_*.csv -o runs/from-rocprofv3
+      chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import node0/run node1/run -o runs/joined
     """
     from chopper import manifest
+    from chopper._logs import zone_of
     from chopper.ingest import find_sources, write_run
     from chopper.joining import join_runs
     from chopper.run import is_run
@@ -60,10 +77,11 @@ def command(traces: tuple[str, ...], output: Path | None, force: bool, as_json: 
         with progress(f"joining {len(traces)} runs"):
             made = _write(lambda place: join_runs([Path(t) for t in traces], place), target, force)
     else:
+        zone = None if time_zone is None else zone_of(time_zone)
         files = find_sources(traces)
         target = output or Path("runs") / _name(files)
         with progress(f"importing {len(files)} trace(s)"):
-            made = _write(lambda place: write_run(traces, place), target, force)
+            made = _write(lambda place: write_run(traces, place, zone=zone), target, force)
     if as_json:
         click.echo(manifest.encode(made), nl=False)
     else:
@@ -136,7 +154,17 @@ def _remove(directory: Path, *, itself: bool) -> None:
 def _name(files: list[Path]) -> str:
     if len(files) == 1:
         name = files[0].name
-        for suffix in (".gz", ".json", ".trace", ".pt"):
+        for suffix in (
+            ".gz",
+            ".json",
+            ".trace",
+            ".pt",
+            ".sqlite",
+            ".rpd",
+            ".db",
+            ".csv",
+            ".pickle",
+        ):
             name = name.removesuffix(suffix)
         return name
     return files[0].resolve().parent.name

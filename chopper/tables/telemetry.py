@@ -353,6 +353,20 @@ DEVICE_COUNTER = Table(
     ),
 )
 
+ENERGY_WINDOW = Table(
+    "energy_window",
+    1,
+    "Energy of spans that another tool measured and named (Zeus): each began half of span_ns "
+    "before time_ns. Of older versions the times are of the host's own clock.",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        Column(name="window", type="string", doc="Name of the span."),
+        Column(name="energy_j", type="float64", unit="j", doc="Energy of the device in it."),
+    ),
+)
+
 DEVICE_ACTIVITY = Table(
     "device_activity",
     1,
@@ -425,6 +439,7 @@ TELEMETRY_TABLES = (
     DEVICE_MEMORY,
     DEVICE_CLOCK,
     DEVICE_COUNTER,
+    ENERGY_WINDOW,
     DEVICE_ACTIVITY,
     DEVICE_LIMIT,
     CLOCK,
