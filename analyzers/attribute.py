@@ -51,6 +51,7 @@ class RankInput:
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
         device_clock: clock samples of its device, as declared; None when there are none.
+        device_limit: what holds for it over the run, as declared; None when not known.
         kernel_counter: hardware counters of its kernels, as declared; None when there are none.
         core_wait: run delays of its thread, as declared; None when there are none.
     """
@@ -66,6 +67,7 @@ class RankInput:
     world_size: int | None = None
     process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device_clock: pa.Table | None = None
+    device_limit: pa.Table | None = None
     kernel_counter: pa.Table | None = None
     core_wait: pa.Table | None = None
 
@@ -150,7 +152,15 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
     work = event_work(links, joined.ceiling)
-    factors = measure(links, states, work, joined.ceiling, given.device_clock, given.kernel_counter)
+    factors = measure(
+        links,
+        states,
+        work,
+        joined.ceiling,
+        given.device_clock,
+        given.kernel_counter,
+        given.device_limit,
+    )
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, joined, matched, waiting)
     columns = _Columns(links, given.rank)

@@ -33,7 +33,7 @@ _BITS = {
     _THERMAL: 0x20 | 0x40,
     _APPLICATION: 0x2 | 0x10 | 0x100,
 }
-_IDLE_BIT = 0x1
+_IDLE_BIT, _SET_BIT = 0x1, 0x2
 
 MAX_GAP_NS = 500_000_000
 """Samples further apart tell nothing of the time between, even when they agree."""
@@ -41,6 +41,12 @@ SAMPLES_PER_CHANGE = 4
 """At least this many gaps must fit between two changes of the clock, in the mean."""
 CHANGE_RATIO = 1.10
 """Neighbours that differ by more are a change."""
+_SET_RATIO = 0.01
+"""A clock this close to the one that was set, with nothing else that holds it, is held by that."""
+_IDLE_NS = 5_000_000
+_RAMP_NS = 500_000_000
+_RISE_RATIO = 1.05
+"""After an idle stretch a clock that will rise by more within half a second is still ramping up."""
 _HOLE_FACTOR = 4
 """A gap so many times the median, with a change in it, is a hole."""
 
@@ -67,11 +73,16 @@ class EventClocks:
         return self.state == KNOWN
 
 
-def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
+def join_clocks(
+    events: DeviceEvents, samples: pa.Table, *, set_hz: float | None = None
+) -> EventClocks:
     """Mean clock of each device event. DEVICE_EVENT, DEVICE_CLOCK -> EventClocks.
 
     Samples of one device belong to the events of the only device of a trace, whatever numbers the
     driver and the trace give it; with several, numbers must agree. The host's own events have none.
+
+    Args:
+        set_hz: clock that the device was set to, where that is known.
     """
     count = len(events)
     if not samples.num_rows or not count:
@@ -88,12 +99,14 @@ def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
     one = len(devices) == 1 and len(np.unique(sample_device)) == 1
     for device in devices:
         own = samples if one else samples.filter(sample_device == device)
-        series = ClockSeries.of(own)
+        series = ClockSeries.of(own, set_hz=set_hz)
         if series is None:
             continue
         rows = np.flatnonzero(events.device_id == device)
         start, end = events.start_ns[rows], events.end_ns[rows]
-        series = series.around(int(start.min()), int(end.max()))
+        series = series.ramped(*_idle_stretches(start, end)).around(
+            int(start.min()), int(end.max())
+        )
         if series is None:
             found.state[rows] = NO_OVERLAP
             continue
@@ -106,6 +119,15 @@ def join_clocks(events: DeviceEvents, samples: pa.Table) -> EventClocks:
         found.clock_hz[rows] = np.where(good, series.mean(series.clock_hz, at), np.nan)
         found.error_hz[rows] = np.where(good, series.mean_error(at), np.nan)
     return found
+
+
+def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Times between events, sorted by start, in which a device was idle long enough to slow down."""
+    if len(start_ns) < 2:
+        return start_ns[:0], start_ns[:0]
+    latest = np.maximum.accumulate(end_ns)[:-1]
+    idle = np.flatnonzero(start_ns[1:] - latest >= _IDLE_NS)
+    return latest[idle], start_ns[1:][idle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +158,13 @@ class ClockSeries:
     reasons: np.ndarray
 
     @classmethod
-    def of(cls, samples: pa.Table) -> ClockSeries | None:
-        """Rows with a clock above zero; None when there is none."""
+    def of(cls, samples: pa.Table, *, set_hz: float | None = None) -> ClockSeries | None:
+        """Rows with a clock above zero; None when there is none.
+
+        Args:
+            set_hz: clock that the device was set to. A reading at it for which the driver names no
+                reason is held by that setting: AMD's drivers have no reason of this name.
+        """
         clock = ints(samples, "sm_clock_hz")
         # The last of several readings of one time counts.
         time, reverse = np.unique(ints(samples, "time_ns")[::-1], return_index=True)
@@ -147,13 +174,51 @@ class ClockSeries:
         if not len(time):
             return None
         power = samples["power_w"].to_numpy(zero_copy_only=False).astype(np.float64)
+        reasons = ints(samples, "event_reasons")[keep]
+        if set_hz is not None:
+            at_it = np.abs(clock[keep] / set_hz - 1) <= _SET_RATIO
+            reasons = np.where((reasons == 0) & at_it, _SET_BIT, reasons)
         return cls(
             time,
             np.maximum(ints(samples, "span_ns"), 0)[keep],
             clock[keep].astype(np.float64),
             power[keep],
-            ints(samples, "event_reasons")[keep],
+            reasons,
         )
+
+    def ramped(self, idle_from_ns: np.ndarray, idle_until_ns: np.ndarray) -> ClockSeries:
+        """The readings, with those marked that still rise after the device was idle.
+
+        A driver names idling while it lasts, if at all; on the way up it names nothing. A reading
+        without a reason is of a ramp when it lies in an idle stretch, or within half a second after
+        one and before the highest clock of that time, and well below it.
+        """
+        open_ = self.reasons == 0
+        if not len(idle_from_ns) or not open_.any():
+            return self
+        time, clock = self.time_ns, self.clock_hz
+        last = np.searchsorted(idle_from_ns, time, side="right") - 1
+        after = last >= 0
+        last = np.maximum(last, 0)
+        until = np.append(idle_from_ns[1:], np.iinfo(np.int64).max)
+        until = np.minimum(until, idle_until_ns + _RAMP_NS)
+        ramping = np.zeros(len(time), dtype=bool)
+        low = np.searchsorted(time, idle_from_ns, side="left")
+        high = np.searchsorted(time, until, side="right")
+        some = np.flatnonzero(high > low)
+        if len(some):
+            bounds = np.stack([low[some], high[some]], axis=1).ravel()
+            padded = np.append(clock, 0.0)
+            top = np.zeros(len(low))
+            top[some] = np.maximum.reduceat(padded, bounds)[::2]
+            below = after & (clock * _RISE_RATIO < top[last]) & (time <= until[last])
+            # Only what comes before the top: later on a clock that falls has another cause.
+            at_top = after & (clock * _RISE_RATIO >= top[last]) & (time >= idle_until_ns[last])
+            first_top = np.full(len(low), np.iinfo(np.int64).max)
+            np.minimum.at(first_top, last[at_top], time[at_top])
+            ramping = below & (time < first_top[last])
+        reasons = np.where(open_ & ramping, _IDLE_BIT, self.reasons)
+        return ClockSeries(time, self.span_ns, clock, self.power_w, reasons)
 
     def around(self, start_ns: int, end_ns: int) -> ClockSeries | None:
         """The readings of a time and one beyond it on either side; None when there are not two.

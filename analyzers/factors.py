@@ -103,18 +103,22 @@ def measure(
     ceiling: Ceiling | None,
     samples: pa.Table | None = None,
     counters: pa.Table | None = None,
+    limits: pa.Table | None = None,
 ) -> Factors:
     """The factors of one rank's device events.
 
     Args:
         samples: the table `device_clock` of its device.
         counters: the table `kernel_counter` of its kernels.
+        limits: the table `device_limit` of its device.
     """
     count = len(links.events)
     duration = links.events.dur_ns.astype(np.float64)
     reference = _reference(work, ceiling, count)
     clocks = join_clocks(
-        links.events, TABLES["device_clock"].empty() if samples is None else samples
+        links.events,
+        TABLES["device_clock"].empty() if samples is None else samples,
+        set_hz=set_clock_hz(limits, reference),
     )
     shared = _shared(links)
     base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
@@ -190,6 +194,28 @@ def measure(
         unmeasured=unmeasured,
         findings=counter_findings,
     )
+
+
+_BELOW_RATIO = 0.99
+
+
+def set_clock_hz(limits: pa.Table | None, reference_hz: np.ndarray) -> float | None:
+    """The clock that a device was set to, None where nothing says that it was. DEVICE_LIMIT.
+
+    An application clock below the largest; else a largest clock below the one that the peak is
+    quoted at: where a limit is set, AMD's driver tells it as the largest.
+    """
+    if limits is None or not limits.num_rows:
+        return None
+    row = limits.slice(limits.num_rows - 1).to_pylist()[0]
+    application, most = row["sm_clock_application_hz"], row["sm_clock_max_hz"]
+    known = reference_hz[np.isfinite(reference_hz)]
+    reference = float(np.median(known)) if len(known) else None
+    if application and application < _BELOW_RATIO * (most or reference or 0):
+        return float(application)
+    if most and reference and most < _BELOW_RATIO * reference:
+        return float(most)
+    return None
 
 
 def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks) -> np.ndarray:

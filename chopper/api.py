@@ -94,6 +94,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                     world_size=world_size,
                     process_groups=_process_groups(part, world_size),
                     device_clock=of_rank(run, rank, "device_clock"),
+                device_limit=of_rank(run, rank, "device_limit"),
                     kernel_counter=run.table(rank, "kernel_counter"),
                     core_wait=run.table(rank, "core_wait"),
                 )

@@ -208,3 +208,50 @@ def test_power_is_unknown_where_a_reading_lacks_it() -> None:
     power = series.mean_power(series.place(start, end))
     assert power[0] == pytest.approx(300)
     assert np.isnan(power[1:]).all()
+
+
+def busy(*bounds: tuple[int, int]) -> DeviceEvents:
+    return DeviceEvents(kernels(*(kernel(a * MS, b * MS) for a, b in bounds)))
+
+
+def label_names(events: DeviceEvents, table: pa.Table, **more: float) -> list[str]:
+    """What holds the clock at each reading, the two that hold the edges left out."""
+    series = join_clocks(events, table, **more).readers[0]
+    return [CLOCK_LABELS[i] for i in series.labels.argmax(axis=1)[1:-1]]
+
+
+def test_a_clock_that_climbs_after_an_idle_stretch_is_a_ramp() -> None:
+    # Busy, idle from 10 to 40 ms, busy again; the clock falls to 0.9 GHz and climbs until 70 ms.
+    times = [i * 10 * MS for i in range(10)]
+    clocks = [1.4e9, 1.4e9, 0.9e9, 0.9e9, 0.9e9, 1.1e9, 1.3e9, 1.4e9, 1.4e9, 1.4e9]
+    events = busy((0, 10), (40, 95))
+    found = label_names(events, samples(times, clocks, [0] * 10))
+    assert found == ["host_limited"] * 2 + ["idle_ramp"] * 5 + ["host_limited"] * 3
+
+
+def test_a_clock_that_falls_after_it_has_risen_is_no_ramp() -> None:
+    times = [i * 10 * MS for i in range(8)]
+    clocks = [0.9e9, 0.9e9, 1.4e9, 1.1e9, 1.1e9, 1.4e9, 1.1e9, 1.1e9]
+    found = label_names(busy((0, 1), (10, 75)), samples(times, clocks, [0] * 8))
+    assert found == ["host_limited", "idle_ramp", *["host_limited"] * 6]
+
+
+def test_a_reason_that_the_driver_gives_stands() -> None:
+    times = [i * 10 * MS for i in range(6)]
+    clocks = [0.9e9] * 3 + [1.4e9] * 3
+    found = label_names(busy((0, 1), (20, 55)), samples(times, clocks, [4] * 6))
+    assert found == ["power_cap"] * 6
+
+
+def test_short_pauses_make_no_ramp() -> None:
+    times = [i * 10 * MS for i in range(6)]
+    clocks = [0.9e9] * 3 + [1.4e9] * 3
+    found = label_names(busy((0, 18), (20, 55)), samples(times, clocks, [0] * 6))
+    assert found == ["host_limited"] * 6
+
+
+def test_readings_at_the_clock_that_was_set_are_held_by_it() -> None:
+    times = [i * 10 * MS for i in range(4)]
+    clocks = [1.2e9, 1.205e9, 1.0e9, 1.2e9]
+    found = label_names(busy((0, 35)), samples(times, clocks, [0, 0, 0, 4]), set_hz=1.2e9)
+    assert found == ["application", "application", "host_limited", "power_cap"]
