@@ -1,6 +1,6 @@
 /*
  * The forest of host spans, one pass over its rows each: parents and clipped times, ancestors,
- * and who is innermost when.
+ * who is innermost when, and what their codes stand for.
  *
  * Spans come in the order of their starts, the longest first, so that a parent's row is above its
  * children's and the spans open on a thread are the chain of parents of its latest row. What the
@@ -290,7 +290,18 @@ find_containing(const int64_t *parent, const bool *marked, bool *found, Py_ssize
     return fine;
 }
 
-typedef enum { NEAREST, TOPMOST, CONTAINING } Question;
+static Fault
+find_within(const int64_t *parent, const bool *marked, bool *found, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (parent[i] >= i)
+            return (Fault){not_above, i};
+        found[i] = marked[i] || (parent[i] >= 0 && found[parent[i]]);
+    }
+    return fine;
+}
+
+typedef enum { NEAREST, TOPMOST, CONTAINING, WITHIN } Question;
 
 static PyObject *
 answered(Question question, PyObject *const *args, Py_ssize_t given)
@@ -298,7 +309,7 @@ answered(Question question, PyObject *const *args, Py_ssize_t given)
     const Wanted wanted[] = {
         {"parent", INT64, false},
         {"marked", BOOL, false},
-        {"found", question == CONTAINING ? BOOL : INT64, true},
+        {"found", question == CONTAINING || question == WITHIN ? BOOL : INT64, true},
     };
     Arrays arrays;
     if (!counted(given, 3) || !take(&arrays, args, wanted, 3, 3))
@@ -309,9 +320,10 @@ answered(Question question, PyObject *const *args, Py_ssize_t given)
     Py_ssize_t count = length_of(&arrays, 0);
     Fault fault;
     Py_BEGIN_ALLOW_THREADS
-    fault = question == NEAREST   ? find_nearest(parent, marked, found, count)
-            : question == TOPMOST ? find_topmost(parent, marked, found, count)
-                                  : find_containing(parent, marked, found, count);
+    fault = question == NEAREST      ? find_nearest(parent, marked, found, count)
+            : question == TOPMOST    ? find_topmost(parent, marked, found, count)
+            : question == CONTAINING ? find_containing(parent, marked, found, count)
+                                     : find_within(parent, marked, found, count);
     Py_END_ALLOW_THREADS
     return ended(&arrays, fault);
 }
@@ -341,6 +353,102 @@ forest_containing(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     (void)module;
     return answered(CONTAINING, args, given);
+}
+
+PyDoc_STRVAR(within_doc, "within(parent, marked, found, /)\n--\n\nSee _forest.pyi.");
+
+static PyObject *
+forest_within(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    return answered(WITHIN, args, given);
+}
+
+static Fault
+hand_down(const int64_t *parent, int32_t *codes, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (parent[i] >= i)
+            return (Fault){not_above, i};
+        if (codes[i] < 0)
+            codes[i] = parent[i] < 0 ? -1 : codes[parent[i]];
+    }
+    return fine;
+}
+
+PyDoc_STRVAR(inherit_doc, "inherit(parent, codes, /)\n--\n\nSee _forest.pyi.");
+
+static PyObject *
+forest_inherit(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    static const Wanted wanted[] = {{"parent", INT64, false}, {"codes", INT32, true}};
+    (void)module;
+    Arrays arrays;
+    if (!counted(given, 2) || !take(&arrays, args, wanted, 2, 2))
+        return NULL;
+    Fault fault;
+    Py_BEGIN_ALLOW_THREADS
+    fault = hand_down(arrays.buffers[0].buf, arrays.buffers[1].buf, length_of(&arrays, 0));
+    Py_END_ALLOW_THREADS
+    return ended(&arrays, fault);
+}
+
+/* ------------------------------------------------------------------ codes */
+
+static const char no_value[] = "its code has no value";
+
+/* As numpy's indexing, in which -1 is the last value. */
+#define LOOK_UP(type)                                                                             \
+    static Fault look_up_##type(const int32_t *codes, const type *values, type *found,            \
+                                Py_ssize_t count, Py_ssize_t size)                                \
+    {                                                                                             \
+        for (Py_ssize_t i = 0; i < count; i++) {                                                  \
+            Py_ssize_t at = codes[i] == -1 ? size - 1 : codes[i];                                 \
+            if (at < 0 || at >= size)                                                             \
+                return (Fault){no_value, i};                                                      \
+            found[i] = values[at];                                                                \
+        }                                                                                         \
+        return fine;                                                                              \
+    }
+
+LOOK_UP(bool)
+LOOK_UP(int32_t)
+
+static PyObject *
+looked_up(PyObject *const *args, Py_ssize_t given, Kind kind)
+{
+    const Wanted wanted[] = {{"codes", INT32, false}, {"found", kind, true}, {"values", kind, false}};
+    Arrays arrays;
+    if (!counted(given, 3) || !take(&arrays, args, wanted, 3, 2))
+        return NULL;
+    const int32_t *codes = arrays.buffers[0].buf;
+    void *found = arrays.buffers[1].buf;
+    const void *values = arrays.buffers[2].buf;
+    Py_ssize_t count = length_of(&arrays, 0), size = length_of(&arrays, 2);
+    Fault fault;
+    Py_BEGIN_ALLOW_THREADS
+    fault = kind == BOOL ? look_up_bool(codes, values, found, count, size)
+                         : look_up_int32_t(codes, values, found, count, size);
+    Py_END_ALLOW_THREADS
+    return ended(&arrays, fault);
+}
+
+PyDoc_STRVAR(masks_doc, "look_up_masks(codes, found, values, /)\n--\n\nSee _forest.pyi.");
+
+static PyObject *
+forest_look_up_masks(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    return looked_up(args, given, BOOL);
+}
+
+PyDoc_STRVAR(codes_doc, "look_up_codes(codes, found, values, /)\n--\n\nSee _forest.pyi.");
+
+static PyObject *
+forest_look_up_codes(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    return looked_up(args, given, INT32);
 }
 
 /* ------------------------------------------------------------------ segments */
@@ -519,6 +627,10 @@ static PyMethodDef methods[] = {
     {"nearest", FAST(forest_nearest), METH_FASTCALL, nearest_doc},
     {"topmost", FAST(forest_topmost), METH_FASTCALL, topmost_doc},
     {"containing", FAST(forest_containing), METH_FASTCALL, containing_doc},
+    {"within", FAST(forest_within), METH_FASTCALL, within_doc},
+    {"inherit", FAST(forest_inherit), METH_FASTCALL, inherit_doc},
+    {"look_up_masks", FAST(forest_look_up_masks), METH_FASTCALL, masks_doc},
+    {"look_up_codes", FAST(forest_look_up_codes), METH_FASTCALL, codes_doc},
     {"place_segments", FAST(forest_place_segments), METH_FASTCALL, place_doc},
     {"fill_segments", FAST(forest_fill_segments), METH_FASTCALL, fill_doc},
     {NULL, NULL, 0, NULL},

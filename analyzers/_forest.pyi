@@ -29,6 +29,18 @@ def topmost(parent: Any, marked: Any, found: Any, /) -> None:
 def containing(parent: Any, marked: Any, found: Any, /) -> None:
     """Fill in the mask of the rows that have a marked one somewhere below them."""
 
+def within(parent: Any, marked: Any, found: Any, /) -> None:
+    """Fill in the mask of the rows that are marked, or have a marked one somewhere above them."""
+
+def inherit(parent: Any, codes: Any, /) -> None:
+    """Replace each negative code (int32) by that of the nearest row above with one, else by -1."""
+
+def look_up_masks(codes: Any, found: Any, values: Any, /) -> None:
+    """Fill in the value (bool) of each code (int32); -1 stands for the last of ``values``."""
+
+def look_up_codes(codes: Any, found: Any, values: Any, /) -> None:
+    """The same for values of int32."""
+
 def place_segments(start_ns: Any, end_ns: Any, parent: Any, thread: Any, first: Any, /) -> None:
     """Fill in where each thread's segments begin; ``first`` has a value more than threads."""
 

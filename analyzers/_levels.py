@@ -120,6 +120,25 @@ def containing(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
     return found
 
 
+def within(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """Mask of the rows that are marked, or have a marked one somewhere above them."""
+    return nearest(parent, marked) >= 0
+
+
+def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Codes (int32) with each negative one replaced by that of the nearest ancestor with one.
+
+    Where there is none, -1.
+    """
+    at = nearest(parent, codes >= 0)
+    return np.where(at >= 0, codes[at], -1).astype(np.int32)
+
+
+def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The value of each code; -1 stands for the last one, as in indexing."""
+    return values[codes]
+
+
 def segments(
     threads: int, start_ns: np.ndarray, end_ns: np.ndarray, parent: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

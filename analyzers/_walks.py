@@ -43,6 +43,30 @@ def containing(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
     return found
 
 
+def within(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """As `_levels.within`."""
+    found = np.empty(len(parent), dtype=bool)
+    _forest.within(_whole(parent), _whole(marked, bool), found)
+    return found
+
+
+def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """As `_levels.inherited`."""
+    found = np.array(codes, dtype=np.int32)
+    _forest.inherit(_whole(parent), found)
+    return found
+
+
+def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """As `_levels.look_up`."""
+    if codes.dtype != np.int32 or values.dtype not in (bool, np.int32):
+        return values[codes]
+    found = np.empty(len(codes), dtype=values.dtype)
+    fill = _forest.look_up_masks if values.dtype == bool else _forest.look_up_codes
+    fill(np.ascontiguousarray(codes), found, np.ascontiguousarray(values))
+    return found
+
+
 def segments(
     threads: int, start_ns: np.ndarray, end_ns: np.ndarray, parent: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers._passes import passes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -46,7 +48,7 @@ def _numbers(chunks: list[pa.Array], null: int, dtype: np.dtype[Any]) -> np.ndar
 def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], Any]) -> np.ndarray:
     """Mask of the rows whose string satisfies ``predicate``, evaluated once per value."""
     table = np.array([bool(predicate(v)) for v in values] + [False], dtype=bool)
-    return table[codes]
+    return passes.look_up(codes, table)
 
 
 def dictionary(codes: np.ndarray, values: list[str]) -> pa.DictionaryArray:
@@ -68,10 +70,11 @@ def compact(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low, high = int(values.min()), int(values.max())
     if high - low <= 4 * len(values) + 65_536:
         number = np.zeros(high - low + 1, dtype=np.int64)
-        number[values - low] = 1
-        distinct = np.flatnonzero(number) + low
-        number[distinct - low] = np.arange(len(distinct))
-        return distinct, number[values - low]
+        places = values - low if low else values
+        number[places] = 1
+        distinct = np.flatnonzero(number)
+        number[distinct] = np.arange(len(distinct))
+        return distinct + low, number[places]
     encoded = pa.array(values).dictionary_encode()
     found = encoded.dictionary.to_numpy()
     order = np.argsort(found)
@@ -98,15 +101,19 @@ def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray
             distinct, number = compact(number)
             size = len(distinct)
         if size * width >= 1 << 62:
-            distinct, codes = compact(column)
-            number, size = number * len(distinct) + codes, size * len(distinct)
-        elif width > 1:
-            number, size = number * width + (column - low), size * width
-    number = compact(number)[1]
-    count = int(number.max(initial=-1)) + 1
-    first = np.empty(count, dtype=np.int64)
+            distinct, column = compact(column)
+            low, width = 0, len(distinct)
+        if width > 1:
+            # In place: there may be many rows.
+            number *= width
+            number += column
+            number -= low
+            size *= width
+    distinct, number = compact(number)
+    first = np.empty(len(distinct), dtype=np.int64)
+    rows = np.arange(len(number), dtype=np.int32 if len(number) < 1 << 31 else np.int64)
     # Of several assignments to one place the last one stays: going backwards, the first row's.
-    first[number[::-1]] = np.arange(len(number))[::-1]
+    first[number[::-1]] = rows[::-1]
     return first, number
 
 

@@ -8,6 +8,7 @@ the device had been told and waited on itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,7 @@ IDLE_CAUSES = [
     _COLLECTIVE,
     _GC,
 ) = range(len(IDLE_CAUSES))
+_CALLS = ("runtime", "driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ def _blocking_copies(links: Links) -> np.ndarray:
     """Rows of copy calls that returned only when their copy was done: they waited for the device."""
     copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
     rows = links.launch_row[copies]
-    waited = links.host.end_ns[rows] >= links.events.end_ns[copies]
+    waited = links.host.ends(rows) >= links.events.end_ns[copies]
     return rows[waited & links.host.of("runtime", "driver")[rows]]
 
 
@@ -271,30 +273,44 @@ def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
         on_host: there is no device. Memory comes from the host's allocator then, which is called
             inside ``aten::empty`` and its kin and records nothing of its own.
     """
-    count = len(host)
-    if not count:
-        return np.zeros(0, np.int64)
-    own = np.full(count, _PYTHON, dtype=np.int64)
-    own[host.of("cpu_op")] = _DISPATCH
-    if on_host:
-        own[host.of("cpu_op") & host.named(names.is_host_allocation)] = _ALLOCATOR
-    own[host.named(lambda n: n.startswith("chopper::"))] = _PYTHON
-    own[host.named(names.is_backend_span)] = _DISPATCH
-    own[host.of("runtime", "driver")] = _RUNTIME
-    own[host.of("overhead")] = _PROFILER
-    calls = host.of("runtime", "driver")
-    own[calls & host.named(names.is_allocator_call)] = _ALLOCATOR
-    own[calls & host.named(names.is_synchronizing_call)] = _SYNC
-    # What holds for everything inside: the innermost such region decides.
-    region = np.full(count, -1, dtype=np.int64)
-    region[host.named(names.is_data_loading)] = _DATA
-    region[host.named(names.is_synchronizing_operator)] = _SYNC
-    frames = host.of("python") & ~host.named(lambda n: "torch/distributed" in n)
-    region[host.named(names.is_barrier) & ~calls & ~frames] = _COLLECTIVE
-    region[host.named(names.is_collective_span)] = _COLLECTIVE
-    collecting = host.of("gc") | host.named(names.is_garbage_collection)
-    region[collecting] = _GC
-    marked = host.nesting.nearest(region >= 0)
-    inherited = np.where(marked >= 0, region[marked], -1)
-    special = (calls & (own == _ALLOCATOR)) | (own == _PROFILER)
-    return np.where((inherited >= 0) & ~special, inherited, own)
+    if not len(host):
+        return np.zeros(0, np.int32)
+    # The innermost region decides what everything inside it is spent on.
+    region = host.nesting.inherited(host.classified(_region_cause))
+    own = host.classified(partial(_own_cause, on_host=on_host))
+    decides = host.where(
+        lambda category, name: (
+            category == "overhead"
+            or (category in _CALLS and _own_cause(category, name, on_host=False) == _ALLOCATOR)
+        )
+    )
+    return np.where((region >= 0) & ~decides, region, own)
+
+
+def _own_cause(category: str, name: str, *, on_host: bool) -> int:
+    """What a span says for itself."""
+    if category in _CALLS:
+        if names.is_synchronizing_call(name):
+            return _SYNC
+        return _ALLOCATOR if names.is_allocator_call(name) else _RUNTIME
+    if category == "overhead":
+        return _PROFILER
+    if names.is_backend_span(name):
+        return _DISPATCH
+    if category != "cpu_op" or name.startswith("chopper::"):
+        return _PYTHON
+    return _ALLOCATOR if on_host and names.is_host_allocation(name) else _DISPATCH
+
+
+def _region_cause(category: str, name: str) -> int:
+    """What a span says for everything inside it, -1 for nothing."""
+    if category == "gc" or names.is_garbage_collection(name):
+        return _GC
+    frame = category == "python" and "torch/distributed" not in name
+    if names.is_collective_span(name) or (
+        names.is_barrier(name) and category not in _CALLS and not frame
+    ):
+        return _COLLECTIVE
+    if names.is_synchronizing_operator(name):
+        return _SYNC
+    return _DATA if names.is_data_loading(name) else -1

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers import names
+from chopper.analyzers._passes import passes
 from chopper.analyzers.columns import dictionary, ints, matching, nullable, strings
 from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.tables import TABLES
@@ -64,7 +65,7 @@ class Links:
             return self.events.start_ns.copy()
         own = self.events.of("host_op", "host_collective")
         return np.where(
-            self.has_launch & ~own, self.host.end_ns[self.launch_row], self.events.start_ns
+            self.has_launch & ~own, self.host.ends(self.launch_row), self.events.start_ns
         )
 
     @cached_property
@@ -90,29 +91,22 @@ class Links:
     def span_phase(self) -> np.ndarray:
         """Phase of every host span by what encloses it; -1 where nothing tells."""
         host, nesting = self.host, self.host.nesting
-        backward = host.named(names.is_backward)
-        optimizer = host.named(names.is_optimizer)
-        data = host.named(names.is_data_loading)
-        recompute = host.named(lambda n: n.startswith("chopper::recompute::")) | (
-            self._numbered_in_backward & ~self.double_backward
-        )
-        own = np.full(len(host), -1, dtype=np.int64)
-        own[backward] = _BACKWARD
-        own[optimizer] = _OPTIMIZER
-        own[data] = _DATA
-        own[recompute] = _RECOMPUTE
-        marked = nesting.nearest(own >= 0)
-        found = np.where(marked >= 0, own[marked], -1)
+        own = host.classified(lambda _, name: _phase_of(name))
+        own[self._numbered_in_backward & ~self.double_backward] = _RECOMPUTE
+        found = nesting.inherited(own)
         # optimizer.step(closure) runs forward and backward inside the step: only what follows the
         # backward there is the optimizer's.
-        nodes, steps = np.flatnonzero(backward), np.flatnonzero(optimizer)
+        nodes = np.flatnonzero(host.named(names.is_backward))
+        steps = np.flatnonzero(host.named(names.is_optimizer))
         low = np.searchsorted(host.start_ns[nodes], host.start_ns[steps])
-        high = np.searchsorted(host.start_ns[nodes], host.end_ns[steps])
+        high = np.searchsorted(host.start_ns[nodes], host.ends(steps))
+        closures = high > low
+        if not closures.any():
+            return found
+        marked = nesting.nearest(own >= 0)
         ended = np.full(len(host), np.iinfo(np.int64).min, dtype=np.int64)
-        for row, first, last in zip(
-            steps[high > low], low[high > low], high[high > low], strict=True
-        ):
-            ended[row] = host.end_ns[nodes[first:last]].max()
+        for row, first, last in zip(steps[closures], low[closures], high[closures], strict=True):
+            ended[row] = host.ends(nodes[first:last]).max()
         found[(marked >= 0) & (host.start_ns < ended[marked])] = -1
         return found
 
@@ -120,14 +114,14 @@ class Links:
     def _numbered_in_backward(self) -> np.ndarray:
         """Operators within backward that took a sequence number: grad mode was on for them."""
         host = self.host
-        backward = host.named(names.is_backward)
-        return (
-            (host.sequence_id >= 0)
-            & (host.forward_tid <= 0)
-            & host.of("cpu_op")
-            & ~backward
-            & (host.nesting.nearest(backward) >= 0)
+        found = host.where(
+            lambda category, name: category == "cpu_op" and not names.is_backward(name)
         )
+        found &= host.sequence_id >= 0
+        found &= host.forward_tid <= 0
+        if found.any():
+            found &= host.nesting.within(host.named(names.is_backward))
+        return found
 
     @cached_property
     def double_backward(self) -> np.ndarray:
@@ -190,7 +184,7 @@ class Links:
             return np.full(len(time_ns), -1, dtype=np.int64)
         at = np.searchsorted(host.start_ns[tops], time_ns, side="right") - 1
         row = tops[np.maximum(at, 0)]
-        inside = (at >= 0) & (host.end_ns[row] >= time_ns)
+        inside = (at >= 0) & (host.ends(row) >= time_ns)
         return np.where(inside, self.span_phase[row], -1)
 
     def _backward_end(self, rows: np.ndarray) -> np.ndarray:
@@ -207,7 +201,7 @@ class Links:
                     else np.ones(len(spans), dtype=np.int64)
                 )
                 latest = np.full(len(ends), -1, dtype=np.int64)
-                np.maximum.at(latest, index, self.host.end_ns[spans])
+                np.maximum.at(latest, index, self.host.ends(spans))
                 ends = np.where(latest >= 0, latest, never)
         if not steps:
             return np.full(int(rows.sum()), ends[1], dtype=np.int64)
@@ -266,15 +260,13 @@ class Links:
             return np.zeros(0, np.int64), []
         codes, values = host.names
         table: dict[str, int] = {}
-        of_name = np.full(len(values) + 1, -1, dtype=np.int64)
+        of_name = np.full(len(values) + 1, -1, dtype=np.int32)
         for i, value in enumerate(values):
             layer = names.layer_of(value)
             if layer is not None:
                 of_name[i] = table.setdefault(layer, len(table))
         if table:
-            own = of_name[codes]
-            marked = host.nesting.nearest(own >= 0)
-            span = np.where(marked >= 0, own[marked], -1)
+            span = host.nesting.inherited(passes.look_up(codes, of_name))
         else:
             span = self._module_layers(table)
         return self._inherit_backward(span), list(table)
@@ -285,7 +277,7 @@ class Links:
         codes, values = host.names
         modules = {i: m for i, v in enumerate(values) if (m := names.module_of(v)) is not None}
         if not modules:
-            return np.full(len(host), -1, dtype=np.int64)
+            return np.full(len(host), -1, dtype=np.int32)
         classes: dict[str, int] = {}
         for module in modules.values():
             name = module.rpartition("_")[0] or module
@@ -296,7 +288,7 @@ class Links:
         mask = matching(codes, values, lambda v: names.module_of(v) is not None)
         chosen = np.isin(codes, list(repeated)) & mask
         top = host.nesting.topmost(chosen)
-        of_name = np.full(len(values) + 1, -1, dtype=np.int64)
+        of_name = np.full(len(values) + 1, -1, dtype=np.int32)
         for i, module in modules.items():
             of_name[i] = table.setdefault(module, len(table))
         return np.where(top >= 0, of_name[codes[top]], -1)
@@ -316,13 +308,9 @@ class Links:
         keys = sequence[by_sequence]
         at = np.searchsorted(keys, sequence[node], side="right") - 1
         hit = (at >= 0) & (keys[np.maximum(at, 0)] == sequence[node])
-        inherited = np.full(len(host), -1, dtype=np.int64)
-        inherited[node] = np.where(hit, span[by_sequence[np.maximum(at, 0)]], -1)
-        del forward, by_sequence, keys, at, hit
-        marked = host.nesting.nearest(inherited >= 0)
-        takes = (span < 0) & (marked >= 0)
-        span[takes] = inherited[marked[takes]]
-        return span
+        given = np.full(len(host), -1, dtype=np.int32)
+        given[node] = np.where(hit, span[by_sequence[np.maximum(at, 0)]], -1)
+        return np.where(span < 0, host.nesting.inherited(given), span)
 
     @cached_property
     def op_names(self) -> tuple[np.ndarray, list[str]]:
@@ -374,6 +362,17 @@ class Links:
         )
 
 
+def _phase_of(name: str) -> int:
+    """The phase that a span's name says, -1 for none."""
+    if name.startswith("chopper::recompute::"):
+        return _RECOMPUTE
+    if names.is_data_loading(name):
+        return _DATA
+    if names.is_optimizer(name):
+        return _OPTIMIZER
+    return _BACKWARD if names.is_backward(name) else -1
+
+
 def link(
     host: HostSpans,
     events: DeviceEvents,
@@ -420,11 +419,11 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     calls = calls[np.argsort(correlation[calls], kind="stable")]
     keys = correlation[calls]
     wanted = ints(events.table, "correlation_id")
-    low = np.searchsorted(keys, wanted, side="left")
-    high = np.searchsorted(keys, wanted, side="right")
-    has = (high > low) & (wanted > 0)
-    pick = np.where(has, high - 1, 0)
-    reused = np.flatnonzero(has & (high - low > 1))
+    low = np.searchsorted(keys, wanted)
+    pick = np.minimum(low, len(keys) - 1)
+    has = (keys[pick] == wanted) & (wanted > 0)
+    again = np.append(keys[1:] == keys[:-1], False)
+    reused = np.flatnonzero(has & again[pick])
     if len(reused):
         pick[reused] = np.maximum(
             _latest_before(keys, host.start_ns[calls], wanted[reused], events.start_ns[reused]),

@@ -53,23 +53,26 @@ def exclusive_states(
     times = _distinct_times(start, end, bounds)
     first = np.searchsorted(times, start)
     last = np.searchsorted(times, end)
-    active = np.stack([_active(first, last, klass == c, len(times)) for c in range(3)])
     length = np.diff(times)
-    state = np.full(len(length), -1, dtype=np.int64)
-    for c in (COPY, COMMUNICATION, COMPUTE):
-        state[active[c] > 0] = c
+    idle = np.ones(len(length), dtype=bool)
     share = np.zeros(len(row), dtype=np.int64)
     for c in (COMPUTE, COMMUNICATION, COPY):
-        wins = state == c
-        count = active[c]
-        each = np.where(wins, length // np.maximum(count, 1), 0)
-        total = np.concatenate([[0], np.cumsum(each)])
         mine = klass == c
+        if not mine.any():
+            continue
+        count = _active(first, last, mine, len(times))
+        wins = idle & (count > 0)
+        idle &= ~wins
+        each = np.zeros(len(length), dtype=np.int64)
+        np.floor_divide(length, count, out=each, where=wins)
+        total = np.zeros(len(times), dtype=np.int64)
+        np.cumsum(each, out=total[1:])
         share[mine] = total[last[mine]] - total[first[mine]]
-        rest = np.where(wins, length - each * count, 0)
+        rest = each
+        rest *= count
+        np.subtract(length, rest, out=rest, where=wins)
         if rest.any():
             _give_rest(share, rest, mine, first, last, window, times, bounds)
-    idle = state < 0
     hard = np.zeros(len(times), dtype=bool)
     hard[first] = True
     hard[np.searchsorted(times, bounds)] = True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import ints, matching, strings
+from chopper.analyzers import names
+from chopper.analyzers._passes import passes
+from chopper.analyzers.columns import compact, ints, matching, strings
 from chopper.analyzers.nesting import Activity, Nesting, activity, nest
 
 if TYPE_CHECKING:
@@ -56,9 +59,18 @@ class HostSpans(_Timed):
     """The `host_span` table of one rank as arrays."""
 
     @cached_property
-    def pid(self) -> np.ndarray:
-        """Processes."""
-        return ints(self.table, "pid")
+    def names(self) -> tuple[np.ndarray, list[str]]:
+        """Codes (int32) and values of the names."""
+        return strings(self.table, "name", narrow=True)
+
+    @cached_property
+    def kinds(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
+        """Codes (int32) and values of what occurs as (category, name)."""
+        codes, values = self.names
+        category, categories = strings(self.table, "category")
+        distinct, number = compact(category * len(values) + codes)
+        pairs = [(categories[d // len(values)], values[d % len(values)]) for d in distinct]
+        return number.astype(np.int32), pairs
 
     @cached_property
     def sequence_id(self) -> np.ndarray:
@@ -69,11 +81,6 @@ class HostSpans(_Timed):
     def forward_tid(self) -> np.ndarray:
         """Forward thread of backward nodes, -1 where none."""
         return ints(self.table, "forward_tid")
-
-    @cached_property
-    def categories(self) -> tuple[np.ndarray, list[str]]:
-        """Codes and values of the categories."""
-        return strings(self.table, "category", narrow=True)
 
     @cached_property
     def input_dims(self) -> tuple[np.ndarray, list[str]]:
@@ -92,8 +99,16 @@ class HostSpans(_Timed):
 
     @cached_property
     def nesting(self) -> Nesting:
-        """The forest of spans."""
-        return nest(self.start_ns, self.dur_ns, self.pid, ints(self.table, "tid"))
+        """The forest of spans.
+
+        Spans that end in another call than they began in stand in lanes of their own.
+        """
+        tid = ints(self.table, "tid")
+        unscoped = np.flatnonzero(self.named(names.is_unscoped_span))
+        if len(unscoped):
+            tid = tid.copy()
+            tid[unscoped] = _FIRST_LANE - _lanes(self.start_ns[unscoped], self.ends(unscoped))
+        return nest(self.start_ns, self.dur_ns, ints(self.table, "pid"), tid)
 
     @cached_property
     def activity(self) -> Activity:
@@ -102,7 +117,43 @@ class HostSpans(_Timed):
 
     def of(self, *categories: str) -> np.ndarray:
         """Mask of the spans of these categories."""
-        return matching(*self.categories, lambda c: c in categories)
+        return self.where(lambda category, _: category in categories)
+
+    def where(self, predicate: Callable[[str, str], object]) -> np.ndarray:
+        """Mask of the spans whose category and name satisfy ``predicate``."""
+        codes, values = self.kinds
+        return passes.look_up(codes, np.array([bool(predicate(*v)) for v in values] or [False]))
+
+    def classified(self, code: Callable[[str, str], int]) -> np.ndarray:
+        """A code (int32) for each span by its category and name."""
+        codes, values = self.kinds
+        return passes.look_up(codes, np.array([code(*v) for v in values] or [-1], dtype=np.int32))
+
+    def ends(self, rows: np.ndarray) -> np.ndarray:
+        """Ends of some spans, without computing those of all."""
+        return self.start_ns[rows] + self.dur_ns[rows]
+
+    def forget(self, *columns: str) -> None:
+        """Let go of what was computed; it is computed again when asked for."""
+        for column in columns:
+            self.__dict__.pop(column, None)
+
+
+_FIRST_LANE = -1_000
+
+
+def _lanes(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """The first lane, from 0, in which each interval overlaps none before it; starts ascend."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    lanes = np.empty(len(start_ns), dtype=np.int64)
+    for i, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
+        lanes[i] = lane
+    return lanes
 
 
 @dataclass

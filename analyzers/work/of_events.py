@@ -147,11 +147,13 @@ def _by_operator(
     # The longest kernel of an operator tells its arithmetic (helpers such as split-K reductions do
     # not). Few distinct pairs of operator signature and kernel repeat over many events.
     name_codes, name_values = links.events.names
+    most = np.full(len(links.host), -np.inf)
+    np.maximum.at(most, modelled, dur)
+    is_longest = dur == most[modelled]
     longest = np.zeros(len(links.host), dtype=np.int64)
-    by_duration = np.argsort(dur, kind="stable")
-    longest[modelled[by_duration]] = name_codes[events[by_duration]]
+    longest[modelled[is_longest]] = name_codes[events[is_longest]]
     signature = operators.signature[modelled]
-    pairs, pair = compact(signature * len(name_values) + longest[modelled])
+    pairs, pair = compact(signature.astype(np.int64) * len(name_values) + longest[modelled])
     width = len(name_values)
     told = [
         (
@@ -321,7 +323,7 @@ def _distinct_works(host: HostSpans, rows: np.ndarray) -> tuple[list[Call], list
             index[i] = len(works)
             works.append(work)
             calls.append(call)
-    signature = np.full(len(host), -1, dtype=np.int64)
+    signature = np.full(len(host), -1, dtype=np.int32)
     signature[rows] = index[inverse]
     return calls, works, signature
 

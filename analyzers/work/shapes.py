@@ -45,11 +45,12 @@ def output_dims(host: HostSpans, rows: np.ndarray) -> tuple[np.ndarray, list[Sha
     forward = lacking & host.named(_FORWARD.match)[rows]
     if forward.any():
         source[forward] = _nodes(host, rows[forward])
-    whole = host.nesting.nearest(host.named(_WHOLE.match))[rows]
     # (self, grad_output, weight, …): the gradients' sizes are those of self and of the weight.
     for pattern, position in ((_WEIGHT, 2), (_INPUT, 0)):
         inner = lacking & host.named(pattern.match)[rows]
-        source[inner], argument[inner] = whole[inner], position
+        if inner.any():
+            whole = host.nesting.nearest(host.named(_WHOLE.match))
+            source[inner], argument[inner] = whole[rows[inner]], position
     unpaired = forward & (source < 0)
     if unpaired.any():
         source[unpaired], argument[unpaired] = _same_shapes(host, rows[unpaired]), 1

@@ -60,6 +60,10 @@ _ARRAYS = {
     "nearest": "rmr",
     "topmost": "rmr",
     "containing": "rmm",
+    "within": "rmm",
+    "inherit": "rc",
+    "look_up_masks": "cmv",
+    "look_up_codes": "cdd",
     "place_segments": "ttrhf",
     "fill_segments": "ttrhfss",
 }
@@ -72,11 +76,13 @@ def _array(rng: np.random.Generator, kind: str, length: int) -> Any:
     if rng.random() < 0.03:
         length = int(rng.integers(0, 12))
     if rng.random() < 0.02:
-        kind = str(rng.choice(list("trhmd")))
+        kind = str(rng.choice(list("trhmdc")))
     if rng.random() < 0.05:  # numbers of rows and threads that do not exist
         values = np.array([_number(rng) for _ in range(length)], dtype=np.int64)
     elif kind == "r":
         values = rng.integers(-1, np.maximum(np.arange(length), 0), endpoint=False)
+    elif kind in "cv":
+        values = rng.integers(-1 if kind == "c" else 0, 3, length)
     elif kind == "h":
         values = rng.integers(0, 4, length)
     elif kind == "f":
@@ -85,7 +91,7 @@ def _array(rng: np.random.Generator, kind: str, length: int) -> Any:
         values = np.zeros(24, dtype=np.int64)
     else:
         values = np.sort(rng.integers(0, 30, length))
-    dtype = {"m": bool, "d": np.int32}.get(kind, np.int64)
+    dtype = {"m": bool, "v": bool, "d": np.int32, "c": np.int32}.get(kind, np.int64)
     array = values.astype(dtype)
     if rng.random() < 0.02:
         array = array[::2]

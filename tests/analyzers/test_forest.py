@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers import _levels, nesting
+from chopper.analyzers import _levels
+from chopper.analyzers._passes import COMPILED
 from tests.sanitizing import HAS_COMPILER, run_program, skip_without_sanitizers
 
 pytestmark = pytest.mark.skipif(
-    not nesting.COMPILED and not HAS_COMPILER, reason="no C compiler: the forest was not built"
+    not COMPILED and not HAS_COMPILER, reason="no C compiler: the forest was not built"
 )
-if nesting.COMPILED:
+if COMPILED:
     from chopper.analyzers import _forest, _walks
 
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -29,7 +30,7 @@ Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def test_forest_was_built() -> None:
     """Where there is a compiler, the fast way is there: nobody would see it missing."""
-    assert nesting.COMPILED
+    assert COMPILED
 
 
 @st.composite
@@ -55,15 +56,29 @@ def test_same_as_level_by_level(given_spans: Spans, tolerance: int, data: st.Dat
         assert ours.tolist() == theirs.tolist()
     parent, _, clipped_start, clipped_end = found
     marked = np.array(data.draw(st.lists(st.booleans(), min_size=len(start), max_size=len(start))))
-    for name in ("nearest", "topmost", "containing"):
+    for name in ("nearest", "topmost", "containing", "within"):
         ours, theirs = (getattr(m, name)(parent, marked.astype(bool)) for m in (_walks, _levels))
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist(), name
+    codes = data.draw(st.lists(st.integers(-2, 3), min_size=len(start), max_size=len(start)))
+    ours, theirs = (m.inherited(parent, np.array(codes, np.int32)) for m in (_walks, _levels))
+    assert ours.dtype == theirs.dtype == np.int32
+    assert ours.tolist() == theirs.tolist()
     # A thread more than there are spans on: it has no segments.
     at = (4, clipped_start, clipped_end, parent, thread)
     for ours, theirs in zip(_walks.segments(*at), _levels.segments(*at), strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int32, np.float64])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_codes_are_looked_up_as_by_index(dtype: type, narrow: bool) -> None:
+    codes = np.array([0, 2, -1, 1, 1], dtype=np.int32 if narrow else np.int64)
+    values = np.array([3, 0, 1, 0], dtype=dtype)
+    ours, theirs = (m.look_up(codes, values) for m in (_walks, _levels))
+    assert ours.dtype == theirs.dtype
+    assert ours.tolist() == theirs.tolist() == [dtype(v) for v in (3, 1, 0, 0, 0)]
 
 
 def test_times_at_the_end_of_their_range() -> None:
@@ -97,6 +112,7 @@ def test_deep_stacks() -> None:
         ("nearest", ([1, -1], [True, False], [0, 0]), "row 0: its parent is not a row above it"),
         ("topmost", ([-1, 1], [True, False], [0, 0]), "row 1: its parent is not a row above it"),
         ("containing", ([-1, 7], [True, False], [True, True]), "row 1: its parent"),
+        ("within", ([-1, 1], [True, False], [False, False]), "row 1: its parent is not"),
         ("nearest", ([-1, 0], [True], [0, 0]), "marked: expected 2 values, found 1"),
         ("place_segments", ([0], [9], [-1], [1], [0, 0]), "row 0: its thread is not one"),
         ("place_segments", ([0], [9], [-1], [0], []), "first: expected a value more"),
@@ -123,6 +139,18 @@ def test_threads_that_were_not_announced_are_refused() -> None:
         _forest.nest(1, 0, times, times, np.array([0, 1]), *out)
     with pytest.raises(ValueError, match="3 threads of 2 spans"):
         _forest.nest(3, 0, times, times, np.array([0, 1]), *out)
+
+
+def test_codes_without_a_value_are_refused() -> None:
+    codes, found = np.array([0, 2], np.int32), np.zeros(2, np.int32)
+    for unknown in (2, -2, 1 << 30):
+        codes[1] = unknown
+        with pytest.raises(ValueError, match="row 1: its code has no value"):
+            _forest.look_up_codes(codes, found, np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="row 0: its code has no value"):
+        _forest.look_up_masks(np.array([-1], np.int32), np.zeros(1, bool), np.zeros(0, bool))
+    with pytest.raises(ValueError, match="row 1: its parent is not a row above it"):
+        _forest.inherit(np.array([-1, 1]), np.array([0, -1], np.int32))
 
 
 def test_other_kinds_of_arrays_are_refused() -> None:
