@@ -147,6 +147,7 @@ _COPYING_COMPOSITES = frozenset(
         "aten::cuda",
     )
 )
+_UNSCOPED = frozenset({"gloo:send", "gloo:recv", "gloo:recvAnySource"})
 _HOST_COMMUNICATION = re.compile(r"^c10d::|^_c10d_functional::|^record_param_comms$|^nccl:|^gloo:")
 _BARRIER = re.compile(
     r"barrier|^_c10d_functional::wait_tensor|^c10d::(_?wait|monitored)|wait_tensor", re.IGNORECASE
@@ -238,6 +239,14 @@ def is_host_communication(name: str) -> bool:
 def is_collective_span(name: str) -> bool:
     """A host span during which a CPU backend runs a collective."""
     return name.startswith(("gloo:", "mpi:", "ucc:"))
+
+
+def is_unscoped_span(name: str) -> bool:
+    """A span that begins in one call and ends in a later one: what lies within is not its child.
+
+    Gloo's point-to-point transfers, from ``isend`` and ``irecv`` to ``wait``.
+    """
+    return name in _UNSCOPED
 
 
 def is_barrier(name: str) -> bool:
