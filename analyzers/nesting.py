@@ -96,7 +96,7 @@ def innermost_at(acts: Activity, thread: np.ndarray, time_ns: np.ndarray) -> np.
     A span counts from its start on, so at the very start of a call the call itself is found.
     """
     found = np.full(len(thread), -1, dtype=np.int64)
-    for number in np.unique(thread[thread >= 0]):
+    for number in np.flatnonzero(np.bincount(thread[thread >= 0])):
         rows = np.flatnonzero(thread == number)
         low, high = acts.first[number], acts.first[number + 1]
         at = np.searchsorted(acts.start_ns[low:high], time_ns[rows], side="right") - 1
@@ -121,7 +121,7 @@ def cut(
     """
     first = np.zeros(len(thread), np.int64)
     last = np.zeros(len(thread), np.int64)
-    for number in np.unique(thread[thread >= 0]):
+    for number in np.flatnonzero(np.bincount(thread[thread >= 0])):
         rows = np.flatnonzero(thread == number)
         low, high = acts.first[number], acts.first[number + 1]
         times = acts.start_ns[low:high]

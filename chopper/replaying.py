@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from chopper.causes import CAUSES, LEAVES
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 SCHEMA = "chopper.whatif/1"
 ERROR_RATIO = 0.01
 """An unmodified replay that is further from the observed time says nothing about changes."""
-_LAUNCHED_RATIO = 0.9
+_LAUNCHED_RATIO = 0.5
+_SAID_LAUNCHED_RATIO = 0.99
+_LAG_RATIO = 0.1
+_COUPLED_RATIO = 0.5
 _FREE_RATIO = 0.01
 _CONTRADICTED_RATIO = 0.1
 _RESAMPLES = 4000
@@ -335,15 +339,15 @@ class Replay:
         self.base: Base = Base(build([(j, matched.get(j.given.rank)) for j in usable]))
         self.unmodified: Outcome = Scenario(self.base).solve()
         ranks = attribution.pieces["rank"].to_numpy()
+        alone = len(attribution.ranks) == 1
         self.facts: list[RankFacts] = [
             RankFacts(
                 node,
-                attribution.pieces.filter(ranks == node.rank),
+                attribution.pieces if alone else attribution.pieces.filter(ranks == node.rank),
                 attribution.factors.get(node.rank),
             )
             for node in self.base.graph.ranks
         ]
-        self.notes = self._notes()
         self.error_ratio = self._error()
         if self.error_ratio > ERROR_RATIO:
             raise InputError(
@@ -366,7 +370,19 @@ class Replay:
         found = self.totals(self.unmodified)
         return abs(sum(found) - observed) / max(observed, 1)
 
-    def _notes(self) -> list[str]:
+    @cached_property
+    def coupled_ratio(self) -> float | None:
+        """Share of the communication events that are matched on all ranks; None without any."""
+        sent = coupled = 0
+        for node in self.base.graph.ranks:
+            rows = node.joined.communication.event_row
+            sent += len(rows)
+            coupled += int(node.coupled[rows].sum())
+        return coupled / sent if sent else None
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What limits every prediction for this run."""
         graph = self.base.graph
         notes = []
         events = self.base.events
@@ -381,18 +397,34 @@ class Replay:
                 f"{graph.contradicted / edges:.1%} of the dependencies were observed in another order "
                 "and are left out"
             )
-        sent = coupled = 0
-        for node in graph.ranks:
-            rows = node.joined.communication.event_row
-            sent += len(rows)
-            coupled += int(node.coupled[rows].sum())
-        self.coupled_ratio = coupled / sent if sent else None
-        if sent and coupled < 0.5 * sent:
+        beside = [n.joined.links for n in graph.ranks if not n.joined.host_only]
+        count = sum(len(links.events) for links in beside)
+        launched = sum(int(links.has_launch.sum()) for links in beside)
+        if launched < _SAID_LAUNCHED_RATIO * count:
+            notes.append(
+                f"{1 - launched / count:.0%} of the device events have no recorded launch: they follow "
+                "what ran before them, or what the host did last"
+            )
+        lag_ratio = self._lag_ratio()
+        if lag_ratio > _LAG_RATIO:
+            notes.append(
+                f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency explains: "
+                "it is taken to last as long whatever changes"
+            )
+        if self.coupled_ratio is not None and self.coupled_ratio < _COUPLED_RATIO:
             notes.append(
                 "collectives are not matched on all their ranks: each takes as long as observed, "
                 "whenever it begins"
             )
         return notes
+
+    def _lag_ratio(self) -> float:
+        """Share of the critical path on which nothing recorded was waited for."""
+        from chopper.analyzers.replay.path import LAG, path_of
+
+        path = path_of(self.unmodified)
+        length = path.length_ns
+        return float(length[path.kind == LAG].sum() / max(length.sum(), 1))
 
     def totals(self, outcome: Outcome) -> list[int]:
         """Time of all windows of each rank."""
@@ -602,6 +634,12 @@ class Replay:
         alike = self.reference(outcome)
         run = self.attribution.run
         replayed = attribute(_replayed(self, outcome, alike))
+        closed = sum(replayed.step_time_ns()) / max(len(pairs), 1)
+        if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
+            notes.append(
+                "the causes of the changed run cut its steps a little elsewhere: events without a "
+                "launch are placed by their time"
+            )
         path = causes_of(outcome, path_of(outcome, alike), self.facts)
         rows = sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2])
         return WhatIf(

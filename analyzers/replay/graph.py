@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.replay.program import ISSUE, OP_END, OP_START, STEP, Program, program
+from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.streams import Waits, previous_on_stream, waits
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ EDGE_LABELS = [
     "wait for a collective",
     "beside the program",
 ]
-LEFT_EARLY_NS = 50_000
+_GAP_NS = 5_000
+"""A gap that is longer than a stream takes by so much has another reason."""
 
 
 @dataclass(frozen=True)
@@ -351,8 +353,6 @@ def _launches(
 ) -> np.ndarray:
     """Edges from launches to events; what the call takes of each."""
     links = joined.links
-    from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
-
     of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
     launches = told.kind == LAUNCHES
     of_row[told.row[launches]] = moment[launches]
@@ -363,7 +363,43 @@ def _launches(
     edges.add(LAUNCH, of_row[links.launch_row[has]], start[has], weight, event_base + has)
     call = np.zeros(len(links.events), dtype=np.int64)
     call[has] = np.minimum(length, weight)
+    _unlaunched(told, joined, found, edges, moment, start, event_base)
     return call
+
+
+def _unlaunched(
+    told: Program,
+    joined: JoinedRank,
+    found: Waits,
+    edges: _Edges,
+    moment: np.ndarray,
+    start: np.ndarray,
+    event_base: int,
+) -> None:
+    """Edges to events whose launch was not recorded, and which began after a gap.
+
+    They follow the last moment of the program before them, where that lies after the launch of
+    what ran before on the stream: there they must have been launched.
+    """
+    links = joined.links
+    events = links.events
+    previous = found.previous
+    rows = np.flatnonzero(~links.has_launch & (previous >= 0))
+    if not len(rows) or not len(told):
+        return
+    before = previous[rows]
+    gap = events.start_ns[rows] - events.end_ns[before]
+    last = np.searchsorted(told.time_ns, events.start_ns[rows], side="right") - 1
+    launched = np.where(links.has_launch[before], links.launch_ns[before], events.start_ns[before])
+    late = (gap > found.stream_ns + _GAP_NS) & (last >= 0) & (told.time_ns[last] >= launched)
+    rows, last = rows[late], last[late]
+    edges.add(
+        FOLLOW,
+        moment[last],
+        start[rows],
+        events.start_ns[rows] - told.time_ns[last],
+        event_base + rows,
+    )
 
 
 def _after(
@@ -377,9 +413,21 @@ def _after(
     end: np.ndarray,
     event_base: int,
 ) -> None:
-    """Edges from the ends of events to the starts of others."""
+    """Edges from the ends of events to the starts of others.
+
+    Where the two were seen to overlap, by rounding or because the next one began early, from start
+    to start.
+    """
     gap = events.start_ns[target] - events.end_ns[source]  # type: ignore[attr-defined]
-    edges.add(kind, end[source], start[target], np.minimum(gap, least_ns), event_base + target)
+    overlap = gap < 0
+    apart = events.start_ns[target] - events.start_ns[source]  # type: ignore[attr-defined]
+    edges.add(
+        kind,
+        np.where(overlap, start[source], end[source]),
+        start[target],
+        np.where(overlap, apart, np.minimum(gap, least_ns)),
+        event_base + target,
+    )
 
 
 def _beside(
@@ -392,9 +440,6 @@ def _beside(
     event_base: int,
 ) -> None:
     """Edges to what runs on threads of its own, without a device: collectives, other operators."""
-    from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
-
-    del LAUNCHES
     events = joined.links.events
     if not len(told):
         return

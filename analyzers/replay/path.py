@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.idle import IDLE_CAUSES
-from chopper.analyzers.links import COMMUNICATION, COPY
+from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.replay.solve import critical_path
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.scenario import Outcome
 
 LATENCY, DEPENDENCY = "idle.launch_latency", "idle.dependency"
+LAG = 100
+"""Kind of a stretch that is a moment's lag: no trace shows what was waited for."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,6 @@ class Path:
     def length_ns(self) -> np.ndarray:
         """Length of each stretch."""
         return self.end_ns - self.start_ns
-
-
-LAG = 100
-"""Kind of a stretch that is a moment's lag: no trace shows what was waited for."""
 
 
 def path_of(outcome: Outcome, alike: int | None = None) -> Path:
@@ -110,31 +108,30 @@ def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tupl
         kind, event = path.kind[rows], path.event[rows]
         _running(fact, event, length, np.isin(kind, [g.RUN, g.TRANSFER]), found)
         _preparing(outcome, place, fact, path.interval[rows], length, found)
-        waiting = ~np.isin(kind, [g.RUN, g.TRANSFER, g.PROGRAM]) & (event >= 0)
-        names = _names(fact, event)
-        for at in np.flatnonzero(waiting):
-            cause = {g.EVENT: DEPENDENCY, g.LAUNCH: "idle.call"}.get(int(kind[at]), LATENCY)
-            if kind[at] in (g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
-                cause = (
-                    "idle.preparation.synchronization"
-                    if kind[at] == g.SYNCHRONIZE
-                    else "idle.preparation.collective_wait"
-                )
-            if kind[at] == g.FOLLOW:
-                cause = "idle.call"
-            found[cause, names[at]] += float(length[at])
+        _waiting(fact, kind, event, length, found)
     return dict(found)
 
 
-def _names(fact: RankFacts, event: np.ndarray) -> list[str]:
+def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """What each event is called, as codes into names: its operator, or its kernel; "" for none."""
     links = fact.node.joined.links
     op_codes, op_values = links.op_names
     codes, values = links.events.names
-    own = np.isin(links.work_class, [COMMUNICATION, COPY])
-    return [
-        "" if e < 0 else values[codes[e]] if own[e] or op_codes[e] < 0 else op_values[op_codes[e]]
-        for e in event.tolist()
-    ]
+    own = np.isin(links.work_class[event], [COMMUNICATION, COPY]) | (op_codes[event] < 0)
+    code = np.where(own, codes[event], len(values) + op_codes[event])
+    return np.where(event < 0, len(values) + len(op_values), code), [*values, *op_values, ""]
+
+
+def _add(
+    found: dict[tuple[str, str], float],
+    cause: str,
+    code: np.ndarray,
+    names: list[str],
+    time: np.ndarray,
+) -> None:
+    for i, value in enumerate(np.bincount(code, weights=time, minlength=len(names)).tolist()):
+        if value > 0:
+            found[cause, names[i]] += value
 
 
 def _running(
@@ -147,8 +144,7 @@ def _running(
     rows = np.flatnonzero(running & (event >= 0))
     if not len(rows):
         return
-    names = np.array(_names(fact, event[rows]))
-    distinct, code = np.unique(names, return_inverse=True)
+    code, names = _names(fact, event[rows])
     total = np.zeros(len(fact.node.start))
     shares = {}
     for leaf in LEAVES:
@@ -163,26 +159,44 @@ def _running(
         part = np.where(
             known, length[rows] * time[event[rows]] / np.maximum(total[event[rows]], 1), 0.0
         )
-        for i, value in enumerate(np.bincount(code, weights=part, minlength=len(distinct))):
-            if value > 0:
-                found[leaf, str(distinct[i])] += float(value)
+        _add(found, leaf, code, names, part)
     links = fact.node.joined.links
-    hidden = np.flatnonzero(~known)
-    for i in hidden:
-        row = event[rows[i]]
-        klass = links.work_class[row]
-        leaf = (
-            (
-                "communication.transfer.no_peak"
-                if fact.node.coupled[row]
-                else "communication.unseparated"
-            )
-            if klass == COMMUNICATION
-            else "copy.other"
-            if klass == COPY
-            else "compute.unmodelled"
-        )
-        found[leaf, str(names[i])] += float(length[rows[i]])
+    klass = links.work_class[event[rows]]
+    coupled = fact.node.coupled[event[rows]]
+    hidden = ~known
+    for leaf, mask in (
+        ("communication.transfer.no_peak", (klass == COMMUNICATION) & coupled),
+        ("communication.unseparated", (klass == COMMUNICATION) & ~coupled),
+        ("copy.other", klass == COPY),
+        ("compute.unmodelled", klass == COMPUTE),
+    ):
+        _add(found, leaf, code[hidden & mask], names, length[rows][hidden & mask])
+
+
+_WAITING = {
+    g.LAUNCH: "idle.call",
+    g.FOLLOW: "idle.call",
+    g.EVENT: DEPENDENCY,
+    g.STREAM: LATENCY,
+    LAG: LATENCY,
+    g.SYNCHRONIZE: "idle.preparation.synchronization",
+    g.COLLECTIVE_WAIT: "idle.preparation.collective_wait",
+}
+
+
+def _waiting(
+    fact: RankFacts,
+    kind: np.ndarray,
+    event: np.ndarray,
+    length: np.ndarray,
+    found: dict[tuple[str, str], float],
+) -> None:
+    """Latencies, by what they lead to."""
+    for of, cause in _WAITING.items():
+        rows = np.flatnonzero((kind == of) & (event >= 0))
+        if len(rows):
+            code, names = _names(fact, event[rows])
+            _add(found, cause, code, names, length[rows])
 
 
 def _preparing(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.columns import compact
+from chopper.analyzers.columns import row_set
 from chopper.analyzers.idle import IDLE_CAUSES, Parts, host_parts
 from chopper.analyzers.links import Links, backward_thread, main_thread
 from chopper.analyzers.nesting import innermost_at
@@ -24,8 +24,6 @@ CALL = IDLE_CAUSES.index("idle.call")
 SYNCHRONIZATION = IDLE_CAUSES.index("idle.preparation.synchronization")
 _WAKE_NS = 500_000
 """A host that goes on so soon after a collective has ended had waited for it."""
-_SYNC_TOLERANCE_NS = 20_000
-"""A synchronization may seem to return so long before what it waited for ended."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,12 @@ def _beside_device(
     """Steps, launches and synchronizations: (time, kind, row, thread), in order."""
     host = links.host
     steps = links.steps_start_ns
-    launches = compact(links.launch_row[links.has_launch])[0]
-    threads = np.unique(host.nesting.thread[launches]) if len(launches) else np.zeros(0, np.int64)
+    launching = row_set(links.launch_row, len(host))
+    launches = np.flatnonzero(launching)
+    threads = np.flatnonzero(np.bincount(host.nesting.thread[launches]))
     syncs = _synchronizing(links)
     syncs = syncs[np.isin(host.nesting.thread[syncs], np.append(threads, main))]
-    begins = np.setdiff1d(syncs, launches)
+    begins = syncs[~launching[syncs]]
     time = np.concatenate(
         [steps, host.end_ns[syncs], host.start_ns[launches], host.start_ns[begins]]
     )
@@ -125,7 +124,7 @@ def _synchronizing(links: Links) -> np.ndarray:
     found = calls & host.named(names.is_synchronizing_call)
     copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
     rows = links.launch_row[copies]
-    blocking = host.end_ns[rows] >= links.events.end_ns[copies] - _SYNC_TOLERANCE_NS
+    blocking = host.end_ns[rows] >= links.events.end_ns[copies]
     found[rows[blocking & calls[rows]]] = True
     return np.flatnonzero(found & (host.dur_ns > 0))
 
@@ -159,7 +158,7 @@ def _synchronize(
     waits_for_all[at] = whole & (target < 0)
     by_end = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[by_end]
-    last = np.searchsorted(ends, end + _SYNC_TOLERANCE_NS, side="right") - 1
+    last = np.searchsorted(ends, end, side="right") - 1
     ended = np.where(last >= 0, by_end[np.maximum(last, 0)], -1)
     # Later work of the same moment, launched after the call began, is not what it waited for.
     waited = (ended >= 0) & (events.end_ns[ended] > begin) & (links.launch_ns[ended] <= begin)

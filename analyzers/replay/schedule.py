@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
+from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     """
     node = outcome.scenario.ranks[place]
     given = node.joined.given
-    host, host_order = _host(outcome, place)
-    step = _shifted(given.step, _program_warp(outcome, place))
+    warp = _program_warp(outcome, place)
+    host, host_order = _host(outcome, place, warp)
+    step = _shifted(given.step, warp)
     if node.joined.host_only:
         events, event_order = TABLES["device_event"].empty(), np.zeros(0, np.int64)
     else:
@@ -82,7 +84,10 @@ def _new(outcome: Outcome, node: RankNodes, moments: np.ndarray) -> np.ndarray:
 def _program_warp(outcome: Outcome, place: int) -> _Warp:
     node = outcome.scenario.ranks[place]
     program = node.program
-    old, new = program.time_ns, _new(outcome, node, node.moment)
+    # A launch belongs to the step that had begun: where nothing lies between them any more, the next
+    # step begins a nanosecond later.
+    steps = np.maximum(np.cumsum(program.kind == STEP) - 1, 0)
+    old, new = program.time_ns, _new(outcome, node, node.moment) + steps
     parts = program.parts
     removed = outcome.scenario.removed_parts(place)
     if not removed.any() or not len(old):
@@ -121,13 +126,12 @@ def _device_warp(outcome: Outcome, place: int) -> _Warp:
     )
 
 
-def _host(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
+def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarray]:
     """Host spans with new times, and the old row of each."""
     node = outcome.scenario.ranks[place]
     host = node.joined.links.host
     if not len(host):
         return node.joined.given.host_span, np.zeros(0, np.int64)
-    warp = _program_warp(outcome, place)
     # The nesting's times: children lie inside their parents, as the program's moments do.
     start, end = host.start_ns, host.end_ns
     new_start, new_end = warp(start), warp(end)
@@ -153,8 +157,6 @@ def _host(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
 
 
 def _run_by_program(node: RankNodes) -> np.ndarray:
-    from chopper.analyzers.replay.program import OP_START
-
     program = node.program
     rows: np.ndarray = program.row[program.kind == OP_START]
     return rows
