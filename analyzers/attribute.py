@@ -149,9 +149,14 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         return _empty(joined)
     # Layers and phases pass through large arrays: before what is kept has grown.
     _ = links.layers, links.phase
+    links.host.forget("sequence_id", "forward_tid")
     states, waiting = _states(joined, matched)
     gaps = split_idle(states, links)
     work = event_work(links, joined.ceiling)
+    # What is known of each event is found: the host's own arrays make room for what follows.
+    _ = links.sharding_copy, links.op_names
+    links.forget("span_phase")
+    links.host.forget("start_ns", "dur_ns", "end_ns", "kinds", "nesting")
     factors = measure(
         links,
         states,

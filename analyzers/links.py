@@ -44,6 +44,11 @@ class Links:
     op_row: np.ndarray
     collective_rows: np.ndarray
 
+    def forget(self, *columns: str) -> None:
+        """Let go of what was computed; it is computed again when asked for."""
+        for column in columns:
+            self.__dict__.pop(column, None)
+
     @cached_property
     def has_launch(self) -> np.ndarray:
         """Mask of the events whose launch is in the trace."""
@@ -319,6 +324,19 @@ class Links:
             return np.full(len(self.events), -1, dtype=np.int64), []
         codes, values = self.host.names
         return np.where(self.op_row >= 0, codes[self.op_row], -1), values
+
+    @cached_property
+    def sharding_copy(self) -> np.ndarray:
+        """Mask of the events launched by a copying operator inside hooks of data parallelism."""
+        host = self.host
+        found = np.zeros(len(self.events), dtype=bool)
+        regions = host.named(names.is_sharding_region) if len(host) else found
+        if not regions.any():
+            return found
+        copying = host.named(names.is_sharding_copy) & host.nesting.within(regions)
+        has = self.op_row >= 0
+        found[has] = copying[self.op_row[has]]
+        return found
 
     @cached_property
     def annotation_row(self) -> np.ndarray:

@@ -340,22 +340,6 @@ def main_cause(links: Links, work: EventWork) -> np.ndarray:
     cause[work.math] = np.where(np.isnan(work.ideal_ns[work.math]), _NO_PEAK, _IDEAL)
     cause[links.phase == PHASES.index("recompute")] = _RECOMPUTE
     # Parameters are gathered for the backward pass whether or not it computes the forward again.
-    cause[_sharding_copies(links)] = _FSDP_COPY
+    cause[links.sharding_copy] = _FSDP_COPY
     cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
     return cause
-
-
-def _sharding_copies(links: Links) -> np.ndarray:
-    """Events launched by a copying operator inside the hooks of a data-parallel wrapper."""
-    host = links.host
-    found = np.zeros(len(links.events), dtype=bool)
-    if not len(host):
-        return found
-    regions = host.named(names.is_sharding_region)
-    if not regions.any():
-        return found
-    inside = host.nesting.nearest(regions) >= 0
-    copying = host.named(names.is_sharding_copy) & inside
-    has = links.op_row >= 0
-    found[has] = copying[links.op_row[has]]
-    return found

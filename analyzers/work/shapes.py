@@ -86,8 +86,10 @@ def forward_rows(host: HostSpans, rows: np.ndarray, functions: Collection[str]) 
     backward = {f"{name}Backward": name for name in functions}
     codes, values = host.names
     asking = np.flatnonzero(host.named(lambda n: n in backward)[rows])
+    if not len(asking):
+        return found
     forward = np.flatnonzero((host.sequence_id >= 0) & host.named(lambda n: n in functions))
-    if not len(asking) or not len(forward):
+    if not len(forward):
         return found
     number = {value: i for i, value in enumerate(values)}
     of_node = np.array([number.get(backward.get(v, ""), -1) for v in values])
