@@ -1,155 +1,443 @@
-"""How well the sampler keeps its rate, and what it costs: idle, and beside busy processes.
+"""How well the sampler keeps its rate, and what it costs: beside a thread and beside nvidia-smi.
 
-    python benchmarks/sampler.py [--seconds 3] [--nice 5] [--json]
+    python -m benchmarks.sampler [--seconds 10] [--rounds 20] [--steps 10] [--json]
 
-Each line is one real sampler process that reads the host's sources. ``share`` columns are ratios,
-so that they mean the same on any machine; the slowdown compares work done by busy processes, one
-per core, with and without a sampler beside them, in turns within one run.
+The devices are played by the tests' stand-in for NVIDIA's library (tests/native/nvml_shim.c), so the
+calls cost what it costs to look a number up; a driver adds its own. All ways read the same of each
+device: SM and memory clock, power, event reasons.
+
+chopper       the sampler process: its fast tier; `all tiers` with counters, activity and limits too
+thread        nvidia-ml-py in a thread of the program, sleeping to absolute deadlines
+smi -lms      a process that prints text at that interval, parsed by a thread (_smi.c)
+smi           such a process for each sample
+
+First on an otherwise idle machine. Then beside two ranks that train the debug Llama under FSDP2:
+each round runs steps without and with each way, in an order that changes, in the same processes; the
+figures are medians over rounds of ratios within a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import multiprocessing
 import os
-import socket
+import random
+import resource
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from multiprocessing.synchronize import Event
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from chopper.collectors.base import CollectorContext
-from chopper.collectors.host import HostCollector
-from chopper.collectors.sampler import SamplerProcess, SamplerStatus
-from chopper.run import RunWriter
-
-RATES_HZ = (10.0, 100.0, 1000.0)
+ROOT = Path(__file__).resolve().parent.parent
+FAST_HZ = 100.0
+FINEST_HZ = 1000.0
+WAYS = ("chopper", "thread", "smi -lms", "smi")
 
 
-def busy(stop: Event, done: Any) -> None:
-    """Count rounds of pure work until told to stop."""
-    while not stop.is_set():
-        sum(range(20_000))
-        done.value += 1
+class Way(Protocol):
+    """One way to sample, from start to stop."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> dict[str, Any]:
+        """Times of the first device's samples in s, CPU time in s, and what else is known."""
+        ...
 
 
-class Busy:
-    """One busy process per core, and how much they got done."""
+class Chopper:
+    """The sampler process."""
 
-    def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._stop = context.Event()
-        self._done = [context.Value("q", 0, lock=False) for _ in range(count)]
-        self._processes = [
-            context.Process(target=busy, args=(self._stop, done), daemon=True)
-            for done in self._done
-        ]
-        for process in self._processes:
-            process.start()
-        while self._processes and min(done.value for done in self._done) == 0:
-            time.sleep(0.01)
+    def __init__(self, hz: float, *, all_tiers: bool = False) -> None:
+        from chopper.collectors.nvml import NvmlCollector
+        from chopper.collectors.sampler import SamplerProcess
 
-    def work(self) -> int:
-        return sum(done.value for done in self._done)
+        self._folder = tempfile.TemporaryDirectory()
+        specs = NvmlCollector(hz=hz).specs(None)  # type: ignore[arg-type]
+        self._hz = hz
+        chosen = specs if all_tiers else specs[:1]
+        self._process = SamplerProcess("bench", Path(self._folder.name), chosen)
 
-    def close(self) -> None:
+    def start(self) -> None:
+        self._process.start()
+
+    def stop(self) -> dict[str, Any]:
+        from chopper.run import read_stream
+
+        status = self._process.stop()
+        if status is None or status.state != "complete":
+            raise SystemExit(f"the sampler failed: {status}")
+        table, _ = read_stream(Path(self._folder.name) / "device_clock.arrow", "device_clock")
+        self._folder.cleanup()
+        of_first = table.filter(table["device_id"].to_numpy() == 0)
+        fast = status.sources[0]
+        due = fast.samples_count + fast.dropped_count
+        return {
+            "times_s": (of_first["time_ns"].to_numpy() / 1e9).tolist(),
+            "cpu_s": status.cpu_ns / 1e9,
+            "wall_s": status.wall_ns / 1e9,
+            "achieved_share": (fast.achieved_hz or 0) / self._hz,
+            "on_time_share": (fast.samples_count - fast.late_count) / max(due, 1),
+            "late": fast.late_count,
+            "dropped": fast.dropped_count,
+        }
+
+
+class Polling:
+    """A thread of this process; what it does at each deadline, subclasses say."""
+
+    def __init__(self, hz: float) -> None:
+        self._period_s = 1 / hz
+        self._times_s: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._cpu_s = 0.0
+
+    def _open(self) -> None: ...
+
+    def _read(self) -> None: ...
+
+    def _close(self) -> None: ...
+
+    def start(self) -> None:
+        self._open()
+        self._begun = time.monotonic()
+        self._children = _children_cpu_s()
+        self._thread.start()
+
+    def _run(self) -> None:
+        deadline = time.monotonic()
+        while not self._stop.is_set():
+            self._read()
+            self._times_s.append(time.time())
+            deadline += self._period_s
+            left = deadline - time.monotonic()
+            if left < 0:
+                deadline += -(left // self._period_s) * self._period_s
+            self._stop.wait(max(deadline - time.monotonic(), 0))
+        self._cpu_s = time.thread_time()
+
+    def stop(self) -> dict[str, Any]:
         self._stop.set()
-        for process in self._processes:
-            process.join()
+        self._thread.join()
+        self._close()
+        return {
+            "times_s": self._times_s,
+            "cpu_s": self._cpu_s + _children_cpu_s() - self._children,
+            "wall_s": time.monotonic() - self._begun,
+        }
 
 
-def sample(hz: float, seconds: float, nice: int) -> SamplerStatus:
-    """Run a sampler of the host's sources for a while."""
-    with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(Path(folder), 0)
-        writer.manifest.hostname = socket.gethostname()
-        writer.save()
-        context = CollectorContext(
-            directory=writer.directory,
-            run_path=Path(folder),
-            pid=os.getpid(),
-            hostname=socket.gethostname(),
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+class Thread(Polling):
+    """nvidia-ml-py in a thread."""
+
+    def _open(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._nvml = pynvml
+        count = pynvml.nvmlDeviceGetCount()
+        self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        self.rows: list[tuple[Any, ...]] = []
+
+    def _read(self) -> None:
+        nvml = self._nvml
+        for index, handle in enumerate(self._handles):
+            self.rows.append(
+                (
+                    time.time_ns(),
+                    index,
+                    nvml.nvmlDeviceGetClockInfo(handle, 1),
+                    nvml.nvmlDeviceGetClockInfo(handle, 2),
+                    nvml.nvmlDeviceGetPowerUsage(handle),
+                    nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+                )
+            )
+
+    def _close(self) -> None:
+        self._nvml.nvmlShutdown()
+
+
+class SmiLoop(Polling):
+    """Text of one process that goes on."""
+
+    def _open(self) -> None:
+        self._smi = subprocess.Popen(
+            [os.environ["BENCHMARK_SMI"], str(round(self._period_s * 1e3))],
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        specs = HostCollector(hz=hz).specs(context)
-        process = SamplerProcess("bench", writer.directory, specs, nice=nice)
-        process.start()
-        time.sleep(seconds)
-        status = process.stop()
-    if status is None or status.state != "complete":
-        raise SystemExit(f"the sampler failed: {status}")
-    return status
+
+    def _run(self) -> None:
+        assert self._smi.stdout is not None
+        rows = []
+        for line in self._smi.stdout:
+            moment, index, *rest = line.split(", ")
+            rows.append((float(moment), int(index), *rest))
+            if index == "0":
+                self._times_s.append(float(moment))
+        self._cpu_s = time.thread_time()
+
+    def stop(self) -> dict[str, Any]:
+        self._smi.terminate()
+        self._smi.wait()
+        found = super().stop()
+        assert self._smi.stdout is not None
+        self._smi.stdout.close()
+        return found
 
 
-def summarize(
-    status: SamplerStatus, hz: float, load: str, slowdown: float | None
-) -> dict[str, Any]:
-    fast = [s for s in status.sources if s.requested_hz == hz]
-    taken = sum(s.samples_count for s in fast)
-    dropped = sum(s.dropped_count for s in fast)
+class Smi(Polling):
+    """One process a sample."""
+
+    def _read(self) -> None:
+        text = subprocess.run(
+            [os.environ["BENCHMARK_SMI"]], capture_output=True, text=True, check=True
+        ).stdout
+        self.rows = [line.split(", ") for line in text.splitlines()]
+
+
+def way(name: str, hz: float) -> Way:
+    """A way to sample by its name."""
+    if name.startswith("chopper"):
+        return Chopper(hz, all_tiers=name.endswith("all tiers"))
+    return {"thread": Thread, "smi -lms": SmiLoop, "smi": Smi}[name](hz)
+
+
+def judged(name: str, hz: float, devices: int, load: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one run."""
+    times = found["times_s"]
+    period = 1 / hz
+    gaps = sorted(b - a for a, b in pairwise(times)) or [float("inf")]
+    # For the peers, whose deadlines nobody counts: those that a sample followed within half a period.
+    whole = max(round((times[-1] - times[0]) / period), 1) if times else 1
+    met = {round((t - times[0]) / period) for t in times if (t - times[0]) / period % 1 < 0.5}
     return {
+        "way": name,
         "requested_hz": hz,
+        "devices": devices,
         "load": load,
-        "achieved_share": statistics.median((s.achieved_hz or 0.0) for s in fast) / hz,
-        "late_share": sum(s.late_count for s in fast) / max(taken, 1),
-        "dropped_share": dropped / max(taken + dropped, 1),
-        "jitter_p50_us": (fast[0].jitter_p50_ns or 0) / 1e3,
-        "jitter_p99_us": (fast[0].jitter_p99_ns or 0) / 1e3,
-        "call_p50_us": sum(s.call_p50_ns or 0 for s in fast) / 1e3,
-        "core_share": status.cpu_ns / status.wall_ns,
-        "slowdown_share": slowdown,
-        "slowed_down": [f"{s.name}: {s.note}" for s in status.sources if s.note],
+        "achieved_share": found.get("achieved_share", (len(times) - 1) / whole),
+        "on_time_share": found.get("on_time_share", min(len(met) / (whole + 1), 1.0)),
+        "late": found.get("late"),
+        "dropped": found.get("dropped"),
+        "gap_p50_periods": gaps[len(gaps) // 2] / period,
+        "gap_p99_periods": gaps[len(gaps) * 99 // 100] / period,
+        "core_share": found["cpu_s"] / found["wall_s"],
     }
 
 
-def measure(hz: float, seconds: float, nice: int, cores: int) -> list[dict[str, Any]]:
-    idle = summarize(sample(hz, seconds, nice), hz, "idle", None)
-    crowd = Busy(cores)
-    try:
-        with_s: list[float] = []
-        without_s: list[float] = []
-        statuses = []
-        for _ in range(3):
-            begun, before = time.perf_counter(), crowd.work()
-            time.sleep(seconds)
-            without_s.append((crowd.work() - before) / (time.perf_counter() - begun))
-            begun, before = time.perf_counter(), crowd.work()
-            statuses.append(sample(hz, seconds, nice))
-            with_s.append((crowd.work() - before) / (time.perf_counter() - begun))
-    finally:
-        crowd.close()
-    slowdown = 1 - statistics.median(with_s) / statistics.median(without_s)
-    worst = min(statuses, key=lambda s: s.sources[0].achieved_hz or 0)
-    return [idle, summarize(worst, hz, f"{cores} busy", slowdown)]
+def environment(folder: Path, devices: int) -> dict[str, str]:
+    """Build the stand-ins and say how they are found."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise SystemExit("no C compiler to build the stand-in for libnvidia-ml.so.1")
+    library = folder / "libnvidia-ml.so.1"
+    shim = ROOT / "tests/native/nvml_shim.c"
+    flags = ("-O2", "-w")
+    subprocess.run(
+        [
+            compiler,
+            *flags,
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libnvidia-ml.so.1",
+            "-o",
+            library,
+            shim,
+        ],
+        check=True,
+    )
+    smi = folder / "smi"
+    source = ROOT / "benchmarks/_smi.c"
+    subprocess.run([compiler, *flags, "-o", smi, source, "-ldl"], check=True)
+    fields = (3, 4, 38, 45, 52, 74, 75, 76, 77, 79, 80, 82, 83, 94, 185, 197, 198)
+    script = folder / f"script{devices}.txt"
+    script.write_text(
+        "".join(
+            f"gpu {i} GPU-0000000{i}-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3\n"
+            f"set {i} sm 1980\nset {i} mem 2619\nset {i} field:186 650000\nset {i} power 650000\n"
+            f"set {i} reasons 4\nset {i} temperature 60\nset {i} utilization 90\n"
+            f"set {i} memory_used 1000000\nset {i} gpm 1\nset {i} gpm:2 90\nset {i} gpm:5 60\n"
+            f"set {i} field:138:all 10\nset {i} field:139:all 10\n"
+            + "".join(f"set {i} field:{field} 1\n" for field in fields)
+            for i in range(devices)
+        )
+    )
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "NVML_SHIM_SCRIPT": str(script),
+        "BENCHMARK_SMI": str(smi),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def idle(name: str, hz: float, devices: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """One way on a machine that does nothing else, in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--alone", name, str(hz), str(seconds)],
+        env=os.environ | environment(folder, devices),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return judged(name, hz, devices, "idle", json.loads(done.stdout))
+
+
+def alone(name: str, hz: float, seconds: float) -> None:
+    """Child of `idle`: sample for a while and print what was found."""
+    chosen = way(name, hz)
+    chosen.start()
+    time.sleep(seconds)
+    print(json.dumps(chosen.stop()))
+
+
+def worker(rounds: int, steps: int, output: str) -> None:
+    """One rank: steps without and with each way; rank 0 samples and writes what it found."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from chopper.workloads.llama import SIZES, Llama
+
+    dist.init_process_group("gloo")
+    first = dist.get_rank() == 0
+    torch.manual_seed(0)
+    config = SIZES["debug"]
+    model = Llama(config)
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(config.vocabulary, (2, 128))
+
+    def timed(count: int) -> list[float]:
+        durations = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            durations.append(time.perf_counter() - begun)
+        return durations
+
+    timed(5)
+    kinds = ("bare", *WAYS)
+    durations: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WAYS}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for kind in order.sample(kinds, len(kinds)):
+            sampling = way(kind, FAST_HZ) if first and kind != "bare" else None
+            if sampling is not None:
+                sampling.start()
+                time.sleep(0.5)  # what its start costs is in no step
+            dist.barrier()
+            durations[kind].append(timed(steps + 2)[2:])
+            if sampling is not None:
+                found[kind].append(sampling.stop())
+            dist.barrier()
+    if first:
+        (Path(output) / "result.json").write_text(json.dumps([durations, found]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def beside_training(rounds: int, steps: int, devices: int, folder: Path) -> list[dict[str, Any]]:
+    """Every way beside two ranks that train."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", __file__, "--worker", str(folder)]
+    command += ["--rounds", str(rounds), "--steps", str(steps)]
+    variables = os.environ | environment(folder, devices)
+    variables |= {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
+    with contextlib.suppress(KeyError):
+        del variables["CHOPPER_OUTPUT"]
+    subprocess.run(command, check=True, env=variables)
+    durations, found = json.loads((folder / "result.json").read_text())
+    rows = []
+    for name in WAYS:
+        each = [judged(name, FAST_HZ, devices, "2 ranks", one) for one in found[name]]
+        ratios = [
+            statistics.median(with_it) / statistics.median(without) - 1
+            for with_it, without in zip(durations[name], durations["bare"], strict=True)
+        ]
+        row: dict[str, Any] = {**each[0]}
+        for key, value in row.items():
+            if key in ("late", "dropped") and value is not None:
+                row[key] = sum(one[key] for one in each)
+            elif isinstance(value, float):
+                row[key] = statistics.median(one[key] for one in each)
+        row["gap_p99_periods_worst"] = max(one["gap_p99_periods"] for one in each)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        row |= {"added_share": middle, "added_low_share": low, "added_high_share": high}
+        rows.append(row)
+    return rows
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    print(
+        f"{'way':<18} {'GPUs':>4} {'rate':>7}  {'load':<8} {'achieved':>8} {'on time':>8} {'late':>6} "
+        f"{'dropped':>7} {'gap p50/p99':>15} {'of a core':>9} {'added to a step (quartiles)':>28}"
+    )
+    for row in rows:
+        gap = f"{row['gap_p50_periods']:.2f}/{row['gap_p99_periods']:.2f}"
+        added = "–"
+        if "added_share" in row:
+            added = (
+                f"{row['added_share']:+.2%} ({row['added_low_share']:+.2%} "
+                f"{row['added_high_share']:+.2%})"
+            )
+        counts = ["–" if row[k] is None else f"{row[k]}" for k in ("late", "dropped")]
+        print(
+            f"{row['way']:<18} {row['devices']:>4} {row['requested_hz']:>4.0f} Hz  {row['load']:<8} "
+            f"{row['achieved_share']:>8.2%} {row['on_time_share']:>8.2%} {counts[0]:>6} "
+            f"{counts[1]:>7} {gap:>7} periods {row['core_share']:>9.2%} {added:>28}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--nice", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", choices=("idle", "training"), help="one half of it")
+    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
-    rows = [row for hz in RATES_HZ for row in measure(hz, options.seconds, options.nice, cores)]
+    if options.alone:
+        alone(options.alone[0], float(options.alone[1]), float(options.alone[2]))
+        return
+    if options.worker:
+        worker(options.rounds, options.steps, options.worker)
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.only != "training":
+            for kind in ("chopper", "chopper all tiers", *WAYS[1:]):
+                rows.append(idle(kind, FAST_HZ, 8, options.seconds, folder))
+            for kind in ("chopper", *WAYS[1:3]):
+                rows.append(idle(kind, FINEST_HZ, 1, options.seconds, folder))
+        if options.only != "idle":
+            rows += beside_training(options.rounds, options.steps, 8, folder)
     if options.json:
         print(json.dumps(rows, indent=2))
-        return
-    print(
-        f"{'rate':>8}  {'load':<8} {'achieved':>8} {'late':>7} {'dropped':>7} "
-        f"{'jitter p50/p99':>18} {'a sample':>9} {'of a core':>9} {'slowdown':>8}"
-    )
-    for row in rows:
-        slowdown = "–" if row["slowdown_share"] is None else f"{row['slowdown_share']:.1%}"
-        jitter = f"{row['jitter_p50_us']:.0f}/{row['jitter_p99_us']:.0f} µs"
-        print(
-            f"{row['requested_hz']:>5.0f} Hz  {row['load']:<8} {row['achieved_share']:>8.1%} "
-            f"{row['late_share']:>7.2%} {row['dropped_share']:>7.2%} {jitter:>18} "
-            f"{row['call_p50_us']:>6.0f} µs {row['core_share']:>9.2%} {slowdown:>8}"
-        )
-        for note in row["slowed_down"]:
-            print(f"          {note}")
+    else:
+        print_rows(rows)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from chopper.collectors._plan import AVAILABLE
 from chopper.collectors.nvml._library import ERRORS, explain
 
 ONE = """
@@ -34,6 +35,25 @@ TWO = (
     set 1 reasons 0
     """
 )
+
+NATIVE = """
+import select, time
+from chopper.collectors import _plan
+def background(plan, period_ns=3_600_000_000_000):
+    started = _plan.Background(plan, period_ns)
+    started.start()
+    return started
+def until(condition):
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        select.select([], [], [], 0.002)
+def taken(started):
+    columns = started.take() or {}
+    kept = [c.to_pylist() for name, c in columns.items() if name not in ("time_ns", "span_ns")]
+    return [list(row) for row in zip(*kept)]
+"""
+"""What a test in C needs besides: one tick of a plan, awaited, and its rows."""
 
 PRELUDE = """
 import ctypes, json, sys
@@ -57,7 +77,27 @@ def opened(source, ms=0):
     at(ms)
     source.open()
     return source
+def native_rows(source, *times_ms):
+    found = []
+    for ms in times_ms:
+        at(ms)
+        plan = source.plan()
+        if not plan.devices:
+            continue
+        started = background(plan)
+        def read():
+            devices, _, _, ticks = started.totals()
+            return ticks or all(d.lost for d in devices)
+        until(read)
+        assert started.stop(10**9) == 0
+        source.learn(started.totals()[0])
+        found += [[plan.table, *row] for row in taken(started)]
+    return found
 """
+
+needs_native = pytest.mark.skipif(not AVAILABLE, reason="the extension in C is not built")
+EITHER = pytest.mark.parametrize("rows", ["rows", pytest.param("native_rows", marks=needs_native)])
+"""The same readings in Python, and by the thread in C."""
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +135,7 @@ class Player:
 
     def __call__(self, script: str, code: str, **environment: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+            [sys.executable, "-c", NATIVE + PRELUDE + textwrap.dedent(code)],
             env={**self.environment(script), **environment},
             capture_output=True,
             text=True,
@@ -110,10 +150,13 @@ def play(library: Path, tmp_path: Path) -> Player:
     return Player(library, tmp_path)
 
 
-def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(play: Player) -> None:
+@EITHER
+def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(
+    play: Player, rows: str
+) -> None:
     found = play(
         TWO + "set 0 sm 1200 500\n",
-        "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 0, 500), s.absent]))",
+        f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 0, 500), s.absent]))",
     )
     a, b = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"
     assert found[0] == [
@@ -128,25 +171,30 @@ def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(play: Player
     }
 
 
-def test_a_clock_of_zero_is_unknown(play: Player) -> None:
+@EITHER
+def test_a_clock_of_zero_is_unknown(play: Player, rows: str) -> None:
     found = play(
         ONE + "set 0 sm 0 100\n",
-        "print(json.dumps(rows(opened(_sources.ClockSource()), 100)))",
+        f"print(json.dumps({rows}(opened(_sources.ClockSource()), 100)))",
     )
     assert found[0][3] is None
 
 
-def test_older_drivers_have_power_usage_instead_of_the_instant_field(play: Player) -> None:
+@EITHER
+def test_older_drivers_have_power_usage_instead_of_the_instant_field(
+    play: Player, rows: str
+) -> None:
     script = ONE.replace("field:186 650000", "power 300000")
-    found = play(script, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
+    found = play(script, f"print(json.dumps({rows}(opened(_sources.ClockSource()), 0)))")
     assert found[0][5] == 300.0
 
 
-def test_reasons_that_this_version_does_not_know_are_kept(play: Player) -> None:
+@EITHER
+def test_reasons_that_this_version_does_not_know_are_kept(play: Player, rows: str) -> None:
     bits = (1 << 40) | 4
     found = play(
         ONE + f"set 0 reasons {bits} 1\n",
-        "print(json.dumps(rows(opened(_sources.ClockSource()), 1)))",
+        f"print(json.dumps({rows}(opened(_sources.ClockSource()), 1)))",
     )
     assert found[0][6] == bits
 
@@ -214,12 +262,15 @@ def test_gpm_is_refused_on_devices_without_it(play: Player) -> None:
     assert found == "not supported by this device"
 
 
-def test_a_device_that_falls_off_the_bus_is_left_out_and_the_rest_goes_on(play: Player) -> None:
+@EITHER
+def test_a_device_that_falls_off_the_bus_is_left_out_and_the_rest_goes_on(
+    play: Player, rows: str
+) -> None:
     found = play(
         TWO + "fail 1 * 15 1000\n",
-        """
+        f"""
         s = opened(_sources.ClockSource())
-        print(json.dumps([rows(s, 0, 1000, 2000), s.absent]))
+        print(json.dumps([{rows}(s, 0, 1000, 2000), s.absent]))
         """,
     )
     assert [row[1] for row in found[0]] == [0, 1, 0, 0]
@@ -234,12 +285,13 @@ def test_when_the_last_device_is_lost_each_reading_fails(play: Player) -> None:
     assert found[1:] == ["the device has fallen off the bus"]
 
 
+@EITHER
 @pytest.mark.parametrize("code", sorted(ERRORS))
-def test_every_error_of_the_driver_costs_what_it_should(play: Player, code: int) -> None:
+def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str, code: int) -> None:
     kind, reason = explain(code)
     found = play(
         TWO + f"fail 0 nvmlDeviceGetClockInfo {code} 100 200\n",
-        "s = opened(_sources.ClockSource()); print(json.dumps([rows(s, 100, 300), s.absent]))",
+        f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 100, 300), s.absent]))",
     )
     of_device = [row for row in found[0] if row[1] == 0]
     if kind == "moment":
@@ -315,6 +367,304 @@ def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> 
     assert play(mixed, code, CUDA_VISIBLE_DEVICES="1") == [0, 1]
     by_address = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert play(mixed, code, **by_address) == [1]
+
+
+@needs_native
+def test_python_and_c_read_the_same_rows(play: Player) -> None:
+    """Numbers at the edges of their types, blanks, infinities, unknown bits, refusals, a lost device."""
+    script = (
+        TWO
+        + """
+        gpu 2 GPU-cccc0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3
+        set 2 sm 4294967295
+        set 2 power 700123
+        set 2 reasons 9223372036854775807
+        set 0 field:186 4294967295 30
+        set 0 field:186 0 40
+        set 0 sm 0 40
+        fail 0 field:186 3 50
+        fail 0 nvmlDeviceGetCurrentClocksEventReasons 10 60 70
+        fail 1 nvmlDeviceGetClockInfo 999 20 30
+        fail 1 * 15 60
+        fail 2 nvmlDeviceGetClockInfo 4 80
+    """
+    )
+    found = play(
+        script,
+        """
+        times = range(0, 100, 10)
+        python, native = opened(_sources.ClockSource()), opened(_sources.ClockSource())
+        print(json.dumps([
+            [rows(python, *times), dict(python.absent)],
+            [native_rows(native, *times), dict(native.absent)],
+        ]))
+        """,
+    )
+    assert found[0] == found[1]
+    rows, absent = found[1]
+    assert len(rows) == 10 + 6 + 10
+    assert absent["device_clock[device 1]"] == "the device has fallen off the bus"
+    assert absent["device_clock.sm_clock_hz[device 2]"] == "no permission to read it"
+
+
+@needs_native
+def test_a_call_that_blocks_holds_up_no_other_device(play: Player) -> None:
+    """Device 0 does not answer for two minutes: device 1 is read on, at its deadlines."""
+    found = play(
+        TWO + "block 0 nvmlDeviceGetClockInfo 120000 1\n",
+        """
+        import os
+        shim.shim_set_time_ms(ctypes.c_int64(0))
+        source = opened(_sources.ClockSource())
+        shim.shim_set_time_ms(ctypes.c_int64(1))
+        started = background(source.plan(), 1_000_000)
+        until(lambda: started.relieve(20_000_000) != [])
+        until(lambda: started.totals()[0][1].samples >= 100)
+        blocked = started.relieve(20_000_000)
+        devices = started.totals()[0]
+        stuck = started.stop(50_000_000)
+        rows = taken(started)
+        print(json.dumps([blocked[0][0], [d.samples for d in devices], devices[1].dropped, stuck,
+                          sorted({row[0] for row in rows})]), flush=True)
+        os._exit(0)
+        """,
+    )
+    blocked, samples, dropped, stuck, devices = found
+    assert (blocked, stuck, devices) == (0, 1, [1])
+    assert samples[0] == 0
+    assert samples[1] >= 100
+    # While nobody knew yet, its deadlines passed: they are counted.
+    assert dropped >= 19
+
+
+@needs_native
+def test_a_device_that_answers_again_is_read_again_by_its_own_thread(play: Player) -> None:
+    found = play(
+        TWO + "block 0 nvmlDeviceGetClockInfo 40 1 2\n",
+        """
+        source = opened(_sources.ClockSource())
+        at(1)
+        started = background(source.plan(), 1_000_000)
+        until(lambda: started.relieve(10_000_000) != [])
+        at(3)
+        until(lambda: started.totals()[0][0].samples >= 20)
+        until(lambda: started.totals()[0][1].samples >= 20)
+        print(json.dumps([started.stop(10**9), len(taken(started)) >= 40]))
+        """,
+    )
+    assert found == [0, True]
+
+
+@needs_native
+def test_a_full_ring_counts_what_it_loses(play: Player) -> None:
+    found = play(
+        ONE,
+        """
+        started = background(opened(_sources.ClockSource()).plan(), 100_000)
+        until(lambda: started.totals()[0][0].overflowed > 100)
+        started.stop(10**9)
+        device = started.totals()[0][0]
+        kept = len(taken(started))
+        print(json.dumps([kept, device.samples - device.overflowed, taken(started)]))
+        """,
+    )
+    assert found[0] == found[1] >= 8 * 10_000
+    assert found[2] == []
+
+
+@needs_native
+def test_late_and_missed_deadlines_are_counted(play: Player) -> None:
+    """A reading of 30 ms at 100 Hz: each overruns two or three deadlines, and none is lost to view."""
+    found = play(
+        ONE + "block 0 nvmlDeviceGetCurrentClocksEventReasons 30 1\n",
+        """
+        source = opened(_sources.ClockSource())
+        at(1)
+        started = background(source.plan(), 10_000_000)
+        until(lambda: started.totals()[0][0].samples >= 10)
+        started.stop(10**9)
+        device = started.totals()[0][0]
+        print(json.dumps([device.samples, device.dropped, device.elapsed_ns]))
+        """,
+    )
+    samples, dropped, elapsed_ns = found
+    # Every deadline between first and last was sampled or is counted; the last tick's are counted
+    # after it.
+    due = round(elapsed_ns / 10_000_000) + 1
+    assert 0 <= samples + dropped - due <= 4
+    assert dropped >= 2 * (samples - 1)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_native), False])
+def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path, native: bool) -> None:
+    """The real process: every tier of device 0 blocks for good; device 1 is read to the end."""
+    code = """
+    import os
+    from pathlib import Path
+    from chopper.collectors import sampler
+    from chopper.collectors.nvml import NvmlCollector
+    folder = Path(sys.argv[1])
+    specs = NvmlCollector(hz=200.0).specs(None)
+    process = sampler.SamplerProcess("nvml", folder, specs, flush_ns=50_000_000)
+    process.start()
+    def samples():
+        from chopper.run import read_stream
+        try:
+            return {
+                name: read_stream(folder / f"{name}.arrow", name)[0]["device_id"].to_pylist()
+                for name in ("device_clock", "device_counter")
+            }
+        except FileNotFoundError:
+            return {}
+    until(lambda: all(v.count(1) > 30 for v in samples().values()) and len(samples()) == 2)
+    def grown():
+        before = samples()
+        until(lambda: all(samples()[name].count(1) > n.count(1) for name, n in before.items()))
+    for _ in range(5):
+        grown()
+    status = process.stop(timeout_s=10)
+    found = samples()
+    print(json.dumps([status.state, {k: [v.count(0), v.count(1)] for k, v in found.items()},
+                      status.absent, [s.note for s in status.sources], [s.native for s in status.sources]]))
+    """
+    start = tmp_path / "code.py"
+    start.write_text(NATIVE + PRELUDE + textwrap.dedent(code))
+    script = TWO + "set 0 temperature 50\nset 1 temperature 60\n"
+    script += (
+        "block 0 nvmlDeviceGetClockInfo 600000 500\nblock 0 nvmlDeviceGetTemperatureV 600000 500\n"
+    )
+    environment = play.environment(script)
+    if not native:
+        environment["PYTHONPATH"] = str(without_native(tmp_path))
+    done = subprocess.run(
+        [sys.executable, start, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    state, counts, absent, notes, natives = json.loads(done.stdout)
+    assert state == "complete"
+    assert any(natives) == native
+    for of_first, of_second in counts.values():
+        assert of_second > of_first
+    for table in ("device_clock", "device_counter"):
+        assert "a call of the driver has not returned for" in absent[f"{table}[device 0]"]
+    assert sum("a thread of its own reads it since" in (note or "") for note in notes) == 2
+
+
+def without_native(folder: Path) -> Path:
+    """A folder that, on the path, makes the extension in C look as if it had not been built."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['chopper.collectors._fast'] = None\n"
+    )
+    return folder
+
+
+def test_what_the_driver_buffers_is_taken_where_it_is_finer(play: Player) -> None:
+    script = ONE + "".join(f"sample 0 0 {650000 + i} {20 * i}\n" for i in range(10))
+    script += "sample 0 5 1980 0\nsample 0 5 1200 137\nsample 0 5 1410 900\n"
+    code = """
+    source = _sources.BufferedSource(polled_hz={hz})
+    opened(source, 500)
+    found = []
+    for ms in (600, 1000):
+        at(ms)
+        sink = Sink()
+        source.sample(sink, 0)
+        found.append([[*row[2:]] for _, row in sink.take_timed()])
+    print(json.dumps([found, source.absent]))
+    """
+    found, absent = play(script, code.format(hz=100))
+    # What lay in the buffer before sampling began is not of this run.
+    assert found[0] == []
+    assert [row[2:] for row in found[1]] == [["sm_clock_hz", 1.41e9]]
+    assert absent["device_buffered.power_w"] == (
+        "the driver keeps one every 20 ms: polling is as fine"
+    )
+    assert absent["device_buffered.memory_clock_hz"] == "not supported by this device"
+    _, absent = play(script, code.format(hz=10))
+    assert "device_buffered.power_w" not in absent
+
+
+def test_buffered_samples_have_the_drivers_own_times(play: Player) -> None:
+    found = play(
+        ONE + "sample 0 5 1980 0\nsample 0 5 1200 700\nsample 0 5 1980 750\n",
+        """
+        source = opened(_sources.BufferedSource(), 100)
+        at(1000)
+        sink = Sink()
+        source.sample(sink, 0)
+        (_, first), (_, second) = sink.take_timed()
+        print(json.dumps([second[0] - first[0], first[1], first[2:], second[2:]]))
+        """,
+    )
+    uuid = "GPU-aaaa0000-0000-0000-0000-000000000000"
+    assert found == [
+        50_000_000,
+        1000,
+        [0, uuid, "sm_clock_hz", 1.2e9],
+        [0, uuid, "sm_clock_hz", 1.98e9],
+    ]
+
+
+def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
+    costs = play(
+        TWO + "set 0 temperature 60\nset 0 gpm 1\n",
+        """
+        from chopper.collectors.sampler import SystemClock, call_costs
+        found = {}
+        for kind in (_sources.ClockSource, _sources.CounterSource, _sources.ActivitySource):
+            found |= call_costs(opened(kind()), SystemClock())
+        print(json.dumps(found))
+        """,
+    )
+    assert set(costs) == {
+        "nvmlDeviceGetClockInfo (SM)",
+        "nvmlDeviceGetClockInfo (memory)",
+        "power",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetFieldValues (21 fields)",
+        "nvmlDeviceGetTemperatureV",
+        "nvmlGpmSampleGet, nvmlGpmMetricsGet",
+    }
+    assert all(
+        0 < cost["p50_ns"] <= cost["p99_ns"] and cost["count"] >= 3 for cost in costs.values()
+    )
+
+
+def test_counters_that_are_blank_or_do_not_fit_are_unknown(play: Player) -> None:
+    script = ONE + "set 0 field:83 18446744073709551615\n"
+    script += "set 0 field:138:all 18014398509481984\nset 0 field:139:all 5\n"
+    script += "set 0 field:74 18446744073709551615 100\nset 0 field:74 7\n"
+    found = play(
+        script,
+        """
+        from chopper.tables import TABLES
+        names = [c.name for c in TABLES["device_counter"].columns][2:]
+        found = rows(opened(_sources.CounterSource()), 0, 100, 200)
+        print(json.dumps([dict(zip(names, row[1:])) for row in found]))
+        """,
+    )
+    assert [row["energy_j"] for row in found] == [None] * 3
+    assert [row["link_tx_bytes"] for row in found] == [None] * 3
+    assert [row["link_rx_bytes"] for row in found] == [5 * 1024] * 3
+    assert [row["power_throttle_ns"] for row in found] == [7, None, None]
+
+
+def test_newer_devices_count_link_bytes_under_other_fields(play: Player) -> None:
+    found = play(
+        ONE + "set 0 field:202:all 12345\n",
+        """
+        from chopper.tables import TABLES
+        names = [c.name for c in TABLES["device_counter"].columns][2:]
+        (row,) = rows(opened(_sources.CounterSource()), 0)
+        print(json.dumps(dict(zip(names, row[1:]))))
+        """,
+    )
+    assert found["link_tx_bytes"] == 12345
+    assert found["link_rx_bytes"] is None
 
 
 def test_a_partitioned_device_says_whose_clock_it_is(play: Player) -> None:

@@ -273,7 +273,7 @@ int nvmlDeviceGetFieldValues(void *h, int count, field_value *values) {
         if (!lookup(index, key, &value)) { v->nvmlReturn = NOT_SUPPORTED; continue; }
         /* Power in mW comes as unsigned int, everything else as unsigned long long. */
         if (v->fieldId >= 185 && v->fieldId <= 192) { v->valueType = 1; v->value.ui = (unsigned)value; }
-        else { v->valueType = 3; v->value.ull = (unsigned long long)value; }
+        else { v->valueType = 3; v->value.ull = value >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)value; }
     }
     return SUCCESS;
 }
