@@ -9,6 +9,7 @@ import click
 from chopper.quantities import one_of
 
 _COMMANDS = {
+    "memory": "Peak memory of a training step, per rank and category.",
     "limits": "How large a run can get: the data-movement and latency walls.",
 }
 
@@ -48,5 +49,6 @@ def command() -> None:
 
     \b
     Examples:
+      chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --device h100-sxm
       chopper estimate limits -o limits.html
     """

@@ -1,0 +1,237 @@
+"""A symbolic forward and backward pass: what is allocated, kept and freed, in bytes.
+
+Operators are declared with the tensors that they read, write and keep for backward. Running them
+forward and backward in order, with reference counts as an eager framework has them, gives the
+peak and what it is made of; no tensor exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "communication",
+    "temporary",
+)
+"""What a byte at the peak is for; temporary: gradients of activations, and workspaces."""
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """Memory with a number of owners; freed with the last."""
+
+    category: str
+    size_bytes: int
+    owners: int = 1
+
+
+class Ledger:
+    """Bytes by category now, and at the peak so far."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+        self.total_bytes = 0
+        self.peak_bytes = 0
+        self.peak: dict[str, int] = dict(self.now)
+        self.peak_at = ""
+        self.at = ""
+        self.phases: dict[str, int] = {}
+        """Peak of each phase."""
+
+    def take(self, category: str, size_bytes: int) -> Buffer:
+        """Allocate."""
+        self.now[category] += size_bytes
+        self.total_bytes += size_bytes
+        if self.total_bytes > self.phases.get(self.at, -1):
+            self.phases[self.at] = self.total_bytes
+        if self.total_bytes > self.peak_bytes:
+            self.peak_bytes = self.total_bytes
+            self.peak = dict(self.now)
+            self.peak_at = self.at
+        return Buffer(category, size_bytes)
+
+    def own(self, buffer: Buffer) -> Buffer:
+        """Add an owner."""
+        buffer.owners += 1
+        return buffer
+
+    def drop(self, buffer: Buffer) -> None:
+        """Remove an owner; the last one frees it."""
+        buffer.owners -= 1
+        if buffer.owners == 0:
+            self.now[buffer.category] -= buffer.size_bytes
+            self.total_bytes -= buffer.size_bytes
+
+    def spike(self, category: str, size_bytes: int) -> None:
+        """Allocate and free at once."""
+        self.drop(self.take(category, size_bytes))
+
+    def retype(self, buffer: Buffer, category: str) -> None:
+        """Count a buffer in another category from now on."""
+        self.now[buffer.category] -= buffer.size_bytes
+        self.now[category] += buffer.size_bytes
+        buffer.category = category
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operator of a block; sizes in bytes."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: str
+    size_bytes: int
+    keeps: tuple[str, ...] = ()
+    """Tensors of the block that backward needs."""
+    keeps_extra_bytes: int = 0
+    """Kept besides: statistics, copies in another type."""
+    weights_count: int = 0
+    """Parameters whose gradient backward makes."""
+    forward_bytes: int = 0
+    """Workspace of the forward."""
+    backward_bytes: int = 0
+    """Workspace of the backward."""
+    passes: bool = False
+    """Backward hands its gradient on without a copy (an addition)."""
+    view: bool = False
+    """The output is the input's memory."""
+    saved: bool = True
+    """Selective recomputation: the output is kept rather than computed again."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the forward of a block left for its backward."""
+
+    tensors: dict[str, Buffer] = field(default_factory=dict)
+    extra: dict[int, Buffer] = field(default_factory=dict)
+
+
+def forward(
+    ledger: Ledger,
+    ops: Iterable[Op],
+    given: Mapping[str, Buffer],
+    *,
+    keep: bool,
+    category: str = "activations",
+    have: Mapping[str, Buffer] | None = None,
+) -> tuple[Buffer, Kept]:
+    """Run operators in order; tensors live until their last reader, or for backward.
+
+    Args:
+        ledger: where bytes are counted.
+        ops: in order; the last one writes the result.
+        given: tensors from outside, which the caller owns.
+        keep: hold what backward needs.
+        category: of what is allocated.
+        have: outputs that were kept by selective recomputation and are not made again; taken over.
+
+    Returns:
+        The result, owned by the caller, and what is kept.
+    """
+    listed = list(ops)
+    readers: dict[str, int] = {}
+    for op in listed:
+        for name in op.reads:
+            readers[name] = readers.get(name, 0) + 1
+    live: dict[str, Buffer] = {name: ledger.own(b) for name, b in given.items()}
+    kept = Kept()
+    have = have or {}
+    for i, op in enumerate(listed):
+        if op.writes in have:
+            live[op.writes] = have[op.writes]
+        elif op.view:
+            live[op.writes] = ledger.own(live[op.reads[0]])
+        else:
+            if op.forward_bytes:
+                ledger.spike("temporary", op.forward_bytes + op.size_bytes)
+            live[op.writes] = ledger.take(category, op.size_bytes)
+        if keep:
+            for name in op.keeps:
+                if name not in kept.tensors:
+                    kept.tensors[name] = ledger.own(live[name])
+            if op.keeps_extra_bytes:
+                kept.extra[i] = ledger.take(category, op.keeps_extra_bytes)
+        for name in op.reads:
+            readers[name] -= 1
+            if readers[name] == 0:
+                ledger.drop(live.pop(name))
+    result = live.pop(listed[-1].writes)
+    for name, buffer in live.items():
+        # Given but never read.
+        if name in given:
+            ledger.drop(buffer)
+    return result, kept
+
+
+def backward(
+    ledger: Ledger,
+    ops: Iterable[Op],
+    kept: Kept,
+    gradient: Buffer,
+    *,
+    sizes: Mapping[str, int],
+    wanted: frozenset[str] = frozenset(("x",)),
+    gradient_bytes: int = 0,
+    category: str = "temporary",
+) -> tuple[dict[str, Buffer], list[Buffer]]:
+    """Run the operators' backward in reverse; what was kept is freed as it is used up.
+
+    Args:
+        ledger: where bytes are counted.
+        ops: as in the forward.
+        kept: what the forward left; emptied.
+        gradient: of the result; taken over.
+        sizes: tensor → bytes, for gradients of given tensors.
+        wanted: given tensors whose gradients are returned.
+        gradient_bytes: of one parameter's gradient.
+        category: of gradients of tensors.
+
+    Returns:
+        Gradients of the wanted tensors, and of the weights.
+    """
+    listed = list(ops)
+    last_use: dict[str, int] = {}
+    for i, op in enumerate(listed):
+        for name in op.keeps:
+            last_use.setdefault(name, i)
+    written = {op.writes: op.size_bytes for op in listed}
+    gradients: dict[str, Buffer] = {listed[-1].writes: gradient}
+    weights: list[Buffer] = []
+    for i in range(len(listed) - 1, -1, -1):
+        op = listed[i]
+        coming = gradients.pop(op.writes)
+        if op.backward_bytes:
+            ledger.spike("temporary", op.backward_bytes)
+        for name in op.reads:
+            if name not in written and name not in wanted:
+                continue
+            size = written.get(name, sizes.get(name, 0))
+            if op.passes or op.view:
+                made = ledger.own(coming)
+            else:
+                made = ledger.take(category, size)
+            before = gradients.get(name)
+            if before is None:
+                gradients[name] = made
+            else:
+                # Two readers: their gradients are added into a new tensor.
+                total = ledger.take(category, size)
+                ledger.drop(before)
+                ledger.drop(made)
+                gradients[name] = total
+        if op.weights_count:
+            weights.append(ledger.take("gradients", op.weights_count * gradient_bytes))
+        ledger.drop(coming)
+        for name in op.keeps:
+            if last_use[name] == i and name in kept.tensors:
+                ledger.drop(kept.tensors.pop(name))
+        if i in kept.extra:
+            ledger.drop(kept.extra.pop(i))
+    return {name: gradients[name] for name in wanted if name in gradients}, weights

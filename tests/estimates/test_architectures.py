@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper.architectures import CATALOGUE, named, read_config
+from chopper.errors import InputError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3.1-405b", 405_853_388_800),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2-7b", 7_615_616_512),
+        ("gemma-2b", 2_506_172_416),
+        ("gemma-7b", 8_537_680_896),
+        ("gemma2-9b", 9_241_705_984),
+    ],
+)
+def test_parameters_as_published(name: str, parameters: int) -> None:
+    assert CATALOGUE[name].parameters_count == parameters
+
+
+def test_rounded_totals() -> None:
+    assert named("gpt3-175b").parameters_count / 1e9 == pytest.approx(174.6, abs=0.05)
+    assert named("gemma3-12b").parameters_count / 1e9 == pytest.approx(11.8, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["Llama 3 8B", "Meta-Llama-3-8B", "llama3-8b", "LLAMA3_8B"])
+def test_a_name_is_understood(name: str) -> None:
+    assert named(name).name == "llama3-8b"
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean llama3-8b"):
+        named("lama3-8b")
+
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 42,
+    "hidden_size": 3584,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "intermediate_size": 14336,
+    "vocab_size": 256000,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+QWEN: dict[str, Any] = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+
+
+def write(folder: Path, config: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(config if isinstance(config, str) else json.dumps(config))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("config", "same"),
+    [
+        (LLAMA, "llama3-8b"),
+        (GEMMA, "gemma2-9b"),
+        (GPT2, "gpt2"),
+        (QWEN, "qwen2-7b"),
+        ({**LLAMA, "model_type": "mistral", "vocab_size": 32000}, "mistral-7b"),
+    ],
+)
+def test_config_json(tmp_path: Path, config: dict[str, Any], same: str) -> None:
+    found = read_config(write(tmp_path, config))
+    assert found.parameters_count == CATALOGUE[same].parameters_count
+    assert read_config(tmp_path).parameters_count == found.parameters_count
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+        ({}, "model_type None is not supported"),
+        ({**LLAMA, "hidden_size": 0}, "hidden_size is 0"),
+        ({**LLAMA, "hidden_size": "big"}, "hidden_size is 'big'"),
+        ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size is missing"),
+        ({**LLAMA, "hidden_size": 4097}, "does not divide"),
+        ({**LLAMA, "num_key_value_heads": 7}, "cannot share"),
+        ({**LLAMA, "num_hidden_layers": 10**12}, "parameters, expected at most"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path, config: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_config(write(tmp_path, config))
