@@ -13,6 +13,7 @@ from chopper.analyzers.clock_views import Clocked, clocked
 from chopper.analyzers.clocks import CLOCK_LABELS, ClockSeries
 from chopper.analyzers.columns import dictionary, ints, nullable
 from chopper.analyzers.events import group_of
+from chopper.analyzers.factors import set_clock_hz
 from chopper.tables import TABLES
 from chopper.telemetry import of_rank
 
@@ -55,7 +56,12 @@ def throttle_episodes(attribution: Attribution) -> pa.Table:
     for rank in attribution.run.ranks:
         samples = of_rank(attribution.run, rank, "device_clock")
         counters = of_rank(attribution.run, rank, "device_counter")
-        episodes = _of_reasons(samples)
+        factors = attribution.factors.get(rank)
+        set_hz = set_clock_hz(
+            of_rank(attribution.run, rank, "device_limit"),
+            np.zeros(0) if factors is None else factors.reference_hz,
+        )
+        episodes = _of_reasons(samples, set_hz)
         if episodes is None:
             episodes = _of_counters(counters, samples)
         if episodes is not None and len(episodes.reason):
@@ -67,9 +73,9 @@ def throttle_episodes(attribution: Attribution) -> pa.Table:
     return table.sort_by([("loss_ns", "descending"), ("dur_ns", "descending")])
 
 
-def _of_reasons(samples: pa.Table) -> _Episodes | None:
+def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
     """Episodes from what the readings say; None where no reading gives reasons."""
-    series = ClockSeries.of(samples) if samples.num_rows else None
+    series = ClockSeries.of(samples, set_hz=set_hz) if samples.num_rows else None
     if series is None or not (series.reasons >= 0).any():
         return None
     held = series.labels[:, _COLUMNS]

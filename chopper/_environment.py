@@ -13,9 +13,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chopper.manifest import ClockAnchor, Device, RankManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MKL_NUM", "KMP_")
 _ENVIRONMENT_NAMES = (
@@ -136,6 +139,29 @@ def affinity_nodes(root: str = "/") -> dict[int, int]:
     return {node: count for node, count in sorted(nodes.items()) if count}
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3,8``: as taskset and the kernel write sets of cores."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def device_numa_node(device: str, root: str = "/") -> int | None:
+    """NUMA node that a device hangs on; None where torch or the machine does not say."""
+    kind, _, index = device.partition(":")
+    try:
+        of = getattr(sys.modules["torch"], kind).get_device_properties(int(index))
+        address = f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
+        node = int(Path(root, "sys/bus/pci/devices", address, "numa_node").read_text())
+    except (AttributeError, AssertionError, OSError, RuntimeError, TypeError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
 def environment() -> dict[str, str]:
     """Versions, the machine, and the variables that change how training runs."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
@@ -145,11 +171,14 @@ def environment() -> dict[str, str]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "cores_allowed": affinity,
+        "affinity": ranges(os.sched_getaffinity(0)) if affinity is not None else None,
         "cores_by_numa_node": " ".join(f"{n}:{c}" for n, c in affinity_nodes().items()) or None,
         "driver": _driver_version(),
     }
     torch = sys.modules.get("torch")
     if torch is not None:
+        if (device := current_device()) is not None:
+            found["device_numa_node"] = device_numa_node(device)
         found |= {
             "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(),

@@ -122,13 +122,9 @@ def socket_of(run: Run, rank: int) -> tuple[str, ...]:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """``0-3,7``."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    from chopper._environment import ranges
+
+    return ranges(ranks)
 
 
 def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | None:

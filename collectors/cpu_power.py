@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -66,6 +68,103 @@ class CoreClockSource:
         """Close the files."""
         for file in self._files.values():
             file.close()
+
+
+_MPERF, _APERF = 0xE7, 0xE8
+"""Registers that count at the nominal clock, and at the clock now, while a core runs."""
+
+
+class CycleSource:
+    """Mean clock of each core while it ran, from its own counters. aperf, mperf -> CORE_CYCLE.
+
+    What a governor says of the clock is asked for or estimated; these two registers count. They are
+    read through the ``msr`` driver, which only root may, and which asks the core itself.
+
+    Args:
+        root: where the machine's ``dev`` and ``sys`` lie.
+    """
+
+    name: ClassVar[str] = "core_cycles"
+    tables: ClassVar[tuple[str, ...]] = ("core_cycle",)
+
+    def __init__(self, root: str = "/") -> None:
+        self.absent: dict[str, str] = {}
+        self._devices = Path(root) / "dev/cpu"
+        self._cores = Path(root) / "sys/devices/system/cpu"
+        self._files: dict[int, int] = {}
+        self._last: dict[int, tuple[int, int]] = {}
+        self._base_hz: dict[int, int | None] = {}
+
+    def open(self) -> None:
+        """Open each core's registers and take the counts to start from."""
+        reasons: list[str] = []
+        numbers = sorted(int(p.name) for p in self._devices.glob("[0-9]*"))
+        for core in numbers[:_CORES_LIMIT]:
+            path = self._devices / str(core) / "msr"
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as exc:
+                reasons.append(f"{path}: {exc.strerror}")
+                continue
+            try:
+                self._last[core] = _registers(file)
+            except OSError as exc:
+                os.close(file)
+                reasons.append(f"{path}: {exc.strerror}")
+                continue
+            if self._last[core] == (0, 0):  # a hypervisor that answers, and counts nothing
+                os.close(file)
+                reasons.append(f"{path}: counts nothing")
+                continue
+            self._files[core] = file
+            self._base_hz[core] = self._base(core)
+        if not self._files:
+            raise CollectorUnavailable(
+                reasons[0] if reasons else f"{self._devices}: no msr driver (modprobe msr, as root)"
+            )
+        if None in self._base_hz.values():
+            self.absent["core_cycle.clock_hz"] = "cpufreq tells no base clock"
+
+    def _base(self, core: int) -> int | None:
+        try:
+            text = (self._cores / f"cpu{core}/cpufreq/base_frequency").read_text().strip()
+        except OSError:
+            return None
+        return int(text) * 1000 if text.isdigit() else None
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per core that ran since the last sample."""
+        del now_ns
+        for core, file in self._files.items():
+            try:
+                now = _registers(file)
+            except OSError:  # taken offline; it may come back
+                continue
+            aperf, mperf = ((b - a) % (1 << 64) for a, b in zip(self._last[core], now, strict=True))
+            self._last[core] = now
+            # A count that was set back looks like almost all of its 64 bits.
+            if not mperf or max(aperf, mperf) >= 1 << 63:
+                continue
+            base = self._base_hz[core]
+            ratio = aperf / mperf
+            sink.add("core_cycle", core, ratio, None if base is None else round(ratio * base))
+
+    def close(self) -> None:
+        """Close the registers."""
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+
+
+def _registers(file: int) -> tuple[int, int]:
+    """Raises OSError where the core does not have them."""
+    values = []
+    for register in (_APERF, _MPERF):
+        data = os.pread(file, 8, register)
+        if len(data) < 8:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        values.append(int.from_bytes(data, "little"))
+    return values[0], values[1]
 
 
 class _Domain:

@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import msgspec
-
 from chopper.collectors._procfs import Budget, KeptFile, try_open
+from chopper.collectors._ranks import RankFinder
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import COMM, SourceSpec
@@ -30,6 +29,8 @@ _DEFAULT_HZ = 10.0
 # /proc/stat counts in ticks of 10 ms, and one row is written per core: on many cores a high rate
 # costs disk and time and shows only the ticks.
 _CORE_ROWS_PER_S = 1024
+_SLOW_HZ = 2.0
+"""Of what is read thread by thread: totals, so that nothing is lost between."""
 
 
 class CoreSource:
@@ -255,14 +256,6 @@ def _cgroup_folders(
     return folders
 
 
-class _RankPart(msgspec.Struct):
-    """The few fields of a rank's manifest that the sampler needs."""
-
-    rank: int
-    hostname: str | None = None
-    pid: int | None = None
-
-
 class _Process:
     """One process under watch, through kept files.
 
@@ -375,14 +368,12 @@ class RankSource:
         pss_ns: int = 1_000_000_000,
     ) -> None:
         self.absent: dict[str, str] = {}
-        self._run_path = Path(run_path)
-        self._hostname = hostname
+        self._finder = RankFinder(run_path, hostname)
         self._proc = Path(root) / "proc"
         self._with_clock = root == "/"
         self._scan = Budget(scan_ns, self._SCAN_COST_RATIO)
         self._pss = Budget(pss_ns, self._PSS_COST_RATIO)
         self._pss_off = False
-        self._parts: dict[str, tuple[int, _RankPart | None]] = {}
         self._ranks: dict[int, _Process] = {}
         self._children: dict[int, dict[int, _Process]] = {}
         self._parents: dict[int, int] = {}
@@ -492,37 +483,16 @@ class RankSource:
         self._scan.charge(now_ns, time.thread_time_ns() - before_ns)
 
     def _look_for_ranks(self) -> None:
-        try:
-            folders = [e.name for e in os.scandir(self._run_path) if e.name.startswith("rank-")]
-        except OSError:
-            return  # the run directory is on a file system that went away; watch who is known
-        for folder in folders:
-            known = self._parts.get(folder)
-            if known is not None and known[1] is not None and known[1].hostname != self._hostname:
-                continue  # another host's: on a shared file system there may be thousands
-            file = self._run_path / folder / "manifest.json"
+        for rank, pid in self._finder.changed():
+            known = self._ranks.get(rank)
+            if known is not None:
+                if known.pid == pid:
+                    continue
+                self._forget(rank)  # restarted under another process
             try:
-                changed_ns = file.stat().st_mtime_ns
-                if known is None or known[0] != changed_ns:
-                    part = msgspec.json.decode(file.read_bytes(), type=_RankPart)
-                    self._parts[folder] = (changed_ns, part)
-                    self._watch(part)
-            except (OSError, msgspec.MsgspecError):
-                continue  # not written yet, or not ours: the next look comes soon
-
-    def _watch(self, part: _RankPart) -> None:
-        if part.hostname != self._hostname or part.pid is None:
-            return
-        known = self._ranks.get(part.rank)
-        if known is not None:
-            if known.pid == part.pid:
-                return
-            self._forget(part.rank)  # restarted under another process
-        try:
-            process = _Process(part.pid, self._proc, with_clock=self._with_clock)
-        except OSError:
-            return
-        self._ranks[part.rank] = process
+                self._ranks[rank] = _Process(pid, self._proc, with_clock=self._with_clock)
+            except OSError:
+                continue
 
     def _look_for_children(self) -> None:
         """/proc/<pid>/task/*/children is often not built in: look at who is new instead."""
@@ -609,7 +579,8 @@ class NicSource:
 class HostCollector(SampledCollector):
     """Samples the host while a run goes on, in a process of its own.
 
-    Writes ``cpu_core``, ``host``, ``process``, ``nic``, ``core_clock``, ``host_energy`` and ``clock``.
+    Writes ``cpu_core``, ``host``, ``process``, ``process_thread``, ``process_event``, ``nic``,
+    ``core_clock``, ``core_cycle``, ``host_energy`` and ``clock``.
 
     Args:
         hz: samples per second of each source; per-core rows are thinned on many cores.
@@ -654,15 +625,21 @@ class HostCollector(SampledCollector):
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""
         here, power = "chopper.collectors.host", "chopper.collectors.cpu_power"
+        threads, slow_hz = "chopper.collectors.threads", min(self._hz, _SLOW_HZ)
         root: dict[str, Any] = {"root": self._root}
         cores_hz = min(self._hz, max(_CORE_ROWS_PER_S / (os.cpu_count() or 1), 1.0))
         run = {"run_path": str(context.run_path.resolve()), "hostname": context.hostname}
-        return [
+        specs = [
             SourceSpec(factory=f"{here}:CoreSource", hz=cores_hz, options=root),
             SourceSpec(factory=f"{here}:RankSource", hz=self._hz, options=root | run),
             SourceSpec(factory=f"{here}:MachineSource", hz=self._hz, options=root),
             SourceSpec(factory=f"{here}:NicSource", hz=self._hz, options=root),
             SourceSpec(factory=f"{power}:CoreClockSource", hz=min(cores_hz, 1.0), options=root),
+            SourceSpec(factory=f"{power}:CycleSource", hz=min(cores_hz, 1.0), options=root),
             SourceSpec(factory=f"{power}:RaplSource", hz=self._hz, options=root),
+            SourceSpec(factory=f"{threads}:ThreadSource", hz=slow_hz, options=root | run),
             CLOCKS,
         ]
+        if self._root == "/":  # the kernel counts events of real processes only
+            specs.append(SourceSpec(factory=f"{threads}:EventSource", hz=slow_hz, options=run))
+        return specs

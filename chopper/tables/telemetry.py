@@ -130,6 +130,46 @@ PROCESS = Table(
     ),
 )
 
+PROCESS_THREAD = Table(
+    "process_thread",
+    1,
+    "Threads of each rank's own process: time on a core and time waiting for one, totals since the "
+    "thread began. A row only where one of them grew; of many threads, those that ran most.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="rank", type="int32", doc="Rank that the thread belongs to."),
+        Column(name="pid", type="int64", doc="The rank's own process."),
+        Column(name="tid", type="int64", doc="The thread, as in `host_span`."),
+        Column(name="name", type="string", doc="Name of the thread when it was first seen."),
+        Column(name="run_ns", type="int64", unit="ns", doc="On a core."),
+        Column(
+            name="run_delay_ns", type="int64", unit="ns", doc="Ready to run, and waiting for a core."
+        ),
+        Column(name="slice_count", type="int64", unit="count", doc="Times that it was put on one."),
+    ),
+)
+
+PROCESS_EVENT = Table(
+    "process_event",
+    1,
+    "What the kernel counts of each rank (perf_event_open), totals since sampling began: of its "
+    "threads then, and of all threads and processes that these started later.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="rank", type="int32", doc="Rank that the process belongs to."),
+        Column(name="pid", type="int64", doc="The rank's own process."),
+        _maybe("context_switch_count", "int64", "count", "Times that a thread left its core."),
+        _maybe("migration_count", "int64", "count", "Times that a thread went to another core."),
+        _maybe("page_fault_count", "int64", "count", "Page faults."),
+        _maybe("major_fault_count", "int64", "count", "Page faults that had to read from a disk."),
+        _maybe("cycle_count", "int64", "count", "Cycles of the cores."),
+        _maybe("instruction_count", "int64", "count", "Instructions that were completed."),
+        _maybe("cache_miss_count", "int64", "count", "Misses of the last cache."),
+    ),
+)
+
 NIC = Table(
     "nic",
     1,
@@ -152,6 +192,24 @@ CORE_CLOCK = Table(
         _SPAN,
         Column(name="core_id", type="int32", doc="Core as the kernel numbers it."),
         Column(name="clock_hz", type="int64", unit="hz", doc="Clock now."),
+    ),
+)
+
+CORE_CYCLE = Table(
+    "core_cycle",
+    1,
+    "Clock of each core while it ran since its previous row, from the registers aperf and mperf.",
+    (
+        _TIME,
+        _SPAN,
+        Column(name="core_id", type="int32", doc="Core as the kernel numbers it."),
+        Column(
+            name="clock_ratio",
+            type="float64",
+            unit="ratio",
+            doc="Mean clock while it ran, of its nominal clock.",
+        ),
+        _maybe("clock_hz", "int64", "hz", "The same in Hz, where the nominal clock is told."),
     ),
 )
 
@@ -430,8 +488,11 @@ TELEMETRY_TABLES = (
     CPU_CORE,
     HOST,
     PROCESS,
+    PROCESS_THREAD,
+    PROCESS_EVENT,
     NIC,
     CORE_CLOCK,
+    CORE_CYCLE,
     HOST_ENERGY,
     FABRIC_PORT,
     PAUSE,
