@@ -33,10 +33,12 @@ class Variant:
 
     name: str
     summary: str
-    words: tuple[str, ...] = ()
-    """Added to the workload's options."""
+    words: tuple[str, ...] | None = None
+    """Added to the workload's options; ``--variant NAME`` by default."""
     module: str | None = None
     """Run instead of the workload's own."""
+    needs_gpu: bool = False
+    """Left out, with a note, on machines without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +129,13 @@ WORKLOADS: dict[str, Workload] = {
         options="TRAINING",
         check="chopper.workloads.llama:needs",
         variants=(
-            Variant(name="fsdp1", summary="FullyShardedDataParallel, flat parameters"),
-            Variant(name="fsdp2", summary="fully_shard, a DTensor per weight", module=_FSDP[1]),
+            Variant(name="fsdp1", summary="FullyShardedDataParallel, flat parameters", words=()),
+            Variant(
+                name="fsdp2",
+                summary="fully_shard, a DTensor per weight",
+                words=(),
+                module=_FSDP[1],
+            ),
         ),
         baseline="fsdp1",
         repeats=2,
@@ -141,7 +148,7 @@ WORKLOADS: dict[str, Workload] = {
         check="chopper.workloads.interconnect:needs",
         torchrun=False,
         variants=tuple(
-            Variant(name=name, summary=summary, words=("--variant", name))
+            Variant(name=name, summary=summary)
             for name, summary in (
                 ("unshaped", "as fast as the kernel copies"),
                 ("1gbit", "each end sends at most 125 MB/s"),
@@ -150,6 +157,29 @@ WORKLOADS: dict[str, Workload] = {
             )
         ),
         baseline="unshaped",
+        repeats=2,
+    ),
+    "overlap": Workload(
+        module="chopper.workloads.overlap",
+        summary="all-gather with product and product with reduce-scatter: one after the other, "
+        "chunk by chunk, with and without the swizzle, against the bound of pure overlap",
+        options="OVERLAP",
+        check="chopper.workloads.overlap:needs",
+        torchrun=False,
+        measures=True,
+        variants=(
+            Variant(name="sequential", summary="the exchange, then the product, or the reverse"),
+            Variant(name="library", summary="the collectives of torch.distributed"),
+            Variant(name="chunked", summary="chunk by chunk, what is here or awaited first"),
+            Variant(name="unswizzled", summary="chunk by chunk, in the order of the rows"),
+            Variant(name="triton", summary="one kernel that waits for flags", needs_gpu=True),
+            Variant(
+                name="triton-unswizzled",
+                summary="the same in the order of the rows",
+                needs_gpu=True,
+            ),
+        ),
+        baseline="sequential",
         repeats=2,
     ),
     "collectives": Workload(
@@ -170,8 +200,8 @@ WORKLOADS: dict[str, Workload] = {
         ranks=1,
         measures=True,
         variants=(
-            Variant(name="random", summary="normal random numbers", words=("--variant", "random")),
-            Variant(name="zeros", summary="zeros", words=("--variant", "zeros")),
+            Variant(name="random", summary="normal random numbers"),
+            Variant(name="zeros", summary="zeros"),
         ),
         baseline="random",
         repeats=3,
@@ -280,7 +310,9 @@ class Launch:
     def command(self, variant: Variant | None = None) -> list[str]:
         """What starts the ranks, or the process that starts them."""
         module = (variant and variant.module) or self.workload.module
-        words = [*self.words, *(variant.words if variant is not None else ())]
+        words = [*self.words]
+        if variant is not None:
+            words += ["--variant", variant.name] if variant.words is None else variant.words
         agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
         if not self.workload.torchrun:
             return [*agent, "-", module, "--ranks", str(self.ranks), *words]
@@ -357,6 +389,12 @@ def prepare(
                 f"{name}: needs {called}, which is not installed: pip install {package}"
             )
     ranks, device, notes = _settle(name, workload, ranks, parsed)
+    if device == "cpu" and any(v.needs_gpu for v in chosen):
+        left_out = [v.name for v in chosen if v.needs_gpu]
+        chosen = tuple(v for v in chosen if not v.needs_gpu)
+        if not chosen:
+            raise WorkloadUnavailable(f"{name}: {', '.join(left_out)} needs a GPU, none is here")
+        notes += (f"left out, for they need a GPU: {', '.join(left_out)}",)
     words = [*_without(words, "--device"), "--device", device]
     return Launch(
         name=name,

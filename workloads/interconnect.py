@@ -16,17 +16,9 @@ which each rank keeps its part.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -34,18 +26,10 @@ import chopper
 from chopper.workloads import link, llama, options
 from chopper.workloads.fsdp2 import sharded_model
 from chopper.workloads.machine import Needs
+from chopper.workloads.processes import RATES, rank_of, run_ranks
 from chopper.workloads.training import train
 
 RANKS = 2
-RATES: dict[str, int | None] = {
-    "unshaped": None,
-    "1gbit": 10**9,
-    "300mbit": 3 * 10**8,
-    "100mbit": 10**8,
-}
-"""Variant → bits per second that each end may send."""
-_POLL_S = 0.05
-_GRACE_S = 5.0
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -66,100 +50,19 @@ def main() -> None:
         options.INTERCONNECT, prog="interconnect", description="Train over a shaped link."
     )
     if args.channel is None:
-        drive(args)
-    else:
-        be_rank(args)
-
-
-def drive(args: argparse.Namespace) -> None:
-    """Start two ranks, join them by the link, wait; none is left when this returns."""
-    if args.ranks != RANKS:
-        raise SystemExit(f"interconnect: the link has two ends, it takes {RANKS} ranks")
-    channels = [socket.socketpair() for _ in range(RANKS)]
-    started: list[subprocess.Popen[bytes]] = []
-    with ended(started):
-        for rank, (_, theirs) in enumerate(channels):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(RANKS),
-                "LOCAL_WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": link.ADDRESSES[0],
-                "MASTER_PORT": "29500",  # of a namespace where nobody else listens
-                "GLOO_SOCKET_IFNAME": link.INTERFACE,
-                # It warns that nobody names the addresses, which are nobody's.
-                "TORCH_CPP_LOG_LEVEL": "ERROR",
-            }
-            started.append(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "chopper.workloads.interconnect"),
-                        *(*sys.argv[1:], "--channel", str(theirs.fileno())),
-                    ],
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                )
-            )
-        for _, theirs in channels:
-            theirs.close()  # so that a rank that ends is noticed
-        try:
-            link.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
-        except OSError as exc:
-            raise SystemExit(f"interconnect: the ranks cannot be linked: {exc}") from exc
-        while any(process.poll() is None for process in started):
-            failed = next((p.returncode for p in started if p.returncode), None)
-            if failed is not None:
-                raise SystemExit(failed if failed > 0 else 128 - failed)
-            time.sleep(_POLL_S)
-    codes = [process.returncode for process in started]
-    if any(codes):
-        raise SystemExit(max(abs(code) for code in codes))
-
-
-@contextlib.contextmanager
-def ended(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """End the processes when the block does, politely first."""
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
-            for process in started:
-                if process.poll() is None:
-                    end(process)
-            for process in started:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE_S)
-
-
-def be_rank(args: argparse.Namespace) -> None:
-    """Enter the namespace, shape what it sends, train."""
-    rank = int(os.environ["RANK"])
-    link.join(socket.socket(fileno=args.channel), rank)
-    shaper = link.Shaper()
-    shaper.set(RATES[args.variant])
-    shaper.close()
-    dist.init_process_group("gloo")
-    try:
-        model, optimizer = sharded_model(args, torch.device("cpu"))
+        run_ranks("chopper.workloads.interconnect", args.ranks, linked=True)
+        return
+    with rank_of(args, rate=args.variant) as device:
+        model, optimizer = sharded_model(args, device)
         dist.barrier()
         with chopper.profile(args.output) as prof:
             before = sent_bytes()
-            train(prof, model, optimizer, args, torch.device("cpu"))
-            per_step = (sent_bytes() - before) / args.steps
+            train(prof, model, optimizer, args, device)
             rate = RATES[args.variant]
             if rate is not None:
                 prof.measure("link_bytes_per_s", rate / 8)
-            prof.measure("sent_bytes", per_step)
+            prof.measure("sent_bytes", (sent_bytes() - before) / args.steps)
             prof.measure("ring_bytes", ring_bytes(model, RANKS))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def sent_bytes() -> int:

@@ -121,6 +121,32 @@ INTERCONNECT: tuple[Option, ...] = (
 )
 """Those of training, over a link."""
 
+OVERLAP: tuple[Option, ...] = (
+    Option(
+        name="variant",
+        help="how product and transfer are ordered",
+        default="chunked",
+        choices=("library", "sequential", "chunked", "unswizzled", "triton", "triton-unswizzled"),
+    ),
+    Option(name="m", help="rows of the product, over all ranks", default=1024, type=positive),
+    Option(name="k", help="inner dimension", default=2048, type=positive),
+    Option(name="n", help="columns", default=1024, type=positive),
+    Option(name="chunks", help="pieces that each rank's rows travel in", default=8, type=positive),
+    Option(
+        name="rate",
+        help="of the link between two ranks on the CPU; none: the loopback",
+        default="1gbit",
+        choices=("none", "unshaped", "1gbit", "300mbit", "100mbit"),
+    ),
+    replace(STEPS, help="timed repetitions of each operation", default=8),
+    replace(DTYPE, help="type of computation"),
+    SEED,
+    DEVICE,
+    Option(name="ranks", help="processes", default=2, type=positive),
+    Option(name="channel", help="set by the process that starts the ranks", default=None, type=int),
+    OUTPUT,
+)
+
 COLLECTIVES: tuple[Option, ...] = (
     Option(name="smallest", help="bytes of the smallest message", default=1024, type=positive),
     Option(name="largest", help="bytes of the largest message", default=16 << 20, type=positive),

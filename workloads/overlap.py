@@ -1,0 +1,378 @@
+"""Overlap a matrix product with the transfer that feeds it, or that it feeds.
+
+    chopper run overlap
+    chopper run overlap --variants sequential,chunked -- --m 8192 --rate 300mbit
+    chopper run overlap --ranks 8                        # on GPUs, over NCCL
+    chopper run overlap --ranks 1                        # on one GPU: shards come from pinned host memory
+
+All-gather then product: each rank holds rows of X, gathers all, multiplies by its own W. Product then
+reduce-scatter: each rank multiplies its part of the inner dimension, and the partial products are
+summed into the rank that owns the rows. Both exchange directly, rank to rank, in chunks:
+
+    library      the collectives of torch.distributed, then the product (or before it)
+    sequential   the same exchange as below, all of it before the product (or after it)
+    chunked      each chunk's product while later chunks travel; each rank begins with the rows that
+                 it has (or sends first what others wait for): the swizzle of Triton-distributed
+    unswizzled   the same in the order of the rows, which is the same order on every rank
+    triton       one kernel whose tiles wait for the flag of the chunk they need (GPUs only)
+
+Overlap alone cannot make it more than 2× faster: T_sequential = T_compute + T_transfer, and no order
+takes less than the larger of the two and the first chunk. What is beyond that against a library is
+the library's own inefficiency (arXiv 2504.19442 reports 1.09–44.97× against PyTorch with NCCL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import chopper
+from chopper.workloads import link, options
+from chopper.workloads.machine import Needs
+from chopper.workloads.processes import rank_of, run_ranks
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+"""Largest relative error against float64 that is not a mistake."""
+WARMUP = 2
+
+Operation = Callable[[], Tensor]
+
+
+def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
+    """Three matrices, twice: in the type of computation, and in float64 to check them."""
+    if args.m % (ranks * args.chunks):
+        raise ValueError(
+            f"--m {args.m}: its rows do not divide into {ranks} ranks of {args.chunks} chunks"
+        )
+    if args.k % ranks:
+        raise ValueError(f"--k {args.k}: does not divide among {ranks} ranks")
+    if ranks == 1 and device == "cpu":
+        raise ValueError("--ranks 1: one rank has nobody to exchange with, except on a GPU")
+    notes = []
+    if device == "cpu" and args.rate != "none":
+        reason = link.unavailable() if ranks == 2 else "it has two ends"
+        if reason is not None:
+            notes.append(
+                f"no shaped link ({reason}): over the loopback, where a transfer takes the cores "
+                "that the product needs, little can be hidden"
+            )
+    elements = args.m * args.k + args.k * args.n + 2 * args.m * args.n
+    return Needs(
+        memory_bytes=elements * (8 + 8),
+        what=f"--m {args.m} --k {args.k} --n {args.n}",
+        remedy="take smaller matrices",
+        notes=tuple(notes),
+    )
+
+
+def main() -> None:
+    """Start the ranks and wait for them; or, with a channel given, be one of them."""
+    args = options.parse(options.OVERLAP, prog="overlap", description="Overlap a product.")
+    linked = (
+        args.device == "cpu"
+        and args.rate != "none"
+        and args.ranks == 2
+        and link.unavailable() is None
+    )
+    if args.channel is None:
+        os.environ["CHOPPER_WORKLOAD_LINKED"] = str(int(linked))
+        run_ranks("chopper.workloads.overlap", args.ranks, linked=linked)
+        return
+    # Asked once, by the process that starts the ranks: inside a namespace the answer may differ.
+    linked = os.environ["CHOPPER_WORKLOAD_LINKED"] == "1"
+    with rank_of(args, rate=args.rate if linked else None) as device:
+        torch.manual_seed(args.seed + dist.get_rank())
+        if dist.get_world_size() == 1:
+            from chopper.workloads.overlap_one import measure_one
+
+            measure_one(args, device, TOLERANCE)
+        else:
+            measure(args, device)
+
+
+def measure(args: argparse.Namespace, device: torch.device) -> None:
+    """Check both operations against float64, then time them; rank 0 keeps the slowest rank's."""
+    problems: dict[str, Exchange] = {
+        "all_gather_matmul": GatherMatmul(args, device),
+        "matmul_reduce_scatter": MatmulScatter(args, device),
+    }
+    errors = {}
+    for name, problem in problems.items():
+        errors[name] = problem.error(problem.operation(args.variant))
+        if not errors[name] <= TOLERANCE[args.dtype]:  # NaN neither
+            raise SystemExit(
+                f"overlap: {name} {args.variant} is wrong: relative error {errors[name]:.1e} "
+                f"against float64, at most {TOLERANCE[args.dtype]:.0e} is rounding"
+            )
+    runs = {name: problem.operation(args.variant) for name, problem in problems.items()}
+    with chopper.profile(args.output) as prof:
+        took = timed(runs, args.steps, device, prof)
+        compute = timed({n: p.compute for n, p in problems.items()}, args.steps, device)
+        transfer = timed({n: p.transfer for n, p in problems.items()}, args.steps, device)
+        for name, error in errors.items() if dist.get_rank() == 0 else ():
+            first_chunk_s = transfer[name] / args.chunks
+            bound_s = max(compute[name], transfer[name]) + first_chunk_s
+            keep = {
+                "time_ns": took[name] * 1e9,
+                "compute_ns": compute[name] * 1e9,
+                "transfer_ns": transfer[name] * 1e9,
+                "bound_ns": bound_s * 1e9,
+                "bound_over_time_ratio": bound_s / took[name],
+                "relative_error": error,
+            }
+            for measure_name, value in keep.items():
+                prof.measure(measure_name, value, operation=name)
+
+
+def timed(
+    runs: Mapping[str, Callable[[], object]],
+    steps: int,
+    device: torch.device,
+    prof: chopper.Profile | None = None,
+) -> dict[str, float]:
+    """Median seconds of each over ``steps`` rounds, of the rank that took longest in each."""
+    times_s: dict[str, list[float]] = {name: [] for name in runs}
+    for step in range(WARMUP + steps):
+        for name, run in runs.items():
+            # Without it, one rank's lateness would count as the transfer's slowness.
+            dist.barrier()
+            begin = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if step >= WARMUP:
+                times_s[name].append(time.perf_counter() - begin)
+        if prof is not None:
+            prof.step()
+    slowest = torch.tensor([*times_s.values()], device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    middle = slowest.median(dim=1).values.tolist()
+    return {name: float(t) for name, t in zip(runs, middle, strict=True)}
+
+
+class Exchange:
+    """A product and the transfer around it, in all variants, on fresh random numbers."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.m, self.k, self.n, self.chunks = args.m, args.k, args.n, args.chunks
+        self.rows = self.m // self.ranks  # of each rank
+        self.step = self.rows // self.chunks
+        self.dtype, self.device = getattr(torch, args.dtype), device
+
+    def random(self, *shape: int) -> Tensor:
+        """Normal numbers, scaled so that products neither grow nor shrink."""
+        return (torch.randn(*shape, device=self.device) / shape[-1] ** 0.5).to(self.dtype)
+
+    def others(self) -> list[tuple[int, int]]:
+        """(to whom, from whom) of each round: each rank begins with its neighbour."""
+        return [
+            ((self.rank + i) % self.ranks, (self.rank - i) % self.ranks)
+            for i in range(1, self.ranks)
+        ]
+
+    def part(self, of: Tensor, owner: int, chunk: int | None = None) -> Tensor:
+        """Rows of ``of`` that belong to a rank, all or one chunk."""
+        start = owner * self.rows + (0 if chunk is None else chunk * self.step)
+        return of[start : start + (self.rows if chunk is None else self.step)]
+
+    def send(self, what: Tensor, into: Tensor, to: int, source: int) -> list[dist.Work]:
+        """Begin one exchange."""
+        return dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, what, to), dist.P2POp(dist.irecv, into, source)]
+        )
+
+    def operation(self, variant: str) -> Operation:
+        """The variant as a call that runs it once and returns this rank's result."""
+        operations: dict[str, Operation] = {
+            "library": self.library,
+            "sequential": self.sequential,
+            "chunked": lambda: self.chunked(swizzle=True),
+            "unswizzled": lambda: self.chunked(swizzle=False),
+        }
+        return operations[variant]
+
+    def library(self) -> Tensor:
+        """The collective of torch.distributed, and the whole product."""
+        raise NotImplementedError
+
+    def sequential(self) -> Tensor:
+        """The whole exchange, and the whole product."""
+        raise NotImplementedError
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """Each chunk's product while others travel."""
+        raise NotImplementedError
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        raise NotImplementedError
+
+    def transfer(self) -> object:
+        """The exchange alone."""
+        raise NotImplementedError
+
+    def error(self, run: Operation) -> float:
+        """Relative error of one run against float64 on this rank's part, ‖out − ref‖ / ‖ref‖."""
+        raise NotImplementedError
+
+
+class GatherMatmul(Exchange):
+    """Y = all_gather(X) · W, X [m, k] by rows over ranks, W [k, n] of each rank."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        super().__init__(args, device)
+        self.shard, self.w = self.random(self.rows, self.k), self.random(self.k, self.n)
+        self.x = torch.full((self.m, self.k), float("nan"), dtype=self.dtype, device=device)
+        self.y = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
+
+    def library(self) -> Tensor:
+        """The collective, and the whole product."""
+        dist.all_gather_into_tensor(self.x, self.shard)
+        return torch.mm(self.x, self.w, out=self.y)
+
+    def sequential(self) -> Tensor:
+        """All of the exchange, and all of the product."""
+        self.transfer()
+        return torch.mm(self.x, self.w, out=self.y)
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """Each chunk as it comes, or as soon as it is made."""
+        coming: dict[tuple[int, int], list[dist.Work]] = {}
+        for chunk in range(self.chunks):
+            mine = self.shard[chunk * self.step : (chunk + 1) * self.step]
+            for to, source in self.others():
+                into = self.part(self.x, source, chunk)
+                coming[source, chunk] = self.send(mine, into, to, source)
+        owners = [(self.rank - i) % self.ranks for i in range(self.ranks)]
+        if swizzle:
+            # What is here first, then each chunk as it comes, of the nearest neighbour first.
+            torch.mm(self.shard, self.w, out=self.part(self.y, self.rank))
+            order = [(owner, c) for c in range(self.chunks) for owner in owners[1:]]
+        else:
+            order = [(owner, c) for owner in range(self.ranks) for c in range(self.chunks)]
+        for owner, chunk in order:
+            source = self.part(self.x, owner, chunk)
+            if owner == self.rank:
+                source = self.shard[chunk * self.step : (chunk + 1) * self.step]
+            for work in coming.get((owner, chunk), []):
+                work.wait()
+            torch.mm(source, self.w, out=self.part(self.y, owner, chunk))
+        return self.y
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        return torch.mm(self.x, self.w, out=self.y)
+
+    def transfer(self) -> object:
+        """The exchange alone."""
+        self.part(self.x, self.rank).copy_(self.shard)
+        works = [
+            work
+            for to, source in self.others()
+            for work in self.send(self.shard, self.part(self.x, source), to, source)
+        ]
+        for work in works:
+            work.wait()
+        return self.x
+
+    def error(self, run: Operation) -> float:
+        """Against float64 on fresh numbers, with every place poisoned before."""
+        self.shard.copy_(self.random(self.rows, self.k))
+        self.x.fill_(float("nan"))  # what is not received must not pass for what is
+        self.y.fill_(float("nan"))
+        whole = [torch.empty_like(self.shard) for _ in range(self.ranks)]
+        dist.all_gather(whole, self.shard)
+        expected = torch.cat(whole).double() @ self.w.double()
+        return float((run().double() - expected).norm() / expected.norm())
+
+
+class MatmulScatter(Exchange):
+    """Y = reduce_scatter(X · W), X [m, k / ranks] and W [k / ranks, n] of each rank."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        super().__init__(args, device)
+        inner = self.k // self.ranks
+        self.x, self.w = self.random(self.m, inner), self.random(inner, self.n)
+        self.partial = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
+        self.y = torch.empty(self.rows, self.n, dtype=self.dtype, device=device)
+        # One place for each rank's contribution: they come in any order.
+        self.incoming = [torch.empty_like(self.y) for _ in range(self.ranks)]
+
+    def library(self) -> Tensor:
+        """The collective, and the whole product."""
+        torch.mm(self.x, self.w, out=self.partial)
+        dist.reduce_scatter_tensor(self.y, self.partial)
+        return self.y
+
+    def sequential(self) -> Tensor:
+        """All of the exchange, and all of the product."""
+        torch.mm(self.x, self.w, out=self.partial)
+        self.transfer()
+        return self._sum(self.part(self.partial, self.rank))
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """Each chunk as it comes, or as soon as it is made."""
+        works: list[dist.Work] = []
+        targets = [to for to, _ in self.others()]
+        # What others wait for first, the own rows last; or in the order of the rows.
+        owners = [*targets, self.rank] if swizzle else [*range(self.ranks)]
+        inner = [(owner, c) for owner in owners for c in range(self.chunks)]
+        if swizzle:
+            inner = [(o, c) for c in range(self.chunks) for o in targets]
+            inner += [(self.rank, c) for c in range(self.chunks)]
+        for owner, chunk in inner:
+            product = self.part(self.partial, owner, chunk)
+            torch.mm(self.part(self.x, owner, chunk), self.w, out=product)
+            if owner != self.rank:
+                source = (2 * self.rank - owner) % self.ranks
+                into = self.incoming[source][chunk * self.step : (chunk + 1) * self.step]
+                works += self.send(product, into, owner, source)
+        for work in works:
+            work.wait()
+        return self._sum(self.part(self.partial, self.rank))
+
+    def _sum(self, mine: Tensor) -> Tensor:
+        self.y.copy_(mine)
+        for _, source in self.others():
+            self.y += self.incoming[source]
+        return self.y
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        return torch.mm(self.x, self.w, out=self.partial)
+
+    def transfer(self) -> object:
+        """The exchange alone."""
+        works = [
+            work
+            for to, source in self.others()
+            for work in self.send(self.part(self.partial, to), self.incoming[source], to, source)
+        ]
+        for work in works:
+            work.wait()
+        return self.incoming
+
+    def error(self, run: Operation) -> float:
+        """Against float64 on fresh numbers, with every place poisoned before."""
+        self.x.copy_(self.random(*self.x.shape))
+        for place in (self.partial, self.y, *self.incoming):
+            place.fill_(float("nan"))
+        expected = self.x.double() @ self.w.double()
+        dist.all_reduce(expected)
+        mine = self.part(expected, self.rank)
+        return float((run().double() - mine).norm() / mine.norm())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

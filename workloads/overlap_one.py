@@ -1,0 +1,168 @@
+"""The overlap workload on one GPU: the other ranks' shards come from pinned host memory.
+
+The copy engine pulls them on a side stream, chunk by chunk, while the product runs: what a second GPU
+would push over a link, without one. The first of ``SHARDS`` shards is here already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import chopper
+
+SHARDS = 4
+"""As if so many ranks held A's rows; this one's are the last, so that order matters."""
+WARMUP = 3
+
+
+class Pull:
+    """A [m, k], the last shard on the GPU and the others in pinned host memory; W [k, n]."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self.m, self.k, self.n = args.m, args.k, args.n
+        self.rows = self.m // (SHARDS * args.chunks)
+        self.count = SHARDS * args.chunks
+        self.here = (SHARDS - 1) * args.chunks  # first chunk that is here already
+        dtype = getattr(torch, args.dtype)
+        self.host = (torch.randn(self.m, self.k) / self.k**0.5).to(dtype).pin_memory()
+        self.w = (torch.randn(self.k, self.n, device=device)).to(dtype)
+        self.a = torch.empty(self.m, self.k, dtype=dtype, device=device)
+        self.out = torch.empty(self.m, self.n, dtype=dtype, device=device)
+        self.flags = torch.zeros(self.count, dtype=torch.int32, device=device)
+        # Copied by the copy engine, behind the data: a kernel that raised a flag might find no room
+        # on a GPU that is full of tiles waiting for it.
+        self.raised = torch.ones(self.count, dtype=torch.int32).pin_memory()
+        self.side = torch.cuda.Stream(device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was pulled."""
+        self.a.fill_(float("nan"))
+        self.part(self.a, self.here, self.count).copy_(self.part(self.host, self.here, self.count))
+        self.flags.zero_()
+        self.flags[self.here :] = 1
+        torch.cuda.synchronize()
+
+    def part(self, of: Tensor, first: int, end: int) -> Tensor:
+        """Rows of the chunks from ``first`` to before ``end``."""
+        return of[first * self.rows : end * self.rows]
+
+    def pull(self, first: int, end: int) -> None:
+        """Copy chunks from the host, in the current stream."""
+        self.part(self.a, first, end).copy_(self.part(self.host, first, end), non_blocking=True)
+
+    def transfer(self) -> None:
+        """All copies and nothing else."""
+        self.pull(0, self.here)
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        return torch.mm(self.a, self.w, out=self.out)
+
+    def sequential(self) -> Tensor:
+        """All copies, then the product."""
+        self.transfer()
+        return self.compute()
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """A product per chunk, behind the event of its copy."""
+        self.side.wait_stream(torch.cuda.current_stream())
+        events = []
+        with torch.cuda.stream(self.side):
+            for chunk in range(self.here):
+                self.pull(chunk, chunk + 1)
+                events.append(torch.cuda.Event())
+                events[-1].record(self.side)
+        mine = [(self.here, self.count)]
+        others = [(chunk, chunk + 1) for chunk in range(self.here)]
+        for first, end in [*mine, *others] if swizzle else [*others, *mine]:
+            if first < self.here:
+                torch.cuda.current_stream().wait_event(events[first])
+            torch.mm(self.part(self.a, first, end), self.w, out=self.part(self.out, first, end))
+        return self.out
+
+    def triton(self, *, swizzle: bool) -> Tensor:
+        """One kernel whose tiles wait for the flags that the copy engine raises."""
+        from chopper.workloads.overlap_kernel import matmul_on_flags
+
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            for chunk in range(self.here):
+                self.pull(chunk, chunk + 1)
+                self.flags[chunk : chunk + 1].copy_(
+                    self.raised[chunk : chunk + 1], non_blocking=True
+                )
+        first_row = self.here * self.rows if swizzle else 0
+        return matmul_on_flags(
+            self.a, self.w, self.flags, rows_per_chunk=self.rows, first_row=first_row
+        )
+
+    def operation(self, variant: str) -> Callable[[], Tensor]:
+        """The variant as a call that runs it once."""
+        operations: dict[str, Callable[[], Tensor]] = {
+            "library": self.sequential,  # one copy and one product: there is no collective here
+            "sequential": self.sequential,
+            "chunked": lambda: self.chunked(swizzle=True),
+            "unswizzled": lambda: self.chunked(swizzle=False),
+            "triton": lambda: self.triton(swizzle=True),
+            "triton-unswizzled": lambda: self.triton(swizzle=False),
+        }
+        return operations[variant]
+
+    def error(self, run: Callable[[], Tensor]) -> float:
+        """‖out − ref‖ / ‖ref‖ against float64, on fresh numbers."""
+        self.host.copy_(torch.randn(self.m, self.k) / self.k**0.5)
+        self.reset()
+        expected = self.host.to(self.a.device).double() @ self.w.double()
+        return float((run().double() - expected).norm() / expected.norm())
+
+
+def measure_one(
+    args: argparse.Namespace, device: torch.device, tolerance: dict[str, float]
+) -> None:
+    """Check the variant against float64, then time it, its product and its copies alone."""
+    problem = Pull(args, device)
+    run = problem.operation(args.variant)
+    error = problem.error(run)
+    if not error <= tolerance[args.dtype]:
+        raise SystemExit(
+            f"overlap: {args.variant} is wrong: relative error {error:.1e} against float64, at "
+            f"most {tolerance[args.dtype]:.0e} is rounding"
+        )
+    with chopper.profile(args.output) as prof:
+        took_s = _median_s(run, args.steps, problem, prof)
+        compute_s = _median_s(problem.compute, args.steps, problem)
+        transfer_s = _median_s(problem.transfer, args.steps, problem)
+        bound_s = max(compute_s, transfer_s) + transfer_s / problem.here
+        keep = {
+            "time_ns": took_s * 1e9,
+            "compute_ns": compute_s * 1e9,
+            "transfer_ns": transfer_s * 1e9,
+            "bound_ns": bound_s * 1e9,
+            "bound_over_time_ratio": bound_s / took_s,
+            "relative_error": error,
+        }
+        for name, value in keep.items():
+            prof.measure(name, value, operation="all_gather_matmul")
+
+
+def _median_s(
+    run: Callable[[], object], steps: int, problem: Pull, prof: chopper.Profile | None = None
+) -> float:
+    times_s = []
+    for step in range(WARMUP + steps):
+        problem.reset()
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        if step >= WARMUP:
+            times_s.append(time.perf_counter() - begin)
+        if prof is not None:
+            prof.step()
+    return statistics.median(times_s)
