@@ -133,14 +133,13 @@ def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndar
     low = np.searchsorted(ends, gap_start, side="left")
     high = np.searchsorted(ends, gap_start, side="right")
     mine = place[event]
-    same = np.zeros(len(event), dtype=bool)
     # Usually one event ends where the gap begins; look at all that do.
-    for offset in range(int((high - low).max(initial=0))):
-        there = low + offset < high
-        row = order[np.minimum(low + offset, len(order) - 1)]
-        same |= there & (place[row] == mine)
-    nothing = high == low
-    return same | nothing
+    count = high - low
+    gap = np.repeat(np.arange(len(event)), count)
+    at = low[gap] + np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count)
+    found = count == 0
+    found[gap[place[order[at]] == mine[gap]]] = True
+    return found
 
 
 def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:

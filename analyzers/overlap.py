@@ -43,18 +43,13 @@ def overlap(attribution: Attribution) -> pa.Table:
     first, group = distinct_rows(keys)
     ratio = beside / events.dur_ns[computing]
     dur = events.dur_ns[computing]
-    order = np.argsort(group, kind="stable")
-    bounds = np.cumsum(np.bincount(group, minlength=len(first)))[:-1]
-    told = [_told(ratio[rows], dur[rows], beside[rows]) for rows in np.split(order, bounds)]
     columns = {
         "op": dictionary(keys[0][first], events.op[1]),
         "input_dims": dictionary(dims[first], texts),
         "kernel": dictionary(keys[2][first], events.kernel[1]),
+        **_told(ratio, dur, beside, group, len(first)),
     }
     declared = TABLES["overlap"].arrow
-    for field in declared:
-        if field.name not in columns:
-            columns[field.name] = pa.array([t[field.name] for t in told], type=field.type)
     made = pa.table({f.name: columns[f.name] for f in declared}, schema=declared)
     most = np.lexsort((-ints(made, "time_ns"), -ints(made, "overlap_ns")))
     return made.take(pa.array(most)).combine_chunks()
@@ -91,42 +86,91 @@ def input_dims(
     return found, list(number)
 
 
-def _told(ratio: np.ndarray, dur: np.ndarray, beside: np.ndarray) -> dict[str, float | int | None]:
-    """One signature's row."""
-    alone, overlapped = dur[ratio <= _ALONE_RATIO], dur[ratio >= _BESIDE_RATIO]
-    slower = None
-    if len(alone) and len(overlapped):
-        slower = float(np.median(overlapped) / np.median(alone))
+def _told(
+    ratio: np.ndarray, dur: np.ndarray, beside: np.ndarray, group: np.ndarray, count: int
+) -> dict[str, pa.Array]:
+    """The columns of all signatures: of their instances, whose signature ``group`` numbers."""
+    is_alone, is_overlapped = ratio <= _ALONE_RATIO, ratio >= _BESIDE_RATIO
+    alone = _medians(dur[is_alone], group[is_alone], count)
+    overlapped = _medians(dur[is_overlapped], group[is_overlapped], count)
+    time, overlap = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    np.add.at(time, group, dur)
+    np.add.at(overlap, group, beside)
+
+    def whole(values: np.ndarray) -> pa.Array:
+        known = ~np.isnan(values)
+        return pa.array(np.where(known, values, 0).astype(np.int64), mask=~known)
+
     return {
-        "instance_count": len(dur),
-        "time_ns": int(dur.sum()),
-        "overlap_ns": int(beside.sum()),
-        "overlap_ratio": float(beside.sum() / dur.sum()),
-        "alone_instance_count": len(alone),
-        "beside_instance_count": len(overlapped),
-        "median_alone_ns": int(np.median(alone)) if len(alone) else None,
-        "median_beside_ns": int(np.median(overlapped)) if len(overlapped) else None,
-        "slowdown_factor": slower,
-        "spearman": correlation(ranked(ratio), ranked(dur)),
-        "pearson": correlation(ratio, dur.astype(np.float64)),
+        "instance_count": pa.array(np.bincount(group, minlength=count)),
+        "time_ns": pa.array(time),
+        "overlap_ns": pa.array(overlap),
+        "overlap_ratio": pa.array(overlap / time),
+        "alone_instance_count": pa.array(np.bincount(group[is_alone], minlength=count)),
+        "beside_instance_count": pa.array(np.bincount(group[is_overlapped], minlength=count)),
+        "median_alone_ns": whole(alone),
+        "median_beside_ns": whole(overlapped),
+        "slowdown_factor": _real(overlapped / alone),
+        "spearman": _real(
+            correlations(
+                ranks_within(ratio, group, count), ranks_within(dur, group, count), group, count
+            )
+        ),
+        "pearson": _real(correlations(ratio, dur.astype(np.float64), group, count)),
     }
 
 
-def correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Pearson's coefficient; None with fewer than five values, or when one side is constant."""
-    if len(a) < _FEWEST or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
-    x, y = a - a.mean(), b - b.mean()
-    found = float((x @ y) / np.sqrt((x @ x) * (y @ y)))
-    return min(max(found, -1.0), 1.0) if np.isfinite(found) else None
+def _real(values: np.ndarray) -> pa.Array:
+    return pa.array(values, mask=np.isnan(values))
 
 
-def ranked(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0 on, ties sharing their mean: what Spearman's coefficient correlates."""
-    _, number, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    mean = last - (count + 1) / 2
-    found: np.ndarray = mean[number]
+def _medians(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Median of each group's whole numbers, NaN for a group without any."""
+    ordered = values[np.lexsort((values, group))]
+    size = np.bincount(group, minlength=count)
+    has = np.flatnonzero(size)
+    begin, of = (np.cumsum(size) - size)[has], size[has]
+    found = np.full(count, np.nan)
+    found[has] = (ordered[begin + (of - 1) // 2] + ordered[begin + of // 2]) / 2
+    return found
+
+
+def ranks_within(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Ranks from 0 on within each group, ties sharing their mean."""
+    order = np.lexsort((values, group))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (group[order][1:] != group[order][:-1]) | (values[order][1:] != values[order][:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(order)) - 1
+    size = np.bincount(group, minlength=count)
+    begin = np.cumsum(size) - size
+    found = np.empty(len(order))
+    found[order] = ((first + last) / 2)[np.cumsum(new) - 1] - begin[group[order]]
+    return found
+
+
+def correlations(a: np.ndarray, b: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Pearson's coefficient in each group.
+
+    NaN with fewer than five values, or when one side is constant.
+    """
+    size = np.bincount(group, minlength=count)
+    told = size >= _FEWEST
+    centred = []
+    for values in (a, b):
+        low, high = np.full(count, np.inf), np.full(count, -np.inf)
+        np.minimum.at(low, group, values)
+        np.maximum.at(high, group, values)
+        told &= high > low
+        mean = np.bincount(group, weights=values, minlength=count) / np.maximum(size, 1)
+        centred.append(values - mean[group])
+    x, y = centred
+    xx, yy, xy = (
+        np.bincount(group, weights=product, minlength=count) for product in (x * x, y * y, x * y)
+    )
+    told &= (xx > 0) & (yy > 0)
+    found = np.full(count, np.nan)
+    found[told] = np.clip(xy[told] / np.sqrt(xx[told] * yy[told]), -1.0, 1.0)
     return found
 
 

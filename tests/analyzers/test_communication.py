@@ -10,7 +10,7 @@ import pytest
 
 import chopper
 from chopper import manifest as m
-from chopper.analyzers.overlap import correlation, ranked
+from chopper.analyzers.overlap import correlations, ranks_within
 from chopper.analyzers.stragglers import worst
 from chopper.attribution import Attribution
 from chopper.run import Run
@@ -235,10 +235,16 @@ def test_no_correlation_is_told_of_few_or_equal_values() -> None:
 def test_correlations_equal_their_definitions() -> None:
     rng = np.random.default_rng(3)
     a, b = rng.integers(0, 9, 40).astype(float), rng.integers(0, 9, 40).astype(float)
-    assert correlation(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
-    slow = [sum(x < v for x in a) + (sum(x == v for x in a) - 1) / 2 for v in a]
-    assert ranked(a).tolist() == slow
-    assert correlation(np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 4, 6, 8, 10])) == 1.0
+    group = rng.integers(0, 3, 40)
+    found, ranks = correlations(a, b, group, 4), ranks_within(a, group, 4)
+    assert np.isnan(found[3])
+    for one in range(3):
+        x, y = a[group == one], b[group == one]
+        assert found[one] == pytest.approx(np.corrcoef(x, y)[0, 1])
+        slow = [sum(x < v) + (sum(x == v) - 1) / 2 for v in x]
+        assert ranks[group == one].tolist() == slow
+    line = np.arange(5.0)
+    assert correlations(line, 2 * line, np.zeros(5, np.int64), 1).tolist() == [1.0]
 
 
 def test_lead_is_the_latest_start_less_ones_own() -> None:
