@@ -253,13 +253,11 @@ def _declared(workload: Workload) -> tuple[Any, ...]:
     return declared
 
 
-def headlines_of(name: str) -> Callable[[Experiment], tuple[Headline, ...]]:
-    """What draws a workload's headline numbers from its experiment; nothing where it has none."""
+def headlines_of(name: str) -> Callable[[Experiment], tuple[Headline, ...]] | None:
+    """What draws a workload's headline numbers from its experiment; None where it has none."""
     from chopper.workloads import headlines
 
-    found: Callable[[Experiment], tuple[Headline, ...]] = headlines.HEADLINES.get(
-        name, lambda _experiment: ()
-    )
+    found: Callable[[Experiment], tuple[Headline, ...]] | None = headlines.HEADLINES.get(name)
     return found
 
 

@@ -155,7 +155,8 @@ class Experiment:
         """What the workload exists to show."""
         from chopper._workloads import headlines_of
 
-        return headlines_of(self.plan.workload)(self)
+        draw = headlines_of(self.plan.workload)
+        return () if draw is None else draw(self)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, schema ``chopper.experiment/1``."""
@@ -175,9 +176,15 @@ class Experiment:
                 }
                 for row in self.rows
             ],
-            "headlines": [msgspec.to_builtins(h) for h in self.headlines],
+            "headlines": [headline_to_dict(h) for h in self.headlines],
             "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
         }
+
+
+def headline_to_dict(headline: Headline) -> dict[str, Any]:
+    """A headline as plain data."""
+    plain: dict[str, Any] = msgspec.to_builtins(headline)
+    return plain
 
 
 def load(path: Path) -> Experiment:
