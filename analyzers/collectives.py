@@ -212,10 +212,49 @@ def describe(
             given = _first_input(links, int(operator[row]))
             kinds.append(told.by_names(called, *given, output_first=bool(output_first[row])))
     sequence = recorded.sequence[entry]
+    unnumbered = sequence < 0
+    sequence[unnumbered] = _numbered_by_operator(links, rows, recorded)[unnumbered]
     # Sends and receives are numbered by each rank for itself.
     pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
     sequence = np.where(pairs[kind], -1, sequence)
     return Communication(rows, kinds, kind, sequence)
+
+
+def _numbered_by_operator(links: Links, rows: np.ndarray, recorded: _Recorded) -> np.ndarray:
+    """Sequence number that each event's ``record_param_comms`` tells, -1 for none.
+
+    As metadata (``Seq``), or, before PyTorch recorded that, as the first number among its inputs,
+    which come before or after the tensors: ``RECORD_PARAM_COMMS`` in ParamCommsUtils.hpp.
+    """
+    found = recorded.sequence[recorded.of_operators(links, rows)]
+    host, operator = links.host, links.op_row[rows]
+    if not len(host):
+        return found
+    ask = (operator >= 0) & (found < 0)
+    ask[ask] = host.named(lambda n: n == "record_param_comms")[operator[ask]]
+    asked = operator[ask]
+    if not len(asked):
+        return found
+    (kinds, types), (values, given) = host.input_types, host.concrete_inputs
+    first, alike = distinct_rows([kinds[asked], values[asked]])
+    told = np.array(
+        [_first_number(types, given, int(kinds[r]), int(values[r])) for r in asked[first]],
+        dtype=np.int64,
+    )
+    found[ask] = told[alike]
+    return found
+
+
+def _first_number(types: list[str], given: list[str], kind: int, value: int) -> int:
+    """The scalar that leads the inputs, or follows the tensors; -1 where it is not recorded."""
+    if kind < 0 or value < 0:
+        return -1
+    try:
+        kinds, values = msgspec.json.decode(types[kind]), msgspec.json.decode(given[value])
+        at = 1 if kinds[0] == "TensorList" else 0
+        return int(values[at]) if kinds[at] == "Scalar" else -1
+    except (msgspec.DecodeError, RecursionError, IndexError, KeyError, TypeError, ValueError):
+        return -1
 
 
 def _event_names(links: Links, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -284,15 +323,21 @@ class _Recorded:
 
     def of_events(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event: its own, or its operator's; -1 for none."""
-        found = np.full(len(rows), -1, dtype=np.int64)
-        for mine, wanted in ((~self._of_device, links.op_row[rows]), (self._of_device, rows)):
-            entries = np.flatnonzero(mine)
-            if len(entries):
-                entries = entries[np.argsort(self._row[entries], kind="stable")]
-                keys = self._row[entries]
-                at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-                found = np.where((keys[at] == wanted) & (wanted >= 0), entries[at], found)
-        return found
+        own = self._entries(self._of_device, rows)
+        return np.where(own >= 0, own, self.of_operators(links, rows))
+
+    def of_operators(self, links: Links, rows: np.ndarray) -> np.ndarray:
+        """Entry of each event's operator; -1 for none."""
+        return self._entries(~self._of_device, links.op_row[rows])
+
+    def _entries(self, of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        entries = np.flatnonzero(of)
+        if not len(entries):
+            return np.full(len(wanted), -1, dtype=np.int64)
+        entries = entries[np.argsort(self._row[entries], kind="stable")]
+        keys = self._row[entries]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1)
 
 
 @dataclass(frozen=True, slots=True)

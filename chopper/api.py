@@ -155,8 +155,8 @@ def _attribute(
         )
         del j
     findings = [*run.manifest.findings]
-    for part, result in zip(run.manifest.ranks, results, strict=True):
-        findings += [*part.findings, *result.findings]
+    for result in results:
+        findings += [*run.part(result.rank).findings, *result.findings]
     findings += _clock_findings(offsets_ns)
     coverage = _coverage(results)
     findings = _matching_findings(findings, coverage.get("collectives_matched_ratio"))

@@ -276,6 +276,8 @@ _CHECKS = (
     # -- the recording
     Check("run.part_missing", "Part missing", "A rank's folder has no readable manifest."),
     Check("run.rank_died", "Rank died", "A rank never closed its recording; what it flushed is used."),
+    Check("run.manifest_missing", "No manifest of the run", "The ranks' own manifests are used: they "
+        "were started without chopper, or that was killed."),
     Check("run.manifest_damaged", "Damaged manifest", "The ranks' own manifests are used."),
     Check("run.older_attempt", "Older attempt", "Folders of a start before the last restart."),
     Check("run.restarted", "Restarted", "An earlier recording of the rank is kept beside."),

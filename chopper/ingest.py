@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from chopper.collectors.kineto import ParsedTrace
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_HANDLER_NAME = re.compile(r"(.+)_(\d{1,10})\.\d+\.pt\.trace\.json")
+"""As ``torch.profiler.tensorboard_trace_handler`` names files: host, process, milliseconds."""
 _APART_NS = 3600 * 10**9
 """Ranks of one run overlap in time; files an hour apart are two runs."""
 _SLOW_S = 2.0
@@ -661,7 +663,18 @@ def _part(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
         traces=(str(file.resolve()),),
         findings=trace.findings,
         pid=trace.host_pid,
+        hostname=_host(file, trace),
     )
+
+
+def _host(file: Path, trace: ParsedTrace) -> str | None:
+    """The host that a trace was recorded on, by its header or by the name torch gives the file."""
+    named = trace.environment.get("host_name")
+    if named is None:
+        match = _HANDLER_NAME.match(file.name)
+        if match is not None and int(match[2]) == trace.host_pid:
+            return match[1]
+    return named
 
 
 def _label(rank: int, file: Path, trace: ParsedTrace) -> str | None:

@@ -596,8 +596,13 @@ class Run:
                     message=f"{exc}; the ranks' own manifests are used",
                 )
         parts, findings = _read_parts(path)
-        if damage is not None:
-            findings.insert(0, damage)
+        if damage is None:
+            damage = m.Finding(
+                code="run.manifest_missing",
+                severity="info",
+                message=f"{path}: no {MANIFEST}, which whoever started the ranks writes at their "
+                f"end; the ranks' own manifests are used ({_some([p.rank for p in parts])})",
+            )
         return cls(
             m.RunManifest(
                 chopper_version=__version__,
@@ -606,7 +611,7 @@ class Run:
                 command=parts[0].command,
                 created_ns=min((p.start_ns for p in parts if p.start_ns), default=None),
                 ranks=parts,
-                findings=findings,
+                findings=[damage, *findings],
             ),
             path,
         )

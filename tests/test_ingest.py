@@ -350,3 +350,60 @@ def test_entries_that_nobody_reads_are_dropped(slow: Path, tmp_path: Path) -> No
     load_totals(write(tmp_path / "t.json", small_trace()))
     assert not old.exists()
     assert len(list(slow.iterdir())) == 1
+
+
+# ---------------------------------------------------------------- hosts
+
+
+def two_ranks_apart(**header: str) -> list[Trace]:
+    """An all-reduce each; rank 1 leaves it 90 µs after rank 0, in its own trace's time."""
+    traces = []
+    for rank in range(2):
+        trace = Trace(rank=rank, world=2, pid=60 + rank, header=dict(header))
+        for i in range(5):
+            trace.launch(
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                *(1_000_000 * i, 50),
+                kernel_at=1_000_000 * i + 1_000,
+                kernel_for=100_000 + 90_000 * rank,
+            )
+        traces.append(trace)
+    return traces
+
+
+def clocks_corrected(traces: list[Trace], *paths: Path) -> list[str]:
+    for path, trace in zip(paths, traces, strict=True):
+        write(path, trace)
+    found = chopper.attribute(chopper.load(list(paths))).findings
+    return [f.message for f in found if f.code == "run.clock_offset"]
+
+
+def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
+    files = tmp_path / "a.json", tmp_path / "b.json"
+    assert clocks_corrected(two_ranks_apart(), *files)
+    assert not clocks_corrected(two_ranks_apart(host_name="node-1"), *files)
+
+
+@pytest.mark.parametrize(("pids", "known"), [((60, 61), True), ((60, 7), False)])
+def test_the_name_that_torch_gives_a_file_tells_its_host(
+    tmp_path: Path, pids: tuple[int, int], known: bool
+) -> None:
+    files = [tmp_path / f"node_a_{pid}.1694128201545.pt.trace.json" for pid in pids]
+    assert bool(clocks_corrected(two_ranks_apart(), *files)) != known
+
+
+def test_the_order_of_the_ranks_in_a_manifest_changes_nothing(tmp_path: Path) -> None:
+    files = [tmp_path / "rank0.json", tmp_path / "rank1.json"]
+    for rank, path in enumerate(files):
+        trace = small_trace(rank=rank, world=2, pid=rank + 1)
+        trace.events[rank]["dur"] = -5  # of different events: findings differ by rank
+        write(path, trace)
+    forth, back = chopper.load(files), chopper.load(files)
+    back.manifest.ranks.reverse()
+    assert [p.rank for p in back.manifest.ranks] == [1, 0]
+    found, other = chopper.attribute(forth), chopper.attribute(back)
+    assert found.to_dict()["ranks"] == other.to_dict()["ranks"]
+    assert [(f.rank, f.message) for f in found.findings] == [
+        (f.rank, f.message) for f in other.findings
+    ]
+    assert found.pieces.equals(other.pieces)

@@ -324,7 +324,8 @@ def test_ranks_of_an_older_attempt_are_not_in_the_run(tmp_path: Path) -> None:
                  environment={"TORCHELASTIC_RESTART_COUNT": "0"})  # fmt: skip
     for run in (Run.open(tmp_path).manifest, finalize(tmp_path)):
         assert [p.rank for p in run.ranks] == [0, 1]
-        assert [f.code for f in run.findings] == ["run.older_attempt"]
+        codes = [f.code for f in run.findings if f.code != "run.manifest_missing"]
+        assert codes == ["run.older_attempt"]
         assert "rank-00002, rank-00003: recorded before" in run.findings[0].message
         assert run.findings[0].count == 2
     assert (tmp_path / "rank-00003" / "manifest.json").is_file()
@@ -360,3 +361,13 @@ def test_folders_of_attempts_are_named_by_the_restart(
     finding = claim(tmp_path, 0, 2, force=False)
     assert finding is not None
     assert "attempt-4/" in finding.message
+
+
+def test_a_run_without_a_manifest_says_so(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        recorded(tmp_path, rank, world_size=2, status="complete")
+    (found,) = Run.open(tmp_path).manifest.findings
+    assert (found.code, found.severity) == ("run.manifest_missing", "info")
+    assert "no manifest.json" in found.message
+    finalize(tmp_path)
+    assert not Run.open(tmp_path).manifest.findings

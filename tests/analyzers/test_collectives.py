@@ -52,8 +52,10 @@ def times(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[dict[str, 
     return found
 
 
-def nccl(start: int, end: int, name: str = "ncclDevKernel_AllReduce_Sum_f32") -> dict[str, Any]:
-    return kernel(start, end, name, stream=20)
+def nccl(
+    start: int, end: int, name: str = "ncclDevKernel_AllReduce_Sum_f32", **more: Any
+) -> dict[str, Any]:
+    return kernel(start, end, name, stream=20, **more)
 
 
 def meta(
@@ -186,6 +188,56 @@ def test_the_sequence_number_decides_where_it_is_recorded() -> None:
         "communication.transfer.no_peak": 10,
         "idle.unlaunched": 100,
     }
+
+
+def launched(*numbers: int, told: str) -> dict[str, Any]:
+    """Host spans and metadata of collectives whose number only their operator tells.
+
+    Collective n is launched at n µs and runs from n·100 on; device events carry the metadata that
+    PyTorch 2.4 gave them: all but the number.
+    """
+    host, metadata = [], []
+    for row, n in enumerate(numbers):
+        given = {"input_types": '["TensorList","Scalar"]', "concrete_inputs": f'["","{n}"]'}
+        first = {"input_types": '["Scalar",""]', "concrete_inputs": f'["{n}","x"]'}
+        inputs = {"tensors first": given, "number first": first, "metadata": {}}[told]
+        host.append(span(n, n + 9, "record_param_comms", **inputs))
+        host.append(span(n + 1, n + 2, "cudaLaunchKernel", "runtime", correlation_id=row + 1))
+        metadata.append(meta(row))
+        if told == "metadata":
+            metadata.append(meta(2 * row, n) | {"source": "host_span"})
+    return {"host": spans(*host), "metadata": metadata}
+
+
+@pytest.mark.parametrize("told", ["metadata", "tensors first", "number first"])
+def test_the_operators_number_counts_where_the_device_event_has_none(told: str) -> None:
+    # Rank 1 lost its first collective, and its second overlaps with both of rank 0's in time.
+    first = (nccl(100, 200, correlation_id=1), nccl(200, 400, correlation_id=2))
+    ranks = [
+        joined(0, *first, **launched(10, 20, told=told)),
+        joined(1, nccl(150, 400, correlation_id=1), **launched(20, told=told)),
+    ]
+    assert ranks[0].communication.sequence.tolist() == [10, 20]
+    lost, transferred = "communication.unseparated", "communication.transfer.no_peak"
+    found = times(ranks)
+    assert (found[0][lost], found[0][transferred]) == (100, 200)
+    assert (found[1]["communication.wait"], found[1][transferred]) == (50, 200)
+
+
+@pytest.mark.parametrize("given", ['["","many"]', "[]", "{", '["",""]'])
+def test_inputs_that_are_no_number_tell_none(given: str) -> None:
+    host = spans(
+        span(
+            10,
+            19,
+            "record_param_comms",
+            input_types='["TensorList","Scalar"]',
+            concrete_inputs=given,
+        ),
+        span(11, 12, "cudaLaunchKernel", "runtime", correlation_id=1),
+    )
+    one = joined(0, nccl(100, 200, correlation_id=1), host=host, metadata=[meta(0)])
+    assert one.communication.sequence.tolist() == [-1]
 
 
 def test_a_missing_rank_leaves_its_collectives_unseparated() -> None:

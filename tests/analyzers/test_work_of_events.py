@@ -572,6 +572,25 @@ def test_a_transformer_layer_costs_what_the_formula_says() -> None:
     assert work.work_flop.sum() == 3 * linear + 3.5 * attention
 
 
+def test_operators_and_attention_count_like_products(tmp_path: Path) -> None:
+    """Neither ``a @ b`` nor scaled_dot_product_attention goes through torch.nn.functional.linear.
+
+    A profiler that hooks functions misses both (DeepSpeed #4723).
+    """
+    torch = pytest.importorskip("torch")
+    a, b = torch.ones(8, 16), torch.ones(16, 32)
+    q = torch.ones(2, 4, 24, 16)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as recorded:
+        a @ b
+        q @ q.transpose(-1, -2)
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    work = chopper.attribute(tmp_path / "trace.json").work[0]
+    scores = 2 * 2 * 4 * 24 * 24 * 16
+    assert np.nansum(work.work_flop) == 2 * 8 * 16 * 32 + scores + 2 * scores
+
+
 # ---- the view ----------------------------------------------------------------------------------
 
 
