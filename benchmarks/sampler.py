@@ -387,25 +387,27 @@ def beside_training(rounds: int, steps: int, devices: int, folder: Path) -> list
     return rows
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
+def print_heading() -> None:
     print(
         f"{'way':<18} {'GPUs':>4} {'rate':>7}  {'load':<8} {'achieved':>8} {'on time':>8} {'late':>6} "
-        f"{'dropped':>7} {'gap p50/p99':>15} {'of a core':>9} {'added to a step (quartiles)':>28}"
+        f"{'dropped':>7} {'gap p50/p99':>18} {'of a core':>9} {'added to a step (quartiles)':>28}"
     )
-    for row in rows:
-        gap = f"{row['gap_p50_periods']:.2f}/{row['gap_p99_periods']:.2f}"
-        added = "–"
-        if "added_share" in row:
-            added = (
-                f"{row['added_share']:+.2%} ({row['added_low_share']:+.2%} "
-                f"{row['added_high_share']:+.2%})"
-            )
-        counts = ["–" if row[k] is None else f"{row[k]}" for k in ("late", "dropped")]
-        print(
-            f"{row['way']:<18} {row['devices']:>4} {row['requested_hz']:>4.0f} Hz  {row['load']:<8} "
-            f"{row['achieved_share']:>8.2%} {row['on_time_share']:>8.2%} {counts[0]:>6} "
-            f"{counts[1]:>7} {gap:>7} periods {row['core_share']:>9.2%} {added:>28}"
+
+
+def print_row(row: dict[str, Any]) -> None:
+    gap = f"{row['gap_p50_periods']:.2f}/{row['gap_p99_periods']:.2f}"
+    added = "–"
+    if "added_share" in row:
+        added = (
+            f"{row['added_share']:+.2%} ({row['added_low_share']:+.2%} "
+            f"{row['added_high_share']:+.2%})"
         )
+    counts = ["–" if row[k] is None else f"{row[k]}" for k in ("late", "dropped")]
+    print(
+        f"{row['way']:<18} {row['devices']:>4} {row['requested_hz']:>4.0f} Hz  {row['load']:<8} "
+        f"{row['achieved_share']:>8.2%} {row['on_time_share']:>8.2%} {counts[0]:>6} "
+        f"{counts[1]:>7} {gap:>7} periods {row['core_share']:>9.2%} {added:>28}"
+    )
 
 
 def main() -> None:
@@ -424,20 +426,27 @@ def main() -> None:
     if options.worker:
         worker(options.rounds, options.steps, options.worker)
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def show(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if not options.json:
+            print_row(row)
+
+    if not options.json:
+        print_heading()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.only != "training":
             for kind in ("chopper", "chopper all tiers", *WAYS[1:]):
-                rows.append(idle(kind, FAST_HZ, 8, options.seconds, folder))
+                show(idle(kind, FAST_HZ, 8, options.seconds, folder))
             for kind in ("chopper", *WAYS[1:3]):
-                rows.append(idle(kind, FINEST_HZ, 1, options.seconds, folder))
+                show(idle(kind, FINEST_HZ, 1, options.seconds, folder))
         if options.only != "idle":
-            rows += beside_training(options.rounds, options.steps, 8, folder)
+            for row in beside_training(options.rounds, options.steps, 8, folder):
+                show(row)
     if options.json:
         print(json.dumps(rows, indent=2))
-    else:
-        print_rows(rows)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,16 @@ class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
     uuid: str | None = None
 
 
+class CallCost(msgspec.Struct, kw_only=True, frozen=True):
+    """What one call of a driver cost, measured when sampling began."""
+
+    p50_ns: int
+    p99_ns: int
+    """The largest where fewer than 100 calls were made."""
+    count: int
+    """Calls that were timed."""
+
+
 class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What became of one collector on one rank."""
 
@@ -61,6 +71,8 @@ class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     jitter_p99_ns: int | None = None
     call_p50_ns: int | None = None
     call_p99_ns: int | None = None
+    calls: dict[str, CallCost] = {}
+    """Each call of the driver that sampling makes, calibrated at the start."""
     cpu_ratio: float | None = None
     """CPU time of the sampler over wall time."""
     clock_alignment_error_ns: int | None = None

@@ -277,11 +277,13 @@ sample(Loop *loop, Device *device, int64_t *begun_ns)
     char space[sizeof(Record) + MAX_COLUMNS * sizeof(Value)] __attribute__((aligned(8)));
     Record *record = (Record *)space;
     int codes[MAX_COLUMNS];
+    bool answered = false;
     int64_t real_ns = now_ns(CLOCK_REALTIME);
     int64_t before_ns = *begun_ns = now_ns(CLOCK_MONOTONIC);
     for (Py_ssize_t i = 0; i < device->call_count; i++) {
         Call *call = &device->calls[i];
         codes[i] = call->refused ? call->refused : make_call(call);
+        answered |= !codes[i];
         if (codes[i] && !call->refused) {
             int kind = outcome(loop, codes[i]);
             if (kind == DEVICE) {
@@ -329,7 +331,7 @@ sample(Loop *loop, Device *device, int64_t *begun_ns)
         if (known)
             record->known |= UINT64_C(1) << i;
     }
-    if (!record->known && !loop->keep_empty)
+    if (!answered || (!record->known && !loop->keep_empty))
         return;
     uint64_t head = atomic_load_explicit(&device->head, memory_order_relaxed);
     if (head - atomic_load_explicit(&device->tail, memory_order_acquire) >= loop->capacity) {
@@ -775,6 +777,12 @@ take_device(Loop *loop, Device *device, PyObject *given)
     for (Py_ssize_t i = 0; i < loop->column_count; i++)
         if (!take_column(&device->columns[i], PyTuple_GET_ITEM(columns, i), device))
             return false;
+    for (Py_ssize_t i = 0; i < loop->column_count; i++) {
+        Column *column = &device->columns[i];
+        Value unused;
+        if (column->call >= 0 && column->kind == RESIDENCY) /* counts from what was read before */
+            residency(column, device->calls[column->call].buffer, &unused);
+    }
     return true;
 }
 

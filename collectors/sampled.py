@@ -5,12 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors.sampler import SamplerProcess, SourceSpec, measure_call_ns, to_report
+from chopper.collectors.sampler import (
+    SamplerProcess,
+    SourceSpec,
+    SystemClock,
+    call_costs,
+    measure_call_ns,
+    to_report,
+)
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from chopper.collectors.base import Availability, CollectorContext, Scope
-    from chopper.manifest import CollectorReport
+    from chopper.manifest import CallCost, CollectorReport
 
 CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
 """The host's clocks, which every sampler reads to know how well its times are aligned."""
@@ -39,6 +46,21 @@ class SampledCollector(ABC):
                 costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
             except CollectorUnavailable:
                 continue
+        return costs
+
+    def driver_calls(self, context: CollectorContext) -> dict[str, CallCost]:
+        """What each call of a driver costs that its sources make, measured now."""
+        clock = SystemClock()
+        costs: dict[str, CallCost] = {}
+        for spec in self.specs(context):
+            source = spec.make()
+            try:
+                source.open()
+                costs |= call_costs(source, clock)
+            except CollectorUnavailable:
+                continue
+            finally:
+                source.close()
         return costs
 
     def start(self, context: CollectorContext) -> None:

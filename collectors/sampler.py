@@ -37,6 +37,7 @@ import msgspec
 import chopper
 from chopper.collectors import _plan
 from chopper.errors import CaptureError, ChopperError, CollectorUnavailable, OutputError
+from chopper.manifest import CallCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -208,8 +209,8 @@ class SamplerStatus(msgspec.Struct, kw_only=True):
     files: tuple[str, ...] = ()
     absent: dict[str, str] = {}
     clock_alignment_error_ns: int | None = None
-    calls: dict[str, dict[str, int]] = {}
-    """Calls of the driver → ``p50_ns``, ``p99_ns`` and ``count``, measured at the start."""
+    calls: dict[str, CallCost] = {}
+    """Each call of the driver, measured at the start."""
     sources: list[SourceStatus] = []
 
 
@@ -914,15 +915,13 @@ class Sampler:
                 continue
 
 
-def call_costs(source: Source, clock: Clock) -> dict[str, dict[str, int]]:
-    """What each call of the driver costs that a source makes, measured now.
+def call_costs(source: Source, clock: Clock) -> dict[str, CallCost]:
+    """What each call of the driver costs that a source makes, measured now, by name.
 
-    Returns:
-        Name of the call → ``p50_ns``, ``p99_ns`` (the largest where fewer than 100 were made) and
-        ``count``. Calls that fail are left out.
+    Calls that fail are left out.
     """
     offered = getattr(source, "calls", None)
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, CallCost] = {}
     for name, call in (offered() if offered is not None else {}).items():
         costs: list[int] = []
         begun_ns = clock.monotonic_ns()
@@ -937,11 +936,11 @@ def call_costs(source: Source, clock: Clock) -> dict[str, dict[str, int]]:
         except Exception:  # noqa: BLE001 - whatever a driver refuses now, its source names
             continue
         costs.sort()
-        found[name] = {
-            "p50_ns": costs[len(costs) // 2],
-            "p99_ns": costs[min(len(costs) * 99 // 100, len(costs) - 1)],
-            "count": len(costs),
-        }
+        found[name] = CallCost(
+            p50_ns=costs[len(costs) // 2],
+            p99_ns=costs[min(len(costs) * 99 // 100, len(costs) - 1)],
+            count=len(costs),
+        )
     return found
 
 
@@ -1250,6 +1249,7 @@ def to_report(name: str, status: SamplerStatus | None) -> CollectorReport:
         jitter_p99_ns=fastest.jitter_p99_ns,
         call_p50_ns=_total(s.call_p50_ns for s in status.sources),
         call_p99_ns=_total(s.call_p99_ns for s in status.sources),
+        calls=status.calls,
         cpu_ratio=status.cpu_ns / status.wall_ns if status.wall_ns else None,
         clock_alignment_error_ns=status.clock_alignment_error_ns,
         absent=status.absent,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -216,6 +217,7 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         "reason": refused,
         "remedy": None,
         "call_costs_ns": {},
+        "driver_calls": {},
     }
     if kind is None:
         shown["remedy"] = "repair or remove the package that offers it"
@@ -226,6 +228,9 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         shown |= {"available": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
         if answer.ok and hasattr(collector, "call_costs_ns"):
             shown["call_costs_ns"] = collector.call_costs_ns(context)
+        if answer.ok and hasattr(collector, "driver_calls"):
+            costs = collector.driver_calls(context)
+            shown["driver_calls"] = {name: msgspec.to_builtins(c) for name, c in costs.items()}
     except Exception as exc:  # noqa: BLE001 - the others are shown all the same
         shown |= {"available": False, "reason": f"its probe failed: {type(exc).__name__}: {exc}"}
     return shown
@@ -281,6 +286,12 @@ def _collector_lines(collector: dict[str, Any]) -> list[str]:
     if costs:
         parts = ", ".join(f"{name} {fmt.duration(cost)}" for name, cost in costs.items())
         lines.append(f"      one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
+    if collector["driver_calls"]:
+        parts = ", ".join(
+            f"{name} {fmt.duration(cost['p50_ns'])} (p99 {fmt.duration(cost['p99_ns'])})"
+            for name, cost in collector["driver_calls"].items()
+        )
+        lines.append(f"      calls of the driver: {parts}")
     return lines
 
 

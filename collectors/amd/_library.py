@@ -215,6 +215,8 @@ class Metrics:
         self._call = wrapper.amdsmi_get_gpu_metrics_info
         self._handle = device.handle
         self._at = ctypes.byref(self.now)
+        # Until something was read, nothing is available.
+        ctypes.memset(self._at, 0xFF, ctypes.sizeof(self.now))
 
     def read(self) -> int:
         """Fill the structure; the status of the call, 0 for success."""

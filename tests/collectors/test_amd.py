@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from chopper.collectors.amd._library import ERRORS, explain
+from tests.collectors.test_nvml import NATIVE as TICKS
+from tests.collectors.test_nvml import needs_native
 
 NATIVE = Path(__file__).parent.parent / "native"
 PACKAGE = importlib.util.find_spec("amdsmi")
@@ -45,6 +47,14 @@ def rows(source, *times_ns):
 def opened(source):
     source.open()
     return source
+def native_rows(source, count):
+    plan = source.plan()
+    names = [c.name for c in TABLES[plan.table].columns][2:]
+    started = background(plan, 1_000_000)
+    until(lambda: min(d.samples if not d.lost else count for d in started.totals()[0]) >= count)
+    assert started.stop(10**9) == 0
+    source.learn(started.totals()[0])
+    return [dict(zip(names, row, strict=True)) for row in taken(started)]
 """
 
 
@@ -91,7 +101,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, l
 
 def run_in(folder: Path, environment: dict[str, str], code: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        [sys.executable, "-c", TICKS + PRELUDE + textwrap.dedent(code)],
         env={**os.environ, "ROCM_PATH": str(folder), **environment},
         capture_output=True,
         text=True,
@@ -278,6 +288,94 @@ def test_a_library_that_lacks_symbols_is_refused_with_the_reason(
     message, left = run_in(tmp_path, {}, code)
     assert message.startswith("amdsmi and libamd_smi.so do not fit together (AttributeError: ")
     assert left == []
+
+
+@needs_amdsmi
+@needs_native
+def test_python_and_c_read_the_same_rows(play: Player) -> None:
+    """Sentinels, zeros, residencies that grow, stand still and go backwards, statuses of all kinds."""
+    lines = [ONE, "gpu 1 1 GPU-b SPX", "gpu 2 2 GPU-c SPX", "gpu 3 3 GPU-d SPX"]
+    for n in range(12):
+        ticks = 1000 + 10 * n if n != 5 else 1040
+        lines.append(play.set(0, "accumulation_counter", ticks, n))
+        lines.append(play.set(0, "current_gfxclks", 2000 + n, n, item=n % 8))
+        lines.append(play.set(0, "ppt_residency_acc", (0, 5, 5, 9, 9, 9, 2, 2, 7, 7, 7, 8)[n], n))
+        lines.append(play.set(0, "hbm_thm_residency_acc", 3 if n < 7 else 4, n))
+        lines.append(play.set(1, "current_gfxclk", 0 if n % 3 else 1700, n))
+        lines.append(play.set(1, "average_socket_power", 0xFFFF if n % 4 else 300 + n, n))
+        lines.append(play.set(1, "accumulation_counter", (1 << 64) - 1 if n % 2 else 100 * n, n))
+        lines.append(play.set(1, "vr_thm_residency_acc", n, n))
+    lines.append(play.set(2, "current_uclk", 1300))
+    lines.append("fail 1 amdsmi_get_gpu_metrics_info 30 3 5")
+    lines.append("fail 2 amdsmi_get_gpu_metrics_info 31 6")
+    lines.append("fail 3 amdsmi_get_gpu_metrics_info -1 2 4")
+    code = "s = opened(_sources.ClockSource()); print(json.dumps([{}, s.absent]))"
+    python, absent = play(lines, code.format("rows(s, *range(11))"))
+    native, native_absent = play(lines, code.format("native_rows(s, 11)"))
+    assert absent == native_absent
+    assert "device_clock[device 2]" in absent
+
+    def of(rows: list[dict[str, Any]], device: int) -> list[dict[str, Any]]:
+        return [row for row in rows if row["device_id"] == device]
+
+    for device in range(4):
+        expected, found = of(python, device), of(native, device)
+        # The shim numbers readings, of which the failed ones make no row.
+        assert found[: len(expected)] == expected
+        assert len(expected) == (11, 9, 5, 9)[device]
+
+
+@needs_amdsmi
+def test_dies_and_links_one_by_one(play: Player) -> None:
+    lines = [
+        ONE,
+        play.set(0, "current_gfxclks", 2100, item=0),
+        play.set(0, "current_gfxclks", 1900, item=3),
+        play.set(0, "current_socclks", 1200, item=1),
+        play.set(0, "xgmi_read_data_acc", 3, item=0),
+        play.set(0, "xgmi_write_data_acc", 4, item=0),
+        play.set(0, "xgmi_write_data_acc", 1 << 60, item=2),
+        play.set(0, "xgmi_link_status", 1, item=0),
+    ]
+    code = "s = opened(_sources.PartSource()); print(json.dumps([rows(s, 0), s.absent]))"
+    found, absent = play(lines, code)
+    uuid = "GPU-e1e8b5c8c3a9f2d1"
+    assert [list(row.values()) for row in found] == [
+        [0, uuid, "gfx", 0, 2_100_000_000],
+        [0, uuid, "gfx", 3, 1_900_000_000],
+        [0, uuid, "soc", 1, 1_200_000_000],
+        [0, uuid, 0, 4 * 1024, 3 * 1024, True],
+        # More than any count can be is no count; no status is no status.
+        [0, uuid, 2, None, None, None],
+    ]
+    assert absent == {}
+
+
+@needs_amdsmi
+def test_devices_that_tell_nothing_apart_are_refused(play: Player) -> None:
+    code = """
+    from chopper.errors import CollectorUnavailable
+    try:
+        _sources.PartSource().open()
+    except CollectorUnavailable as exc:
+        print(json.dumps(str(exc)))
+    """
+    assert play([ONE], code) == "no device tells its dies or links apart"
+
+
+@needs_amdsmi
+def test_partitions_are_listed_with_their_socket(play: Player) -> None:
+    lines = ["gpu 0 0 GPU-a CPX", "gpu 1 1 GPU-b CPX"]
+    code = """
+    s = opened(_sources.PartitionSource()); print(json.dumps(rows(s, 0)))
+    """
+    first, second = play(lines, code)
+    assert (first["device_uuid"], second["device_uuid"]) == ("GPU-a", "GPU-b")
+    assert first["compute_partition"] == "CPX"
+    # This library does not answer for these: unknown, not zero.
+    assert first["memory_partition"] is None
+    assert first["partition_id"] is None
+    assert first["pci_address"]
 
 
 @needs_amdsmi
