@@ -1,7 +1,7 @@
 """Memory of each rank: what tensors held, what the allocator held for them, and its calls.
 
-From the allocator's events in the trace where they were recorded, else from the readings at the end
-of each step. An event belongs to the step and the phase in which the host was when it came.
+From the allocator's events in the trace where they were recorded, else from the allocator's own
+history (a snapshot), else from the readings at the end of each step. An event belongs to the step and the phase in which the host was when it came.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers import names
-from chopper.analyzers.columns import ints
+from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.links import PHASES
 from chopper.analyzers.relink import relink
 from chopper.tables import TABLES
@@ -40,6 +40,7 @@ class MemoryEvents:
         phase: code into PHASES.
         bytes_count: allocated (positive) or freed (negative).
         allocated_bytes, reserved_bytes: totals after the event, -1 for unknown.
+        source: where they come from.
     """
 
     device_type: int
@@ -49,6 +50,7 @@ class MemoryEvents:
     bytes_count: np.ndarray
     allocated_bytes: np.ndarray
     reserved_bytes: np.ndarray
+    source: str = "allocator events of the trace"
 
 
 def memory(attribution: Attribution) -> pa.Table:
@@ -75,14 +77,14 @@ def traced_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, np.nd
 def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
     """Allocator events of one rank, one entry per device that has any.
 
-    MEMORY_EVENT, STEP, HOST_SPAN -> events with step and phase. Without steps the whole trace is
-    one.
+    MEMORY_EVENT or ALLOCATOR_EVENT, STEP, HOST_SPAN -> events with step and phase. Without steps
+    the whole trace is one.
     """
-    table = attribution.run.table(rank, "memory_event")
-    if not table.num_rows or rank not in attribution.links:
+    found = _recorded(attribution, rank) or _history(attribution, rank)
+    if found is None:
         return []
+    time, tid, kind, device, columns, source = found
     _, starts, ends = traced_steps(attribution, rank)
-    time = ints(table, "time_ns")
     if len(starts):
         step = np.searchsorted(starts, time, side="right") - 1
         inside = (step >= 0) & (time < ends[np.maximum(step, 0)])
@@ -90,14 +92,13 @@ def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
         step, inside = np.zeros(len(time), dtype=np.int64), np.ones(len(time), dtype=bool)
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(time[rows], kind="stable")]
-    phase = phase_at(relink(attribution, rank), time[rows], ints(table, "tid")[rows])
-    kind = ints(table, "device_type", null=DEVICE)[rows]
-    device = np.where(kind == CPU, -1, ints(table, "device_id")[rows])
-    columns = {
-        name: ints(table, name)[rows]
-        for name in ("bytes_count", "allocated_bytes", "reserved_bytes")
-    }
-    found = []
+    if rank in attribution.links:
+        phase = phase_at(relink(attribution, rank), time[rows], tid[rows])
+    else:
+        phase = np.full(len(rows), PHASES.index("other"), dtype=np.int64)
+    kind, device = kind[rows], device[rows]
+    columns = {name: values[rows] for name, values in columns.items()}
+    made = []
     for type_, id_ in sorted(set(zip(kind.tolist(), device.tolist(), strict=True))):
         mine = (kind == type_) & (device == id_)
         cut = {name: values[mine] for name, values in columns.items()}
@@ -105,30 +106,83 @@ def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
             # A total that is never above 0 is one that the recorder does not keep.
             if not (cut[name] > 0).any():
                 cut[name] = np.full(len(cut[name]), -1, dtype=np.int64)
-        found.append(MemoryEvents(type_, id_, step[rows][mine], phase[mine], **cut))
-    return found
+        made.append(MemoryEvents(type_, id_, step[rows][mine], phase[mine], **cut, source=source))
+    return made
+
+
+_Raw = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray], str]
+"""Times, threads, kinds of device, devices, sizes and totals, where they come from."""
+
+
+def _recorded(attribution: Attribution, rank: int) -> _Raw | None:
+    table = attribution.run.table(rank, "memory_event")
+    if not table.num_rows or rank not in attribution.links:
+        return None
+    kind = ints(table, "device_type", null=DEVICE)
+    return (
+        ints(table, "time_ns"),
+        ints(table, "tid"),
+        kind,
+        np.where(kind == CPU, -1, ints(table, "device_id")),
+        {n: ints(table, n) for n in ("bytes_count", "allocated_bytes", "reserved_bytes")},
+        "allocator events of the trace",
+    )
+
+
+def _history(attribution: Attribution, rank: int) -> _Raw | None:
+    table = attribution.run.table(rank, "allocator_event")
+    if not table.num_rows:
+        return None
+    codes, actions = strings(table, "action")
+    sign = np.array([_SIGNS.get(a, 0) for a in actions], dtype=np.int64)[codes]
+    return (
+        ints(table, "time_ns"),
+        np.full(table.num_rows, -1, dtype=np.int64),
+        np.full(table.num_rows, DEVICE, dtype=np.int64),
+        ints(table, "device_id"),
+        {
+            "bytes_count": sign * ints(table, "size_bytes", null=0),
+            "allocated_bytes": ints(table, "allocated_bytes"),
+            "reserved_bytes": ints(table, "reserved_bytes"),
+        },
+        "the allocator's own history",
+    )
+
+
+_SIGNS = {"alloc": 1, "free_requested": -1, "free": -1}
+"""Actions that change what tensors hold; a block is free when its tensor lets go of it."""
+
+
+_TELLING = [PHASES.index(name) for name in ("recompute", "backward", "optimizer")]
+"""Phases of one thread that hold for the rank: loading of data goes on beside the others."""
 
 
 def phase_at(links: Links, time_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
     """Phase of what a thread was doing at each time, as codes into PHASES.
 
     By the innermost span of the thread; where none tells, it is forward before the end of the
-    step's backward pass and other after it.
+    step's backward pass and other after it. Of a thread that is not known (-1), by whichever thread
+    was in the backward pass, else in the optimizer.
     """
     host = links.host
     found = np.full(len(time_ns), -1, dtype=np.int64)
     if not len(host) or not len(time_ns):
         return np.full(len(time_ns), PHASES.index("other"), dtype=np.int64)
+    nobody = np.flatnonzero(tid < 0)
     activity, keys = host.activity, host.nesting.thread_keys
     for thread, (_, its_tid) in enumerate(keys.tolist()):
-        mine = np.flatnonzero(tid == its_tid)
         low, high = int(activity.first[thread]), int(activity.first[thread + 1])
-        if not len(mine) or high == low:
+        if high == low:
             continue
-        at = np.searchsorted(activity.start_ns[low:high], time_ns[mine], side="right") - 1
-        row = np.where(at >= 0, activity.span[low + np.maximum(at, 0)], -1)
-        known = row >= 0
-        found[mine[known]] = links.span_phase[row[known]]
+        mine = np.flatnonzero(tid == its_tid) if its_tid >= 0 else nobody[:0]
+        for rows, chosen in ((mine, None), (nobody, _TELLING)):
+            at = np.searchsorted(activity.start_ns[low:high], time_ns[rows], side="right") - 1
+            row = np.where(at >= 0, activity.span[low + np.maximum(at, 0)], -1)
+            phase = np.where(row >= 0, links.span_phase[np.maximum(row, 0)], -1)
+            if chosen is not None:
+                phase = np.where(np.isin(phase, chosen), phase, -1)
+            known = phase > (-1 if chosen is None else found[rows])
+            found[rows[known]] = phase[known]
     open_ = found < 0
     backward = np.flatnonzero(host.named(names.is_backward))
     starts = links.steps_start_ns
@@ -144,9 +198,12 @@ def phase_at(links: Links, time_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
 def _of_trace(attribution: Attribution, rank: int, events: MemoryEvents) -> list[dict[str, Any]]:
     _, starts, _ = traced_steps(attribution, rank)
     steps = max(len(starts), 1)
-    calls = _allocator_calls(attribution, rank) if events.device_type != CPU else None
+    traced = bool(attribution.run.table(rank, "host_span").num_rows)
+    on_device = events.device_type != CPU
+    calls = _allocator_calls(attribution, rank) if traced and on_device else None
     rows = []
-    for code, phase in [(-1, ALL), *enumerate(PHASES)]:
+    phases = enumerate(PHASES) if traced else ()
+    for code, phase in [(-1, ALL), *phases]:
         mine = np.ones(len(events.step), dtype=bool) if code < 0 else events.phase == code
         if not mine.any():
             continue
@@ -170,7 +227,7 @@ def _of_trace(attribution: Attribution, rank: int, events: MemoryEvents) -> list
                 "requested_bytes": round(float(size[size > 0].sum()) / steps),
                 "allocator_call_count": None if count is None else count / steps,
                 "allocator_ns": None if time_ns is None else round(time_ns / steps),
-                "source": "allocator events of the trace",
+                "source": events.source,
             }
         )
     return rows

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from chopper.collectors.base import Collector, CollectorContext
 
 TRACE = "torch_trace"
+HISTORY = "allocator_history"
+"""Comes with ``memory=True``, which asks for each allocation."""
 
 
 class Collecting:
@@ -38,6 +40,8 @@ class Collecting:
         names = self._options.collect
         if names is None:
             names = registry.defaults()
+        if self._options.memory:
+            names = tuple(dict.fromkeys((*names, HISTORY)))
         if not self._options.trace:
             names = tuple(name for name in names if name != TRACE)
             self._refused(TRACE, "not asked for (trace=False)")

@@ -27,6 +27,7 @@ GROUP = "chopper.collectors"
 """Entry-point group of third parties."""
 
 BUILTIN: dict[str, str] = {
+    "allocator_history": "chopper.collectors.allocator_history:AllocatorHistoryCollector",
     "amdsmi": "chopper.collectors.amd:AmdCollector",
     "core_wait": "chopper.collectors.core_wait:CoreWaitCollector",
     "device_memory": "chopper.collectors.device_memory:DeviceMemoryCollector",

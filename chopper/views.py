@@ -105,6 +105,27 @@ _VIEWS: tuple[View, ...] = (
         "neither the allocator's events were recorded (profile with memory=True) nor its totals read",
     ),
     View(
+        "memory_over_time",
+        "Memory over time",
+        "Most memory of each step: allocator, device and host.",
+        "chopper.analyzers.memory_views:memory_over_time",
+        "no memory was sampled (the collectors `device_memory` and `host` do) and no snapshot given",
+    ),
+    View(
+        "memory_segments",
+        "Memory segments",
+        "What the allocator held from the driver, and how fragmented it was.",
+        "chopper.analyzers.memory_views:memory_segments",
+        "no snapshot of the allocator (record with memory=True, or import one beside the trace)",
+    ),
+    View(
+        "memory_holders",
+        "Who holds memory",
+        "Memory in use by the line of Python that allocated it.",
+        "chopper.analyzers.memory_views:memory_holders",
+        "no snapshot of the allocator (record with memory=True, or import one beside the trace)",
+    ),
+    View(
         "memory_determinism",
         "Memory determinism",
         "How alike steps allocate, and whether clocks vary where they do not.",
@@ -194,6 +215,20 @@ _VIEWS: tuple[View, ...] = (
         "Energy per step, token and phase, by device and host domain.",
         "chopper.analyzers.energy:energy",
         "neither energy nor power of a device or of the host's processors was sampled",
+    ),
+    View(
+        "scheduling",
+        "Waiting for cores",
+        "Running and waiting of each rank and its threads; throttling, steal, switches, faults.",
+        "chopper.analyzers.scheduling:scheduling",
+        "neither threads nor the host were sampled (the collector `host` does in recorded runs)",
+    ),
+    View(
+        "links",
+        "Links",
+        "What ports, interfaces and device links carried, and signs of congestion, by step.",
+        "chopper.analyzers.network:links",
+        "no link's counters were sampled (the collectors `host`, `fabric`, `nvml`, `amdsmi` do)",
     ),
     View(
         "clock_sensitivity",

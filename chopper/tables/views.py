@@ -280,6 +280,74 @@ MEMORY = Table(
     ),
 )
 
+MEMORY_OVER_TIME = Table(
+    "memory_over_time",
+    1,
+    "Most memory of each kind in each step (in each of equal spans, where there are no steps): what "
+    "torch's allocator says, what the driver says, and the host's.",
+    (
+        _column("rank", "int32", "Rank."),
+        _maybe("step", "int64", "Step number; null for spans."),
+        _ns("since_ns", "Start, since the first row's."),
+        _ns("dur_ns", "Length of the step or span."),
+        _maybe("allocated_bytes", "int64", "Held by tensors.", "bytes"),
+        _maybe("reserved_bytes", "int64", "Held by the allocator.", "bytes"),
+        _maybe("device_used_bytes", "int64", "In use on the device, by all processes.", "bytes"),
+        _maybe(
+            "host_process_bytes",
+            "int64",
+            "Resident on the host: the rank and the processes that it started.",
+            "bytes",
+        ),
+        _maybe("host_available_bytes", "int64", "Least that the host had left.", "bytes"),
+    ),
+)
+
+MEMORY_SEGMENTS = Table(
+    "memory_segments",
+    1,
+    "What the allocator held from the driver when a snapshot was taken, and the gaps in it.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("device", "string", "`device N`."),
+        _maybe("kind", "string", "small (blocks of up to 1 MiB) or large."),
+        _maybe("stream_id", "int64", "Stream that the segments serve."),
+        _count("segment_count", "Segments."),
+        _column("reserved_bytes", "int64", "Their size.", "bytes"),
+        _column("allocated_bytes", "int64", "Of that, held by tensors.", "bytes"),
+        _maybe("fragmentation_ratio", "float64", "(reserved − allocated) / reserved.", "ratio"),
+        _count("gap_count", "Gaps between tensors, free segments included."),
+        _column("largest_gap_bytes", "int64", "The largest: more needs a new segment.", "bytes"),
+        _column(
+            "whole_free_bytes",
+            "int64",
+            "In segments that no tensor uses: torch.cuda.empty_cache() returns these.",
+            "bytes",
+        ),
+        _maybe(
+            "rounding_bytes",
+            "int64",
+            "Held beyond what was asked for; null where that was not recorded.",
+            "bytes",
+        ),
+    ),
+)
+
+MEMORY_HOLDERS = Table(
+    "memory_holders",
+    1,
+    "Memory in use when a snapshot was taken, by the line of Python that allocated it.",
+    (
+        _column("rank", "int32", "Rank."),
+        _column("device", "string", "`device N`."),
+        _column("held_bytes", "int64", "Held by its tensors.", "bytes"),
+        _column("share_ratio", "float64", "Of all in use on the device.", "ratio"),
+        _count("block_count", "Blocks."),
+        _column("largest_bytes", "int64", "The largest of them.", "bytes"),
+        _maybe("where", "text", "file:line: function; null where no stack was recorded."),
+    ),
+)
+
 MEMORY_STEPS = Table(
     "memory_steps",
     1,
@@ -687,6 +755,76 @@ ENERGY = Table(
     ),
 )
 
+LINKS = Table(
+    "links",
+    1,
+    "What links carried, and what speaks of congestion on them: rows without a step are the whole "
+    "run. Ports and interfaces are their host's, shared by its ranks; device links are a rank's own. "
+    "Steps shorter than the time between readings have no row.",
+    (
+        _column("link", "string", "Port, interface, or the links of the rank's device."),
+        _maybe("step", "int64", "Step; null for the whole run."),
+        _maybe("signal", "text", "What speaks of congestion, in words."),
+        _maybe("tx_bytes_per_s", "float64", "Sent.", "bytes_per_s"),
+        _maybe("rx_bytes_per_s", "float64", "Received.", "bytes_per_s"),
+        _maybe("pause_ratio", "float64", "Share of the time in which sending was paused.", "ratio"),
+        _maybe("cnp_handled_hz", "float64", "Congestion notifications obeyed as sender.", "hz"),
+        _maybe("retransmit_ratio", "float64", "Bytes sent again, of those sent (EFA).", "ratio"),
+        _column("ranks", "string", "Ranks that share it."),
+        _column("kind", "string", "port, interface, flow control, device link or PCIe."),
+        _column("rank", "int32", "Rank whose steps these are."),
+        _ns("span_ns", "Time that it was taken over."),
+        _maybe("sent_pause_ratio", "float64", "Share in which others were told to pause.", "ratio"),
+        _maybe("cnp_sent_hz", "float64", "Congestion notifications sent as receiver.", "hz"),
+        _maybe("ecn_marked_hz", "float64", "Packets that a switch had marked.", "hz"),
+        _maybe(
+            "tx_wait_hz", "float64", "Ticks of waiting for credits (InfiniBand), a second.", "hz"
+        ),
+        _maybe("retransmits_per_byte", "float64", "Retransmits (RoCE) over bytes sent."),
+        _maybe("retransmit_count", "int64", "Order errors, timeouts, adaptive resends.", "count"),
+        _maybe("out_of_sequence_count", "int64", "Packets that came out of order.", "count"),
+        _maybe("error_count", "int64", "Discards, link and CRC errors, replays.", "count"),
+        _maybe("tx_bytes", "int64", "Sent in all.", "bytes"),
+        _maybe("rx_bytes", "int64", "Received in all.", "bytes"),
+    ),
+)
+
+SCHEDULING = Table(
+    "scheduling",
+    1,
+    "Whether threads had a core when they wanted one, over all recorded steps. A row without a "
+    "thread is the rank: its waiting is that of the training thread that waited most, its running "
+    "that of all of its threads; switches, faults and misses count its children, too.",
+    (
+        _column("rank", "int32", "Rank."),
+        _maybe("thread", "string", "Name of the thread; null for the rank."),
+        _maybe("training", "bool", "Whether the trace shows it run operators or launch."),
+        _maybe("waiting_ratio", "float64", "Share of the time ready, but without a core.", "ratio"),
+        _maybe("running_ratio", "float64", "Share of the time on a core.", "ratio"),
+        _maybe(
+            "throttled_ratio", "float64", "Held back by the cgroup's quota, over time.", "ratio"
+        ),
+        _maybe("steal_ratio", "float64", "Taken by the hypervisor, mean of the cores.", "ratio"),
+        _maybe(
+            "pressure_cpu_ratio", "float64", "Some task of the host waited for a core.", "ratio"
+        ),
+        _maybe("waiting_ns", "int64", "Waited in all.", "ns"),
+        _maybe("running_ns", "int64", "Ran in all.", "ns"),
+        _ns("span_ns", "From the first step to the last."),
+        _maybe("slice_count", "int64", "Times that it was put on a core.", "count"),
+        _maybe("context_switch_count", "int64", "Context switches.", "count"),
+        _maybe("migration_count", "int64", "Moves to another core.", "count"),
+        _maybe("page_fault_count", "int64", "Page faults.", "count"),
+        _maybe("major_fault_count", "int64", "Page faults that read from a disk.", "count"),
+        _maybe("cache_miss_count", "int64", "Misses of the last cache.", "count"),
+        _maybe("instructions_per_cycle", "float64", "Instructions over cycles."),
+        _maybe("pressure_memory_ratio", "float64", "Some task waited for memory.", "ratio"),
+        _maybe("pressure_io_ratio", "float64", "Some task waited for I/O.", "ratio"),
+        _maybe("tid", "int64", "The thread, as the kernel numbers it."),
+        _maybe("reason", "text", "Why nothing is claimed."),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
@@ -698,6 +836,9 @@ VIEW_TABLES: tuple[Table, ...] = (
     UTILIZATION,
     STEPS,
     MEMORY,
+    MEMORY_OVER_TIME,
+    MEMORY_SEGMENTS,
+    MEMORY_HOLDERS,
     MEMORY_STEPS,
     MEMORY_DETERMINISM,
     COLLECTIVES,
@@ -714,4 +855,6 @@ VIEW_TABLES: tuple[Table, ...] = (
     WAVE_QUANTIZATION,
     THROTTLE_EPISODES,
     ENERGY,
+    SCHEDULING,
+    LINKS,
 )

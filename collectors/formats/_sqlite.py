@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\x00"
 _ROWS = 1 << 16
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""What damage raises; the library's own messages may quote names that are no UTF-8."""
 _LONGEST_TEXT = 16 << 20
 """Longer texts are no names: the database is refused rather than held in memory."""
 
@@ -43,8 +45,8 @@ class Database:
         self._columns: dict[str, tuple[str, ...]] = {}
         try:
             self.tables = self._list()
-        except sqlite3.Error as exc:
-            raise InputError(f"{path}: a damaged SQLite database ({exc})") from exc
+        except _DAMAGE as exc:
+            raise InputError(f"{path}: a damaged SQLite database ({_why(exc)})") from exc
 
     def _list(self) -> frozenset[str]:
         rows = self._connection.execute(
@@ -62,7 +64,7 @@ class Database:
         if table not in self._columns:
             try:
                 rows = self._connection.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
-            except sqlite3.Error:
+            except _DAMAGE:
                 rows = []
             self._columns[table] = tuple(str(row[1]) for row in rows)
         return self._columns[table]
@@ -122,14 +124,14 @@ class Database:
             while rows := cursor.fetchmany(_ROWS):
                 count += len(rows)
                 yield rows
-        except (sqlite3.Error, OverflowError) as exc:
+        except _DAMAGE as exc:
             if not any(table in f.message for f in self.findings):
                 self.findings.append(
                     Finding(
                         code="trace.damaged_table",
                         severity="warning",
                         count=count,
-                        message=f"{self.path.name}: table {table} is damaged ({exc}); {count} rows "
+                        message=f"{self.path.name}: table {table} is damaged ({_why(exc)}); {count} rows "
                         "before that are used",
                     )
                 )
@@ -161,8 +163,10 @@ def opened(path: Path) -> Iterator[Database]:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
             connection.execute("PRAGMA trusted_schema = OFF")
-        except sqlite3.Error as exc:
-            raise InputError(f"{path}: not an SQLite database that can be read ({exc})") from exc
+        except _DAMAGE as exc:
+            raise InputError(
+                f"{path}: not an SQLite database that can be read ({_why(exc)})"
+            ) from exc
         database = Database(path, connection)
         database.findings[:0] = findings + _unwritten(path)
         yield database
@@ -216,6 +220,12 @@ def _unwritten(path: Path) -> list[Finding]:
             "yet and are not read; close its writer, or run sqlite3 on it once",
         )
     ]
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, UnicodeDecodeError):
+        return "names that are no text"
+    return " ".join(str(exc).split())
 
 
 def _quoted(name: str) -> str:

@@ -87,7 +87,7 @@ def read(database: Database) -> Recording:
         for pid, rank in zip(_process(ranks["globalTid"]), ranks["rank"], strict=True)
         if 0 <= rank < 1 << 31
     }
-    made.findings = database.findings
+    made.findings += database.findings
     return made
 
 

@@ -1,0 +1,145 @@
+"""What torch's caching allocator did, as it remembers it itself: a history of so many entries.
+
+The allocator keeps it in a ring of its own, in C++, with the Python stack of each allocation; when
+the recording ends it is taken once and written as the tables that a snapshot file becomes.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chopper.collectors.base import Availability
+from chopper.errors import CollectorUnavailable
+from chopper.manifest import CollectorReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper.collectors.base import CollectorContext, Scope
+
+MOST_ENTRIES = 200_000
+"""About 40 MB of the allocator's memory with stacks; older entries make room for new ones."""
+
+
+class _History:
+    """The allocator's history of one kind of device.
+
+    Attributes:
+        begin: start keeping it.
+        take: the snapshot.
+        end: keep none any more.
+        kept: whether the program keeps one itself.
+    """
+
+    def __init__(self, memory: Any, kept: Callable[[], bool]) -> None:
+        self._memory = memory
+        self.kept = kept
+
+    def begin(self) -> None:
+        self._memory._record_memory_history(
+            enabled="all", context="alloc", stacks="python", max_entries=MOST_ENTRIES
+        )
+
+    def take(self) -> Any:
+        return self._memory._snapshot()
+
+    def end(self) -> None:
+        self._memory._record_memory_history(enabled=None)
+
+
+def _history(device: str | None) -> _History:
+    """How to reach the history of the device that a rank computes on.
+
+    Raises:
+        CollectorUnavailable: no torch, no accelerator, or one whose allocator keeps none.
+    """
+    try:
+        import torch
+    except ImportError as exc:
+        raise CollectorUnavailable("torch is not installed") from exc
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        raise CollectorUnavailable("torch sees no accelerator: the run computes on the host")
+    kind = torch.device(device).type if device is not None else accelerator.type
+    if kind == "cpu":
+        raise CollectorUnavailable("this rank computes on the host")
+    memory = getattr(torch.get_device_module(kind), "memory", None)
+    if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
+        raise CollectorUnavailable(f"torch's allocator keeps no history on a {kind} device")
+    asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return _History(memory, asks if callable(asks) else lambda: False)
+
+
+class AllocatorHistoryCollector:
+    """Takes the allocator's history. -> ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT."""
+
+    name: ClassVar[str] = "allocator_history"
+    scope: ClassVar[Scope] = "rank"
+
+    def __init__(self) -> None:
+        self._history: _History | None = None
+        self._context: CollectorContext | None = None
+
+    def probe(self, context: CollectorContext) -> Availability:
+        """Available where torch's allocator keeps a history, and nobody else asked for one."""
+        try:
+            history = _history(context.device)
+        except CollectorUnavailable as exc:
+            return Availability(
+                ok=False,
+                reason=str(exc),
+                remedy="install a build of torch for this machine's accelerator, if it has one",
+            )
+        if history.kept():
+            return Availability(
+                ok=False,
+                reason="the program keeps the allocator's history itself",
+                remedy="let it dump a snapshot and import that beside the run's trace",
+            )
+        return Availability(ok=True)
+
+    def start(self, context: CollectorContext) -> None:
+        """Let the allocator keep its history.
+
+        Raises:
+            CollectorUnavailable: it keeps none here.
+        """
+        self._context = context
+        self._history = _history(context.device)
+        self._history.begin()
+
+    def stop(self) -> CollectorReport:
+        """Take it, write it, and let the allocator keep none."""
+        from chopper.collectors.snapshot import tables_of
+        from chopper.run import StreamWriter
+
+        assert self._history is not None
+        assert self._context is not None
+        began_ns = time.monotonic_ns()
+        try:
+            snapshot = self._history.take()
+        finally:
+            self._history.end()
+        tables = tables_of(snapshot, self.name)
+        files = []
+        for name, table in tables.items():
+            if table.num_rows:
+                writer = StreamWriter(self._context.directory / f"{name}.arrow", name)
+                try:
+                    writer.write(table.to_pydict())
+                finally:
+                    writer.close()
+                files.append(f"{name}.arrow")
+        count = tables["allocator_event"].num_rows
+        full = count >= MOST_ENTRIES
+        return CollectorReport(
+            name=self.name,
+            status="obtained",
+            reason=f"the history is full: only the last {MOST_ENTRIES} entries" if full else None,
+            files=tuple(files),
+            samples_count=count,
+            call_p50_ns=time.monotonic_ns() - began_ns,
+        )

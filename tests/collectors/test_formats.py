@@ -1,0 +1,415 @@
+"""Recordings of other profilers: the same work says the same, whoever wrote it down."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import chopper
+from chopper.attribution import LEVELS, Attribution
+from chopper.cli import cli
+from chopper.collectors.formats._build import torch_range
+from chopper.collectors.formats.sqlite import read as read_database
+from chopper.errors import InputError
+from chopper.run import Run
+from chopper.tables import TABLES
+from tests import recordings
+from tests.recordings import KERNEL, PID, START_NS, TID, Span, small
+
+Writer = Callable[[Path], list[Path]]
+
+WRITERS: dict[str, Writer] = {
+    "nsys": lambda folder: [recordings.write_nsys(folder / "report.sqlite", small())],
+    "rpd": lambda folder: [recordings.write_rpd(folder / "trace.rpd", small())],
+    "rocpd": lambda folder: [recordings.write_rocpd(folder / "results.db", small())],
+    "rocprof_json": lambda folder: [
+        recordings.write_rocprof_json(folder / "results.json", small())
+    ],
+    "rocprof_csv": lambda folder: recordings.write_rocprof_csv(folder, small()),
+}
+BOOT_CLOCKS = set(WRITERS) - {"nsys"}
+
+
+@pytest.fixture(params=list(WRITERS))
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, list[Path]]:
+    return request.param, WRITERS[request.param](tmp_path)
+
+
+def closed(found: Attribution) -> None:
+    assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns
+    for level in LEVELS:
+        assert sum(g.time_ns for g in found.by(level)) == found.observed_ns  # type: ignore[arg-type]
+
+
+def rows(run: Run, table: str, *columns: str, rank: int = 0) -> list[tuple[Any, ...]]:
+    return [tuple(row[c] for c in columns) for row in run.table(rank, table).to_pylist()]
+
+
+def origin(format_: str) -> int:
+    return 0 if format_ in BOOT_CLOCKS else START_NS
+
+
+def test_device_events_are_the_same_in_every_format(written: tuple[str, list[Path]]) -> None:
+    format_, files = written
+    run = chopper.load(files)
+    start = origin(format_)
+    expected = [
+        (
+            start + w.start,
+            w.end - w.start,
+            "kernel" if w.copied is None else "memcpy",
+            w.correlation,
+        )
+        for w in small().work
+    ]
+    assert rows(run, "device_event", "start_ns", "dur_ns", "kind", "correlation_id") == expected
+    kernels = [r for r in run.table(0, "device_event").to_pylist() if r["kind"] == "kernel"]
+    assert {r["name"] for r in kernels} == {KERNEL}
+    assert {(r["grid"], r["block"]) for r in kernels} == {("[4, 2, 1]", "[256, 1, 1]")}
+    assert {r["device_id"] for r in kernels} == {0}
+    copies = [r for r in run.table(0, "device_event").to_pylist() if r["kind"] == "memcpy"]
+    assert all("DtoH" in r["name"] for r in copies)
+    # The CSV has no column for it; every other format says how much was copied.
+    assert {r["bytes_count"] for r in copies} == {None if format_ == "rocprof_csv" else 32_768}
+
+
+def test_ranges_of_torch_become_operators(written: tuple[str, list[Path]]) -> None:
+    _, files = written
+    spans = chopper.load(files).table(0, "host_span").to_pylist()
+    operators = [s for s in spans if s["category"] == "cpu_op"]
+    assert [(s["name"], s["sequence_id"], s["external_id"]) for s in operators] == [
+        ("aten::mm", 10, 11),
+        ("aten::mm", 20, 21),
+    ]
+    assert {s["input_dims"] for s in operators} == {"[[64, 32], [32, 128]]"}
+    assert {(s["pid"], s["tid"]) for s in spans} == {(PID, TID)}
+    calls = [s["name"] for s in spans if s["category"] == "runtime"]
+    assert len(calls) == 4
+    assert {c[3:] for c in calls if c.startswith("hip")} | {
+        c[4:] for c in calls if c.startswith("cuda")
+    } == {"LaunchKernel", "MemcpyAsync"}
+
+
+def test_ranges_named_like_steps_are_steps(written: tuple[str, list[Path]]) -> None:
+    format_, files = written
+    start = origin(format_)
+    assert rows(chopper.load(files), "step", "number", "start_ns", "end_ns", "source") == [
+        (5, start + 1_000_000, start + 1_900_000, "range"),
+        (6, start + 2_000_000, start + 2_900_000, "range"),
+    ]
+
+
+def test_the_attribution_closes_and_finds_launches(written: tuple[str, list[Path]]) -> None:
+    _, files = written
+    found = chopper.attribute(chopper.load(files))
+    closed(found)
+    assert found.observed_ns == 1_650_000
+    assert not [f for f in found.findings if f.code == "event.without_launch"]
+    time = {g.key: g.time_ns for g in found.by("op")}
+    assert time["aten::mm"] >= 800_000
+    said = next(f for f in found.findings if f.code == "trace.not_recorded")
+    assert "process groups" in said.message
+    assert "operators" not in said.message
+
+
+def test_an_imported_run_says_the_same(written: tuple[str, list[Path]], tmp_path: Path) -> None:
+    _, files = written
+    before = chopper.attribute(chopper.load(files))
+    target = tmp_path / "run"
+    done = CliRunner().invoke(cli, ["import", *map(str, files), "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    for file in files:
+        file.unlink()
+    # From what is kept of the raw files, too.
+    for kept in (False, True):
+        if kept:
+            for table in (target / "tables").rglob("*.parquet"):
+                table.unlink()
+        after = chopper.attribute(target)
+        assert [(c.id, c.time_ns) for c in after.causes()] == [
+            (c.id, c.time_ns) for c in before.causes()
+        ]
+
+
+@pytest.mark.parametrize("format_", ["nsys", "rpd", "rocpd"])
+def test_packed_databases_are_read(format_: str, tmp_path: Path) -> None:
+    (plain,) = WRITERS[format_](tmp_path)
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert chopper.attribute(packed).observed_ns == chopper.attribute(plain).observed_ns
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(packed.read_bytes()[:-20])
+    codes = {f.code for f in chopper.attribute(cut).findings}
+    assert "trace.truncated_gzip" in codes
+
+
+def test_which_devices_there_are(written: tuple[str, list[Path]]) -> None:
+    format_, files = written
+    devices = chopper.load(files).part(0).devices
+    expected = {
+        "nsys": (recordings.DEVICE, 108),
+        "rpd": (None, None),
+    }.get(format_, ("AMD Instinct MI300X", 304))
+    assert [(d.name, d.multiprocessor_count) for d in devices] == [expected]
+
+
+# ---------------------------------------------------------------- single formats
+
+
+def test_nsys_of_several_processes_is_several_ranks(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small(), pids=(200, 100), inline=True)
+    run = chopper.load(path)
+    assert run.ranks == [0, 1]
+    assert [run.part(r).pid for r in run.ranks] == [200, 100]
+    assert [run.part(r).device_id for r in run.ranks] == [0, 1]
+    for rank in run.ranks:
+        assert run.table(rank, "device_event").num_rows == len(small().work)
+        assert {row["pid"] for row in run.table(rank, "host_span").to_pylist()} == {
+            run.part(rank).pid
+        }
+    closed(chopper.attribute(run))
+
+
+def test_nsys_without_a_start_time_counts_from_the_start(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small())
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE TARGET_INFO_SESSION_START_TIME")
+    db.close()
+    run = chopper.load(path)
+    assert "trace.boot_clock" in {f.code for f in run.part(0).findings}
+    assert rows(run, "device_event", "start_ns")[0] == (1_050_000,)
+
+
+def test_whole_graphs_are_said(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small())
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE "
+            "(start, end, deviceId, streamId, correlationId, globalPid, graphId)"
+        )
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, 7, 20, ?, 3)",
+            (2_700_000, 2_800_000, recordings.packed(PID)),
+        )
+    db.close()
+    found = chopper.attribute(path)
+    closed(found)
+    assert "trace.whole_graphs" in {f.code for f in found.findings}
+
+
+def test_rpd_clocks_are_joined_where_their_device_is_certain(tmp_path: Path) -> None:
+    sure = chopper.load(recordings.write_rpd(tmp_path / "one.rpd", small()))
+    clocks = sure.table(0, "device_clock")
+    assert clocks["sm_clock_hz"].to_pylist()[:2] == [1_502_000_000, 1_502_000_000]
+    assert clocks["time_ns"].to_pylist()[:2] == [1_000_000, 1_499_999]
+    two = chopper.load(recordings.write_rpd(tmp_path / "two.rpd", small(), monitored=(0, 1)))
+    assert two.table(0, "device_clock").num_rows == 0
+    assert {r[0] for r in rows(two, "counter", "track")} == {"GPU 0", "GPU 1"}
+    assert "telemetry.device_unknown" in {f.code for f in two.part(0).findings}
+
+
+def test_rocpd_of_merged_recordings(tmp_path: Path) -> None:
+    path = recordings.write_rocpd(tmp_path / "r.db", small())
+    once = chopper.load(path).table(0, "device_event").num_rows
+    recordings.write_rocpd(path, small(), guid="_0000_bb22")
+    assert chopper.load(path).table(0, "device_event").num_rows == 2 * once
+
+
+@pytest.mark.parametrize("format_", ["rocpd", "rocprof_json"])
+def test_counters_in_a_recording_are_summed_over_instances(format_: str, tmp_path: Path) -> None:
+    run = chopper.load(WRITERS[format_](tmp_path))
+    counters = rows(run, "kernel_counter", "dispatch_id", "kernel", "counter", "value")
+    value = 16.0 if format_ == "rocpd" else 8.0
+    assert counters == [(0, KERNEL, "SQ_WAVES", value), (1, KERNEL, "SQ_WAVES", value)]
+
+
+def test_rocprof_csv_alone_names_agents_by_their_nodes(tmp_path: Path) -> None:
+    files = recordings.write_rocprof_csv(tmp_path, small(), agents=False)
+    run = chopper.load(tmp_path)
+    assert run.part(0).device_id == 4
+    said = next(f for f in run.part(0).findings if f.code == "trace.not_recorded")
+    assert "agent_info.csv" in said.message
+    kernels = next(f for f in files if "kernel_trace" in f.name)
+    closed(chopper.attribute(kernels))
+
+
+def test_two_recordings_in_a_folder_are_two_ranks(tmp_path: Path) -> None:
+    for rank in range(2):
+        for file in recordings.write_rocprof_csv(tmp_path, small()):
+            file.rename(tmp_path / file.name.replace("run_", f"rank{rank}_"))
+    assert chopper.load(tmp_path).ranks == [0, 1]
+
+
+def test_steps_are_the_numbered_ranges_that_do_not_overlap(tmp_path: Path) -> None:
+    made = small()
+    # Not steps: a loop around all, the optimizer's, and the same range on another thread's time.
+    made.ranges += [
+        Span("batch", 900_000, 3_000_000),
+        Span("optimizer step 3", 1_200_000, 1_300_000),
+        Span("iteration 9", 1_100_000, 1_200_000),
+    ]
+    run = chopper.load(recordings.write_nsys(tmp_path / "r.sqlite", made))
+    assert [r[0] for r in rows(run, "step", "number")] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("aten::mm, seq = 12, op_id = 34", (True, "aten::mm", 12, 34, None)),
+        ("aten::relu", (True, "aten::relu", None, None, None)),
+        (
+            "MmBackward0, seq = 3, sizes = [[2], []]",
+            (True, "MmBackward0", 3, None, "[[2], []]"),
+        ),
+        (
+            "autograd::engine::evaluate_function: MmBackward0, op_id = 9",
+            (True, "autograd::engine::evaluate_function: MmBackward0", None, 9, None),
+        ),
+        ("ProfilerStep#4, op_id = 3", (False, "ProfilerStep#4", None, 3, None)),
+        ("forward pass", None),
+        ("a, seq = x", None),
+    ],
+)
+def test_ranges_as_torch_writes_them(text: str, expected: tuple[Any, ...] | None) -> None:
+    found = torch_range(text)
+    if found is not None:
+        assert expected is not None
+        found = tuple(None if v == -(2**63) else v for v in found)  # type: ignore[assignment]
+    assert found == expected
+
+
+# ---------------------------------------------------------------- what is wrong with files
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        chopper.attribute(path)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(path) in line
+    return line
+
+
+def test_a_database_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "photos.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE photo (id, taken)")
+    db.close()
+    line = refused(path)
+    assert "found photo" in line
+    assert "CUPTI_ACTIVITY_KIND_KERNEL" in line
+
+
+def test_missing_tables_and_columns_are_named_with_the_version(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small())
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN start TO began")
+    db.close()
+    line = refused(path)
+    assert "CUPTI_ACTIVITY_KIND_KERNEL lacks the column start" in line
+    assert "2024.5" in line
+    only = tmp_path / "osrt.sqlite"
+    with sqlite3.connect(only) as db:
+        db.execute("CREATE TABLE StringIds (id, value)")
+        db.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name, value)")
+    db.close()
+    assert "no CUDA was traced" in refused(only)
+    rpd = recordings.write_rpd(tmp_path / "r.rpd", small())
+    with sqlite3.connect(rpd) as db:
+        db.execute("DROP TABLE rocpd_string")
+    db.close()
+    assert "without rocpd_string.string" in refused(rpd)
+
+
+def test_an_encrypted_database_and_reports_of_tools(tmp_path: Path) -> None:
+    path = tmp_path / "secret.sqlite"
+    path.write_bytes(random.Random(1).randbytes(8192))
+    assert "encrypted" in refused(path)
+    for name in ("report.nsys-rep", "out.pftrace", "report.ncu-rep"):
+        path = tmp_path / name
+        path.write_bytes(b"binary")
+        assert "export it" in refused(path)
+
+
+def test_names_and_values_from_the_file_do_nothing(tmp_path: Path) -> None:
+    path = recordings.write_rocpd(tmp_path / "r.db", small())
+    with sqlite3.connect(path) as db:
+        db.execute('CREATE TABLE "rocpd_region_aa"";DROP TABLE x;--" (start, end)')
+        # A view that would never end, under a name that is read.
+        db.execute(
+            "CREATE VIEW rocpd_op AS WITH RECURSIVE r(start) AS (SELECT 1 UNION ALL "
+            "SELECT start + 1 FROM r) SELECT start FROM r"
+        )
+        event, text, huge = "rocpd_kernel_dispatch_0000_aa11", "rocpd_string_0000_aa11", 2**63 - 1
+        db.execute(f"UPDATE {event} SET start = 'soon', end = ? WHERE dispatch_id = 0", (huge,))
+        db.execute(
+            f"UPDATE {event} SET agent_id = ?, stream_id = x'00ff' WHERE dispatch_id = 1", (huge,)
+        )
+        db.execute(f"UPDATE {text} SET string = x'fffe00' WHERE id = 1")
+    db.close()
+    found = chopper.attribute(path)
+    closed(found)
+    assert "event.without_ts" in {f.code for f in found.findings}
+
+
+def test_a_text_that_no_name_has_is_not_held(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small())
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE StringIds SET value = zeroblob(40000000) WHERE id = 1")
+    db.close()
+    found = chopper.attribute(path)
+    assert "trace.damaged_table" in {f.code for f in found.findings}
+
+
+def test_a_journal_that_is_not_written_back_is_said(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small())
+    path.with_name("r.sqlite-wal").write_bytes(b"x" * 100)
+    codes = {f.code for f in chopper.load(path).part(0).findings}
+    assert "trace.unwritten_log" in codes
+
+
+@pytest.mark.parametrize("format_", list(WRITERS))
+def test_damaged_files_give_an_answer_or_one_line(format_: str, tmp_path: Path) -> None:
+    """Cut at many places, and with single bits flipped."""
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    file = WRITERS[format_](folder)[0]
+    data = file.read_bytes()
+    chance = random.Random(format_)
+    cases = [data[: len(data) * i // 20] for i in range(20)]
+    for _ in range(80):
+        flipped = bytearray(data)
+        for _ in range(chance.choice((1, 1, 8))):
+            flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        cases.append(bytes(flipped))
+    said = [_answer(tmp_path / f"{i}{file.suffix}", damaged) for i, damaged in enumerate(cases)]
+    assert all(line is None or ("\n" not in line and file.suffix in line) for line in said)
+    assert said.count(None) > 10
+
+
+def _answer(path: Path, data: bytes) -> str | None:
+    """What is said of a file that is refused; None for one that was attributed."""
+    path.write_bytes(data)
+    try:
+        closed(chopper.attribute(path))
+    except InputError as exc:
+        return str(exc)
+    return None
+
+
+def test_tables_of_readers_are_declared(tmp_path: Path) -> None:
+    for write in WRITERS.values():
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        files = write(folder)
+        if files[0].suffix in (".sqlite", ".rpd", ".db"):
+            for trace in read_database(files):
+                for name, table in trace.tables.items():
+                    TABLES[name].validate(table)
