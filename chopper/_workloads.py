@@ -129,11 +129,15 @@ WORKLOADS: dict[str, Workload] = {
         options="TRAINING",
         check="chopper.workloads.llama:needs",
         variants=(
-            Variant(name="fsdp1", summary="FullyShardedDataParallel, flat parameters", words=()),
+            Variant(
+                name="fsdp1",
+                summary="FullyShardedDataParallel, flat parameters",
+                words=("--allocations", "yes"),
+            ),
             Variant(
                 name="fsdp2",
                 summary="fully_shard, a DTensor per weight",
-                words=(),
+                words=("--allocations", "yes"),
                 module=_FSDP[1],
             ),
         ),
@@ -215,6 +219,23 @@ WORKLOADS: dict[str, Workload] = {
         ranks=1,
         measures=True,
         repeats=3,
+    ),
+    "dataloader": Workload(
+        module="chopper.workloads.dataloader",
+        summary="a mixture of many sources feeding data-parallel ranks: torch's DataLoader, as "
+        "people use it, tuned, and reading a batch at once, against loader, planner and "
+        "constructor actors on Ray: throughput, memory, balance",
+        options="DATALOADER",
+        check="chopper.workloads.dataloader:needs",
+        measures=True,
+        variants=(
+            Variant(name="loader", summary="DataLoader, every worker opens every source"),
+            Variant(name="tuned", summary="more workers, which fetch further ahead"),
+            Variant(name="concurrent", summary="a batch's documents are read at once"),
+            Variant(name="disaggregated", summary="each source opened once, by actors; packed"),
+            Variant(name="balanced", summary="and each rank has as much to compute"),
+        ),
+        baseline="loader",
     ),
 }
 
@@ -386,6 +407,8 @@ def prepare(
             raise WorkloadUnavailable(
                 f"{name}: needs {called}, which is not installed: pip install {package}"
             )
+    # What the check of a workload estimates depends on which of them run.
+    parsed.variants = tuple(variant.name for variant in chosen)
     ranks, device, notes = _settle(name, workload, ranks, parsed)
     if device == "cpu" and any(v.needs_gpu for v in chosen):
         left_out = [v.name for v in chosen if v.needs_gpu]
@@ -402,7 +425,7 @@ def prepare(
         options={
             key: value if isinstance(value, str | int | float) or value is None else str(value)
             for key, value in sorted(vars(parsed).items())
-            if key not in ("output", "device", "variant", "ranks", "channel")
+            if key not in ("output", "device", "variant", "variants", "ranks", "channel")
         },
         variants=chosen,
         repeats=repeats or workload.repeats,

@@ -132,6 +132,24 @@ class Experiment:
         over, under = self.find(measure, of, **labels), self.find(measure, to, **labels)
         return None if over is None or under is None else repeats.ratio(over.values, under.values)
 
+    def view(self, name: str, variant: str) -> list[list[dict[str, Any]]]:
+        """Rows of a view (``chopper analyze --view``) of each repetition of a variant.
+
+        Raises:
+            UsageError: no such view.
+        """
+        from chopper.views import view
+
+        return [view(a, name).to_pylist() for a in self.attributions.get(variant, [])]
+
+    def share(self, cause: str, variant: str) -> list[float]:
+        """Share of the observed time that a cause has, in each repetition of a variant."""
+        return [
+            sum(row.time_ns for row in a.causes() if row.id == cause) / a.observed_ns
+            for a in self.attributions.get(variant, [])
+            if a.observed_ns
+        ]
+
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
         """Variant → its difference from the baseline, cause by cause.
