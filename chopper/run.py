@@ -597,12 +597,16 @@ class Run:
                 )
         parts, findings = _read_parts(path)
         if damage is None:
-            damage = m.Finding(
-                code="run.manifest_missing",
-                severity="info",
-                message=f"{path}: no {MANIFEST}, which whoever started the ranks writes at their "
-                f"end; the ranks' own manifests are used ({_some([p.rank for p in parts])})",
+            findings.append(
+                m.Finding(
+                    code="run.manifest_missing",
+                    severity="info",
+                    message=f"{path}: no {MANIFEST}, which whoever started the ranks writes at "
+                    "their end; the ranks' own manifests are used",
+                )
             )
+        else:
+            findings.insert(0, damage)
         return cls(
             m.RunManifest(
                 chopper_version=__version__,
@@ -611,7 +615,7 @@ class Run:
                 command=parts[0].command,
                 created_ns=min((p.start_ns for p in parts if p.start_ns), default=None),
                 ranks=parts,
-                findings=[damage, *findings],
+                findings=findings,
             ),
             path,
         )
