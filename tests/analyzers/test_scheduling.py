@@ -1,0 +1,144 @@
+"""Running and waiting of threads, from totals worked by hand and from a real recorded run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import chopper
+from chopper import manifest as m
+from chopper.run import Run
+from chopper.views import view
+from tests.analyzers.make import kernel, kernels, span, spans, steps, table
+
+S = 1_000_000_000
+BASE = 1_700_000_000 * S
+MS = 1_000_000
+
+
+def scheduled(seconds: int = 4, **recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    part = m.RankManifest(rank=0, hostname="node", device_id=0, devices=[m.Device(device_id=0)])
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
+    bounds = [(BASE + i * S // 4, BASE + (i + 1) * S // 4) for i in range(4 * seconds)]
+    run.put(0, "host_span", spans(span(BASE, BASE + 5, "aten::mm", tid=41)))
+    run.put(0, "device_event", kernels(*(kernel(a, b) for a, b in bounds)))
+    run.put(0, "step", steps(*bounds))
+    for name, rows in recorded.items():
+        run.put(0, name, table(name, rows))
+    found: list[dict[str, Any]] = view(chopper.attribute(run), "scheduling").to_pylist()
+    return found
+
+
+def thread(tid: int, name: str, *rows: tuple[float, int, int]) -> list[dict[str, Any]]:
+    """(second, run ms, delay ms) of one thread."""
+    return [
+        {
+            "time_ns": BASE + round(at * S),
+            "span_ns": 0,
+            "rank": 0,
+            "pid": 40,
+            "tid": tid,
+            "name": name,
+            "run_ns": run * MS,
+            "run_delay_ns": delay * MS,
+            "slice_count": run,
+        }
+        for at, run, delay in rows
+    ]
+
+
+def test_a_rank_waits_as_long_as_its_training_thread_that_waits_most() -> None:
+    rows = scheduled(
+        process_thread=[
+            *thread(40, "python", (-0.5, 10, 0), (4.0, 210, 40)),
+            *thread(41, "pt_autograd_0", (-0.5, 0, 0), (2.0, 1000, 300), (4.0, 2000, 600)),
+            *thread(42, "loader", (0.0, 0, 0), (3.5, 500, 3000)),
+        ]
+    )
+    rank, autograd, loader, main = rows
+    assert (rank["thread"], rank["waiting_ratio"]) == (None, pytest.approx(0.15))
+    assert rank["running_ratio"] == pytest.approx((0.2 + 2.0 + 0.5) / 4)
+    assert (autograd["thread"], autograd["training"]) == ("pt_autograd_0", True)
+    assert autograd["waiting_ns"] == 600 * MS
+    # Not of training, though it waited most: below.
+    assert (loader["thread"], loader["training"]) == ("loader", False)
+    assert loader["waiting_ratio"] == pytest.approx(0.75)
+    assert main["thread"] == "python"
+
+
+def test_throttling_steal_pressure_and_events_of_a_rank() -> None:
+    host = [
+        {
+            "time_ns": BASE + i * S,
+            "span_ns": 0,
+            "cgroup_throttled_ns": i * 250 * MS,
+            "pressure_cpu_some_ns": i * 100 * MS,
+        }
+        for i in range(5)
+    ]
+    cores = [
+        {
+            "time_ns": BASE + i * S,
+            "span_ns": 0,
+            "core_id": c,
+            "busy_ratio": 0.5,
+            "steal_ratio": 0.1 * c,
+        }
+        for i in range(1, 4)
+        for c in range(2)
+    ]
+    events = [
+        {
+            "time_ns": BASE + i * S,
+            "span_ns": 0,
+            "rank": 0,
+            "pid": 40,
+            "context_switch_count": 50 * i,
+            "cycle_count": 3 * 10**9 * i,
+            "instruction_count": 6 * 10**9 * i,
+        }
+        for i in range(5)
+    ]
+    (row,) = scheduled(host=host, cpu_core=cores, process_event=events)
+    assert row["throttled_ratio"] == pytest.approx(0.25)
+    assert row["pressure_cpu_ratio"] == pytest.approx(0.1)
+    assert row["steal_ratio"] == pytest.approx(0.05)
+    assert row["context_switch_count"] == 200
+    assert row["instructions_per_cycle"] == pytest.approx(2)
+    assert row["page_fault_count"] is None
+    assert row["waiting_ratio"] is None
+
+
+def test_less_than_a_second_is_refused() -> None:
+    part = thread(40, "python", (0.0, 0, 0), (0.5, 200, 40))
+    run = m.RankManifest(rank=0, hostname="node")
+    made = Run(m.RunManifest(kind="recorded", name="made", ranks=[run]), None, {}, "made")
+    made.put(0, "host_span", spans())
+    made.put(0, "device_event", kernels(kernel(BASE, BASE + S // 2)))
+    made.put(0, "step", steps((BASE, BASE + S // 2)))
+    made.put(0, "process_thread", table("process_thread", part))
+    (row,) = view(chopper.attribute(made), "scheduling").to_pylist()
+    assert "less than a second" in row["reason"]
+    assert row["waiting_ratio"] is None
+
+
+def test_a_run_without_samples_has_no_rows() -> None:
+    assert scheduled() == []
+
+
+def test_a_real_recording_has_the_ranks_threads(tmp_path: Any) -> None:
+    """The main thread of this process sleeps, then works; both are told in their own time."""
+    import time
+
+    with chopper.profile(tmp_path / "run", trace=False, collect=("host",)) as prof:
+        for _ in range(3):
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                sum(range(1000))
+            prof.step()
+    rows = view(chopper.attribute(chopper.load(tmp_path / "run")), "scheduling").to_pylist()
+    assert rows[0]["thread"] is None
+    assert rows[0]["reason"] is None
+    main = next(r for r in rows if r["thread"] is not None)
+    assert 0 < main["running_ratio"] + main["waiting_ratio"] <= 1.4
