@@ -10,6 +10,7 @@ from chopper.quantities import one_of
 
 _COMMANDS = {
     "memory": "Peak memory of a training step, per rank and category.",
+    "network": "Collectives by size and algorithm, flows on uplinks, interconnects.",
     "limits": "How large a run can get: the data-movement and latency walls.",
 }
 

@@ -58,6 +58,7 @@ def of_case(case: str) -> Memory:
     vocabulary = int(words[-1])
     shape = msgspec.structs.replace(SMALL, vocabulary_count=vocabulary)
     options: dict[str, Any] = {"loss": "native", "optimizer_kind": "foreach", "precision": "bf16"}
+    options["batch_count"] = 8
     if words[0] == "gpt2":
         shape = msgspec.structs.replace(
             GPT, vocabulary_count=vocabulary, dropout=float(words[1]) > 0

@@ -33,7 +33,7 @@ from chopper.workloads.llama import Attention, Llama, LlamaConfig, rotate
 
 LAYERS, WIDTH, HEADS, KV, FFN = 4, 1024, 16, 4, 3584
 RANKS = 4
-BATCH, SEQUENCE = 2, 512
+BATCH, SEQUENCE = 8, 512
 KEEP = (
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -1,0 +1,466 @@
+"""Collectives over a network: α-β times, how hashing spreads flows, and what an interconnect costs.
+
+α-β: a collective of S bytes takes base + steps × latency + bytes on the slowest link ÷ its rate
+(ring and tree as NCCL's Simple protocol). ECMP: flows are hashed onto uplinks, and the fullest one
+decides; E-ECMP hashes queue pairs instead, of which each flow has several (Gangidi et al., "RDMA
+over Ethernet for distributed AI training at Meta scale", SIGCOMM 2024).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from chopper.analyzers.estimates import Estimate
+from chopper.errors import UsageError
+from chopper.quantities import one_of, positive
+
+Collective = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
+]
+Algorithm = Literal["ring", "tree", "hierarchical"]
+
+
+class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Nodes of some ranks, links within and between them; rates are of one direction, per rank.
+
+    The defaults are HGX H100 with one 400 Gb/s port per GPU; latencies are NCCL's Simple ring's.
+    """
+
+    ranks_per_node_count: int = 8
+    node_link_bytes_per_s: float = 450e9
+    node_latency_s: float = 3.4e-6
+    """Of one step between ranks of a node; 5.7 µs over PCIe."""
+    network_link_bytes_per_s: float = 50e9
+    network_latency_s: float = 9.6e-6
+    base_latency_s: float = 8.4e-6
+    """Of any collective."""
+    uplinks_count: int = 16
+    """Over which a switch spreads the flows of its hosts."""
+    source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
+
+    def __post_init__(self) -> None:
+        """Refuse what is not positive.
+
+        Raises:
+            UsageError: names the field.
+        """
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                positive(value, f"topology: {name}")
+
+
+def bus_factor(collective: str, ranks_count: int) -> float:
+    """nccl-tests: busbw = algbw × this; algbw = S ÷ t, with S the whole array for gathers too.
+
+    Raises:
+        UsageError: no such collective, or fewer than 2 ranks.
+    """
+    _check_ranks(ranks_count)
+    name = one_of("collective", collective, get_args(Collective))
+    n = ranks_count
+    if name == "all_reduce":
+        return 2 * (n - 1) / n
+    return 1.0 if name in ("broadcast", "reduce") else (n - 1) / n
+
+
+def _check_ranks(ranks_count: int) -> None:
+    if ranks_count < 2:
+        raise UsageError(f"ranks: found {ranks_count}, expected 2 or more")
+
+
+def _nodes(ranks_count: int, topology: Topology) -> int:
+    per_node = topology.ranks_per_node_count
+    if ranks_count > per_node and ranks_count % per_node:
+        raise UsageError(
+            f"ranks: {ranks_count} do not fill nodes of {per_node}; give a multiple of {per_node}"
+        )
+    return max(1, ranks_count // per_node)
+
+
+def ring_steps(collective: str, ranks_count: int) -> int:
+    """Steps one after the other: 2(n−1) for all-reduce, else n−1."""
+    return (2 if collective == "all_reduce" else 1) * (ranks_count - 1)
+
+
+def collective_time_s(
+    collective: str,
+    size_bytes: float,
+    ranks_count: int,
+    topology: Topology | None = None,
+    algorithm: str = "ring",
+) -> float:
+    """Seconds of one collective.
+
+    Ring: base + steps × latency + S × bus factor ÷ slowest link (in a node, or all ports of a node
+    together); of the steps, those that cross nodes have the network's latency. Tree (all-reduce, broadcast, reduce): double binary, chains
+    within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link. Hierarchical
+    (all-reduce): reduce-scatter in the node, ring all-reduce of S ÷ g between nodes, all-gather.
+
+    Raises:
+        UsageError: unknown names, sizes or ranks that make no sense, an algorithm that the
+            collective does not have.
+    """
+    topology = topology or Topology()
+    name = one_of("collective", collective, get_args(Collective))
+    kind = one_of("algorithm", algorithm, get_args(Algorithm))
+    positive(size_bytes, "size")
+    _check_ranks(ranks_count)
+    n, nodes = ranks_count, _nodes(ranks_count, topology)
+    crossing = nodes > 1
+    # As many rings (trees) as ranks in a node, each leaving through another one's port.
+    slowest = min(
+        topology.node_link_bytes_per_s if n > nodes else np.inf,
+        topology.network_link_bytes_per_s * (n // nodes) if crossing else np.inf,
+    )
+    base = topology.base_latency_s
+    if kind == "ring":
+        steps = ring_steps(name, n)
+        between = (2 if name == "all_reduce" else 1) * (nodes - 1)
+        latency = (steps - between) * topology.node_latency_s + between * topology.network_latency_s
+        return base + latency + size_bytes * bus_factor(name, n) / slowest
+    if kind == "tree":
+        if name not in ("all_reduce", "broadcast", "reduce"):
+            raise UsageError(
+                f"algorithm tree: not of {name}; all_reduce, broadcast and reduce have it"
+            )
+        both = 2 if name == "all_reduce" else 1
+        within = (n // nodes - 1) * topology.node_latency_s
+        up = np.ceil(np.log2(nodes)) * topology.network_latency_s
+        return float(base + both * (within + up) + both * size_bytes / slowest)
+    if name != "all_reduce":
+        raise UsageError(f"algorithm hierarchical: not of {name}; only all_reduce has it")
+    group = n // nodes
+    time_s = base
+    if group > 1:
+        time_s += 2 * (
+            (group - 1) * topology.node_latency_s
+            + size_bytes * (group - 1) / group / topology.node_link_bytes_per_s
+        )
+    if crossing:
+        time_s += (
+            2 * (nodes - 1) * topology.network_latency_s
+            + size_bytes / group * 2 * (nodes - 1) / nodes / topology.network_link_bytes_per_s
+        )
+    return time_s
+
+
+class Timed(msgspec.Struct, kw_only=True, frozen=True):
+    """One collective of one size by one algorithm."""
+
+    size_bytes: int
+    algorithm: str
+    time_s: float
+    algorithm_bytes_per_s: float
+    """nccl-tests' algbw."""
+    bus_bytes_per_s: float
+    """nccl-tests' busbw."""
+    fastest: bool
+
+
+class Spread(msgspec.Struct, kw_only=True, frozen=True):
+    """How hashing loads the uplinks: mean over trials."""
+
+    flows_count: int
+    queue_pairs_count: int
+    uplinks_count: int
+    failed_count: int
+    max_over_mean_ratio: float
+    """Load of the fullest uplink over what each would carry if all of them worked and shared evenly."""
+    standard_error_ratio: float
+    p95_ratio: float
+    throughput_ratio: float
+    """Of what even sharing would give: 1 ÷ max over mean."""
+    gain_ratio: float
+    """Times the throughput of plain ECMP (one queue pair), failures alike."""
+
+
+def spread(
+    flows_count: int,
+    queue_pairs_count: int,
+    uplinks_count: int,
+    *,
+    failed_count: int = 0,
+    trials_count: int = 4000,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Hash flows × queue pairs onto the working uplinks, uniformly; the fullest one decides.
+
+    A failed uplink's queue pairs are hashed onto the others.
+
+    Returns:
+        Mean of max ÷ mean, its standard error, and the 95th percentile, over trials.
+
+    Raises:
+        UsageError: anything not positive, or no uplink left.
+    """
+    for name, value in (
+        ("flows", flows_count),
+        ("queue pairs", queue_pairs_count),
+        ("uplinks", uplinks_count),
+        ("trials", trials_count),
+    ):
+        if value < 1:
+            raise UsageError(f"{name}: found {value}, expected 1 or more")
+    if not 0 <= failed_count < uplinks_count:
+        raise UsageError(
+            f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
+        )
+    pieces = flows_count * queue_pairs_count
+    if pieces > 10**9 or uplinks_count > 10**5:
+        raise UsageError(f"flows × queue pairs: {pieces:.3g} are more than can be simulated")
+    working = uplinks_count - failed_count
+    loads = np.random.default_rng(seed).multinomial(
+        pieces, np.full(working, 1 / working), size=trials_count
+    )
+    fullest = loads.max(1) / (pieces / uplinks_count)
+    error = float(fullest.std() / np.sqrt(trials_count))
+    return float(fullest.mean()), error, float(np.quantile(fullest, 0.95))
+
+
+def ecmp(
+    flows_count: int,
+    uplinks_count: int,
+    queue_pairs: tuple[int, ...] = (1, 4, 16),
+    *,
+    failed_count: int = 0,
+    trials_count: int = 4000,
+    seed: int = 0,
+) -> tuple[Spread, ...]:
+    """Plain ECMP (one queue pair per flow) against E-ECMP with more of them.
+
+    Raises:
+        UsageError: as :func:`spread`.
+    """
+    options = {"failed_count": failed_count, "trials_count": trials_count, "seed": seed}
+    plain, _, _ = spread(flows_count, 1, uplinks_count, **options)
+    found = []
+    for count in queue_pairs:
+        mean, error, p95 = spread(flows_count, count, uplinks_count, **options)
+        found.append(
+            Spread(
+                flows_count=flows_count,
+                queue_pairs_count=count,
+                uplinks_count=uplinks_count,
+                failed_count=failed_count,
+                max_over_mean_ratio=mean,
+                standard_error_ratio=error,
+                p95_ratio=p95,
+                throughput_ratio=1 / mean,
+                gain_ratio=plain / mean,
+            )
+        )
+    return tuple(found)
+
+
+class Incast(msgspec.Struct, kw_only=True, frozen=True):
+    """Many senders to one receiver, with and without receiver-driven admission."""
+
+    senders_count: int
+    admitted_count: int
+    """At once; as many as senders: no admission."""
+    finish_s: float
+    peak_queue_bytes: int
+    paused_ratio: float
+    """Share of the time that upstream ports are paused by PFC, and all that shares them with it."""
+
+
+def incast(
+    senders_count: int,
+    message_bytes: float,
+    *,
+    link_bytes_per_s: float = 50e9,
+    buffer_bytes: float = 2**20,
+    channel_bytes: float = 2**18,
+    admitted_count: int | None = None,
+    round_trip_s: float = 10e-6,
+) -> Incast:
+    """Fluid model of an incast: all links alike, the receiver's is the bottleneck.
+
+    Without admission every sender sends at line rate: the queue at the last switch grows by
+    (N − 1)·B until the buffer makes PFC pause the ports above, which then run 1/N of the time. With
+    admission the receiver grants as many senders as it has channel buffers, and what is under way
+    is at most channels × their size. Either way the messages take N·M/B; a single channel waits
+    a round trip per grant.
+
+    Raises:
+        UsageError: anything not positive.
+    """
+    for name, value in (
+        ("senders", senders_count),
+        ("message", message_bytes),
+        ("link", link_bytes_per_s),
+        ("buffer", buffer_bytes),
+        ("channel buffer", channel_bytes),
+    ):
+        positive(value, name)
+    at_once = senders_count if admitted_count is None else min(admitted_count, senders_count)
+    positive(at_once, "admitted senders")
+    finish_s = senders_count * message_bytes / link_bytes_per_s
+    limited = admitted_count is not None and at_once < senders_count
+    if limited and at_once * channel_bytes < link_bytes_per_s * round_trip_s:
+        # Too few grants to cover the round trip: the link idles between them.
+        finish_s *= link_bytes_per_s * round_trip_s / (at_once * channel_bytes)
+    under_way = min(channel_bytes, message_bytes) if limited else message_bytes
+    wanted = (at_once - 1) * under_way
+    full = wanted > buffer_bytes
+    filling_s = buffer_bytes / ((at_once - 1) * link_bytes_per_s) if full else 0.0
+    paused = (1 - 1 / at_once) * max(0.0, 1 - filling_s / finish_s) if full else 0.0
+    return Incast(
+        senders_count=senders_count,
+        admitted_count=at_once,
+        finish_s=finish_s,
+        peak_queue_bytes=int(min(wanted, buffer_bytes)),
+        paused_ratio=paused,
+    )
+
+
+class Interconnect(msgspec.Struct, kw_only=True, frozen=True):
+    """Step time over one interconnect: T = T_c + V ÷ B."""
+
+    name: str
+    node_bytes_per_s: float
+    """All ports of a node together, one direction."""
+    step_s: float
+    communication_s: float
+    published_s: float | None
+    """What the survey's table says."""
+
+
+INTERCONNECTS = (("10 GbE", 1.25e9, 39.8), ("8 × 400 Gb/s InfiniBand", 400e9, 4.4))
+COMPUTE_S = 4.29
+"""Fitted: what is left of 4.4 s without communication."""
+TABLE_PARAMETERS_COUNT = 12_000_000_000
+TABLE_RANKS_COUNT = 16
+
+
+def interconnect_table(
+    *,
+    parameters_count: int = TABLE_PARAMETERS_COUNT,
+    ranks_count: int = TABLE_RANKS_COUNT,
+    compute_s: float = COMPUTE_S,
+    element_bytes: int = 2,
+) -> tuple[Interconnect, ...]:
+    """The survey's fine-tuning of 12 B parameters on two nodes of 8: V = 2(n−1)/n × 2 B × N.
+
+    Raises:
+        UsageError: anything not positive.
+    """
+    positive(parameters_count, "parameters")
+    positive(compute_s, "compute time")
+    volume = bus_factor("all_reduce", ranks_count) * element_bytes * parameters_count
+    same = parameters_count == TABLE_PARAMETERS_COUNT and ranks_count == TABLE_RANKS_COUNT
+    return tuple(
+        Interconnect(
+            name=name,
+            node_bytes_per_s=rate,
+            communication_s=volume / rate,
+            step_s=compute_s + volume / rate,
+            published_s=published if same else None,
+        )
+        for name, rate, published in INTERCONNECTS
+    )
+
+
+class Network(Estimate, kw_only=True, frozen=True):
+    """Times of a collective, the spread of its flows, and the interconnect table."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.network/1"
+
+    topology: Topology
+    collective: str
+    ranks_count: int
+    nodes_count: int
+    times: tuple[Timed, ...]
+    spreads: tuple[Spread, ...]
+    incasts: tuple[Incast, ...]
+    interconnects: tuple[Interconnect, ...]
+
+
+ASSUMPTIONS = (
+    "links are used in one direction at their full rate and by this collective alone; protocol "
+    "overhead, switches' own latency and congestion are not in α-β",
+    "every rank has a network port of its own; a node runs as many rings as ranks, each leaving "
+    "through another port, so the ports of a node add up",
+    "hashing is uniform and independent, all flows are equally large and run at the same time, and "
+    "the step ends with the fullest uplink",
+    "the published gain of E-ECMP, up to 40 % on an AllReduce benchmark, is consistent with 128 "
+    "flows over 16 uplinks; which flows the benchmark had is not published",
+    "incast is a fluid: pauses reach the senders at once, and DCQCN is off",
+    "interconnect table, consistent with the survey and no more: two nodes of 8 devices, 12 B "
+    "parameters, 16-bit gradients reduced once per step, nothing overlapped, 4.29 s of compute "
+    "chosen to fit, and 10 Gb/s or 400 GB/s per node; '~400 GB/s' is the sum of eight 400 Gb/s "
+    "ports, one of which is 50 GB/s",
+)
+SIZES_BYTES = tuple(4**k for k in range(5, 17))
+"""1 KiB … 4 GiB."""
+
+
+def network(
+    *,
+    collective: str = "all_reduce",
+    ranks_count: int = 16,
+    sizes_bytes: tuple[int, ...] = SIZES_BYTES,
+    algorithms: tuple[str, ...] | None = None,
+    topology: Topology | None = None,
+    flows_count: int = 128,
+    queue_pairs: tuple[int, ...] = (1, 4, 16),
+    failed_count: int = 0,
+    senders_count: int = 32,
+    trials_count: int = 4000,
+    seed: int = 0,
+) -> Network:
+    """Everything about one collective on one network.
+
+    Raises:
+        UsageError: unknown names, or sizes that make no sense.
+    """
+    topology = topology or Topology()
+    name = one_of("collective", collective, get_args(Collective))
+    own = {
+        "all_reduce": get_args(Algorithm),
+        "broadcast": ("ring", "tree"),
+        "reduce": ("ring", "tree"),
+    }
+    chosen = algorithms or own.get(name, ("ring",))
+    times = []
+    for size in sizes_bytes:
+        of_size = {a: collective_time_s(name, size, ranks_count, topology, a) for a in chosen}
+        best = min(of_size, key=lambda a: of_size[a])
+        times += [
+            Timed(
+                size_bytes=size,
+                algorithm=a,
+                time_s=t,
+                algorithm_bytes_per_s=size / t,
+                bus_bytes_per_s=size / t * bus_factor(name, ranks_count),
+                fastest=a == best,
+            )
+            for a, t in of_size.items()
+        ]
+    message = max(sizes_bytes) / ranks_count
+    rate = topology.network_link_bytes_per_s
+    return Network(
+        assumptions=ASSUMPTIONS,
+        topology=topology,
+        collective=name,
+        ranks_count=ranks_count,
+        nodes_count=_nodes(ranks_count, topology),
+        times=tuple(times),
+        spreads=ecmp(
+            flows_count,
+            topology.uplinks_count,
+            queue_pairs,
+            failed_count=failed_count,
+            trials_count=trials_count,
+            seed=seed,
+        ),
+        incasts=(
+            incast(senders_count, message, link_bytes_per_s=rate),
+            incast(senders_count, message, link_bytes_per_s=rate, admitted_count=4),
+        ),
+        interconnects=interconnect_table(),
+    )

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chopper.analyzers.estimates.network import (
+    Topology,
+    bus_factor,
+    collective_time_s,
+    ecmp,
+    incast,
+    interconnect_table,
+    network,
+    ring_steps,
+    spread,
+)
+from chopper.cli._estimate.network import read_topology
+from chopper.errors import InputError, UsageError
+
+TABLE = {
+    (1000, 1): 1.23,
+    (128, 1): 1.67,
+    (128, 4): 1.33,
+    (128, 16): 1.16,
+    (64, 1): 1.97,
+    (64, 4): 1.46,
+    (64, 16): 1.23,
+    (16, 1): 3.05,
+    (16, 4): 1.97,
+    (16, 16): 1.47,
+}
+
+
+@pytest.mark.parametrize(("case", "published"), TABLE.items())
+def test_the_flow_table_within_the_error_of_the_draw(
+    case: tuple[int, int], published: float
+) -> None:
+    mean, error, _ = spread(*case, 16)
+    # Three standard errors, and the last digit of the table; its own draw is not known better.
+    assert mean == pytest.approx(published, abs=3 * error + 0.01)
+
+
+@pytest.mark.parametrize(("flows", "gain"), [(128, 1.44), (64, 1.60), (16, 2.08)])
+def test_the_gain_of_16_queue_pairs(flows: int, gain: float) -> None:
+    found = ecmp(flows, 16, (16,))[0]
+    assert found.gain_ratio == pytest.approx(gain, rel=0.015)
+
+
+def test_up_to_40_percent_is_consistent_with_128_flows() -> None:
+    assert ecmp(128, 16, (16,))[0].gain_ratio - 1 == pytest.approx(0.40, abs=0.06)
+
+
+def test_the_draw_agrees_with_hashing_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    loads = [np.bincount(rng.integers(0, 8, 40), minlength=8).max() / 5 for _ in range(3000)]
+    mean, error, _ = spread(40, 1, 8, trials_count=3000)
+    assert mean == pytest.approx(float(np.mean(loads)), abs=5 * error)
+
+
+def test_failed_uplinks_cost_their_share_at_least() -> None:
+    whole, less = (spread(128, 16, 16, failed_count=k)[0] for k in (0, 4))
+    assert less > whole
+    assert less >= 16 / 12
+
+
+def test_one_uplink_cannot_be_uneven() -> None:
+    assert spread(10, 4, 1)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor", "steps"),
+    [
+        ("all_reduce", 2 * 15 / 16, 30),
+        ("reduce_scatter", 15 / 16, 15),
+        ("all_gather", 15 / 16, 15),
+        ("all_to_all", 15 / 16, 15),
+        ("broadcast", 1, 15),
+        ("reduce", 1, 15),
+    ],
+)
+def test_conventions_of_nccl_tests(collective: str, factor: float, steps: int) -> None:
+    assert bus_factor(collective, 16) == pytest.approx(factor)
+    assert ring_steps(collective, 16) == steps
+
+
+def test_a_ring_by_hand() -> None:
+    one_node = Topology()
+    # 14 steps of 3.4 µs, base 8.4 µs, 2 × 7/8 of 1 GB at 450 GB/s.
+    expected = 8.4e-6 + 14 * 3.4e-6 + 1.75e9 / 450e9
+    assert collective_time_s("all_reduce", 1e9, 8, one_node) == pytest.approx(expected)
+    # Two nodes: of 30 steps 2 cross; eight ports of 50 GB/s are slower than 450 GB/s.
+    expected = 8.4e-6 + 28 * 3.4e-6 + 2 * 9.6e-6 + 1.875e9 / 400e9
+    assert collective_time_s("all_reduce", 1e9, 16, one_node) == pytest.approx(expected)
+
+
+def test_hierarchical_by_hand() -> None:
+    inside = 2 * (7 * 3.4e-6 + 1e9 * 7 / 8 / 450e9)
+    between = 2 * 9.6e-6 + 1e9 / 8 / 50e9
+    found = collective_time_s("all_reduce", 1e9, 16, algorithm="hierarchical")
+    assert found == pytest.approx(8.4e-6 + inside + between)
+
+
+def test_trees_win_for_small_messages_on_many_nodes_and_rings_for_large() -> None:
+    found = network(ranks_count=64, sizes_bytes=(1024, 2**34), algorithms=("ring", "tree"))
+    fastest = {t.size_bytes: t.algorithm for t in found.times if t.fastest}
+    assert fastest == {1024: "tree", 2**34: "ring"}
+    for t in found.times:
+        assert t.bus_bytes_per_s == pytest.approx(
+            t.size_bytes / t.time_s * bus_factor("all_reduce", 64)
+        )
+
+
+def test_the_interconnect_table() -> None:
+    slow, fast = interconnect_table()
+    assert slow.communication_s * slow.node_bytes_per_s == pytest.approx(45e9)
+    assert round(slow.step_s, 1) == 40.3
+    assert round(fast.step_s, 2) == 4.40
+    assert slow.step_s / fast.step_s == pytest.approx(9, rel=0.05)
+    assert slow.published_s == 39.8
+    assert slow.step_s == pytest.approx(39.8, rel=0.02)
+    assert fast.step_s == pytest.approx(4.4, rel=0.01)
+
+
+def test_admission_keeps_the_queue_and_the_pauses_down() -> None:
+    free, admitted = incast(32, 64e6), incast(32, 64e6, admitted_count=4)
+    assert free.finish_s == admitted.finish_s == pytest.approx(32 * 64e6 / 50e9)
+    assert free.paused_ratio > 0.9
+    assert admitted.paused_ratio == 0
+    assert admitted.peak_queue_bytes < free.peak_queue_bytes
+    # One grant of 256 KiB does not cover 10 µs of a 50 GB/s link.
+    assert incast(32, 64e6, admitted_count=1).finish_s > admitted.finish_s
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bus_factor("all_reduce", 1), "ranks: found 1"),
+        (lambda: bus_factor("allreduce", 8), "did you mean all_reduce"),
+        (lambda: collective_time_s("all_reduce", 0, 8), "size"),
+        (lambda: collective_time_s("all_reduce", 1, 12), "multiple of 8"),
+        (lambda: collective_time_s("all_gather", 1, 8, algorithm="tree"), "tree: not of"),
+        (
+            lambda: collective_time_s("all_gather", 1, 8, algorithm="hierarchical"),
+            "only all_reduce",
+        ),
+        (lambda: spread(0, 1, 16), "flows: found 0"),
+        (lambda: spread(10, 1, 4, failed_count=4), "one at least has to work"),
+        (lambda: spread(10**9, 16, 16), "simulated"),
+        (lambda: Topology(node_latency_s=-1), "node_latency_s"),
+        (lambda: incast(0, 1), "senders"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()  # type: ignore[operator]
+
+
+def test_a_described_network(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text('{"ranks_per_node_count": 4, "network_link_bytes_per_s": 25e9}')
+    found = read_topology(file)
+    assert found.ranks_per_node_count == 4
+    assert found.source == "described in cluster.json"
+    for text, message in (
+        ("{", "truncated"),
+        ('{"ports": 3}', "unknown field"),
+        ('{"node_latency_s": "fast"}', "Expected"),
+        ('{"uplinks_count": 0}', "more than zero"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_topology(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_topology(tmp_path / "absent.json")
+
+
+def test_a_network_in_yaml(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "cluster.yaml"
+    file.write_text("ranks_per_node_count: 4\nnetwork_latency_s: 2.0e-5\n")
+    assert read_topology(file).network_latency_s == 2e-5
