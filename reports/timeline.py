@@ -608,7 +608,8 @@ class _Packer:
             time, gap = series.time_ns, series.gap_ns
             # Across a hole in the readings nothing is said to have held.
             median = int(np.median(gap))
-            reach, hole = np.minimum(gap, 2 * median) // 2, gap > _HOLE_FACTOR * median
+            hole = gap > _HOLE_FACTOR * median
+            reach = np.where(hole, median, gap) // 2
             begins = np.flatnonzero(np.concatenate([[True], (held[1:] != held[:-1]) | hole]))
             ends = np.append(begins[1:], len(time)) - 1
             start = time[begins] - np.concatenate([[0], reach])[begins]

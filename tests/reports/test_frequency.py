@@ -1,0 +1,197 @@
+"""The page about clocks, and what stands under the timeline, of runs whose clock is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from chopper import reports
+from chopper.attribution import Attribution
+from chopper.reports import frequency, series, timeline
+from chopper.reports.series import Series, thin, with_gaps
+from chopper.reports.story import Views, tell
+from tests.analyzers.make import table
+from tests.analyzers.test_clock_views import HIGH, IDEAL_NS, LOW, PRODUCTS, attribution  # noqa: F401
+from tests.reports.make import Shape, make
+from tests.reports.unpack import unpack
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def page(attribution: Attribution) -> frequency.Frequency:  # noqa: F811
+    run = attribution.run
+    first = run.table(0, "device_clock")["time_ns"][0].as_py()
+    run.put(
+        0,
+        "device_counter",
+        table(
+            "device_counter",
+            [
+                {
+                    "time_ns": first + i * 10 * MS,
+                    "span_ns": 0,
+                    "device_id": 0,
+                    "temperature_c": 50.0 + i,
+                    "link_tx_bytes": i * 10**8,
+                }
+                for i in range(100)
+            ],
+        ),
+    )
+    run.put(
+        0,
+        "device_limit",
+        table(
+            "device_limit",
+            [{"time_ns": first, "span_ns": 0, "device_id": 0, "power_limit_w": 400.0}],
+        ),
+    )
+    made = frequency.build(attribution, tell(Views(attribution)))
+    assert made is not None
+    return made
+
+
+def test_the_lead_says_what_a_step_would_take(page: frequency.Frequency) -> None:
+    taken = IDEAL_NS / 0.8 * PRODUCTS
+    idle = 5 * MS / 4  # before the first step
+    mean = taken * (1 + HIGH / LOW) / 2 + idle
+    assert "reference clock of 1.41 GHz" in page.lead
+    found = [float(v) for v in re.findall(r"([\d.]+) ms", page.lead)]
+    assert found[:2] == pytest.approx([(taken + idle) / 1e6, mean / 1e6], rel=0.01)
+
+
+def test_facts_name_the_clock_what_held_it_power_and_heat(page: frequency.Frequency) -> None:
+    facts = {label: (figure, words) for label, figure, words in page.facts}
+    assert facts["Held down by"] == ("Power cap", "Power cap 100 %")
+    assert facts["Board power, mean"] == ("390 W", "highest 390 W, limit 400 W")
+    assert facts["Clock while computing"][0] == "1.17 GHz"
+    assert facts["Temperature, highest"][0].endswith("°C")
+
+
+def test_ridges_hold_all_the_time_and_mark_the_reference(page: frequency.Frequency) -> None:
+    figure = page.figures["frequency_clocks"]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["forward", "aten::mm"]
+    (mark,) = [s for s in figure["layout"]["shapes"] if s["name"] == "mark"]
+    assert mark["x0"] == pytest.approx(1.41)
+    ridge = figure["data"][0]
+    x, y = np.array(ridge["x"]), np.array(ridge["y"])
+    # Two peaks: at the clock of the throttled steps, which took longer, and at that of the others.
+    peak = x[y == y.max()].mean()
+    assert peak == pytest.approx(LOW / 1e9, abs=0.02)
+    assert y[(x > 1.39) & (x < 1.43)].max() - 1 == pytest.approx(0.82 * LOW / HIGH, rel=0.1)
+
+
+def test_steps_are_split_at_the_reference_clock(page: frequency.Frequency) -> None:
+    reference, lost, clock = page.figures["frequency_steps"]["data"]
+    # The first step begins with 5 ms of idle time, which no clock changes.
+    assert reference["y"][1:] == pytest.approx([IDEAL_NS / 0.8 * PRODUCTS / 1e9] * 3, rel=0.02)
+    assert reference["y"][0] - reference["y"][1] == pytest.approx(0.005, rel=0.05)
+    assert lost["y"][:2] == pytest.approx([0, 0], abs=2e-4)
+    assert lost["y"][3] == pytest.approx(reference["y"][3] * (HIGH / LOW - 1), rel=0.05)
+    assert clock["y"][0] == pytest.approx(1.41, abs=0.01)
+
+
+def test_power_is_coloured_by_temperature(page: frequency.Frequency) -> None:
+    figure = page.figures["frequency_power"]
+    warm = figure["data"][-1]
+    assert warm["marker"]["showscale"]
+    assert len(warm["x"]) == len(warm["marker"]["color"]) > 50
+    words = [note["text"] for note in figure["layout"]["annotations"]]
+    assert words == ["reference 1.41 GHz", "limit 400 W"]
+
+
+def test_the_kernels_that_lost_most_come_first(page: frequency.Frequency) -> None:
+    (row,) = page.kernels
+    assert row["kernel"] == "ampere_bf16_s16816gemm"
+    assert row["shapes"] == "4096×4096, 4096×4096"
+    assert row["held"].startswith("Power cap")
+    (episode,) = page.episodes
+    assert episode["reason"] == "Power cap"
+    assert episode["kernels"] == ["ampere_bf16_s16816gemm 100 %"]
+
+
+@pytest.mark.usefixtures("page")
+def test_the_page_is_in_the_report(attribution: Attribution) -> None:  # noqa: F811
+    html = reports.render(attribution, "html")
+    assert '<section id="frequency"' in html
+    assert '<a href="#frequency">Frequency</a>' in html
+    block = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    assert block is not None
+    figures = json.loads(block[1])["figures"]
+    assert {"frequency_clocks", "frequency_power", "frequency_steps"} <= figures.keys()
+
+
+def test_without_clocks_there_is_no_page() -> None:
+    html = reports.render(make(Shape(ranks=1, steps=2)), "html")
+    assert 'id="frequency"' not in html
+    assert "#frequency" not in html
+
+
+def test_what_held_the_clock_stands_under_the_timeline(attribution: Attribution) -> None:  # noqa: F811
+    made = timeline.build(attribution, series.collect(attribution.run))
+    last = made.windows[-1]
+    rows = unpack(made.packs[last["id"]])[0]["rows"]
+    (held,) = [row for row in rows if row["type"] == "clock"]
+    assert held["group"] == "Clock held by"
+    assert held["n"] == 1  # the whole of the last step, without a break
+    first = unpack(made.packs[made.windows[0]["id"]])[0]["rows"]
+    assert not [row for row in first if row["type"] == "clock"]
+
+
+def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attribution) -> None:  # noqa: F811
+    made = timeline.build(attribution, series.collect(attribution.run))
+    meta, arrays = unpack(made.telemetry)
+    panels = [one["panel"] for one in meta["series"]]
+    assert panels[:2] == ["SM clock", "Board power"]
+    start = int(meta["series"][0]["start_ns"])
+    time = start + np.cumsum(arrays["t0"]) * 1000
+    third = int(made.windows[2]["start_ns"])
+    before, after = arrays["v0"][time < third - 5 * MS], arrays["v0"][time > third + 5 * MS]
+    assert before.min() == pytest.approx(HIGH, rel=1e-6)
+    assert after.max() == pytest.approx(LOW, rel=1e-6)
+
+
+def a_series(time_ms: list[int], panel: str = "SM clock") -> Series:
+    time = np.array(time_ms) * MS
+    return Series(panel, "rank 0", "hz", 0, time, np.arange(len(time), dtype=np.float64))
+
+
+def test_a_hole_in_the_samples_is_a_hole_in_the_line() -> None:
+    made = with_gaps(a_series([0, 10, 20, 30, 200, 210]))
+    assert (made.time_ns // MS).tolist() == [0, 10, 20, 30, 115, 200, 210]
+    assert np.flatnonzero(np.isnan(made.value)).tolist() == [4]
+    assert len(with_gaps(a_series([0, 10, 20, 30])).time_ns) == 4
+    # What is said at events holds until the next one.
+    assert len(with_gaps(a_series([0, 10, 20, 200], "Device memory")).time_ns) == 4
+
+
+def test_thinning_keeps_the_holes() -> None:
+    times = [*range(5000), *range(9000, 14000)]
+    cut = thin(with_gaps(a_series(times)), 100)
+    assert len(cut.time_ns) < 250
+    assert np.isnan(cut.value).sum() == 1
+
+
+def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribution) -> None:  # noqa: F811
+    from chopper import manifest as m
+    from chopper.api import attribute
+    from chopper.run import Run
+
+    part = m.RankManifest(rank=0)
+    run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
+    clocks: pa.Table = attribution.run.table(0, "device_clock")
+    run.put(0, "device_clock", clocks)
+    bare = attribute(run)
+    made = frequency.build(bare, tell(Views(bare)))
+    assert made is not None
+    assert "no kernel of a step" in made.lead
+    names: Any = made.figures["frequency_clocks"]["layout"]["yaxis"]["ticktext"]
+    assert names == ["rank 0, all readings"]
+    assert "frequency_steps" not in made.figures
+    assert 'id="frequency"' in reports.render(bare, "html")
