@@ -19,7 +19,7 @@ from chopper.analyzers.compute import (
     ComputeSplit,
     split_compute,
 )
-from chopper.analyzers.core_wait import taken, wait_of_steps
+from chopper.analyzers.core_wait import awake, taken, wait_of_steps
 from chopper.analyzers.exposed import EXPOSED_CAUSES, matched_share, split_exposed
 from chopper.analyzers.factor_quality import check_factors, clock_coverage
 from chopper.analyzers.factors import Factors, measure
@@ -319,15 +319,17 @@ def _without_a_core(
 
     Only without a device: beside one, the host may run ahead, and its waits need not matter.
     """
-    wait = wait_of_steps(joined.given.core_wait, joined.windows.numbers)
+    wait, sleep = wait_of_steps(joined.given.core_wait, joined.windows.numbers)
     if not joined.host_only or not wait.any():
         return None, None
-    found = taken(
-        np.concatenate([states.window[compute.fragment], gaps.window]),
-        np.concatenate([compute.time_ns, gaps.end_ns - gaps.start_ns]),
-        np.concatenate([_MAY_WAIT_COMPUTING[compute.cause], _MAY_WAIT_IDLE[gaps.cause]]),
-        wait,
-    )
+    window = np.concatenate([states.window[compute.fragment], gaps.window])
+    time_ns = np.concatenate([compute.time_ns, gaps.end_ns - gaps.start_ns])
+    may_sleep = np.concatenate([np.zeros(len(compute.cause), bool), _MAY_SLEEP[gaps.cause]])
+    # The rest of a window is communication that nothing hides.
+    exposed = np.diff(joined.windows.bounds_ns) - np.bincount(window, time_ns, len(wait))
+    may_wait = np.concatenate([_MAY_WAIT_COMPUTING[compute.cause], _MAY_WAIT_IDLE[gaps.cause]])
+    held = awake(window, time_ns, may_sleep, exposed, sleep)
+    found = taken(window, np.where(may_wait, held, 0), wait)
     return found[: len(compute.cause)], found[len(compute.cause) :]
 
 
@@ -339,6 +341,10 @@ _MAY_WAIT_IDLE = np.array(
     [c.startswith("idle.preparation.") and not c.endswith(".collective_wait") for c in IDLE_CAUSES]
 )
 """Who waits for another rank does not ask for a core."""
+_MAY_SLEEP = np.array(
+    [c.endswith((".data", ".synchronization", ".collective_wait")) for c in IDLE_CAUSES]
+)
+"""Waiting for somebody else, if it is not working for itself."""
 
 
 class _Columns:

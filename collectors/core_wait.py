@@ -1,6 +1,6 @@
-"""Time in which the thread of the steps could run and had no core, read at the end of each step.
+"""Time in which the thread of the steps ran, and had no core to run on, read after each step.
 
-The kernel counts it per thread, in nanoseconds: the second number of ``schedstat``
+The kernel counts both per thread, in nanoseconds: the first two numbers of ``schedstat``
 (Documentation/scheduler/sched-stats.rst). Samples at a rate would smear it over the steps; a
 reading where steps meet does not.
 """
@@ -36,7 +36,7 @@ class CoreWaitCollector:
         self._file: int | None = None
         self._tid = 0
         self._writer: StreamWriter | None = None
-        self._rows: list[tuple[int, int, int, int | None, int]] = []
+        self._rows: list[tuple[int, int, int, int | None, int, int]] = []
         self._costs_ns: list[int] = []
         self._flushed_ns = 0
         self._problem: str | None = None
@@ -81,20 +81,20 @@ class CoreWaitCollector:
             if self._file is None or tid != self._tid:
                 self._close()
                 self._file, self._tid = os.open(self._schedstat, os.O_RDONLY | os.O_CLOEXEC), tid
-            delay_ns = int(os.pread(self._file, 128, 0).split()[1])
+            run_ns, delay_ns = map(int, os.pread(self._file, 128, 0).split()[:2])
         except (OSError, ValueError, IndexError) as exc:
             self._problem = f"{self._schedstat} could not be read: {exc}"
             return
         span_ns = time.monotonic_ns() - began_ns
         self._costs_ns.append(span_ns)
-        self._rows.append((time.time_ns(), span_ns, tid, step, delay_ns))
+        self._rows.append((time.time_ns(), span_ns, tid, step, delay_ns, run_ns))
 
     def _flush(self) -> None:
         self._flushed_ns = time.monotonic_ns()
         if self._rows and self._writer is not None:
             columns = zip(*self._rows, strict=True)
             self._rows = []
-            names = ("time_ns", "span_ns", "tid", "step", "run_delay_ns")
+            names = ("time_ns", "span_ns", "tid", "step", "run_delay_ns", "run_ns")
             self._writer.write(dict(zip(names, columns, strict=True)))
 
     def _close(self) -> None:

@@ -279,7 +279,7 @@ PAUSE = Table(
 CORE_WAIT = Table(
     "core_wait",
     1,
-    "Run delay of the thread that ends each step, read where steps meet.",
+    "Run time and run delay of the thread that ends each step, read where steps meet.",
     (
         _TIME,
         _SPAN,
@@ -291,6 +291,7 @@ CORE_WAIT = Table(
             unit="ns",
             doc="Time in which the thread could run but had to wait for a core, total.",
         ),
+        _maybe("run_ns", "int64", "ns", "Time in which the thread ran, total."),
     ),
 )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
-from chopper.analyzers.core_wait import taken, wait_of_steps
+from chopper.analyzers.core_wait import awake, taken, wait_of_steps
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table
 
@@ -26,7 +26,7 @@ def readings(*rows: tuple[int | None, int], tid: int = 7) -> pa.Table:
 
 
 def waits(core_wait: pa.Table | None, *numbers: int) -> list[int]:
-    return wait_of_steps(core_wait, np.array(numbers)).tolist()
+    return wait_of_steps(core_wait, np.array(numbers))[0].tolist()
 
 
 def test_a_step_waited_what_the_count_grew_by() -> None:
@@ -57,7 +57,7 @@ def test_a_windows_pieces_hold_its_wait_and_no_more_than_they_have(
     pieces: list[tuple[int, int, bool]], wait: list[int]
 ) -> None:
     window, time, may = (np.array(column) for column in zip(*pieces, strict=True))
-    found = taken(window, time, may, np.array(wait))
+    found = taken(window, np.where(may, time, 0), np.array(wait))
     assert ((found >= 0) & (found <= time)).all()
     assert not found[~may].any()
     for at in range(4):
@@ -112,6 +112,54 @@ def test_computing_and_preparing_wait_and_communication_does_not() -> None:
         k: v for k, v in without.items() if k[0] == 1
     }
     assert sum(found.values()) == sum(without.values()) == 2000
+
+
+def test_who_sleeps_for_data_does_not_wait_for_a_core() -> None:
+    """A step of 1000: 400 computing, 600 of data, of which the thread slept 450 and ran 50.
+
+    It ran 350 and waited for a core for 200: 400 of computing and 150 of data share those.
+    """
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        span(0, 600, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "annotation"),
+        span(600, 1000, "aten::addmm"),
+    )
+    rows = [
+        {"time_ns": t, "span_ns": 0, "tid": 7, "step": s, "run_delay_ns": d, "run_ns": r}
+        for t, s, d, r in ((0, None, 0, 0), (1000, 0, 200, 350))
+    ]
+    given = RankInput(
+        rank=0,
+        host_span=host,
+        device_event=TABLES["device_event"].empty(),
+        step=steps((0, 1000)),
+        collective=TABLES["collective"].empty(),
+        ceiling=None,
+        no_peak_remedy="",
+        devices_listed=False,
+        core_wait=table("core_wait", rows),
+    )
+    found = sums(attribute_rank(join_rank(given)))
+    preparing = found.get((0, "idle.preparation.core_wait"), 0)
+    computing = found.get((0, "compute.core_wait"), 0)
+    assert preparing + computing == 200
+    assert abs(preparing - 200 * 150 / 550) <= 1
+    assert found[0, "idle.preparation.data"] == 600 - preparing
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**10), st.booleans()), min_size=1),
+    st.lists(st.integers(-1, 10**11), min_size=3, max_size=3),
+)
+def test_nobody_is_awake_for_longer_than_he_was_there(
+    pieces: list[tuple[int, int, bool]], sleep: list[int]
+) -> None:
+    window, time, may = (np.array(column) for column in zip(*pieces, strict=True))
+    found = awake(window, time, may, np.zeros(3), np.array(sleep))
+    assert ((found >= 0) & (found <= time)).all()
+    assert (found[~may] == time[~may]).all()
+    for at in (i for i in range(3) if sleep[i] <= 0):
+        assert (found[window == at] == time[window == at]).all()
 
 
 def test_a_piece_that_only_waited_is_gone() -> None:
