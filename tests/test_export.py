@@ -14,6 +14,7 @@ from chopper.cli import cli
 from chopper.errors import OutputError
 from chopper.export import export, tables
 from chopper.views import VIEWS, view
+from tests.kineto_writer import small_trace
 from tests.reports.make import Shape, make
 
 EXACT = make(Shape(ranks=2, steps=2, layers=2, hostile=True))
@@ -76,6 +77,17 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
         export(EXACT, "csv", tmp_path / "mine.txt", force=True)
 
 
-def test_the_command_needs_a_kind_and_a_place() -> None:
+def test_the_command_needs_a_kind() -> None:
     assert CliRunner().invoke(cli, ["export", "run"]).exit_code == 2
     assert CliRunner().invoke(cli, ["export", "run", "--to", "xlsx", "-o", "x"]).exit_code == 2
+
+
+def test_a_place_is_made_up_of_the_runs_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = tmp_path / "my run.pt.trace.json.gz"
+    trace.write_bytes(small_trace().encode_gzip())
+    done = CliRunner().invoke(cli, ["export", str(trace), "--to", "csv"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "myrun-csv" / "piece.csv").is_file()

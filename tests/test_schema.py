@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,15 @@ def test_an_unknown_shell_is_a_usage_error() -> None:
     result = CliRunner().invoke(cli, ["completion", "tcsh"])
     assert result.exit_code == 2
     assert "bash" in result.output
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="no SIGPIPE on this system")
+@pytest.mark.parametrize("arguments", [["schema"], ["schema", "--json"]])
+def test_a_reader_that_leaves_ends_the_command_without_a_word(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "chopper", *arguments], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HOOK_VARIABLE = "CHOPPER_HOOK"
-"""Options of the recording, JSON: collect, steps, trace."""
+"""Options of the recording, JSON: collect, steps, trace, memory."""
 NOTES_VARIABLE = "CHOPPER_HOOK_NOTES"
 """A file that hooked processes append to: what they came to."""
 
@@ -72,6 +72,7 @@ def _begin(note: Callable[[str, str], None]) -> Any:
             steps=wanted.get("steps"),
             output=None,
             trace=wanted.get("trace", True),
+            memory=wanted.get("memory", False),
             automatic=True,
         )
         session = _session.open_session(options)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
+from typing import NoReturn
 
 import click
 
@@ -84,12 +86,24 @@ def cli() -> None:
     """
 
 
+def _end_unread() -> NoReturn:
+    """Whoever read has left (``chopper … | head``): end without a word, as other tools do."""
+    # What is still buffered would fail again when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    sys.exit(1)
+
+
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
     if sys.argv[1:] and sys.argv[1] in _WITHOUT_PANDAS:
         without_pandas()
+    output = sys.stdout
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()  # not at the interpreter's end, where nobody could catch it
     except click.UsageError as exc:
         exc.show()
         sys.exit(2)
@@ -105,8 +119,12 @@ def main() -> None:
         click.echo(f"chopper: {printable(str(exc))}", err=True)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+        _end_unread()
+    except SystemExit:
+        # click catches the same error, and wraps the stream.
+        if sys.stdout is not output:
+            _end_unread()
+        raise
     except OSError as exc:
         if exc.filename is not None or exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     help="parquet or csv: a file per table and view; perfetto: one timeline of all ranks.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory to write to."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Directory to write to.  [default: <name of the run>-<kind>, here]",
 )
 @click.option("--force", is_flag=True, help="Write into a directory that holds files.")
-def command(sources: tuple[str, ...], kind: Kind, output: Path, force: bool) -> None:
+def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bool) -> None:
     """Write an attributed run for other tools.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
@@ -42,12 +46,14 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path, force: bool) -> 
 
     \b
     Examples:
-      chopper export runs/mine --to parquet -o tables
+      chopper export runs/mine --to parquet            # into mine-parquet
       chopper export runs/mine --to perfetto -o timeline
     """
     from chopper.api import attribute, load
     from chopper.export import check_place, export
 
+    if output is None:
+        output = Path(f"{_name(sources[0])}-{kind}")
     check_place(output, force=force)
     with progress("reading the run"):
         run = load(list(sources))
@@ -59,3 +65,11 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path, force: bool) -> 
         click.echo(path)
     if kind == "perfetto":
         click.echo("open it in https://ui.perfetto.dev", err=True)
+
+
+def _name(source: str) -> str:
+    """A name for what is made of a run, a trace or a pattern."""
+    name = Path(source).resolve().name
+    for suffix in (".gz", ".json", ".pt.trace"):
+        name = name.removesuffix(suffix)
+    return re.sub(r"[^\w.-]+", "", name).strip(".-_") or "export"

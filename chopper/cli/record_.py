@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -51,6 +51,7 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
     help=f"Steps to trace, counted from 0.  [default: {DEFAULT_WINDOWS_TEXT}]",
 )
 @click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
+@click.option("--memory", is_flag=True, help="Trace each allocation too.")
 @click.option(
     "--live",
     is_flag=True,
@@ -68,6 +69,7 @@ def command(
     collect: str | None,
     steps: str | None,
     no_trace: bool,
+    memory: bool,
     live: bool,
     prometheus: str | None,
     force: bool,
@@ -98,6 +100,8 @@ def command(
     # What is wrong with the options is said here and now, not by each rank.
     _session.make_options(collect=collect, steps=steps, output=None)
     address = parse_address(prometheus) if prometheus is not None else None
+    if memory and no_trace:
+        raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")
     if live and not sys.stderr.isatty():
         raise UsageError("--live needs a terminal on stderr; --prometheus works without one")
     target = output if output is not None else choose_output(None, None)
@@ -110,7 +114,12 @@ def command(
             _say(f"recording to {shown}")
             with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
                 environment = hooked_environment(
-                    path, Path(notes.name), collect=collect, steps=steps, trace=not no_trace
+                    path,
+                    Path(notes.name),
+                    collect=collect,
+                    steps=steps,
+                    trace=not no_trace,
+                    memory=memory,
                 )
                 with _watched(path, str(shown), live=live, address=address) as sink:
                     code = launch(command_line, env=environment, output=sink)
@@ -170,14 +179,20 @@ def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, se
 
 
 def hooked_environment(
-    path: Path, notes: Path, *, collect: str | None, steps: str | None, trace: bool
+    path: Path,
+    notes: Path,
+    *,
+    collect: str | None,
+    steps: str | None,
+    trace: bool,
+    memory: bool = False,
 ) -> dict[str, str]:
     """The environment in which every Python records itself into ``path`` when it trains."""
     import msgspec
 
     env = dict(os.environ)
     before = env.get("PYTHONPATH")
-    options: dict[str, Any] = {"collect": collect, "steps": steps, "trace": trace}
+    options = {"collect": collect, "steps": steps, "trace": trace, "memory": memory}
     return env | {
         "PYTHONPATH": f"{_HOOK}{os.pathsep}{before}" if before else str(_HOOK),
         "CHOPPER_OUTPUT": str(path),

@@ -133,12 +133,26 @@ def _injections(named: str | None, suites: tuple[str, ...]) -> dict[str, tuple[s
             chosen[suite] = tuple(hits)
     unknown = [a for a in asked if a not in matched]
     if unknown or not asked:
-        every = sorted({name for names in known.values() for name in names})
         raise UsageError(
             f"--causes {named!r}: no injection of {', '.join(unknown) or 'no name'}; "
-            f"expected of {', '.join(every)}, or a cause's id"
+            + _instead(unknown, known)
         )
     return chosen
+
+
+def _instead(unknown: list[str], known: dict[str, dict[str, str]]) -> str:
+    """What may have been meant, else where the names are."""
+    from difflib import get_close_matches
+
+    every = {name for names in known.values() for pair in names.items() for name in pair}
+    close = [c for u in unknown for c in get_close_matches(u, every, n=2, cutoff=0.5)]
+    if close:
+        return f"did you mean {' or '.join(dict.fromkeys(close))}?"
+    some = ", ".join(sorted(names)[0] for names in known.values())
+    return (
+        f"expected the name of one ({some} …: the docs' pages on validation list them), or a "
+        "cause's id such as idle.preparation"
+    )
 
 
 def _show_progress(case: Case, count: int, seconds: float) -> None:

@@ -8,6 +8,8 @@ same recording: recovered is what the cause has more of in the one than in the o
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ _PAIRS, _QUICK_PAIRS = 12, 8
 _STEP_LIMIT_S = 5.0
 _BUSY_CORES = 0.3
 _START_LIMIT_S = 120.0
+_PREFIX = "chopper-validate-"
 _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies", "busy_neighbour")
 
 
@@ -206,9 +209,10 @@ def _record_and_score(
         )
         for name in names
     )
+    _remove_orphans()
     with (
         ranks.ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="chopper-validate-") as directory,
+        tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as directory,
     ):
         job = Job(directory=directory, plans=plans, linked=linked)
         steps = sum(len(plan.levels()) for plan in plans)
@@ -230,6 +234,16 @@ def _record_and_score(
                 steps = [step for at, step, _ in plan.pairs() if at == level]
                 case = _named_right(case, injection.straggler, [named.get(s) for s in steps])
                 done(_excused(case, others.cores))
+
+
+def _remove_orphans() -> None:
+    """Remove what a suite that was killed left; its ranks ended with it."""
+    import psutil
+
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @dataclass(slots=True)
