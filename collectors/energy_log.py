@@ -19,6 +19,7 @@ from chopper.errors import InputError
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import tzinfo
 
 _REQUIRED = ("start_time", "window_name", "elapsed_time")
@@ -32,7 +33,20 @@ def sniff(head: bytes) -> bool:
 
 
 def _heading(text: str) -> list[str]:
-    return [cell.strip() for cell in next(csv.reader(text.splitlines()[:1]), [])]
+    try:
+        return [cell.strip() for cell in next(csv.reader(text.splitlines()[:1]), [])]
+    except csv.Error:
+        return []
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines()[1:]:
+        try:
+            cells = next(csv.reader([line]), [])
+        except csv.Error:
+            cells = [line]
+        if cells:
+            yield cells
 
 
 def _is_log(heading: list[str]) -> bool:
@@ -57,9 +71,7 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
     gpus = [(int(m[1]), i) for i, name in enumerate(heading) if (m := _GPU.fullmatch(name))]
     rows: list[dict[str, object]] = []
     bad = read = 0
-    for cells in csv.reader(text.splitlines()[1:]):
-        if not cells:
-            continue
+    for cells in _rows(text):
         times = [
             _seconds(cells[place[n]]) if len(cells) == len(heading) else None
             for n in ("start_time", "elapsed_time")

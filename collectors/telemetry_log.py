@@ -176,7 +176,11 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
             f"{where}: no telemetry log: expected a heading with a time, a device and clocks, power "
             "or the like; found " + (repr(lines[0][:80]) if lines else "an empty file")
         )
-    heading = next(csv.reader([lines[0]], skipinitialspace=True))
+    try:
+        heading = next(csv.reader([lines[0]], skipinitialspace=True))
+        body = list(csv.reader(lines[1:], skipinitialspace=True))
+    except csv.Error as exc:
+        raise InputError(f"{where}: a telemetry log that is no CSV ({exc})") from exc
     columns = [_plain(cell) for cell in heading]
     time_at = next(i for i, (name, _) in enumerate(columns) if name in _TIME_NAMES)
     device_at = next(i for i, (name, _) in enumerate(columns) if name in _DEVICE_NAMES)
@@ -189,7 +193,7 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
     rows: dict[str, list[dict[str, Any]]] = {}
     uuids: dict[str, int] = {}
     bad, read, local = 0, 0, False
-    for cells in csv.reader(lines[1:], skipinitialspace=True):
+    for cells in body:
         if not cells:
             continue
         # Some loggers leave out what a device does not tell, at the end of the row.

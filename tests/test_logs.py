@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 import chopper
 from chopper.cli import cli
 from chopper.errors import InputError
+from tests import recordings
 from tests.kineto_writer import BASE_NS, Trace
 
 HEADING = "timestamp, index, clocks.current.sm [MHz], power.draw [W], clocks_event_reasons.active\n"
@@ -117,3 +119,93 @@ def test_another_csv_is_refused_in_one_line(tmp_path: Path) -> None:
         match=r"no kind that is known .*'a,b'.* or a log with a time, a device and clocks",
     ):
         chopper.load(file)
+
+
+# ---------------------------------------------------------------- whose clock
+
+
+LOCAL = "timestamp, index, clocks.current.sm [MHz]\n"
+
+
+def local_log(path: Path, hours: int) -> Path:
+    """A log in the local time of a place so many hours east of Greenwich, as nvidia-smi writes it."""
+    lines = [
+        datetime.fromtimestamp(
+            (BASE_NS + i * 10 * MS) / 1e9, timezone(timedelta(hours=hours))
+        ).strftime("%Y/%m/%d %H:%M:%S.%f, 0, 1200 MHz\n")
+        for i in range(-5, 20)
+    ]
+    path.write_text(LOCAL + "".join(lines))
+    return path
+
+
+def test_times_without_a_zone_are_joined_only_when_the_zone_is_said(tmp_path: Path) -> None:
+    kernels = trace(tmp_path / "trace.json")
+    clocks = local_log(tmp_path / "smi.csv", 2)
+    with pytest.raises(InputError, match=r"name no zone.*--time-zone Europe/Berlin"):
+        chopper.load([kernels, clocks])
+    for i, zone in enumerate(("+02:00", "UTC+2", "Etc/GMT-2")):
+        target = tmp_path / f"run{i}"
+        asked = ["import", str(kernels), str(clocks), "--time-zone", zone, "-o", str(target)]
+        done = CliRunner().invoke(cli, asked)
+        assert done.exit_code == 0, done.output
+        assert clock_ns(target)[0] > 0
+    wrong = ["import", str(kernels), str(clocks), "--time-zone", "UTC", "-o", str(tmp_path / "w")]
+    done = CliRunner().invoke(cli, wrong)
+    assert "shares no moment with the trace (7,200 s after it)" in done.output
+    done = CliRunner().invoke(cli, [*wrong[:4], "Mars/Base", "-o", str(tmp_path / "m")])
+    assert done.exit_code == 2
+    assert "no time zone is called 'Mars/Base'" in done.output
+
+
+def test_clocks_of_different_origins_are_not_joined(tmp_path: Path) -> None:
+    recorded = recordings.write_rpd(tmp_path / "t.rpd", recordings.small())
+    clocks = log(tmp_path / "smi.csv", BASE_NS)
+    with pytest.raises(InputError, match="the trace's times count from the start of a host"):
+        chopper.load([recorded, clocks])
+
+
+# ---------------------------------------------------------------- AMD's tools, and Zeus
+
+
+def test_amd_smi_monitor(tmp_path: Path) -> None:
+    file = tmp_path / "amd.csv"
+    file.write_text(
+        "timestamp,gpu,power_usage,hotspot_temperature,memory_temperature,gfx_clk,gfx,mem,"
+        "mem_clock,vram_used\n"
+        f"{BASE_NS // 10**9},0,740,71,55,1890,99,40,1300,N/A\n"
+        f"{BASE_NS // 10**9},1,N/A,N/A,N/A,132,0,0,900,N/A\n"
+    )
+    run = chopper.load(file)
+    first, second = run.table(0, "device_clock").to_pylist()
+    assert (first["sm_clock_hz"], first["memory_clock_hz"]) == (1_890_000_000, 1_300_000_000)
+    assert (first["power_w"], second["power_w"]) == (740.0, None)
+    counters = run.table(0, "device_counter").to_pylist()
+    assert (counters[0]["temperature_c"], counters[0]["memory_temperature_c"]) == (71.0, 55.0)
+    assert counters[0]["device_utilization_ratio"] == pytest.approx(0.99)
+
+
+def zeus(path: Path, start_s: float) -> Path:
+    path.write_text(
+        "start_time,window_name,elapsed_time,gpu0_energy,gpu1_energy\n"
+        f"{start_s:.6f},epoch,0.050000,12.5,nan\n"
+        f"{start_s + 1:.6f},epoch,oops,1,1\n"
+    )
+    return path
+
+
+def test_energy_windows_of_zeus_alone_and_beside_a_trace(tmp_path: Path) -> None:
+    file = zeus(tmp_path / "energy.csv", BASE_NS / 1e9)
+    run = chopper.load(file)
+    (window,) = run.table(0, "energy_window").to_pylist()
+    assert (window["device_id"], window["window"], window["energy_j"]) == (0, "epoch", 12.5)
+    assert window["span_ns"] == 50 * MS
+    assert window["time_ns"] == BASE_NS + 25 * MS
+    assert [f.count for f in run.manifest.findings if f.code == "telemetry.rows_lost"] == [1]
+    joined = chopper.load([trace(tmp_path / "trace.json"), file])
+    assert joined.table(0, "energy_window").num_rows == 1
+    # Older versions count from the start of the host: such windows have no place in a trace.
+    old = zeus(tmp_path / "old.csv", 13_586_410.5)
+    assert chopper.load(old).table(0, "energy_window")["energy_j"].to_pylist() == [12.5]
+    with pytest.raises(InputError, match="the log's times count from the start of a host"):
+        chopper.load([tmp_path / "trace.json", old])

@@ -104,15 +104,23 @@ def _rows(file: Iterable[str]) -> Iterator[list[str]]:
         if count == _HEADING_WITHIN:
             return
         if "," in line:
-            yield next(csv.reader([line]), [])
+            yield _cells(line)
+
+
+def _cells(line: str) -> list[str]:
+    """Cells of a line that may be no CSV at all."""
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
 
 
 def _read(name: str, file: Iterable[str], columns: dict[str, list[object]], odd: list[str]) -> None:
     lines = iter(file)
     layout: _Layout | None = None
     for count, line in enumerate(lines):
-        if "," in line and (layout := _layout(next(csv.reader([line]), []))) is not None:
-            width = len(next(csv.reader([line])))
+        if "," in line and (layout := _layout(_cells(line))) is not None:
+            width = len(_cells(line))
             break
         if count == _HEADING_WITHIN:
             break

@@ -45,7 +45,6 @@ _PART = re.compile(
     r"|counter_collection|pmc_perf)(?:_trace|_info)?(?:\.csv)?(?:\.gz)?$",
     re.IGNORECASE,
 )
-_LONGEST_CELL = 1 << 20
 
 _START = ("starttimestamp", "beginns", "startns")
 _END = ("endtimestamp", "endns")
@@ -54,7 +53,10 @@ _END = ("endtimestamp", "endns")
 def part_of(head: bytes) -> str | None:
     """Which of the files of a recording one is, by its heading; None for none of them."""
     lines = head.decode("utf-8-sig", "replace").splitlines()
-    cells = {_simple(cell) for cell in next(csv.reader(lines[:1]), [])} if lines else set()
+    try:
+        cells = {_simple(cell) for cell in next(csv.reader(lines[:1]), [])}
+    except csv.Error:
+        return None
     if "nodeid" in cells and "agenttype" in cells:
         return AGENTS
     if not cells & set(_START) or not cells & set(_END):
@@ -120,7 +122,6 @@ class _Table:
         rows: list[list[str]] = []
         bad = 0
         reader = csv.reader(io.StringIO(lines))
-        csv.field_size_limit(_LONGEST_CELL)
         self.heading: list[str] = []
         try:
             self.heading = [cell.strip() for cell in next(reader, [])]

@@ -13,6 +13,7 @@ from chopper.tables import TABLES
 MOST_ROWS = 5_000_000
 """Lists may refer to one another: more rows than this are nobody's snapshot."""
 _MOST_FRAMES = 64
+_MOST_BYTES = 1 << 62
 _LONGEST_NAME = 300
 
 
@@ -35,6 +36,9 @@ def tables_of(snapshot: Any, where: str) -> dict[str, pa.Table]:
     stacks = _Stacks()
     segments = _dicts(snapshot["segments"], where)
     segment_rows = [_segment(s) for s in segments]
+    listed = [s["blocks"] for s in segments if isinstance(s.get("blocks"), list)]
+    if sum(map(len, listed)) > MOST_ROWS:
+        raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} blocks")
     block_rows: list[dict[str, Any]] = []
     for segment in segments:
         _add_blocks(block_rows, segment, stacks, where)
@@ -136,9 +140,7 @@ def _add_blocks(
                 "frames": stacks.of(block.get("frames")),
             }
         )
-        at = at + size if at is not None and size is not None else None
-        if len(rows) > MOST_ROWS:
-            raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} blocks")
+        at = _whole(at + size) if at is not None and size is not None else None
 
 
 _ALLOCATED = {"alloc": 1, "free_requested": -1, "free": -1}
@@ -152,10 +154,11 @@ def _events(
     for entry in reversed(entries):
         action = _text(entry.get("action"))
         size = _whole(entry.get("size")) or 0
-        time_us = entry.get("time_us")
-        time_us = _whole(time_us, most=1 << 52)
+        time_us = _whole(entry.get("time_us"), most=1 << 52)
         if action is None:
             continue
+        if not -_MOST_BYTES < allocated < _MOST_BYTES or not -_MOST_BYTES < reserved < _MOST_BYTES:
+            allocated = reserved = -1
         if time_us is not None:
             rows.append(
                 {
@@ -172,8 +175,6 @@ def _events(
             )
         allocated -= _ALLOCATED.get(action, 0) * size
         reserved -= _RESERVED.get(action, 0) * size
-        if not -(1 << 62) < allocated < 1 << 62 or not -(1 << 62) < reserved < 1 << 62:
-            allocated = reserved = -1
     rows.reverse()
     return rows
 
