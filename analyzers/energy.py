@@ -18,7 +18,7 @@ from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.events import of_run
 from chopper.analyzers.utilization import tokens_of
 from chopper.tables import TABLES
-from chopper.telemetry import of_rank, ranks_text, socket_of, table_beside
+from chopper.telemetry import per_device, ranks_text, socket_of, table_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,27 +175,34 @@ def _devices(attribution: Attribution) -> list[_Unit]:
         shared.setdefault(socket_of(run, rank), []).append(rank)
     found = []
     for ranks in shared.values():
-        counter, clock = (of_rank(run, ranks[0], n) for n in ("device_counter", "device_clock"))
-        if not counter.num_rows and not clock.num_rows:
-            continue
-        meter = meter_of(ints(counter, "time_ns"), _real(counter, "energy_j"))
-        if meter is None:
-            meter = meter_of_power(ints(clock, "time_ns"), _real(clock, "power_w"))
-        if meter is None:
-            meter = meter_of_power(ints(counter, "time_ns"), _real(counter, "power_average_w"))
-        part = run.part(ranks[0])
-        device = ranks[0] if part.device_id is None else part.device_id
-        found.append(
-            _unit(
-                attribution,
-                f"device {device}",
-                tuple(ranks),
-                meter,
-                "neither energy nor power of the device was recorded",
-                device=True,
+        counters = dict(per_device(run, ranks[0], "device_counter"))
+        clocks = dict(per_device(run, ranks[0], "device_clock"))
+        for number in dict.fromkeys([*counters, *clocks]):
+            meter = _device_meter(counters.get(number), clocks.get(number))
+            device = run.part(ranks[0]).device_id if number is None else number
+            found.append(
+                _unit(
+                    attribution,
+                    f"device {ranks[0] if device is None else device}",
+                    tuple(ranks),
+                    meter,
+                    "neither energy nor power of the device was recorded",
+                    device=True,
+                )
             )
-        )
     return found
+
+
+def _device_meter(counter: pa.Table | None, clock: pa.Table | None) -> Meter | None:
+    """A device's counter; where it has none, its power: as it was read, else as the driver averaged."""
+    meter = None
+    if counter is not None:
+        meter = meter_of(ints(counter, "time_ns"), _real(counter, "energy_j"))
+    if meter is None and clock is not None:
+        meter = meter_of_power(ints(clock, "time_ns"), _real(clock, "power_w"))
+    if meter is None and counter is not None:
+        meter = meter_of_power(ints(counter, "time_ns"), _real(counter, "power_average_w"))
+    return meter
 
 
 def _hosts(attribution: Attribution) -> list[_Unit]:
@@ -281,6 +288,8 @@ def _of_steps(unit: _Unit) -> list[dict[str, Any]]:
     whole = unit.row("run")
     if unit.meter is None:
         return [whole | {"reason": unit.reason}]
+    if not len(unit.steps):
+        return [whole | _of_readings(unit.meter)]
     groups = _groups(unit.meter, unit.steps)
     if not groups:
         return [whole | {"reason": _why_none(unit.meter, unit.steps)}]
@@ -304,6 +313,19 @@ def _of_steps(unit: _Unit) -> list[dict[str, Any]]:
     _per_step(whole, unit, np.concatenate([np.arange(a, b + 1) for (a, b), _ in known]))
     whole |= {"first_step": known[0][1]["first_step"], "last_step": known[-1][1]["last_step"]}
     return [whole, *rows] if len(rows) > 1 else [whole]
+
+
+def _of_readings(meter: Meter) -> dict[str, Any]:
+    """Energy of all that was read, where nothing tells steps."""
+    start, end = int(meter.time_ns[0]), int(meter.time_ns[-1])
+    if end - start < MIN_SPAN_NS:
+        return {"reason": f"readings span {(end - start) / 1e9:.2g} s, below "
+                f"{MIN_SPAN_NS / 1e9:.0f} s an energy counter says nothing"}  # fmt: skip
+    if meter.broken.any():
+        good = np.diff(meter.time_ns)[~meter.broken].sum()
+        return {"reason": f"known of {good / (end - start):.0%} of the time only: the counter went "
+                "backwards, or power was not read for too long"}  # fmt: skip
+    return _difference(meter, start, end)
 
 
 def _groups(meter: Meter, steps: np.ndarray) -> list[tuple[int, int]]:
@@ -337,8 +359,6 @@ def _groups(meter: Meter, steps: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _why_none(meter: Meter, steps: np.ndarray) -> str:
-    if not len(steps):
-        return "no steps"
     usable = meter.usable(steps[:, 1], steps[:, 2])
     if not usable.any():
         return "no step lies within the readings"
@@ -442,7 +462,7 @@ def _together(units: Sequence[tuple[_Unit, dict[str, Any]]]) -> dict[str, Any] |
     if len(units) < 2:
         return None
     rows = [row for _, row in units]
-    ranks = sorted(rank for unit, _ in units for rank in unit.ranks)
+    ranks = sorted({rank for unit, _ in units for rank in unit.ranks})
     row: dict[str, Any] = {
         "scope": "run",
         "source": "all devices",
@@ -452,16 +472,16 @@ def _together(units: Sequence[tuple[_Unit, dict[str, Any]]]) -> dict[str, Any] |
     refused = [f"{unit.name}: {r['reason']}" for unit, r in units if r.get("reason")]
     if refused:
         return row | {"reason": "; ".join(dict.fromkeys(refused))}
-    per_step = sum(r["energy_per_step_j"] for r in rows)
+    per_step = sum(r.get("energy_per_step_j", 0.0) for r in rows)
     row |= {
-        "energy_per_step_j": per_step,
+        "energy_per_step_j": per_step or None,
         "energy_j": sum(r["energy_j"] for r in rows),
         "energy_error_j": sum(r["energy_error_j"] for r in rows),
         "power_mean_w": sum(r["power_mean_w"] for r in rows),
         "span_ns": max(r["span_ns"] for r in rows),
         "start_ns": min(r["start_ns"] for r in rows),
-        "first_step": max(r["first_step"] for r in rows),
-        "last_step": min(r["last_step"] for r in rows),
+        "first_step": max((r["first_step"] for r in rows if "first_step" in r), default=None),
+        "last_step": min((r["last_step"] for r in rows if "last_step" in r), default=None),
         "basis": " and ".join(sorted({r["basis"] for r in rows})),
     }
     if all(r.get("tokens_count") for r in rows):

@@ -48,6 +48,28 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     return TABLES[name].empty()
 
 
+def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Table]]:
+    """Rows of a device table by device: those of the rank's own, else of each that a log speaks of.
+
+    A log of several devices that was imported without a trace belongs to none of them more than to
+    another; each is told by its ordinal. None stands for the rank's own device.
+    """
+    import pyarrow.compute as pc
+
+    own = of_rank(run, rank, name)
+    if own.num_rows:
+        return [(None, own)]
+    part = run.part(rank)
+    table = run.table(rank, name)
+    if part.device_id is not None or part.devices or not table.num_rows:
+        return []
+    numbers = sorted(pc.unique(table["device_id"]).to_pylist())
+    return [
+        (number, table.filter(pc.equal(table["device_id"], number)).sort_by("time_ns"))
+        for number in numbers
+    ]
+
+
 def _ranks_beside(run: Run, rank: int) -> list[int]:
     """The rank, then the others that are known to be on its host."""
     host = run.part(rank).hostname

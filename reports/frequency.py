@@ -17,7 +17,7 @@ from chopper.analyzers.clocks import CLOCK_LABELS
 from chopper.causes import CAUSES
 from chopper.reports.figures import MAX_BARS, plain
 from chopper.reports.palette import PHASES, color
-from chopper.telemetry import of_rank
+from chopper.telemetry import per_device
 from chopper.views import view
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def build(attribution: Attribution, story: Story) -> Frequency | None:
     episodes = view(attribution, "throttle_episodes").to_pylist()
     made = {
         "frequency_clocks": _distribution(found, readings, reference),
-        "frequency_power": _power(attribution, readings, reference),
+        "frequency_power": _power(readings, reference),
         "frequency_steps": _steps(steps, story),
     }
     return Frequency(
@@ -90,6 +90,7 @@ class _Readings:
     """Readings of one rank's device with a clock; NaN where something was not read."""
 
     rank: int
+    name: str
     time_ns: np.ndarray
     clock_hz: np.ndarray
     power_w: np.ndarray
@@ -99,26 +100,26 @@ class _Readings:
 
 def _readings(attribution: Attribution) -> list[_Readings]:
     found = []
-    for rank in attribution.run.ranks:
-        clock = of_rank(attribution.run, rank, "device_clock")
-        hz = _real(clock, "sm_clock_hz")
-        good = hz > 0
-        if good.sum() < 2:
-            continue
-        time = clock["time_ns"].to_numpy()[good]
-        counter = of_rank(attribution.run, rank, "device_counter")
-        limit = of_rank(attribution.run, rank, "device_limit")
-        watts = limit["power_limit_w"][0].as_py() if limit.num_rows else None
-        found.append(
-            _Readings(
-                rank,
-                time,
-                hz[good],
-                _real(clock, "power_w")[good],
-                _nearest(counter["time_ns"].to_numpy(), _real(counter, "temperature_c"), time),
-                watts,
+    run = attribution.run
+    labels = {r.rank: r.label for r in attribution.ranks}
+    for rank in run.ranks:
+        counters = dict(per_device(run, rank, "device_counter"))
+        limits = dict(per_device(run, rank, "device_limit"))
+        for number, clock in per_device(run, rank, "device_clock"):
+            hz = _real(clock, "sm_clock_hz")
+            good = hz > 0
+            if good.sum() < 2:
+                continue
+            time = clock["time_ns"].to_numpy()[good]
+            heat = np.full(len(time), np.nan)
+            if number in counters:
+                at = counters[number]["time_ns"].to_numpy()
+                heat = _nearest(at, _real(counters[number], "temperature_c"), time)
+            watts = limits[number]["power_limit_w"][0].as_py() if number in limits else None
+            name = labels.get(rank, f"rank {rank}") if number is None else f"device {number}"
+            found.append(
+                _Readings(rank, name, time, hz[good], _real(clock, "power_w")[good], heat, watts)
             )
-        )
     return found
 
 
@@ -278,7 +279,7 @@ def _rows(found: Clocked | None, readings: list[_Readings]) -> list[_Row]:
     if found is None:
         for one in readings[:16]:
             weight = np.diff(one.time_ns, append=one.time_ns[-1]).astype(np.float64)
-            rows.append(_Row(f"rank {one.rank}, all readings", "#3b7dd8", one.clock_hz, weight, ""))
+            rows.append(_Row(f"{one.name}, all readings", "#3b7dd8", one.clock_hz, weight, ""))
         return rows
     known = np.flatnonzero(~np.isnan(found.clock_hz))
     events, time = found.events, found.time_ns[known]
@@ -424,9 +425,7 @@ def _mark(layout: Figure, axis: str, at: float, words: str) -> None:
     )
 
 
-def _power(
-    attribution: Attribution, readings: list[_Readings], reference: float | None
-) -> Figure | None:
+def _power(readings: list[_Readings], reference: float | None) -> Figure | None:
     """Clock against power, coloured by temperature: a dot per reading, thinned evenly."""
     known = [r for r in readings if np.isfinite(r.power_w).any()]
     if not known:
@@ -436,10 +435,9 @@ def _power(
     for one in known:
         good = np.flatnonzero(np.isfinite(one.power_w))
         good = good[np.linspace(0, len(good) - 1, min(each, len(good))).round().astype(np.int64)]
-        rank = np.full(len(good), one.rank)
-        parts.append((one.power_w[good], one.clock_hz[good], one.temperature_c[good], rank))
-    power, clock, heat, rank = (np.concatenate(column) for column in zip(*parts, strict=True))
-    labels = {r.rank: r.label for r in attribution.ranks}
+        name = np.full(len(good), one.name, dtype=object)
+        parts.append((one.power_w[good], one.clock_hz[good], one.temperature_c[good], name))
+    power, clock, heat, name = (np.concatenate(column) for column in zip(*parts, strict=True))
     warm = np.isfinite(heat)
     data: list[Figure] = []
     for mask, coloured in ((~warm, False), (warm, True)):
@@ -470,9 +468,8 @@ def _power(
                 "x": [round(v, 1) for v in power[mask].tolist()],
                 "y": [round(v * _GIGA, 4) for v in clock[mask].tolist()],
                 "text": [
-                    plain(labels.get(int(r), f"rank {r}"))
-                    + (f", {h:.0f} °C" if np.isfinite(h) else "")
-                    for r, h in zip(rank[mask].tolist(), heat[mask].tolist(), strict=True)
+                    plain(n) + (f", {h:.0f} °C" if np.isfinite(h) else "")
+                    for n, h in zip(name[mask].tolist(), heat[mask].tolist(), strict=True)
                 ],
                 "marker": marker,
                 "hovertemplate": "%{y:.3f} GHz at %{x:.0f} W<br>%{text}<extra></extra>",

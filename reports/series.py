@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.queue import depths as depths_of
-from chopper.telemetry import of_rank
+from chopper.telemetry import per_device
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,23 +105,28 @@ _DEVICE_RATES = (
 
 
 def _device(run: Run, rank: int) -> list[Series]:
-    """Clock, power, temperature, use and links of the device that a rank computes on."""
+    """Clock, power, temperature, use and links of the device that a rank computes on.
+
+    Of a log without a trace, those of each device in it.
+    """
     found: list[Series] = []
     for name, columns in (("device_clock", _DEVICE_CLOCK), ("device_counter", _DEVICE_COUNTER)):
-        table = of_rank(run, rank, name)
-        if not table.num_rows:
-            continue
-        times = _times(table)
-        for column, panel, unit, of in columns:
-            found.append(
-                Series(panel, f"rank {rank}{of}", unit, rank, times, _numbers(table, column))
-            )
-    table = of_rank(run, rank, "device_counter")
-    for column, panel, way in _DEVICE_RATES if table.num_rows else ():
-        at, per_ns = _derivative(_times(table), _numbers(table, column))
-        if np.nanmax(per_ns, initial=0) > 0:
-            found.append(Series(panel, f"rank {rank}{way}", "bytes_per_s", rank, at, per_ns * 1e9))
+        for number, table in per_device(run, rank, name):
+            who, times = _device_name(rank, number), _times(table)
+            for column, panel, unit, of in columns:
+                values = _numbers(table, column)
+                found.append(Series(panel, f"{who}{of}", unit, rank, times, values))
+    for number, table in per_device(run, rank, "device_counter"):
+        for column, panel, way in _DEVICE_RATES:
+            at, per_ns = _derivative(_times(table), _numbers(table, column))
+            if np.nanmax(per_ns, initial=0) > 0:
+                label = f"{_device_name(rank, number)}{way}"
+                found.append(Series(panel, label, "bytes_per_s", rank, at, per_ns * 1e9))
     return found
+
+
+def _device_name(rank: int, number: int | None) -> str:
+    return f"rank {rank}" if number is None else f"device {number}"
 
 
 def _numbers(table: pa.Table, column: str) -> np.ndarray:

@@ -8,7 +8,13 @@ import pytest
 from chopper.manifest import Device, RankManifest, RunManifest
 from chopper.run import Run
 from chopper.tables import TABLES
-from chopper.telemetry import DEVICE_TABLES, canonical_uuid, core_wait_ratio, of_rank
+from chopper.telemetry import (
+    DEVICE_TABLES,
+    canonical_uuid,
+    core_wait_ratio,
+    of_rank,
+    per_device,
+)
 
 UUID = "1f2e3d4c-0000-0000-0000-00000000000a"
 OTHER = "1f2e3d4c-0000-0000-0000-00000000000b"
@@ -147,3 +153,16 @@ def test_another_rank_of_the_host_may_hold_the_samples() -> None:
     run = a_run([part(0), part(1)], {})
     run.put(0, "process", waits((0, 0), (100, 50), rank=1))
     assert core_wait_ratio(run, 1, 0, 10**9) == pytest.approx(0.5)
+
+
+def test_a_log_of_several_devices_is_told_device_by_device() -> None:
+    two = clocks((20, 1, None), (10, 3, None), (30, 3, None))
+    run = a_run([RankManifest(rank=0)], {0: two})
+    assert [(n, t["time_ns"].to_pylist()) for n, t in per_device(run, 0, "device_clock")] == [
+        (1, [20]),
+        (3, [10, 30]),
+    ]
+    # A rank that names its device gets that one, or none.
+    own = a_run([part(1)], {1: two})
+    assert [n for n, _ in per_device(own, 1, "device_clock")] == [None]
+    assert per_device(a_run([part(2)], {2: two}), 2, "device_clock") == []

@@ -271,6 +271,20 @@ def test_ranks_are_written_as_ranges() -> None:
     assert ranks_text([3, 0, 1, 7]) == "0-1,3,7"
 
 
+def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
+    part = m.RankManifest(rank=0)
+    run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
+    run.put(0, "device_counter", counter(until_s=19))  # from 1 s before to 20 s after: 20.9 s
+    (row,) = energy_of(run)
+    assert row["step_count"] == 0
+    assert row["energy_j"] == pytest.approx(400 * row["span_ns"] / S)
+    assert row["energy_per_step_j"] is None
+    run.put(0, "device_counter", counter(until_s=1))
+    (row,) = energy_of(run)
+    assert row["energy_j"] is None
+    assert "readings span" in row["reason"]
+
+
 def test_a_run_without_telemetry_has_no_energy() -> None:
     attribution: Attribution = chopper.attribute(a_run())
     assert view(attribution, "energy").schema.names == TABLES["energy"].arrow.names
