@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.replay.program import ISSUE, OP_END, OP_START, STEP, Program, program
+from chopper.analyzers.columns import row_set
+from chopper.analyzers.replay.program import (
+    ISSUE,
+    OP_END,
+    OP_START,
+    STEP,
+    Program,
+    blocking_copies,
+    program,
+)
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.streams import Waits, previous_on_stream, waits
 
@@ -53,6 +62,10 @@ EDGE_LABELS = [
     "wait for a collective",
     "beside the program",
 ]
+_CALLS = 1.5
+"""An event that begins within so many lengths of its launching call began because of it."""
+_OWN_LAG_NS = 50_000
+"""A longer lag is no variation of a latency: something else was waited for."""
 _GAP_NS = 5_000
 """A gap that is longer than a stream takes by so much has another reason."""
 
@@ -237,7 +250,7 @@ def _rank(
     if joined.host_only:
         _beside(told, joined, edges, moment, start, end, event_base)
     else:
-        found = waits(links)
+        found = waits(links, joined.communication)
         call = _launches(told, joined, found, edges, moment, start, event_base)
         later = np.flatnonzero(found.previous >= 0)
         _after(
@@ -359,10 +372,14 @@ def _launches(
     has = np.flatnonzero(links.has_launch)
     delay = links.events.start_ns[has] - links.launch_ns[has]
     length = links.returned_ns[has] - links.launch_ns[has]
+    # A call that returned when its copy was done took no such time to launch it.
+    length[row_set(blocking_copies(links), len(links.events))[has]] = 0
     weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
     edges.add(LAUNCH, of_row[links.launch_row[has]], start[has], weight, event_base + has)
     call = np.zeros(len(links.events), dtype=np.int64)
-    call[has] = np.minimum(length, weight)
+    # Where the submission itself varies with the call, so does what goes with it.
+    own = np.where(delay <= _CALLS * length, np.maximum(delay - max(found.launch_ns, 0), 0), length)
+    call[has] = np.maximum(own, np.minimum(length, weight))
     _unlaunched(told, joined, found, edges, moment, start, event_base)
     return call
 
@@ -545,6 +562,7 @@ def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[Ran
     if len(entered):
         reached[entered] = np.maximum.reduceat(time[source] + weight, first[entered])
     lag = np.where(np.diff(first) > 0, time - reached, 0)
+    lag, weight = _own_lags(lag, reached, time, source, target, weight, kind[by_target])
     placed = [
         RankNodes(
             n.joined,
@@ -577,6 +595,30 @@ def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[Ran
         contradicted,
         free,
     )
+
+
+def _own_lags(
+    lag: np.ndarray,
+    reached: np.ndarray,
+    time: np.ndarray,
+    source: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray,
+    kind: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Short lags become part of the edges that decided: a launch, a stream, took so much longer.
+
+    Returns:
+        The lags that are left, and the weights.
+    """
+    decided = (lag[target] > 0) & (time[source] + weight == reached[target])
+    decided &= (lag[target] <= _OWN_LAG_NS) | (kind == LAUNCH) & (
+        lag[target] <= (_CALLS - 1) * weight
+    )
+    weight = np.where(decided, weight + lag[target], weight)
+    left = lag.copy()
+    left[target[decided]] = 0
+    return left, weight
 
 
 _ROUNDS_MAX = 4096

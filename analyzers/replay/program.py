@@ -122,11 +122,19 @@ def _synchronizing(links: Links) -> np.ndarray:
     host = links.host
     calls = host.of("runtime", "driver")
     found = calls & host.named(names.is_synchronizing_call)
-    copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
-    rows = links.launch_row[copies]
-    blocking = host.end_ns[rows] >= links.events.end_ns[copies]
-    found[rows[blocking & calls[rows]]] = True
+    found[links.launch_row[blocking_copies(links)]] = True
     return np.flatnonzero(found & (host.dur_ns > 0))
+
+
+def blocking_copies(links: Links) -> np.ndarray:
+    """Copies whose call returned when they were done: to the host, or by a call that waits."""
+    host, events = links.host, links.events
+    copies = np.flatnonzero(events.of("memcpy") & links.has_launch)
+    rows = links.launch_row[copies]
+    waits = host.named(names.is_synchronizing_call)[rows]
+    waits |= events.named(lambda n: "DtoH" in n or "DeviceToHost" in n)[copies]
+    waits &= (host.end_ns[rows] >= events.end_ns[copies]) & host.of("runtime", "driver")[rows]
+    return copies[waits]
 
 
 def _synchronize(
@@ -151,7 +159,7 @@ def _synchronize(
     calls = row[at]
     begin, end = host.start_ns[calls], host.end_ns[calls]
     own = np.full(len(host), -1, dtype=np.int64)
-    copies = np.flatnonzero(events.of("memcpy") & links.has_launch)
+    copies = blocking_copies(links)
     own[links.launch_row[copies]] = copies
     target = own[calls]
     whole = host.named(lambda n: "DeviceSynchronize" in n or "CtxSynchronize" in n)[calls]
@@ -284,9 +292,10 @@ def _parts(
     launching = np.zeros(len(links.host) + 1, dtype=bool)
     if not links.events.of("host_op", "host_collective").any():
         launching[links.launch_row[links.has_launch]] = True
-    # A blocking copy is a synchronization first.
-    cause[launching[found.span] & (cause != SYNCHRONIZATION)] = CALL
+        # A blocking copy is a synchronization first.
+        launching[_synchronizing(links)] = False
+    cause[launching[found.span]] = CALL
     return Parts(owner[found.owner], found.start_ns, found.end_ns, cause, found.span)
 
 
-__all__ = ["CALL", "SYNCHRONIZATION", "Program", "issuing_calls", "program"]
+__all__ = ["CALL", "SYNCHRONIZATION", "Program", "blocking_copies", "issuing_calls", "program"]

@@ -10,12 +10,16 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.analyzers import names
 from chopper.analyzers.columns import compact
-from chopper.analyzers.links import COMMUNICATION, Links
+from chopper.analyzers.links import COMMUNICATION, PHASES, Links
+
+if TYPE_CHECKING:
+    from chopper.analyzers.collectives import Communication
 
 _RIGHT_AFTER_NS = 50_000
 """An event that begins so soon after another stream's has ended may have waited for it."""
@@ -45,7 +49,7 @@ class Waits:
     launch_ns: int
 
 
-def waits(links: Links) -> Waits:
+def waits(links: Links, communication: Communication) -> Waits:
     """What the events of one rank wait for."""
     events = links.events
     previous = previous_on_stream(links)
@@ -60,14 +64,16 @@ def waits(links: Links) -> Waits:
     beyond = start[idle] - links.returned_ns[idle]
     beyond = beyond[beyond <= _RIGHT_AFTER_NS]
     launch_ns = int(np.median(beyond)) if len(beyond) else 0
-    told_source, told_target = _told(links, previous)
+    told_source, told_target = _told(links, communication, previous)
     seen_source, seen_target = _seen(links, free, stream_ns, launch_ns)
     source = np.concatenate([told_source, seen_source])
     target = np.concatenate([told_target, seen_target])
     _, first = np.unique(source * len(events) + target, return_index=True)
     source, target = source[first], target[first]
     delay = start[target] - end[source]
-    bound = delay[(delay <= _RIGHT_AFTER_NS) & (free[target] + stream_ns < start[target])]
+    bound = (delay <= _RIGHT_AFTER_NS) & (free[target] + stream_ns < start[target])
+    # What was launched only then waited for its launch.
+    bound = delay[bound & (links.returned_ns[target] <= end[source])]
     event_ns = int(np.median(bound)) if len(bound) else 0
     return Waits(previous, stream_ns, source, target, event_ns, launch_ns)
 
@@ -107,7 +113,9 @@ def _seen(
     return source[target], target
 
 
-def _told(links: Links, previous: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _told(
+    links: Links, communication: Communication, previous: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Waits that follow from calls for events."""
     host, events = links.host, links.events
     nothing = np.zeros(0, np.int64)
@@ -131,6 +139,8 @@ def _told(links: Links, previous: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     before = previous[target]
     alone = (before < 0) | (links.launch_row[before] != links.launch_row[target])
     target, when = target[alone], asked[of_launch[at[hit][alone]]]
+    gathers, copies = _sharding(links, communication)
+    updates = links.phase == PHASES.index("optimizer")
     place = _place(links)
     distinct, stream = compact(place)
     communicates = links.work_class == COMMUNICATION
@@ -141,16 +151,43 @@ def _told(links: Links, previous: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not len(mine) or (len(distinct) > _STREAMS_MAX and not of_communication):
             continue
         mine = mine[np.argsort(links.launch_ns[mine], kind="stable")]
-        others = np.flatnonzero(stream[target] != number)
-        last = np.searchsorted(links.launch_ns[mine], when[others], side="left") - 1
-        open_ = last >= 0
-        for back in range(_BACK if of_communication else 1):
-            row = mine[np.maximum(last - back, 0)]
-            fits = open_ & (last >= back) & (events.end_ns[row] <= events.start_ns[target[others]])
-            sources.append(row[fits])
-            targets.append(target[others[fits]])
-            open_ &= ~fits
+        others = stream[target] != number
+        sharding = gathers | copies
+        for asking, from_ in (
+            (others & ~sharding[target], mine),
+            (others & gathers[target], mine[copies[mine] | updates[mine] | communicates[mine]]),
+            (others & copies[target], mine[gathers[mine] | ~communicates[mine]]),
+        ):
+            rows = np.flatnonzero(asking)
+            last = np.searchsorted(links.launch_ns[from_], when[rows], side="left") - 1
+            open_ = last >= 0
+            for back in range(_BACK if of_communication else 1):
+                if not open_.any():
+                    break
+                row = from_[np.maximum(last - back, 0)]
+                fits = open_ & (last >= back)
+                fits &= events.end_ns[row] <= events.start_ns[target[rows]]
+                sources.append(row[fits])
+                targets.append(target[rows[fits]])
+                open_ &= ~fits
     return np.concatenate(sources), np.concatenate(targets)
+
+
+def _sharding(links: Links, communication: Communication) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of the all-gathers of parameters, and of the copies around them.
+
+    Parameters do not depend on what the model computes: their all-gather waits for the optimizer
+    and for copies into and out of its buffers, not for the last product; and what copies them out waits for an all-gather,
+    not for the last reduction of gradients.
+    """
+    host = links.host
+    region = host.nesting.nearest(host.named(names.is_sharding_region)) >= 0
+    inside = np.append(region, np.array([False]))
+    of_sharding = inside[np.where(links.launch_row >= 0, links.launch_row, links.op_row)]
+    gathers = np.zeros(len(of_sharding), dtype=bool)
+    what = np.array([kind.what == "allgather" for kind in communication.kinds] + [False])
+    gathers[communication.event_row] = what[communication.kind]
+    return gathers & of_sharding, of_sharding & (links.work_class != COMMUNICATION)
 
 
 __all__ = ["Waits", "previous_on_stream", "waits"]
