@@ -73,14 +73,15 @@ def check_place(place: Path, *, force: bool) -> Path:
 def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
     """Every table and view that has rows, by its path without extension."""
     from chopper.run import rank_dir_name
-    from chopper.tables import SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
+    from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
     from chopper.views import VIEWS, view
 
     for name in ("piece", "window", "gap"):
         yield name, getattr(attribution, f"{name}s")
     for rank in attribution.run.ranks:
         folder = rank_dir_name(rank)
-        for declared in (*TRACE_TABLES, *TELEMETRY_TABLES, *SENSOR_TABLES):
+        declarations = (*TRACE_TABLES, *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES)
+        for declared in declarations:
             table = attribution.run.table(rank, declared.name)
             if table.num_rows:
                 yield f"{folder}/{declared.name}", table

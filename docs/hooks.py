@@ -28,6 +28,7 @@ from chopper.cli import cli  # noqa: E402
 from chopper.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import (  # noqa: E402
     ANALYSIS_TABLES,
+    MEMORY_TABLES,
     SENSOR_TABLES,
     TELEMETRY_TABLES,
     TRACE_TABLES,
@@ -204,6 +205,11 @@ def tables_page() -> str:
             "Telemetry",
             "Written while the run goes on, one set per rank.",
             (*TELEMETRY_TABLES, *SENSOR_TABLES),
+        ),
+        (
+            "Torch's allocator",
+            "From a snapshot, or recorded with `memory=True`.",
+            MEMORY_TABLES,
         ),
         ("Derived by analysis", "Safe to delete: they are made again.", ANALYSIS_TABLES),
         (
@@ -405,7 +411,8 @@ FIELDS = {
         "fewer than two steps.",
         "basis": "What the number rests on.",
         "measured": "True when it comes from recorded times alone, false when a model has a part.",
-        "recoverable_ns": "What removing the cause would give back; null: not computed.",
+        "recoverable_ns": "What removing the cause alone would give back, by a replay, summed as `time_ns`; null where not known.",
+        "recoverable_reason": "Why it is not known.",
         "withheld": "Why the data does not support this cause; null where it does.",
     },
     "quality": {
