@@ -194,10 +194,11 @@ def read_event(descriptor: int) -> int:
     Raises:
         OSError: it cannot be read.
     """
-    value, wanted_ns, counted_ns = struct.unpack("QQQ", os.read(descriptor, 24))
+    words: tuple[int, int, int] = struct.unpack("QQQ", os.read(descriptor, 24))
+    value, wanted_ns, counted_ns = words
     if counted_ns and counted_ns < wanted_ns:
         return round(value * (wanted_ns / counted_ns))
-    return int(value)
+    return value
 
 
 class EventSource:

@@ -129,7 +129,7 @@ def _write_trace(out: Path, base_ns: int, edges: np.ndarray) -> None:
     part = m.decode_rank((folder / "manifest.json").read_bytes(), "manifest.json")
     part.traces = ("trace.json",)
     part.device_id = 0
-    part.devices = [m.Device(device_id=0, name=properties["name"], uuid=UUID, memory_bytes=85_000_000_000, multiprocessor_count=132)]  # fmt: skip
+    part.devices = [m.Device(device_id=0, name=str(properties["name"]), uuid=UUID, memory_bytes=85_000_000_000, multiprocessor_count=132)]  # fmt: skip
     (folder / "manifest.json").write_bytes(m.encode(part))
     finalize(out, command=("train.py",), exit_code=0)
 

@@ -61,7 +61,8 @@ def nvidia(label: str, folder: Any, tmp_path: Any) -> dict[str, pa.Table]:
 
 def amd(label: str, library: Any, tmp_path: Any) -> dict[str, pa.Table]:
     """Readings of amdsmi: residencies that grow; a set limit is what it calls the largest clock."""
-    player = test_amd.Player(*library, tmp_path)
+    folder, fields = library
+    player = test_amd.Player(folder, fields, tmp_path)
     counters = {"power_cap": "ppt_residency_acc", "thermal": "hbm_thm_residency_acc"}
     lines = [test_amd.ONE]
     if label == "application":
