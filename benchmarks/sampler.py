@@ -1,6 +1,7 @@
 """How well the sampler keeps its rate, and what it costs: beside a thread and beside nvidia-smi.
 
-    python -m benchmarks.sampler [--seconds 10] [--rounds 20] [--steps 10] [--json]
+    python -m benchmarks.sampler [--seconds 10] [--rounds 40] [--steps 8] [--only idle|training]
+        [--ways chopper,thread] [--json]
 
 The devices are played by the tests' stand-in for NVIDIA's library (tests/native/nvml_shim.c), so the
 calls cost what it costs to look a number up; a driver adds its own. All ways read the same of each
@@ -11,9 +12,14 @@ thread        nvidia-ml-py in a thread of the program, sleeping to absolute dead
 smi -lms      a process that prints text at that interval, parsed by a thread (_smi.c)
 smi           such a process for each sample
 
-First on an otherwise idle machine. Then beside two ranks that train the debug Llama under FSDP2:
-each round runs steps without and with each way, in an order that changes, in the same processes; the
-figures are medians over rounds of ratios within a round.
+First on an otherwise idle machine. Then beside two ranks that train the debug Llama under FSDP2: first
+for a while without a pause, which tells how well the rate is kept; then for some steps running and
+for some paused, in turns, which tells what is added to a step. That is a mean over pairs of blocks of
+the ratio of their median steps, a tenth at each end left out, with the interval that holds it in 95 of
+100 cases.
+
+On time is a sample that began within half a period of its deadline, of all deadlines that there were.
+Lost are samples that the ring had no room for; missed, deadlines that passed without a sample.
 """
 
 from __future__ import annotations
@@ -22,9 +28,9 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,6 +51,8 @@ class Way(Protocol):
     """One way to sample, from start to stop."""
 
     def start(self) -> None: ...
+
+    def pause(self, paused: bool) -> None: ...
 
     def stop(self) -> dict[str, Any]:
         """Times of the first device's samples in s, CPU time in s, and what else is known."""
@@ -67,6 +75,10 @@ class Chopper:
     def start(self) -> None:
         self._process.start()
 
+    def pause(self, paused: bool) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
     def stop(self) -> dict[str, Any]:
         from chopper.run import read_stream
 
@@ -85,7 +97,8 @@ class Chopper:
             "achieved_share": (fast.achieved_hz or 0) / self._hz,
             "on_time_share": (fast.samples_count - fast.late_count) / max(due, 1),
             "late": fast.late_count,
-            "dropped": fast.dropped_count,
+            "missed": fast.dropped_count - fast.overflowed_count,
+            "lost": fast.overflowed_count,
         }
 
 
@@ -98,6 +111,8 @@ class Polling:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._cpu_s = 0.0
+        self._late = self._missed = 0
+        self._paused = False
 
     def _open(self) -> None: ...
 
@@ -111,15 +126,22 @@ class Polling:
         self._children = _children_cpu_s()
         self._thread.start()
 
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
+
     def _run(self) -> None:
         deadline = time.monotonic()
         while not self._stop.is_set():
-            self._read()
-            self._times_s.append(time.time())
+            if not self._paused:
+                self._late += time.monotonic() - deadline > self._period_s / 2
+                self._times_s.append(time.time())
+                self._read()
             deadline += self._period_s
-            left = deadline - time.monotonic()
-            if left < 0:
-                deadline += -(left // self._period_s) * self._period_s
+            over = time.monotonic() - deadline
+            if over >= 0:
+                missed = int(over // self._period_s) + 1
+                self._missed += missed
+                deadline += missed * self._period_s
             self._stop.wait(max(deadline - time.monotonic(), 0))
         self._cpu_s = time.thread_time()
 
@@ -127,10 +149,14 @@ class Polling:
         self._stop.set()
         self._thread.join()
         self._close()
+        taken = len(self._times_s)
         return {
             "times_s": self._times_s,
             "cpu_s": self._cpu_s + _children_cpu_s() - self._children,
             "wall_s": time.monotonic() - self._begun,
+            "on_time_share": (taken - self._late) / max(taken + self._missed, 1),
+            "late": self._late,
+            "missed": self._missed,
         }
 
 
@@ -189,13 +215,17 @@ class SmiLoop(Polling):
                 self._times_s.append(float(moment))
         self._cpu_s = time.thread_time()
 
+    def pause(self, paused: bool) -> None:
+        self._smi.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
     def stop(self) -> dict[str, Any]:
         self._smi.terminate()
         self._smi.wait()
         found = super().stop()
         assert self._smi.stdout is not None
         self._smi.stdout.close()
-        return found
+        # It sleeps between its readings: there are no deadlines to be late for.
+        return found | {"on_time_share": None, "late": None, "missed": None}
 
 
 class Smi(Polling):
@@ -220,18 +250,17 @@ def judged(name: str, hz: float, devices: int, load: str, found: dict[str, Any])
     times = found["times_s"]
     period = 1 / hz
     gaps = sorted(b - a for a, b in pairwise(times)) or [float("inf")]
-    # For the peers, whose deadlines nobody counts: those that a sample followed within half a period.
     whole = max(round((times[-1] - times[0]) / period), 1) if times else 1
-    met = {round((t - times[0]) / period) for t in times if (t - times[0]) / period % 1 < 0.5}
     return {
         "way": name,
         "requested_hz": hz,
         "devices": devices,
         "load": load,
         "achieved_share": found.get("achieved_share", (len(times) - 1) / whole),
-        "on_time_share": found.get("on_time_share", min(len(met) / (whole + 1), 1.0)),
-        "late": found.get("late"),
-        "dropped": found.get("dropped"),
+        "on_time_share": found["on_time_share"],
+        "late": found["late"],
+        "missed": found["missed"],
+        "lost": found.get("lost"),
         "gap_p50_periods": gaps[len(gaps) // 2] / period,
         "gap_p99_periods": gaps[len(gaps) * 99 // 100] / period,
         "core_share": found["cpu_s"] / found["wall_s"],
@@ -303,7 +332,7 @@ def alone(name: str, hz: float, seconds: float) -> None:
     print(json.dumps(chosen.stop()))
 
 
-def worker(rounds: int, steps: int, output: str) -> None:
+def worker(rounds: int, steps: int, ways: list[str], output: str) -> None:
     """One rank: steps without and with each way; rank 0 samples and writes what it found."""
     import torch
     import torch.distributed as dist
@@ -333,56 +362,75 @@ def worker(rounds: int, steps: int, output: str) -> None:
             durations.append(time.perf_counter() - begun)
         return durations
 
+    def sampled(kind: str) -> Way | None:
+        sampling = way(kind, FAST_HZ) if first else None
+        if sampling is not None:
+            sampling.start()
+            time.sleep(0.5)  # what its start costs is in no step
+        dist.barrier()
+        return sampling
+
+    def block(sampling: Way | None, paused: bool) -> float:
+        if sampling is not None:
+            sampling.pause(paused)
+        dist.barrier()
+        return statistics.median(timed(steps + 1)[1:])
+
     timed(5)
-    kinds = ("bare", *WAYS)
-    durations: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WAYS}
-    order = random.Random(0)
-    for _ in range(rounds):
-        for kind in order.sample(kinds, len(kinds)):
-            sampling = way(kind, FAST_HZ) if first and kind != "bare" else None
-            if sampling is not None:
-                sampling.start()
-                time.sleep(0.5)  # what its start costs is in no step
-            dist.barrier()
-            durations[kind].append(timed(steps + 2)[2:])
-            if sampling is not None:
-                found[kind].append(sampling.stop())
-            dist.barrier()
+    found: dict[str, dict[str, Any]] = {}
+    added: dict[str, list[float]] = {kind: [] for kind in ways}
+    step_s: list[float] = []
+    for kind in ways:
+        sampling = sampled(kind)
+        timed(150)
+        if sampling is not None:
+            found[kind] = sampling.stop()
+        dist.barrier()
+    for kind in ways:
+        sampling = sampled(kind)
+        for count in range(rounds):
+            # Paused first, then last: what drifts falls on both.
+            begins = bool(count % 2)
+            steps_s = {paused: block(sampling, paused) for paused in (begins, not begins)}
+            added[kind].append(steps_s[False] / steps_s[True] - 1)
+            step_s.append(steps_s[True])
+        if sampling is not None:
+            sampling.pause(False)
+            sampling.stop()
+        dist.barrier()
     if first:
-        (Path(output) / "result.json").write_text(json.dumps([durations, found]))
+        (Path(output) / "result.json").write_text(
+            json.dumps([added, found, statistics.median(step_s)])
+        )
     dist.barrier()
     dist.destroy_process_group()
 
 
-def beside_training(rounds: int, steps: int, devices: int, folder: Path) -> list[dict[str, Any]]:
-    """Every way beside two ranks that train."""
+def beside_training(
+    rounds: int, steps: int, ways: list[str], devices: int, folder: Path
+) -> list[dict[str, Any]]:
+    """These ways beside two ranks that train."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", __file__, "--worker", str(folder)]
-    command += ["--rounds", str(rounds), "--steps", str(steps)]
+    command += ["--rounds", str(rounds), "--steps", str(steps), "--ways", ",".join(ways)]
     variables = os.environ | environment(folder, devices)
     variables |= {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
     with contextlib.suppress(KeyError):
         del variables["CHOPPER_OUTPUT"]
     subprocess.run(command, check=True, env=variables)
-    durations, found = json.loads((folder / "result.json").read_text())
+    added, found, step_s = json.loads((folder / "result.json").read_text())
     rows = []
-    for name in WAYS:
-        each = [judged(name, FAST_HZ, devices, "2 ranks", one) for one in found[name]]
-        ratios = [
-            statistics.median(with_it) / statistics.median(without) - 1
-            for with_it, without in zip(durations[name], durations["bare"], strict=True)
-        ]
-        row: dict[str, Any] = {**each[0]}
-        for key, value in row.items():
-            if key in ("late", "dropped") and value is not None:
-                row[key] = sum(one[key] for one in each)
-            elif isinstance(value, float):
-                row[key] = statistics.median(one[key] for one in each)
-        row["gap_p99_periods_worst"] = max(one["gap_p99_periods"] for one in each)
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        row |= {"added_share": middle, "added_low_share": low, "added_high_share": high}
+    for name in ways:
+        ratios = sorted(added[name])
+        tenth = len(ratios) // 10
+        inner = ratios[tenth : len(ratios) - tenth]
+        mean = statistics.fmean(inner)
+        # Of a trimmed mean: from the spread with its ends drawn in.
+        drawn = [inner[0]] * tenth + inner + [inner[-1]] * tenth
+        error = statistics.stdev(drawn) / (0.8 * len(ratios) ** 0.5)
+        row = judged(name, FAST_HZ, devices, "2 ranks", found[name])
+        row |= {"added_share": mean, "added_error_share": 1.96 * error, "step_s": step_s}
         rows.append(row)
     return rows
 
@@ -390,7 +438,7 @@ def beside_training(rounds: int, steps: int, devices: int, folder: Path) -> list
 def print_heading() -> None:
     print(
         f"{'way':<18} {'GPUs':>4} {'rate':>7}  {'load':<8} {'achieved':>8} {'on time':>8} {'late':>6} "
-        f"{'dropped':>7} {'gap p50/p99':>18} {'of a core':>9} {'added to a step (quartiles)':>28}"
+        f"{'missed':>6} {'lost':>5} {'gap p50/p99':>18} {'of a core':>9} {'added to a step':>26}"
     )
 
 
@@ -399,32 +447,35 @@ def print_row(row: dict[str, Any]) -> None:
     added = "–"
     if "added_share" in row:
         added = (
-            f"{row['added_share']:+.2%} ({row['added_low_share']:+.2%} "
-            f"{row['added_high_share']:+.2%})"
+            f"{row['added_share']:+.2%} ± {row['added_error_share']:.2%} "
+            f"of {row['step_s'] * 1e3:.0f} ms"
         )
-    counts = ["–" if row[k] is None else f"{row[k]}" for k in ("late", "dropped")]
+    counts = ["–" if row[k] is None else f"{row[k]}" for k in ("late", "missed", "lost")]
+    on_time = "–" if row["on_time_share"] is None else f"{row['on_time_share']:.2%}"
     print(
         f"{row['way']:<18} {row['devices']:>4} {row['requested_hz']:>4.0f} Hz  {row['load']:<8} "
-        f"{row['achieved_share']:>8.2%} {row['on_time_share']:>8.2%} {counts[0]:>6} "
-        f"{counts[1]:>7} {gap:>7} periods {row['core_share']:>9.2%} {added:>28}"
+        f"{row['achieved_share']:>8.2%} {on_time:>8} {counts[0]:>6} {counts[1]:>6} {counts[2]:>5} "
+        f"{gap:>10} periods {row['core_share']:>9.2%} {added:>26}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=("idle", "training"), help="one half of it")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of those beside training")
     parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--worker", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    ways = options.ways.split(",")
     if options.alone:
         alone(options.alone[0], float(options.alone[1]), float(options.alone[2]))
         return
     if options.worker:
-        worker(options.rounds, options.steps, options.worker)
+        worker(options.rounds, options.steps, ways, options.worker)
         return
     rows: list[dict[str, Any]] = []
 
@@ -443,7 +494,7 @@ def main() -> None:
             for kind in ("chopper", *WAYS[1:3]):
                 show(idle(kind, FINEST_HZ, 1, options.seconds, folder))
         if options.only != "idle":
-            for row in beside_training(options.rounds, options.steps, 8, folder):
+            for row in beside_training(options.rounds, options.steps, ways, 8, folder):
                 show(row)
     if options.json:
         print(json.dumps(rows, indent=2))

@@ -26,14 +26,14 @@
 #include <time.h>
 
 #define SECOND INT64_C(1000000000)
-#define MAX_COLUMNS 16
+#define MAX_COLUMNS 32
 #define BUCKETS 4096
 
 /* What an error code takes away; anything else costs this reading. */
 enum { MOMENT, SENSOR, DEVICE };
 
 /* How a column is made of what a call wrote. */
-enum { NUMBER, FIELD, MEAN, RESIDENCY };
+enum { NUMBER, FIELD, MEAN, RESIDENCY, SUM };
 
 /* nvmlFieldValue_t. */
 enum { FIELD_TYPE = 24, FIELD_CODE = 28, FIELD_VALUE = 32, FIELD_BYTES = 40 };
@@ -42,9 +42,11 @@ enum { VERSION_MISMATCH = 25 };
 typedef struct {
     Py_ssize_t offset;
     int width;
-    int64_t tag; /* MEAN: 1 for an item of the mean; RESIDENCY: the bit, 0 for the ticks */
+    int64_t tag; /* NUMBER: 1 for a signed one; FIELD, SUM: what one unit is, 0 for the column's
+                    factor; MEAN: 1 for an item of the mean; RESIDENCY: the bit, 0 for the ticks */
     uint64_t last;
     bool had;
+    int refused;
 } Place;
 
 typedef struct {
@@ -171,12 +173,12 @@ number_at(const char *buffer, const Place *place, bool sentinel, uint64_t *out)
 }
 
 static bool
-scaled(const Column *column, uint64_t value, Value *out)
+scaled(const Column *column, uint64_t value, bool is_signed, Value *out)
 {
     if (column->nonzero && !value)
         return false;
     if (column->is_float)
-        out->d = (double)value * column->float_factor;
+        out->d = (is_signed ? (double)(int32_t)value : (double)value) * column->float_factor;
     else
         out->i = (int64_t)((value & INT64_MAX) * (uint64_t)column->factor);
     return true;
@@ -184,38 +186,76 @@ scaled(const Column *column, uint64_t value, Value *out)
 
 /* The value of an nvmlFieldValue_t, or the code that it failed with. */
 static int
-field(const Column *column, const char *at, Value *out, bool *known)
+field(const Column *column, const Place *place, const char *buffer, Value *out, bool *known)
 {
+    const char *at = buffer + place->offset;
     int32_t code;
     uint32_t type;
     memcpy(&code, at + FIELD_CODE, sizeof code);
     if (code)
         return code;
     memcpy(&type, at + FIELD_TYPE, sizeof type);
-    union { double d; uint32_t ui; uint64_t ull; int32_t si; uint16_t us; } value;
+    union { double d; uint32_t ui; uint64_t ull; int64_t sll; int32_t si; uint16_t us; } value;
     memcpy(&value, at + FIELD_VALUE, 8);
     double as_float;
     int64_t as_integer;
+    *known = true;
     switch (type) {
-    case 0: as_float = value.d; as_integer = (int64_t)value.d; break;
-    case 1:
-        if (value.ui == UINT32_MAX) /* not available */
-            return 0;
-        as_float = value.ui; as_integer = value.ui; break;
-    case 2: case 3:
-        if (value.ull == UINT64_MAX)
-            return 0;
-        as_float = (double)value.ull; as_integer = (int64_t)value.ull; break;
-    case 4: as_float = (double)(int64_t)value.ull; as_integer = (int64_t)value.ull; break;
-    case 5: as_float = value.si; as_integer = value.si; break;
-    case 6: as_float = value.us; as_integer = value.us; break;
+    case 0: as_float = value.d; as_integer = fabs(value.d) < 9.2e18 ? (int64_t)value.d : -1; break;
+    case 1: as_float = as_integer = value.ui; *known = value.ui != UINT32_MAX; break;
+    case 2:
+    case 3:
+        as_float = (double)value.ull;
+        as_integer = (int64_t)value.ull;
+        *known = value.ull != UINT64_MAX && (column->is_float || value.ull <= INT64_MAX);
+        break;
+    case 4: as_float = (double)value.sll; as_integer = value.sll; break;
+    case 5: as_float = as_integer = value.si; break;
+    case 6: as_float = as_integer = value.us; break;
     default: return VERSION_MISMATCH;
     }
-    if (column->is_float)
+    if (column->is_float) {
         out->d = as_float * column->float_factor;
-    else
-        out->i = as_integer * column->factor;
-    *known = !column->is_float || isfinite(out->d);
+        *known &= isfinite(out->d);
+    } else
+        *known &= isfinite(as_float) && !__builtin_mul_overflow(
+            as_integer, place->tag ? place->tag : column->factor, &out->i);
+    return 0;
+}
+
+/* The first of the fields that the device has; the code of an error that takes more than a reading. */
+static int
+first_field(const Loop *loop, Column *column, const char *buffer, Value *out, bool *known)
+{
+    for (Py_ssize_t i = 0; i < column->place_count; i++) {
+        Place *place = &column->places[i];
+        if (place->refused)
+            continue;
+        int code = field(column, place, buffer, out, known);
+        int kind = code ? outcome(loop, code) : MOMENT;
+        if (kind == DEVICE)
+            return code;
+        if (kind == MOMENT)
+            return 0;
+        place->refused = code;
+    }
+    return column->places[0].refused;
+}
+
+static int
+sum_of_fields(const Loop *loop, const Column *column, const char *buffer, Value *out, bool *known)
+{
+    int64_t sum = 0;
+    for (Py_ssize_t i = 0; i < column->place_count; i++) {
+        bool one = false;
+        int code = field(column, &column->places[i], buffer, out, &one);
+        if (code)
+            return outcome(loop, code) == MOMENT ? 0 : code;
+        if (one)
+            sum += out->i;
+    }
+    out->i = sum;
+    *known = true;
     return 0;
 }
 
@@ -232,7 +272,7 @@ mean(const Column *column, const char *buffer, Value *out)
     }
     for (Py_ssize_t i = 0; i < column->place_count; i++)
         if (!column->places[i].tag && number_at(buffer, &column->places[i], true, &value))
-            return scaled(column, value, out);
+            return scaled(column, value, false, out);
     return false;
 }
 
@@ -310,19 +350,19 @@ sample(Loop *loop, Device *device, int64_t *begun_ns)
         case NUMBER:
             for (Py_ssize_t p = 0; p < column->place_count && !known; p++)
                 if (number_at(buffer, &column->places[p], column->sentinel, &value)) {
-                    known = scaled(column, value, out);
+                    known = scaled(column, value, column->places[p].tag, out);
                     break;
                 }
             break;
-        case FIELD: {
-            int code = field(column, buffer + column->places[0].offset, out, &known);
-            int kind = code ? outcome(loop, code) : MOMENT;
-            if (kind == DEVICE) {
+        case FIELD:
+        case SUM: {
+            int code = column->kind == FIELD ? first_field(loop, column, buffer, out, &known)
+                                             : sum_of_fields(loop, column, buffer, out, &known);
+            if (code && outcome(loop, code) == DEVICE) {
                 device->lost = code;
                 return;
             }
-            if (kind == SENSOR)
-                column->refused = code;
+            column->refused = code;
             break;
         }
         case MEAN: known = mean(column, buffer, out); break;
@@ -705,13 +745,14 @@ take_places(Column *column, PyObject *given, const Device *device)
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "niL", &place->offset, &place->width, &tag))
             return false;
         place->tag = tag;
-        Py_ssize_t bytes = column->kind == FIELD ? FIELD_BYTES : place->width;
+        bool is_field = column->kind == FIELD || column->kind == SUM;
+        Py_ssize_t bytes = is_field ? FIELD_BYTES : place->width;
         int w = place->width;
         if ((w != 1 && w != 2 && w != 4 && w != 8) || place->offset < 0 ||
             place->offset + bytes > device->calls[column->call].size)
             return false;
     }
-    return column->kind != FIELD || column->place_count == 1;
+    return column->place_count > 0;
 }
 
 static bool
@@ -726,7 +767,7 @@ take_column(Column *column, PyObject *given, const Device *device)
                           &factor, &nonzero, &sentinel))
         return false;
     if (column->call < 0 || column->call >= device->call_count || column->kind < NUMBER ||
-        column->kind > RESIDENCY)
+        column->kind > SUM)
         return false;
     column->nonzero = nonzero;
     column->sentinel = sentinel;
@@ -805,7 +846,7 @@ loop_init(Loop *self, PyObject *args, PyObject *keywords)
     if (period_ns <= 0 || !capacity || capacity & (capacity - 1) || self->column_count < 0 ||
         self->column_count > MAX_COLUMNS) {
         PyErr_SetString(PyExc_ValueError,
-                        "wanted: a positive period, a capacity that is a power of two, at most 16 columns");
+                        "wanted: a positive period, a capacity that is a power of two, at most 32 columns");
         return -1;
     }
     pthread_condattr_t attributes;

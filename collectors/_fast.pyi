@@ -28,7 +28,7 @@ class Loop:
         Args:
             period_ns: between deadlines.
             capacity: records of a device's ring, a power of two.
-            column_count: at most 16.
+            column_count: at most 32.
             outcomes: code → what it takes away: 1 the sensor, 2 the device; others this reading.
             keep_empty: also keep readings of which no value is known.
             devices: id, code of the name (-1: none), calls (function, handle, second argument, what the buffer holds at

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 AVAILABLE = Loop is not None
 """Whether the part in C is there."""
 
-NUMBER, FIELD, MEAN, RESIDENCY = range(4)
-"""How a column is made: the first place that is available; an ``nvmlFieldValue_t``; the mean of the
-places tagged 1, else the first other; bits (the tags) of the places that grew, the one tagged 0
-being the ticks in which they count."""
+NUMBER, FIELD, MEAN, RESIDENCY, SUM = range(5)
+"""How a column is made: the first place that is available (tagged 1: a signed one); the first
+``nvmlFieldValue_t`` that is not refused (tagged with what one unit is, 0 for the column's factor); the
+mean of the places tagged 1, else the first other; bits (the tags) of the places that grew, the one
+tagged 0 being the ticks in which they count; the sum of several ``nvmlFieldValue_t``."""
 
 SENSOR, DEVICE = 1, 2
 """What an error code takes away. Codes that are not named cost one reading."""

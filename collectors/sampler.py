@@ -178,7 +178,9 @@ class SourceStatus(msgspec.Struct, kw_only=True):
     late_count: int = 0
     """Samples that began more than half a period after their time."""
     dropped_count: int = 0
-    """Samples left out because their time had passed, or because the reading failed."""
+    """Samples left out: their time had passed, the reading failed, or the ring was full."""
+    overflowed_count: int = 0
+    """Those of them that the ring had no room for."""
     jitter_p50_ns: int | None = None
     jitter_p99_ns: int | None = None
     call_p50_ns: int | None = None
@@ -610,6 +612,7 @@ class _BackgroundReader:
         status.elapsed_ns = sum(d.elapsed_ns for d in devices)
         status.late_count = sum(d.late for d in devices)
         overflowed = sum(d.overflowed for d in devices)
+        status.overflowed_count = overflowed
         status.dropped_count = sum(d.dropped for d in devices) + overflowed
         delays, costs = Quantiles(jitter), Quantiles(cost)
         status.jitter_p50_ns, status.jitter_p99_ns = delays.at(0.5), delays.at(0.99)

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
-from chopper.collectors._plan import FIELD, NUMBER, Call, Column, address, content, pointer
+from chopper.collectors._plan import (
+    FIELD,
+    NUMBER,
+    SUM,
+    Call,
+    Column,
+    address,
+    content,
+    pointer,
+)
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -393,6 +402,65 @@ def decoded(kind: int, value: Any) -> int | float | ReadingFailed | None:
 _BLANK = {1: (1 << 32) - 1, 2: (1 << 64) - 1, 3: (1 << 64) - 1}
 
 
+FIELD_BYTES = 40
+"""Of one nvmlFieldValue_t; a test holds it against the binding's."""
+
+
+def field_column(places: Sequence[tuple[int, int | float]], *, summed: bool = False) -> Column:
+    """A column made of field values of one call: (position in the call, what one unit is) in turn."""
+    (_, factor), *_ = places
+    return Column(
+        SUM if summed else FIELD,
+        0,
+        tuple((at * FIELD_BYTES, 8, unit if isinstance(unit, int) else 0) for at, unit in places),
+        factor,
+    )
+
+
+class Structure:
+    """One call that fills a structure, made once a sample; several columns come from it.
+
+    Args:
+        device: which.
+        name: the library's function, called with the handle and the structure.
+        structure: what is passed, as it is before the first call.
+    """
+
+    def __init__(self, device: NvmlDevice, name: str, structure: Any) -> None:
+        self._structure = structure
+        self._function = function(name)
+        self._handle, self._at = device.handle, byref(structure)
+        self._code: int | None = None
+        self.call = Call(address(self._function), pointer(device.handle), None, content(structure))
+
+    def forget(self) -> None:
+        """Make the next reading anew."""
+        self._code = None
+
+    def read(self) -> None:
+        """Fill the structure unless that was done.
+
+        Raises:
+            ReadingFailed: the call failed, for each of its columns.
+        """
+        if self._code is None:
+            self._code = self._function(self._handle, self._at)
+        if self._code:
+            raise ReadingFailed(self._code)
+
+    def reader(self, member: str, factor: int | float, *, signed: bool = False) -> Reader:
+        """A column of it."""
+        descriptor = getattr(type(self._structure), member)
+        place = (descriptor.offset, descriptor.size, int(signed))
+
+        def read() -> int | float | None:
+            self.read()
+            value = getattr(self._structure, member)
+            return value * factor if value <= _LARGEST else None
+
+        return Reader(read, self.call, Column(NUMBER, 0, (place,), factor))
+
+
 def gpm_request(metrics: Sequence[int]) -> Any:
     """The structure that asks for these GPM metrics; its two samples are set before each call."""
     pynvml = _binding()
@@ -402,3 +470,33 @@ def gpm_request(metrics: Sequence[int]) -> Any:
     for slot, metric in zip(request.metrics, metrics, strict=False):
         slot.metricId = metric
     return request
+
+
+def counter_structures() -> list[tuple[str, Any, list[tuple[str, str, int | float, bool]]]]:
+    """Calls of the medium tier that fill a structure.
+
+    Returns:
+        Function, what is passed to it, and of each column: its name, the member of the structure,
+        what one unit is, and whether the member is signed.
+    """
+    pynvml = _binding()
+    temperature = pynvml.c_nvmlTemperature_v1_t()
+    temperature.version, temperature.sensorType = pynvml.nvmlTemperature_v1, 0
+    memory = pynvml.c_nvmlMemory_v2_t()
+    memory.version = MEMORY_V2
+    return [
+        ("nvmlDeviceGetTemperatureV", temperature, [("temperature_c", "temperature", 1.0, True)]),
+        (
+            "nvmlDeviceGetUtilizationRates",
+            pynvml.c_nvmlUtilization_t(),
+            [
+                ("device_utilization_ratio", "gpu", 0.01, False),
+                ("memory_utilization_ratio", "memory", 0.01, False),
+            ],
+        ),
+        ("nvmlDeviceGetMemoryInfo_v2", memory, [("memory_used_bytes", "used", 1, False)]),
+    ]
+
+
+MEMORY_V2 = 0x02000028
+"""Version of nvmlMemory_v2_t: the structure's 40 bytes and a 2 in the top byte."""

@@ -152,19 +152,8 @@ class _Source:
         self._stack.close()
 
 
-class ClockSource(_Source):
-    """The fast tier: clocks, instant power, event reasons. -> DEVICE_CLOCK."""
-
-    name: ClassVar[str] = "nvml_clock"
-    tables: ClassVar[tuple[str, ...]] = ("device_clock",)
-
-    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        return [
-            _Sensor("sm_clock_hz", device, lambda: nvml.clock_reader(device, _SM)),
-            _Sensor("memory_clock_hz", device, lambda: nvml.clock_reader(device, _MEMORY)),
-            _Sensor("power_w", device, lambda: nvml.power_reader(device)),
-            _Sensor("event_reasons", device, lambda: nvml.reasons_reader(device)),
-        ]
+class _Planned(_Source):
+    """A source whose readings a thread in C can make."""
 
     def plan(self) -> Plan:
         """The same readings for the thread in C: what was refused at the start is not asked."""
@@ -177,8 +166,11 @@ class ClockSource(_Source):
                 if not isinstance(reader, nvml.Reader):
                     columns.append(None)
                     continue
-                columns.append(reader.column._replace(call=len(calls)))
-                calls.append(reader.call)
+                # Columns of one call share it.
+                at = next((i for i, call in enumerate(calls) if call is reader.call), len(calls))
+                columns.append(reader.column._replace(call=at))
+                if at == len(calls):
+                    calls.append(reader.call)
             if device.lost is None:
                 planned = PlannedDevice(device.index, device.uuid, tuple(calls), tuple(columns))
                 devices.append(planned)
@@ -199,6 +191,21 @@ class ClockSource(_Source):
             for sensor, code in zip(sensors, found.refused, strict=True):
                 if code:
                     sensor.absent = nvml.explain(code)[1]
+
+
+class ClockSource(_Planned):
+    """The fast tier: clocks, instant power, event reasons. -> DEVICE_CLOCK."""
+
+    name: ClassVar[str] = "nvml_clock"
+    tables: ClassVar[tuple[str, ...]] = ("device_clock",)
+
+    def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        return [
+            _Sensor("sm_clock_hz", device, lambda: nvml.clock_reader(device, _SM)),
+            _Sensor("memory_clock_hz", device, lambda: nvml.clock_reader(device, _MEMORY)),
+            _Sensor("power_w", device, lambda: nvml.power_reader(device)),
+            _Sensor("event_reasons", device, lambda: nvml.reasons_reader(device)),
+        ]
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
@@ -251,7 +258,7 @@ _COUNTER_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
 _OF_ALL_LINKS = ("link_tx_bytes", "link_rx_bytes")
 
 
-class CounterSource(_Source):
+class CounterSource(_Planned):
     """The medium tier: energy, temperature, utilization, memory, link and throttle counters.
 
     -> DEVICE_COUNTER. All fields of a device come with one call of the driver. The PCIe counters are
@@ -262,100 +269,117 @@ class CounterSource(_Source):
     tables: ClassVar[tuple[str, ...]] = ("device_counter",)
 
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
+        from chopper.tables import TABLES
+
+        by_column: dict[str, Callable[[], Any]] = {}
+        for offered in (self._fields, self._structures):
+            by_column |= offered(device)
+        columns = [column.name for column in TABLES["device_counter"].columns][4:]
+        return [_Sensor(c, device, lambda c=c: by_column[c]) for c in columns]  # type: ignore[misc]
+
+    def _fields(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
+        """Columns that are field values: all come with one call."""
         wanted = {
             column: [(i, nvml.ALL_LINKS if column in _OF_ALL_LINKS else 0) for i, _ in fields]
             for column, fields in _COUNTER_FIELDS.items()
         }
-        wanted["link_error_count"] = [(i, 0) for i in _LINK_ERRORS]
-        shared = _SharedFields(device, [pair for pairs in wanted.values() for pair in pairs])
-        by_column: dict[str, Callable[[], Any]] = {
-            column: _field_reader(shared, wanted[column], [unit for _, unit in fields])
-            for column, fields in _COUNTER_FIELDS.items()
-        }
-        by_column["link_error_count"] = lambda: sum(
-            int(nvml.scaled(shared.value(pair), 1) or 0) for pair in wanted["link_error_count"]
+        errors = wanted["link_error_count"] = [(i, 0) for i in _LINK_ERRORS]
+        try:
+            shared = _SharedFields(device, [pair for pairs in wanted.values() for pair in pairs])
+        except nvml.ReadingFailed as exc:
+            return dict.fromkeys(wanted, _refusing(exc))
+        readers: dict[str, Callable[[], Any]] = {}
+        for column, fields in _COUNTER_FIELDS.items():
+            pairs, units = wanted[column], [unit for _, unit in fields]
+            readers[column] = nvml.Reader(
+                _field_reader(shared, pairs, units),
+                shared.call,
+                nvml.field_column(list(zip(map(shared.place, pairs), units, strict=True))),
+            )
+        readers["link_error_count"] = nvml.Reader(
+            lambda: sum(int(nvml.scaled(shared.value(pair), 1) or 0) for pair in errors),
+            shared.call,
+            nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
         )
-        handle = device.handle
-        by_column["temperature_c"] = lambda: float(
-            nvml.asked("nvmlDeviceGetTemperatureV", handle, 0)
+        self._anew(device, shared.forget)
+        self._calls.setdefault(
+            f"nvmlDeviceGetFieldValues ({shared.count} fields)",
+            lambda: (shared.forget(), shared.get()),
         )
-        use = _Shared(lambda: nvml.asked("nvmlDeviceGetUtilizationRates", handle))
-        by_column["device_utilization_ratio"] = lambda: use.get().gpu / 100
-        by_column["memory_utilization_ratio"] = lambda: use.get().memory / 100
-        by_column["memory_used_bytes"] = lambda: int(
-            nvml.asked("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2).used
-        )
-        self._anew(device, shared.forget, use.forget)
-        self._calls = self._calls or {
-            f"nvmlDeviceGetFieldValues ({shared.count} fields)": lambda: (
-                shared.forget(),
-                shared.get(),
-            ),
-            "nvmlDeviceGetUtilizationRates": lambda: (use.forget(), use.get()),
-            "nvmlDeviceGetTemperatureV": by_column["temperature_c"],
-            "nvmlDeviceGetMemoryInfo": by_column["memory_used_bytes"],
-        }
-        from chopper.tables import TABLES
+        return readers
 
-        columns = [column.name for column in TABLES["device_counter"].columns][4:]
-        return [_Sensor(c, device, lambda c=c: by_column[c]) for c in columns]  # type: ignore[misc]
+    def _structures(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
+        """Columns that are members of structures, a call for each structure."""
+        readers: dict[str, Callable[[], Any]] = {}
+        for name, structure, members in nvml.counter_structures():
+            try:
+                filled = nvml.Structure(device, name, structure)
+            except nvml.ReadingFailed as exc:
+                readers |= dict.fromkeys((column for column, *_ in members), _refusing(exc))
+                continue
+            self._anew(device, filled.forget)
+            self._calls.setdefault(name, lambda f=filled: (f.forget(), f.read()))  # type: ignore[misc]
+            for column, member, factor, signed in members:
+                readers[column] = filled.reader(member, factor, signed=signed)
+        return readers
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[str, Callable[[], object]] = {}
+        """Of the first device."""
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
         return self._calls
 
 
-_MEMORY_V2 = 0x02000028
-"""Version of nvmlMemory_v2_t: the structure's 40 bytes and a 2 in the top byte."""
+def _refusing(why: nvml.ReadingFailed) -> Callable[[], Any]:
+    """A reader of what this driver does not have at all."""
+
+    def read() -> Any:
+        raise why
+
+    return read
 
 
-class _Shared:
-    """A reading that several columns come from, made once a sample."""
+class _SharedFields:
+    """Field values of a device that several columns come from, read in one call a sample."""
 
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-        self._value: Any = None
+    def __init__(self, device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> None:
+        self._at = {pair: i for i, pair in enumerate(ids)}
+        self._fields = nvml.Fields(device, ids)
+        self._values: list[int | float | nvml.ReadingFailed | None] | None = None
         self._failed: nvml.ReadingFailed | None = None
+        self.call = self._fields.call
+        self.count = len(ids)
 
     def forget(self) -> None:
-        self._value = self._failed = None
+        """Make the next reading anew."""
+        self._values = self._failed = None
 
-    def get(self) -> Any:
-        """The reading of this sample.
+    def get(self) -> list[int | float | nvml.ReadingFailed | None]:
+        """The values of this sample.
 
         Raises:
-            ReadingFailed: it failed, for each of its columns.
+            ReadingFailed: the call failed, for each of its columns.
         """
-        if self._value is None and self._failed is None:
+        if self._values is None and self._failed is None:
             try:
-                self._value = self._read()
+                self._values = self._fields.read()
             except nvml.ReadingFailed as exc:
                 self._failed = exc
         if self._failed is not None:
             raise self._failed
-        return self._value
+        assert self._values is not None
+        return self._values
 
-
-class _SharedFields(_Shared):
-    def __init__(self, device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> None:
-        self._at = {pair: i for i, pair in enumerate(ids)}
-        self.count = len(ids)
-        self._fields: nvml.Fields | None = None
-
-        def read() -> Any:
-            if self._fields is None:
-                self._fields = nvml.Fields(device, ids)
-            return self._fields.read()
-
-        super().__init__(read)
+    def place(self, pair: tuple[int, int]) -> int:
+        """Position of a field in the call."""
+        return self._at[pair]
 
     def value(self, pair: tuple[int, int]) -> int | float | nvml.ReadingFailed | None:
-        found: int | float | nvml.ReadingFailed | None = self.get()[self._at[pair]]
-        return found
+        """One field of this sample."""
+        return self.get()[self._at[pair]]
 
 
 def _field_reader(
@@ -532,7 +556,7 @@ class LimitSource(_Source):
             "power_limit_default_w": lambda: field(_FIELD_POWER_DEFAULT_LIMIT),
             "power_limit_max_w": lambda: field(_FIELD_POWER_MAX_LIMIT),
             "memory_bytes": lambda: int(
-                nvml.asked("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2).total
+                nvml.asked("nvmlDeviceGetMemoryInfo", handle, nvml.MEMORY_V2).total
             ),
             "pcie_generation": lambda: int(
                 nvml.asked("nvmlDeviceGetCurrPcieLinkGeneration", handle)

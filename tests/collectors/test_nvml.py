@@ -5,6 +5,7 @@ Each test runs a process of its own that finds the shim where it would find the 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ import pynvml
 import pytest
 
 from chopper.collectors._plan import AVAILABLE
-from chopper.collectors.nvml._library import ERRORS, explain
+from chopper.collectors.nvml._library import ERRORS, FIELD_BYTES, explain
+from chopper.tables import TABLES
 
 ONE = """
     gpu 0 GPU-aaaa0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3
@@ -407,6 +409,64 @@ def test_python_and_c_read_the_same_rows(play: Player) -> None:
     assert absent["device_clock.sm_clock_hz[device 2]"] == "no permission to read it"
 
 
+def test_a_field_value_is_as_long_as_the_bindings() -> None:
+    assert ctypes.sizeof(pynvml.c_nvmlFieldValue_t) == FIELD_BYTES
+
+
+@needs_native
+def test_python_and_c_read_the_same_counters(play: Player) -> None:
+    """Blanks, counters too large, alternatives, sums, negative temperatures, refusals in between."""
+    script = TWO + "".join(
+        f"set 0 field:{i} {7 * i}\n" for i in (3, 4, 74, 75, 76, 77, 79, 82, 185)
+    )
+    script += """
+        set 0 field:83 12500
+        set 0 field:83 18446744073709551615 20
+        set 0 field:138:all 10
+        set 0 field:138:all 18014398509481984 30
+        set 0 field:38 1
+        set 0 field:45 2
+        set 0 field:52 3
+        set 0 temperature -5
+        set 0 temperature 71 30
+        set 0 utilization 7
+        set 0 memory_used 123456789012
+        set 1 field:202:all 99
+        set 1 field:38 1
+        set 1 temperature 60
+        set 1 field:94 1 40
+        fail 0 field:76 21 10 20
+        fail 0 field:77 4 30
+        fail 0 nvmlDeviceGetUtilizationRates 999 20 30
+        fail 0 nvmlDeviceGetMemoryInfo_v2 4 40
+        fail 1 nvmlDeviceGetFieldValues 10 20 30
+        fail 1 nvmlDeviceGetTemperatureV 15 50
+    """
+    found = play(
+        script,
+        """
+        times = range(0, 70, 10)
+        python, native = opened(_sources.CounterSource()), opened(_sources.CounterSource())
+        print(json.dumps([
+            [rows(python, *times), dict(python.absent)],
+            [native_rows(native, *times), dict(native.absent)],
+        ]))
+        """,
+    )
+    assert found[0] == found[1]
+    names = [column.name for column in TABLES["device_counter"].columns][2:]
+    rows = [dict(zip(names, row[1:], strict=True)) for row in found[1][0]]
+    first = [row for row in rows if row["device_id"] == 0]
+    assert len(first) == 7
+    assert len(rows) == 7 + 5
+    assert [row["temperature_c"] for row in first] == [-5.0] * 3 + [71.0] * 4
+    assert [row["energy_j"] for row in first] == [12.5] * 2 + [None] * 5
+    assert first[0]["device_utilization_ratio"] == pytest.approx(0.07)
+    assert first[0]["link_error_count"] == 6
+    assert [row["board_limit_throttle_ns"] for row in first] == [539] * 3 + [None] * 4
+    assert rows[1]["link_tx_bytes"] == 99
+
+
 @needs_native
 def test_a_call_that_blocks_holds_up_no_other_device(play: Player) -> None:
     """Device 0 does not answer for two minutes: device 1 is read on, at its deadlines."""
@@ -617,7 +677,8 @@ def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
         found = {}
         for kind in (_sources.ClockSource, _sources.CounterSource, _sources.ActivitySource):
             found |= call_costs(opened(kind()), SystemClock())
-        print(json.dumps(found))
+        import msgspec
+        print(json.dumps(msgspec.to_builtins(found)))
         """,
     )
     assert set(costs) == {
