@@ -4,7 +4,8 @@ Steps are resampled within each run, independently. With few steps a plain perce
 too narrow, so deviations are stretched by sqrt(n/(n−1)) and by Student's t over the normal
 quantile (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", section 5), degrees of
 freedom by Welch and Satterthwaite. Steps that resemble the one before them say less than as many
-independent ones: deviations are stretched by sqrt((1+ρ)/(1−ρ)), ρ the lag-1 autocorrelation.
+independent ones: deviations are stretched by sqrt((1+ρ)/(1−ρ)), ρ the lag-1 autocorrelation of both
+runs together, and from 10 steps on n(1−ρ)/(1+ρ) steps count for the degrees of freedom.
 """
 
 from __future__ import annotations
@@ -78,9 +79,10 @@ def compare_means(a: Sample, b: Sample, *, seed: int = 0) -> Intervals | None:
     rng = np.random.default_rng(seed)
     a, b = _blocked(a), _blocked(b)
     mean_a, mean_b = a.mean, b.mean
-    away_a = _deviations(a, rng) * _stretch(a)
-    away_b = _deviations(b, rng) * _stretch(b)
-    factor = t_975(_welch(a, b)) / _NORMAL_975
+    rho = _autocorrelation(a, b)
+    away_a = _deviations(a, rng) * _stretch(a, rho)
+    away_b = _deviations(b, rng) * _stretch(b, rho)
+    factor = t_975(_welch(a, b, rho)) / _NORMAL_975
     low, high = np.percentile(away_b - away_a, [2.5, 97.5], axis=0)
     difference = (mean_b - mean_a) + np.stack([low, high]) * factor
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -98,11 +100,12 @@ def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals
     rng = np.random.default_rng(seed)
     median_a, median_b = float(np.median(a)), float(np.median(b))
     samples = [Sample(v[:, None].astype(np.float64), np.ones(len(v))) for v in (a, b)]
+    rho = _autocorrelation(*samples)
     away_a, away_b = (
-        _median_deviations(v, rng) * float(_stretch(s)[0])
+        _median_deviations(v, rng) * float(_stretch(s, rho)[0])
         for v, s in zip((a, b), samples, strict=True)
     )
-    factor = float(t_975(_welch(*samples))[0]) / _NORMAL_975
+    factor = float(t_975(_welch(samples[0], samples[1], rho))[0]) / _NORMAL_975
     difference = (median_b - median_a) + factor * np.percentile(away_b - away_a, [2.5, 97.5])
     below = np.maximum(median_a + factor * away_a, max(median_a * 1e-3, 1e-9))
     ratio = np.percentile((median_b + factor * away_b) / below - 1, [2.5, 97.5])
@@ -124,7 +127,7 @@ def welch(
     """
     part_a, part_b = variance_a / steps_a, variance_b / steps_b
     error = np.sqrt(part_a + part_b)
-    freedom = _satterthwaite(part_a, steps_a, part_b, steps_b)
+    freedom = _satterthwaite(part_a, np.array(steps_a), part_b, np.array(steps_b))
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(error > 0, np.abs(mean_b - mean_a) / error, np.inf)
     t = np.where(mean_b == mean_a, 0.0, np.minimum(t, 1e6))
@@ -148,8 +151,10 @@ def discoveries(p: np.ndarray, rate: float = 0.05) -> np.ndarray:
 def inflation(step_ns: np.ndarray) -> float:
     """By how much the variance of a mean exceeds that of independent steps; at least 1."""
     sample = Sample(step_ns[:, None].astype(np.float64), np.ones(len(step_ns)))
-    n = max(len(step_ns), 2)
-    return float(_stretch(sample)[0] ** 2 * (n - 1) / n)
+    if len(step_ns) < _MIN_STEPS_FOR_AUTOCORRELATION:
+        return 1.0
+    rho = float(_autocorrelation(sample)[0])
+    return (1 + rho) / (1 - rho)
 
 
 def _blocked(sample: Sample) -> Sample:
@@ -180,36 +185,47 @@ def _median_deviations(values: np.ndarray, rng: np.random.Generator) -> np.ndarr
     return np.concatenate(parts)[:_DRAWS] - middle
 
 
-def _stretch(sample: Sample) -> np.ndarray:
+def _autocorrelation(*samples: Sample) -> np.ndarray:
+    """(quantities,) lag-1 autocorrelation of the steps of all samples together, from 0 on."""
+    along = power = np.zeros(samples[0].values.shape[1])
+    for sample in samples:
+        each = sample.values / np.maximum(sample.weights, 1)[:, None]
+        away = each - each.mean(axis=0)
+        along = along + (away[1:] * away[:-1]).sum(axis=0)
+        power = power + (away**2).sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = np.where(power > 0, along / power, 0.0)
+    n = sum(sample.steps for sample in samples) / len(samples)
+    # The estimate is low by (1 + 3ρ)/n on average (Kendall 1954).
+    found: np.ndarray = np.clip(rho + (1 + 3 * rho) / n, 0.0, _MAX_AUTOCORRELATION)
+    return found
+
+
+def _stretch(sample: Sample, rho: np.ndarray) -> np.ndarray:
     """(quantities,) factor on deviations: small samples, and steps that resemble each other."""
     n = sample.steps
     small = math.sqrt(n / (n - 1)) if n > 1 else 1.0
-    if n < _MIN_STEPS_FOR_AUTOCORRELATION:
-        return np.full(sample.values.shape[1], small)
-    each = sample.values / np.maximum(sample.weights, 1)[:, None]
-    away = each - each.mean(axis=0)
-    power = (away**2).sum(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rho = np.where(power > 0, (away[1:] * away[:-1]).sum(axis=0) / power, 0.0)
-    # The estimate is low by (1 + 3ρ)/n on average (Kendall 1954).
-    rho = np.clip(rho + (1 + 3 * rho) / n, 0.0, _MAX_AUTOCORRELATION)
     found: np.ndarray = small * np.sqrt((1 + rho) / (1 - rho))
     return found
 
 
-def _welch(a: Sample, b: Sample) -> np.ndarray:
-    parts = []
+def _welch(a: Sample, b: Sample, rho: np.ndarray) -> np.ndarray:
+    parts, counts = [], []
     for sample in (a, b):
         each = sample.values / np.maximum(sample.weights, 1)[:, None]
         parts.append(each.var(axis=0, ddof=1) / sample.steps)
-    return _satterthwaite(parts[0], a.steps, parts[1], b.steps)
+        independent = sample.steps * (1 - rho) / (1 + rho)
+        enough = sample.steps >= _MIN_STEPS_FOR_AUTOCORRELATION
+        counts.append(np.maximum(independent, 2) if enough else np.full(len(rho), sample.steps))
+    return _satterthwaite(parts[0], counts[0], parts[1], counts[1])
 
 
 def _satterthwaite(
-    part_a: np.ndarray, steps_a: int, part_b: np.ndarray, steps_b: int
+    part_a: np.ndarray, steps_a: np.ndarray, part_b: np.ndarray, steps_b: np.ndarray
 ) -> np.ndarray:
-    least = min(steps_a, steps_b) - 1
-    below = part_a**2 / max(steps_a - 1, 1) + part_b**2 / max(steps_b - 1, 1)
+    least = np.minimum(steps_a, steps_b) - 1
+    below = part_a**2 / np.maximum(steps_a - 1, 1) + part_b**2 / np.maximum(steps_b - 1, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         freedom = np.where(below > 0, (part_a + part_b) ** 2 / below, least)
-    return np.maximum(freedom, max(least, 1))
+    found: np.ndarray = np.maximum(freedom, np.maximum(least, 1))
+    return found
