@@ -187,6 +187,73 @@ MEMBW: tuple[Option, ...] = (
 )
 
 
+DATALOADER: tuple[Option, ...] = (
+    Option(
+        name="variant",
+        help="who reads the samples",
+        default="loader",
+        choices=("loader", "tuned", "concurrent", "disaggregated", "balanced"),
+    ),
+    Option(
+        name="steps",
+        help="measured steps, at least; and as many traced ones",
+        default=24,
+        type=positive,
+    ),
+    Option(name="batch", help="samples per rank and step", default=16, type=positive),
+    Option(name="sources", help="that are mixed", default=24, type=positive),
+    Option(name="state", help="MB of an open source, on average", default=12, type=positive),
+    Option(name="latency", help="ms of storage per read, on average", default=150, type=positive),
+    Option(name="documents", help="in each source, on average", default=20_000, type=positive),
+    Option(name="tokens", help="median of a document", default=40, type=positive),
+    Option(name="longest", help="tokens of any document, and of a row", default=256, type=positive),
+    Option(name="width", help="of the model", default=32, type=positive),
+    Option(name="workers", help="per rank, as people use them", default=8, type=positive),
+    Option(
+        name="tuned", help="workers per rank of the tuned DataLoader", default=24, type=positive
+    ),
+    Option(name="loaders", help="loader actors to start with", default=2, type=positive),
+    Option(name="most", help="loader actors that autoscaling may have", default=4, type=positive),
+    Option(name="threads", help="reads in flight per loader actor", default=256, type=positive),
+    Option(name="prefetch", help="steps that actors load ahead", default=64, type=positive),
+    Option(
+        name="balance",
+        help="how the balanced variant gives samples to ranks",
+        default="kk",
+        choices=("random", "greedy", "kk"),
+    ),
+    Option(
+        name="ramp",
+        help="steps over which the mixture turns around; 0: it stays",
+        default=0,
+        type=not_negative,
+    ),
+    Option(
+        name="start", help="step to begin with, as after a restart", default=0, type=not_negative
+    ),
+    Option(
+        name="fault",
+        help="what goes wrong, to see what happens then",
+        default="none",
+        choices=("none", "raises", "empty", "endless", "hangs", "killed-loader"),
+    ),
+    Option(
+        name="sweep",
+        help="measure, untraced, at latencies from 1 to 200 ms",
+        default="none",
+        choices=("none", "latency"),
+    ),
+    Option(
+        name="address",
+        help="of a running Ray cluster; one is started here by default",
+        default=None,
+    ),
+    SEED,
+    DEVICE,
+    OUTPUT,
+)
+
+
 def parse(
     declared: Sequence[Option],
     argv: Sequence[str] | None = None,

@@ -1,0 +1,622 @@
+"""Data loading outside the trainers, as actors: MegaScale-Data's three roles, on real Ray.
+
+    PlannerActor ──plans, loaders──▶ DataConstructor ◀──batches── one `batches()` in each trainer
+         │ starts, follows, ends           │ loads what a step needs
+         └───────────▶ SourceLoader × n ◀──┘
+
+A *Source Loader* holds the state of its sources and does what is done per sample: read, decode,
+tokenize. The *Planner* sees metadata only, decides what each step loads and which rank gets it, and
+how many loaders there are. The *Data Constructor*, one per node of trainers, asks the loaders many
+steps ahead and packs each rank's documents into rows.
+
+All are asked by step, and a step's plan is a function of the seed: whoever died is started again and
+asked again, and no sample is lost or comes twice. The same code runs on a cluster (``address``).
+No torch here: an actor is a process, and would carry it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import io
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chopper.errors import ChopperError
+from chopper.workloads.mixture import (
+    READ_TIMEOUT_S,
+    Mixture,
+    SourceError,
+    SourceSpec,
+    first_loads,
+    planner,
+)
+from chopper.workloads.planning import Autoscaler, Cost, Limits, Plan, pack, place
+
+_PREFIX = "chopper-ray-"
+_RESTARTS = 3
+"""How often a dead actor is started again."""
+_OBSERVED_STEPS = 8
+"""Between two looks at how busy the loaders are."""
+
+
+class LoaderError(ChopperError):
+    """The actors could not be started, or did not come back; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one rank trains on in one step."""
+
+    step: int
+    tokens: NDArray[np.uint16]
+    """[rows, width], 0 where nothing is."""
+    documents: list[list[int]]
+    """Per row, the lengths of the documents that it holds, one after the other from its start."""
+    samples: list[tuple[int, int]]
+    """(source, index) of each document, in the order of the rows."""
+    step_tokens: int
+    """Of all ranks together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the actors need to know; the same for all."""
+
+    name: str = ""
+    """Tells the actors of one mixture from those of another on the same cluster."""
+    sources: tuple[SourceSpec, ...]
+    batch: int
+    """Samples per rank and step."""
+    ranks: int
+    seed: int
+    method: str
+    """How samples are given to ranks: one of ``planning.METHODS``."""
+    cost: Cost
+    width: int
+    """Tokens of a row."""
+    loaders: int
+    """To start with."""
+    limits: Limits
+    autoscale: bool = True
+    prefetch: int = 64
+    """Steps that are loaded ahead."""
+    ramp: int = 0
+
+
+class SourceLoader:
+    """Actor: reads and tokenizes documents of its sources, many at once."""
+
+    def __init__(self, sources: Sequence[SourceSpec], threads: int) -> None:
+        self._mixture = Mixture(sources)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def open(self, numbers: Sequence[int]) -> None:
+        """Open sources ahead of their first read."""
+        self._mixture.open(numbers)
+
+    def close(self, numbers: Sequence[int]) -> None:
+        """Give up the state of sources; one that is read from again is opened again."""
+        self._mixture.close(numbers)
+
+    def load(
+        self, items: Sequence[tuple[int, int]]
+    ) -> tuple[NDArray[np.uint16], list[int], list[tuple[float, float]]]:
+        """All tokens, the length of each document, and how long each waited and computed."""
+        read = list(self._mixture.read_all(items, self._pool, READ_TIMEOUT_S))
+        return (
+            np.concatenate([tokens for tokens, _ in read]),
+            [len(tokens) for tokens, _ in read],
+            [(spent.wait_s, spent.cpu_s) for _, spent in read],
+        )
+
+    def about(self) -> tuple[int, tuple[int, ...]]:
+        """This process, and the sources that are open in it."""
+        return os.getpid(), self._mixture.opened
+
+
+@dataclass(slots=True)
+class _Loader:
+    """A running loader and the sources that are asked of it."""
+
+    handle: Any
+    sources: list[int]
+    opened: Any
+    """Comes true when they are open."""
+
+
+class PlannerActor:
+    """Actor: plans steps, and keeps as many loaders as these need."""
+
+    def __init__(self, setup: Setup) -> None:
+        import ray
+
+        self._ray = ray
+        self._setup = setup
+        self._planner = _planner(setup)
+        self._scaler = Autoscaler(first_loads(setup.sources), setup.limits)
+        self._version = 0
+        self._latest = 0
+        self._next: list[_Loader] | None = None
+        self._leaving: list[tuple[int, Any, list[int]]] = []
+        self._fleet = self._place(setup.loaders, [])
+
+    def plan(self, step: int, version: int) -> tuple[Plan, int, list[tuple[Any, list[int]]] | None]:
+        """What a step loads; and where, when that is not as it was at ``version``."""
+        self._settle()
+        self._latest = max(self._latest, step)
+        where = [(one.handle, one.sources) for one in self._fleet]
+        return (
+            self._planner.plan(step),
+            self._version,
+            where if version != self._version else None,
+        )
+
+    def observe(
+        self,
+        step: int,
+        elapsed_s: float,
+        counts: NDArray[np.int64],
+        wait_s: NDArray[np.float64],
+        cpu_s: NDArray[np.float64],
+        starving: bool,
+    ) -> None:
+        """Take in what loading took, and start or end loaders where it asks for that.
+
+        Args:
+            step: the first that is not loaded yet.
+            elapsed_s: since the last time.
+            counts: samples per source.
+            wait_s: that reads of each source waited for storage.
+            cpu_s: of a core, for each source.
+            starving: whether less than half of what was asked for ahead is there.
+        """
+        for latest, handle, sources in self._leaving:
+            if step > latest:
+                handle.close.remote(sources)
+        self._leaving = [left for left in self._leaving if step <= left[0]]
+        weights = self._planner.weights_at(step)
+        self._scaler.observe(elapsed_s, counts, wait_s, cpu_s, weights)
+        if not self._setup.autoscale or self._next is not None:
+            return
+        wanted = self._scaler.decide(len(self._fleet), starving=starving)
+        if wanted != len(self._fleet):
+            self._next = self._place(wanted, self._fleet)
+
+    def loaders(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Process and open sources of each loader."""
+        found: list[tuple[int, tuple[int, ...]]] = self._ray.get(
+            [one.handle.about.remote() for one in self._fleet]
+        )
+        return found
+
+    def _place(self, count: int, running: list[_Loader]) -> list[_Loader]:
+        """``count`` loaders, those that run among them, opening what they will be asked for."""
+        setup, fleet = self._setup, []
+        actor = self._ray.remote(SourceLoader).options(
+            max_restarts=_RESTARTS,
+            max_task_retries=_RESTARTS,
+            max_concurrency=setup.prefetch + 4,
+        )
+        before = [one.sources for one in running]
+        for number, sources in enumerate(place(self._scaler.sources, count, before)):
+            if number < len(running):
+                handle = running[number].handle
+            else:
+                handle = actor.remote(setup.sources, setup.limits.threads)
+            fleet.append(_Loader(handle, sources, handle.open.remote(sources)))
+        return fleet
+
+    def _settle(self) -> None:
+        """Send what is read from now on to the next fleet, once all of it is ready."""
+        if self._next is None:
+            return
+        refs = [one.opened for one in self._next]
+        if len(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0]) < len(refs):
+            return
+        # What is being loaded still asks the old place.
+        for now, then in zip(self._fleet, self._next, strict=False):
+            gone = [s for s in now.sources if s not in then.sources]
+            self._leaving.append((self._latest, now.handle, gone))
+        # A loader that nobody has a handle of any more ends, once it answered what it was asked.
+        self._fleet, self._next = self._next, None
+        self._version += 1
+
+
+class DataConstructor:
+    """Actor: has the documents of coming steps loaded, and packs those of each rank."""
+
+    def __init__(self, setup: Setup) -> None:
+        import ray
+
+        self._setup = setup
+        self._planner = ray.get_actor(f"planner {setup.name}")
+        self._steps: dict[int, asyncio.Task[list[Batch]]] = {}
+        self._taken: dict[int, int] = {}
+        self._version = -1
+        self._where: list[tuple[Any, list[int]]] = []
+        sources = len(setup.sources)
+        self._counts = np.zeros(sources, dtype=np.int64)
+        self._spent = np.zeros((2, sources))
+        self._since = time.perf_counter()
+        self._built = 0
+
+    async def get(self, rank: int, step: int, ahead: int) -> Batch:
+        """A rank's part of a step; steps up to ``ahead`` later begin to load."""
+        for coming in range(step, step + ahead + 1):
+            if coming not in self._steps:
+                self._steps[coming] = asyncio.ensure_future(self._build(coming))
+        batch = (await self._steps[step])[rank]
+        self._taken[step] = self._taken.get(step, 0) + 1
+        if self._taken[step] >= self._setup.ranks:
+            # Whoever asks again, after a restart say, has it loaded again.
+            del self._steps[step], self._taken[step]
+        return batch
+
+    async def _build(self, step: int) -> list[Batch]:
+        from ray.exceptions import RayActorError
+
+        for attempt in range(_RESTARTS + 1):
+            plan, version, where = await self._planner.plan.remote(step, self._version)
+            if where is not None:
+                self._version, self._where = version, where
+            asked = self._where
+            try:
+                documents = await self._load(plan, asked)
+                break
+            except RayActorError as exc:
+                # The planner died, and its loaders with it: it is back, with others.
+                self._version = -1
+                if attempt == _RESTARTS:
+                    names = ", ".join(source.name for source in self._setup.sources[:3])
+                    raise LoaderError(
+                        f"a loader of {names}, … died {_RESTARTS + 1} times; the last time: "
+                        f"{str(exc).splitlines()[0]}"
+                    ) from exc
+        await self._observe()
+        lengths = np.array([len(d) for d in documents])
+        total = int(lengths.sum())
+        out = []
+        for rank in range(self._setup.ranks):
+            mine = np.flatnonzero(plan.rank == rank)
+            rows = [mine[row] for row in pack(lengths[mine], self._setup.width)]
+            out.append(
+                packed(
+                    step,
+                    [[documents[d] for d in row] for row in rows],
+                    [(int(plan.source[d]), int(plan.index[d])) for row in rows for d in row],
+                    width=self._setup.width,
+                    step_tokens=total,
+                )
+            )
+        return out
+
+    async def _load(
+        self, plan: Plan, where: list[tuple[Any, list[int]]]
+    ) -> list[NDArray[np.uint16]]:
+        """The documents of a plan, in its order."""
+        documents: list[NDArray[np.uint16]] = [np.empty(0, dtype=np.uint16)] * len(plan.source)
+
+        async def ask(handle: Any, sources: list[int]) -> None:
+            here = np.flatnonzero(np.isin(plan.source, sources))
+            if not len(here):
+                return
+            items = list(zip(plan.source[here].tolist(), plan.index[here].tolist(), strict=True))
+            tokens, lengths, spent = await handle.load.remote(items)
+            # Views of Ray's memory would keep it; a batch is small.
+            parts = np.split(tokens.copy(), np.cumsum(lengths)[:-1])
+            for at, part in zip(here.tolist(), parts, strict=True):
+                documents[at] = part
+            drawn = plan.source[here]
+            np.add.at(self._counts, drawn, 1)
+            for row, times in zip(self._spent, zip(*spent, strict=True), strict=True):
+                np.add.at(row, drawn, times)
+
+        await asyncio.gather(*(ask(handle, sources) for handle, sources in where))
+        return documents
+
+    async def _observe(self) -> None:
+        self._built += 1
+        if self._built % _OBSERVED_STEPS:
+            return
+        now = time.perf_counter()
+        counts, (wait_s, cpu_s) = self._counts, self._spent
+        elapsed_s, self._since = now - self._since, now
+        self._counts, self._spent = np.zeros_like(counts), np.zeros_like(self._spent)
+        unfinished = [step for step, task in self._steps.items() if not task.done()]
+        # The first stock is being filled: all that is asked for is missing.
+        filled = self._built > 2 * self._setup.prefetch
+        starving = filled and 2 * len(unfinished) > len(self._steps)
+        await self._planner.observe.remote(
+            min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving
+        )
+
+
+def packed(
+    step: int,
+    rows: list[list[NDArray[np.uint16]]],
+    samples: list[tuple[int, int]],
+    *,
+    width: int,
+    step_tokens: int,
+) -> Batch:
+    """Rows of documents as one array, padded at their ends."""
+    tokens = np.zeros((len(rows), width), dtype=np.uint16)
+    for row, documents in zip(tokens, rows, strict=True):
+        text = np.concatenate(documents)
+        row[: len(text)] = text
+    return Batch(step, tokens, [[len(d) for d in row] for row in rows], samples, step_tokens)
+
+
+def _planner(setup: Setup) -> Any:
+    return planner(
+        setup.sources,
+        batch=setup.batch,
+        ranks=setup.ranks,
+        seed=setup.seed,
+        cost=setup.cost,
+        method=setup.method,
+        ramp=setup.ramp,
+    )
+
+
+@dataclass
+class Cluster:
+    """Ray, started here or joined, and ended or left with the ``with`` block.
+
+    Nothing outlives it: the processes end with the one that started them, also when that is
+    killed; the directory is removed here, or by the next one that starts.
+
+    Raises:
+        LoaderError: Ray is not installed, or does not start.
+    """
+
+    address: str | None = None
+    """Of a running cluster; None: one is started for this run."""
+    namespace: str = ""
+    token: str | None = None
+    """That the cluster wants; made here for one that is started, so that nobody else of this
+    machine's users can give it work."""
+    _directory: Path | None = field(default=None, init=False)
+
+    def __enter__(self) -> Cluster:
+        if self.address is None and self.token is None:
+            # A process keeps the first that it used. Else Ray would put one into the home.
+            self.token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+        if self.token is not None:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ["RAY_AUTH_TOKEN"] = self.token
+        ray = load_ray()
+        options: dict[str, Any] = {
+            "namespace": self.namespace or f"chopper-{os.getpid()}",
+            "log_to_driver": False,
+            "logging_level": "FATAL",
+        }
+        if self.address is None:
+            clear_leftovers()
+            self._directory = _new_directory()
+            # Logical: loaders wait more than they compute, however many cores there are.
+            options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
+            options |= {"object_store_memory": 100 << 20, "_temp_dir": str(self._directory)}
+        else:
+            options["address"] = self.address
+        try:
+            with _quiet_environment(self._directory):
+                ray.init(**options)
+        except Exception as exc:  # Ray raises whatever its parts do
+            self._remove()
+            said = str(exc).strip().splitlines() or [type(exc).__name__]
+            raise LoaderError(f"Ray did not start ({said[0]})") from exc
+        self.namespace = options["namespace"]
+        self.address = ray.get_runtime_context().gcs_address
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        import ray
+
+        try:
+            ray.shutdown()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def start_actors(setup: Setup) -> tuple[Any, Any]:
+    """The planner, which starts the loaders, and the constructor, which `constructor` finds."""
+    import ray
+
+    again: dict[str, Any] = {"max_restarts": _RESTARTS, "max_task_retries": _RESTARTS}
+    return tuple(
+        ray.remote(role).options(name=f"{name} {setup.name}", **again).remote(setup)
+        for role, name in ((PlannerActor, "planner"), (DataConstructor, "constructor"))
+    )  # type: ignore[return-value]
+
+
+def stop_actors(started: tuple[Any, Any]) -> None:
+    """End them; the loaders end with the planner, which started them."""
+    import ray
+
+    for actor in started:
+        ray.kill(actor)
+
+
+def constructor(setup: Setup) -> Any:
+    """The constructor that another process of the same cluster started."""
+    import ray
+
+    return ray.get_actor(f"constructor {setup.name}")
+
+
+def batches(
+    asked_of: Any, *, rank: int, first: int, steps: int, prefetch: int, asked: int = 3
+) -> Iterator[Batch]:
+    """A rank's batches of steps ``first`` to ``first + steps``, in order.
+
+    Args:
+        asked_of: the constructor.
+        rank: whose.
+        first: step to begin with.
+        steps: how many.
+        prefetch: steps that are loaded ahead; 0: each is begun when it is asked for.
+        asked: batches that are on their way from the constructor at once.
+
+    Raises:
+        SourceError: a source failed.
+        LoaderError: an actor died and did not come back.
+    """
+    import ray
+
+    end = first + steps
+    coming: list[Any] = []
+    step = first
+    for wanted in range(first, end):
+        while step < min(end, wanted + (asked if prefetch else 1)):
+            ahead = min(prefetch, end - 1 - step)
+            coming.append(asked_of.get.remote(rank, step, ahead))
+            step += 1
+        try:
+            batch = ray.get(coming.pop(0))
+        except ray.exceptions.RayError as exc:
+            raise in_one_line(exc, wanted) from exc
+        yield batch
+
+
+def in_one_line(exc: Exception, step: int) -> ChopperError:
+    """What an actor failed of, without Ray's tracebacks of each process it came through."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, ChopperError) and type(cause) in (SourceError, LoaderError):
+            return cause
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    return LoaderError(f"step {step}: {type(exc).__name__}: {str(exc).splitlines()[0]}")
+
+
+def load_ray() -> Any:
+    """The module, or what to install.
+
+    Raises:
+        LoaderError: it is not installed, or cannot be imported.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise LoaderError(
+            "the disaggregated variants need Ray, which is not installed: "
+            "pip install 'chopper-profiler[ray]'"
+        )
+    hidden = _amdsmi_is_broken()
+    if hidden:
+        sys.modules["amdsmi"] = None  # type: ignore[assignment]
+    try:
+        import ray
+    finally:
+        if hidden:
+            del sys.modules["amdsmi"]
+    return ray
+
+
+def _amdsmi_is_broken() -> bool:
+    """Whether AMD's package is there and its library is not: it raises KeyError where Ray, which
+    imports it in each of its processes, expects ImportError (ray 2.60, amdsmi 7.0).
+    """
+    if importlib.util.find_spec("amdsmi") is None:
+        return False
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it misses
+            import amdsmi  # noqa: F401
+    except ImportError:
+        return False
+    except Exception:  # noqa: BLE001 - whatever it raises, Ray would fall over it
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _quiet_environment(directory: Path | None) -> Iterator[None]:
+    """What Ray's processes inherit while they are started."""
+    wanted = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A process more than there are actors would wait for tasks that never come.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        # Else each of a loader's threads may keep freed memory to itself.
+        "MALLOC_ARENA_MAX": "2",
+        # Else Ray warns that it will stop hiding GPUs from actors that ask for none.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    if directory is not None and _amdsmi_is_broken():
+        guard = directory / "without-amdsmi"
+        guard.mkdir()
+        (guard / "amdsmi.py").write_text('raise ImportError("its library is not installed")\n')
+        wanted["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(guard), os.environ.get("PYTHONPATH")))
+        )
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _new_directory() -> Path:
+    """A short path: Ray puts sockets below it, whose paths may have 107 bytes."""
+    home = tempfile.gettempdir()
+    return Path(
+        tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home if len(home) < 30 else "/tmp")
+    )
+
+
+def clear_leftovers() -> list[int]:
+    """End what an earlier run left behind that could not end it: Ray's processes of a directory
+    whose owner is gone. Returns their process ids.
+    """
+    import psutil
+
+    ended = []
+    for home in {tempfile.gettempdir(), "/tmp"}:
+        for directory in Path(home).glob(f"{_PREFIX}*"):
+            owner = directory.name.removeprefix(_PREFIX).split("-")[0]
+            if not owner.isdecimal() or psutil.pid_exists(int(owner)):
+                continue
+            for process in psutil.process_iter(["cmdline"]):
+                if any(str(directory) in word for word in process.info["cmdline"] or ()):
+                    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                        process.send_signal(signal.SIGKILL)
+                        ended.append(process.pid)
+            shutil.rmtree(directory, ignore_errors=True)
+    if ended:
+        print(f"dataloader: ended {len(ended)} Ray processes that an earlier run left behind")
+    return ended
+
+
+def memory_bytes(pids: Sequence[int]) -> int:
+    """Proportional set size of processes, summed: a page that n of them share counts 1/n in each.
+
+    Linux only (/proc/PID/smaps_rollup); a process that is gone counts nothing.
+    """
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += next(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss:"))
+    return total * 1024

@@ -1,0 +1,431 @@
+"""Which samples a step takes, which rank gets which, and how many loaders that needs.
+
+Nothing here reads a sample: the planner sees metadata only (source, index, length), and a plan is a
+function of the seed and the step alone. So any process can make it again after a restart, and what
+was lost with a process can be loaded again without losing or repeating a sample.
+
+Primitives and cost model after MegaScale-Data (arXiv 2504.09844): mix, cost, balance, pack.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+METHODS = ("random", "greedy", "kk")
+"""As drawn, with as many samples for each rank; largest cost first to the least loaded rank;
+Karmarkar–Karp's largest differencing method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a document costs to train on: α·length + β·length², in any unit."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    def __call__(self, lengths: NDArray[np.integer]) -> Floats:
+        """Cost of each document."""
+        length = np.asarray(lengths, dtype=np.float64)
+        return self.alpha * length + self.beta * length * length
+
+
+def loads(costs: Floats, ranks_of: Ints, ranks: int) -> Floats:
+    """Sum of costs per rank."""
+    return np.bincount(ranks_of, weights=costs, minlength=ranks)
+
+
+def imbalance(costs: Floats, ranks_of: Ints, ranks: int) -> float:
+    """Largest load over the mean load: 1 is even; a step takes so many times as long as it could.
+
+    1 when there is nothing to do.
+    """
+    total = float(np.sum(costs))
+    return float(loads(costs, ranks_of, ranks).max()) * ranks / total if total else 1.0
+
+
+def balance(costs: Floats, ranks: int, method: str) -> Ints:
+    """The rank of each sample.
+
+    Args:
+        costs: of each sample, not negative.
+        ranks: to distribute over.
+        method: one of ``METHODS``. ``greedy`` and ``kk`` need not give each rank as many samples.
+
+    Raises:
+        ValueError: no such method, or no ranks.
+    """
+    if ranks < 1:
+        raise ValueError(f"{ranks} ranks: there is nobody to balance over")
+    if method == "random":
+        # In the order of the draw, which is random already.
+        return np.arange(len(costs)) * ranks // max(1, len(costs))
+    if method == "greedy":
+        return _greedy(costs, ranks)
+    if method == "kk":
+        return _karmarkar_karp(costs, ranks)
+    raise ValueError(f"method {method!r}: one of {', '.join(METHODS)}")
+
+
+def _greedy(costs: Floats, ranks: int) -> Ints:
+    ranks_of = np.zeros(len(costs), dtype=np.int64)
+    heap = [(0.0, rank) for rank in range(ranks)]
+    for sample in np.argsort(-costs, kind="stable"):
+        load, rank = heap[0]
+        ranks_of[sample] = rank
+        heapq.heapreplace(heap, (load + float(costs[sample]), rank))
+    return ranks_of
+
+
+def _karmarkar_karp(costs: Floats, ranks: int) -> Ints:
+    """Merge the two partitions of the largest spread until one is left, largest part to smallest.
+
+    Karmarkar and Karp 1982, for more than two parts as in Korf 1998.
+    """
+    ranks_of = np.zeros(len(costs), dtype=np.int64)
+    # (−spread, tie, parts): parts are (sum, samples), smallest sum first.
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for sample, cost in enumerate(map(float, costs)):
+        parts: list[tuple[float, list[int]]] = [(0.0, []) for _ in range(ranks - 1)]
+        heap.append((-cost if ranks > 1 else 0.0, sample, [*parts, (cost, [sample])]))
+    heapq.heapify(heap)
+    tie = len(heap)
+    while len(heap) > 1:
+        _, _, a = heapq.heappop(heap)
+        _, _, b = heapq.heappop(heap)
+        merged = sorted(
+            ((x + y, p + q) for (x, p), (y, q) in zip(a, reversed(b), strict=True)),
+            key=lambda part: part[0],
+        )
+        heapq.heappush(heap, (merged[0][0] - merged[-1][0], tie, merged))
+        tie += 1
+    if heap:
+        for rank, (_, samples) in enumerate(heap[0][2]):
+            ranks_of[samples] = rank
+    return ranks_of
+
+
+def pack(lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
+    """Rows of documents, none longer than ``capacity`` tokens: first fit, longest first.
+
+    Raises:
+        ValueError: a document does not fit into any row.
+    """
+    rows: list[list[int]] = []
+    free: list[int] = []
+    for document in np.argsort(-np.asarray(lengths), kind="stable"):
+        length = int(lengths[document])
+        if length > capacity:
+            raise ValueError(f"a document of {length} tokens does not fit into {capacity}")
+        row = next((r for r, left in enumerate(free) if length <= left), len(rows))
+        if row == len(rows):
+            rows.append([])
+            free.append(capacity)
+        rows[row].append(int(document))
+        free[row] -= length
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one step loads: one entry per sample of the global batch."""
+
+    step: int
+    source: Ints
+    index: Ints
+    length: Ints
+    """In tokens."""
+    rank: Ints
+
+    def of(self, rank: int) -> list[tuple[int, int]]:
+        """(source, index) of each sample of a rank."""
+        mine = self.rank == rank
+        return list(zip(self.source[mine].tolist(), self.index[mine].tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """How the mixture changes: from the first weights to the last, linearly over so many steps."""
+
+    first: tuple[float, ...]
+    last: tuple[float, ...]
+    steps: int = 0
+    """0: the first weights throughout."""
+
+    def at(self, step: int) -> Floats:
+        """Share of each source, which sum to 1."""
+        share = min(1.0, step / self.steps) if self.steps else 0.0
+        weights = (1 - share) * np.asarray(self.first) + share * np.asarray(self.last)
+        return weights / weights.sum()
+
+
+class Planner:
+    """Draws the global batch of each step and gives each sample to a rank.
+
+    Args:
+        sizes: samples of each source; None: endless.
+        weights: how often each source is drawn.
+        lengths: (source, indices) → tokens of those samples.
+        batch: samples per rank and step.
+        ranks: data-parallel ranks.
+        seed: of the draws and of the order within each source.
+        cost: what is balanced.
+        method: one of ``METHODS``.
+
+    A source that is shorter than its share is read again in another order, as mixtures with a
+    weight for small sources want it; in one reading no sample comes twice.
+
+    Raises:
+        ValueError: a source that is drawn from is empty, or a step takes more than there is.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        sizes: Sequence[int | None],
+        weights: Ramp,
+        lengths: Callable[[int, Ints], Ints],
+        batch: int,
+        ranks: int,
+        seed: int,
+        cost: Cost,
+        method: str,
+    ) -> None:
+        self._sizes = tuple(sizes)
+        self._weights = weights
+        self._lengths = lengths
+        self.batch = batch
+        self.ranks = ranks
+        self._seed = seed
+        self._cost = cost
+        self._method = method
+        drawn = [a > 0 or b > 0 for a, b in zip(weights.first, weights.last, strict=True)]
+        for name, size, wanted in zip(names, sizes, drawn, strict=True):
+            if size == 0 and wanted:
+                raise ValueError(
+                    f"source {name} is empty: leave it out of the mixture, or give it weight 0"
+                )
+        there = sum(size or 0 for size in sizes)
+        if None not in sizes and batch * ranks > there:
+            raise ValueError(
+                f"a step takes {batch * ranks} samples ({ranks} ranks × {batch}), all sources "
+                f"together hold {there}: take a smaller --batch, or more data"
+            )
+        self._step = 0
+        self._positions = np.zeros(len(sizes), dtype=np.int64)
+        self._orders: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def plan(self, step: int) -> Plan:
+        """What step ``step`` loads; the same whenever, wherever and however often it is asked."""
+        if step < self._step:
+            self._step, self._positions = 0, np.zeros_like(self._positions)
+        while self._step < step:
+            self._positions += np.bincount(self._draw(self._step), minlength=len(self._sizes))
+            self._step += 1
+        source = self._draw(step)
+        position = self._positions[source] + _occurrence(source)
+        index, length = np.empty_like(position), np.empty_like(position)
+        for s in np.unique(source):
+            mine = source == s
+            index[mine] = self._shuffled(int(s), position[mine])
+            length[mine] = self._lengths(int(s), index[mine])
+        rank = balance(self._cost(length), self.ranks, self._method)
+        return Plan(step, source, index, length, rank)
+
+    def weights_at(self, step: int) -> Floats:
+        """The mixture at a step."""
+        return self._weights.at(step)
+
+    def _draw(self, step: int) -> Ints:
+        """The source of each sample. What a source is too short for in one step, others give."""
+        rng = np.random.default_rng((self._seed, step))
+        count = self.batch * self.ranks
+        weights = self._weights.at(step)
+        source = rng.choice(len(weights), size=count, p=weights)
+        limits = np.array([count if s is None else s for s in self._sizes])
+        while (over := _occurrence(source) >= limits[source]).any():
+            full = np.bincount(source[~over], minlength=len(limits)) >= limits
+            left = np.where(full, 0.0, weights)
+            if not left.sum():
+                left = np.where(full, 0.0, 1.0)
+            source[over] = rng.choice(len(left), size=int(over.sum()), p=left / left.sum())
+        return source
+
+    def _shuffled(self, source: int, position: Ints) -> Ints:
+        """Where in the source its n-th drawn sample lies: another order each time it is read."""
+        size = self._sizes[source]
+        if size is None:
+            return position
+        epoch = position // size
+        if epoch[0] == epoch[-1]:  # positions rise
+            factor, offset = self._order(source, int(epoch[0]), size)
+            return (position % size * factor + offset) % size
+        orders = [self._order(source, e, size) for e in epoch.tolist()]
+        factors, offsets = np.array(orders, dtype=np.int64).T
+        return (position % size * factors + offsets) % size
+
+    def _order(self, source: int, epoch: int, size: int) -> tuple[int, int]:
+        """An affine map with a factor prime to the size visits each index once."""
+        key = (source, epoch)
+        if key not in self._orders:
+            rng = np.random.default_rng((self._seed, source, epoch, 1))
+            factor = int(rng.integers(1, size + 1))
+            while math.gcd(factor, size) != 1:
+                factor += 1
+            self._orders[key] = factor, int(rng.integers(size))
+        return self._orders[key]
+
+
+def _occurrence(values: Ints) -> Ints:
+    """How often each value stood in the array before: [5, 7, 5] → [0, 0, 1]."""
+    order = np.argsort(values, kind="stable")
+    sorted_values = values[order]
+    first = np.searchsorted(sorted_values, sorted_values)
+    out = np.empty_like(values)
+    out[order] = np.arange(len(values)) - first
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLoad:
+    """What serving one source takes, per sample; from its metadata at first, then as observed."""
+
+    share: float
+    """Of all samples drawn: a moving average of the mixture."""
+    wait_s: float
+    """For storage; a thread waits."""
+    cpu_s: float
+    """Of one core, under Python's lock."""
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one loader can do, and how many there may be."""
+
+    threads: int
+    """Reads in flight."""
+    memory_bytes: int
+    """State that one loader may hold."""
+    most: int
+    """Loaders."""
+    target: float = 0.75
+    """Share of its threads, and of its core, that a loader should be busy at most."""
+
+
+def loaders_needed(sources: Sequence[SourceLoad], samples_per_s: float, limits: Limits) -> int:
+    """How many loaders serve ``samples_per_s``.
+
+    By Little's law so many reads are in flight: rate × time per read. One process has one core
+    under Python's lock, and a memory limit.
+    """
+    in_flight = samples_per_s * sum(s.share * (s.wait_s + s.cpu_s) for s in sources)
+    cores = samples_per_s * sum(s.share * s.cpu_s for s in sources)
+    state_bytes = sum(s.state_bytes for s in sources)
+    wanted = max(
+        in_flight / (limits.threads * limits.target),
+        cores / limits.target,
+        state_bytes / limits.memory_bytes,
+    )
+    return max(1, min(math.ceil(wanted - 1e-9), limits.most, len(sources)))
+
+
+def place(
+    sources: Sequence[SourceLoad], loaders: int, before: Sequence[Sequence[int]] = ()
+) -> list[list[int]]:
+    """Sources of each loader, so that all are as busy; no loader is without one.
+
+    Args:
+        sources: what serving each takes.
+        loaders: how many there are.
+        before: where they are now: only what makes a loader busier than the others moves, because
+            a source that moves is opened again.
+
+    Raises:
+        ValueError: more loaders than sources.
+    """
+    if not 1 <= loaders <= len(sources):
+        raise ValueError(f"{len(sources)} sources cannot be placed on {loaders} loaders")
+    busy = np.array([s.share * (s.wait_s + s.cpu_s) for s in sources])
+    # A little for holding the state: sources that are not drawn are spread as well.
+    busy = busy + (busy.sum() or 1.0) * 1e-6
+    fair = busy.sum() / loaders
+    placed: list[list[int]] = [sorted(p, key=lambda s: busy[s]) for p in before[:loaders]]
+    placed += [[] for _ in range(loaders - len(placed))]
+    for here in placed:
+        while len(here) > 1 and busy[here].sum() > 1.1 * fair:
+            here.pop(0)
+    kept = {s for here in placed for s in here}
+    load = [float(busy[here].sum()) for here in placed]
+    for source in np.argsort(-busy, kind="stable").tolist():
+        if source not in kept:
+            least = min(range(loaders), key=lambda i: (bool(placed[i]), load[i]))
+            placed[least].append(source)
+            load[least] += float(busy[source])
+    return [sorted(here) for here in placed]
+
+
+@dataclass
+class Autoscaler:
+    """Follows what serving the sources took, and says when to change the number of loaders."""
+
+    sources: list[SourceLoad]
+    limits: Limits
+    memory: float = 0.8
+    """Of the moving averages: the weight of what was before."""
+    patience: int = 3
+    """So many observations in a row must agree before loaders are taken away: giving one too many
+    costs memory, one too few costs throughput."""
+    samples_per_s: float = 0.0
+    _surplus: int = field(default=0, init=False)
+
+    def observe(
+        self, elapsed_s: float, counts: Ints, wait_s: Floats, cpu_s: Floats, weights: Floats
+    ) -> None:
+        """Take in what was served in a period.
+
+        Args:
+            elapsed_s: its length.
+            counts: samples per source.
+            wait_s: time that reads of each source waited, summed.
+            cpu_s: time of a core that each source took, summed.
+            weights: share of each source in the mixture.
+        """
+        keep = self.memory
+        rate = float(counts.sum()) / elapsed_s
+        first = self.samples_per_s == 0
+        self.samples_per_s = rate if first else keep * self.samples_per_s + (1 - keep) * rate
+        for i, source in enumerate(self.sources):
+            n = int(counts[i])
+            wait = float(wait_s[i]) / n if n else source.wait_s
+            cpu = float(cpu_s[i]) / n if n else source.cpu_s
+            self.sources[i] = replace(
+                source,
+                share=keep * source.share + (1 - keep) * float(weights[i]),
+                wait_s=keep * source.wait_s + (1 - keep) * wait,
+                cpu_s=keep * source.cpu_s + (1 - keep) * cpu,
+            )
+
+    def decide(self, current: int, *, starving: bool) -> int:
+        """How many loaders there should be, now that there are ``current``.
+
+        Args:
+            current: loaders that run.
+            starving: whether less is in stock than was asked for ahead. More loaders help nobody
+                while trainers are what is slow, however busy the loaders are.
+        """
+        needed = loaders_needed(self.sources, self.samples_per_s, self.limits)
+        if needed >= current:
+            self._surplus = 0
+            return needed if starving else current
+        self._surplus += 1
+        return needed if self._surplus >= self.patience else current

@@ -1,0 +1,120 @@
+"""The mixture through torch's DataLoader: every worker of every rank opens every source."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from chopper.workloads.disaggregated import Batch
+from chopper.workloads.mixture import READ_TIMEOUT_S, Mixture, SourceError, SourceSpec
+from chopper.workloads.planning import Planner
+
+Tokens = NDArray[np.uint16]
+
+
+class Documents(Dataset[Tokens]):
+    """The mixture as a map-style dataset, addressed by (source, index)."""
+
+    def __init__(self, sources: list[SourceSpec]) -> None:
+        self.mixture = Mixture(sources)
+
+    def open_all(self, _worker: int = 0) -> None:
+        """Open every source, as each worker does: open files and connections cross no fork."""
+        self.mixture.open(range(len(self.mixture.specs)))
+
+    def __getitem__(self, item: tuple[int, int]) -> Tokens:
+        """One document: (source, index)."""
+        return self.mixture.read(item)[0]
+
+
+class ConcurrentDocuments(Documents):
+    """Reads the documents of a batch at once (arXiv 2211.04908): torch asks for them together
+    where a dataset has ``__getitems__``.
+    """
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> list[Tokens]:
+        """All documents of a batch."""
+        with ThreadPoolExecutor(len(items)) as pool:
+            return [ids for ids, _ in self.mixture.read_all(items, pool, READ_TIMEOUT_S)]
+
+
+def padded(documents: list[Tokens]) -> tuple[Tokens, list[list[int]]]:
+    """A row for each document, all as long as the longest."""
+    rows = np.zeros((len(documents), max(map(len, documents))), dtype=np.uint16)
+    for row, ids in zip(rows, documents, strict=True):
+        row[: len(ids)] = ids
+    return rows, [[len(ids)] for ids in documents]
+
+
+def torch_batches(
+    dataset: Documents,
+    planners: tuple[Planner, Planner],
+    *,
+    rank: int,
+    first: int,
+    steps: int,
+    workers: int,
+    prefetch: int,
+    timeout_s: float,
+) -> Iterator[Batch]:
+    """A rank's batches of steps ``first`` to ``first + steps``, in order.
+
+    Args:
+        dataset: where from.
+        planners: two of the same: one runs ahead with the loader, one goes with what is taken.
+        rank: whose.
+        first: step to begin with.
+        steps: how many.
+        workers: processes.
+        prefetch: batches per worker that are asked for ahead.
+        timeout_s: for a batch.
+
+    Raises:
+        SourceError: a source failed, or a worker did not answer in time or died.
+    """
+    wanted = range(first, first + steps)
+    ahead, taken = planners
+    with warnings.catch_warnings():
+        # More workers than cores are meant: they wait for storage.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        loader = DataLoader(
+            dataset,
+            batch_sampler=_Batches(ahead, wanted, rank),  # type: ignore[arg-type]
+            collate_fn=padded,
+            num_workers=workers,
+            worker_init_fn=dataset.open_all,
+            prefetch_factor=prefetch,
+            timeout=timeout_s,
+        )
+        batches = iter(loader)
+    for step in wanted:
+        try:
+            tokens, documents = next(batches)
+        except SourceError as exc:
+            raise SourceError(_without_traceback(str(exc))) from None
+        except RuntimeError as exc:
+            raise SourceError(f"step {step}: {str(exc).splitlines()[0]}") from exc
+        plan = taken.plan(step)
+        yield Batch(step, tokens, documents, plan.of(rank), int(plan.length.sum()))
+
+
+class _Batches:
+    """Batch sampler: a rank's samples of each step, planned when the loader asks for them."""
+
+    def __init__(self, planner: Planner, steps: range, rank: int) -> None:
+        self._planner, self._steps, self._rank = planner, steps, rank
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step in self._steps:
+            yield self._planner.plan(step).of(self._rank)
+
+
+def _without_traceback(text: str) -> str:
+    """The message of an error to which torch added the worker's traceback."""
+    lines = [line for line in text.splitlines() if ".SourceError: " in line]
+    return lines[-1].split(".SourceError: ", 1)[1] if lines else text.splitlines()[0]
