@@ -157,6 +157,13 @@ _CHECKS = (
         "is not known.",
         ("confidence",),
     ),
+    Check("trace.not_recorded", "What the format does not tell", "Another profiler's recording: what "
+          "its format leaves out is null."),
+    Check("trace.boot_clock", "Times of the host's own clock", "They count from its start: no log of "
+          "another tool can be joined."),
+    Check("trace.damaged_table", "Damaged table", "Rows before the damage are used."),
+    Check("trace.unwritten_log", "Database not written back", "What waits in its journal is not read."),
+    Check("trace.whole_graphs", "Graphs as one event", "What ran inside of them was not recorded."),
     Check("trace.single_step", "A single step", "One step has no variation.", ("confidence",)),
     Check("trace.outside_steps", "Time outside the steps", "Shown apart, not attributed."),
     Check("steps.empty", "Steps without work", "Steps that ran nothing of their own on the device."),
@@ -239,6 +246,13 @@ _CHECKS = (
         "Log without time zone",
         "Times that name no zone are read as UTC; where they are local, nothing is joined to them.",
     ),
+    Check("telemetry.no_common_time", "Log of another time", "It shares no moment with the trace: "
+          "nothing of it is joined."),
+    Check("telemetry.device_unknown", "Clocks of an unknown device", "Which device they are of is not "
+          "recorded: kept, not joined."),
+    Check("memory.no_history", "Snapshot without history", "What was held is known, not when."),
+    Check("memory.no_common_time", "Snapshot of another time", "Its history shares no moment with the "
+          "trace: no steps and phases of allocations."),
     Check("telemetry.clock_missing", "No clock samples", "The device's clock was not sampled.",
         ("compute.clock",)),
     Check("telemetry.clock_elsewhere", "Clock samples of another time", "The samples do not "
@@ -262,6 +276,7 @@ _CHECKS = (
         "disagree, or they are different windows.", _WAIT),
     Check("run.clock_offset", "Clocks corrected", "A rank's clock differs from the first rank's, by "
         "when both leave collectives; taken out before waiting was counted."),
+    Check("run.no_trace", "No trace", "Logs or a snapshot alone: looked at, not attributed."),
     Check("run.rank_unknown", "Rank not named", "A file does not say which rank it is."),
     Check("run.rank_number", "Rank not believed", "A rank that no job has."),
     Check("run.world_size", "Size not believed", "A job size that no job has."),

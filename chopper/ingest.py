@@ -259,6 +259,16 @@ def _alone(found: _Found, source: str | None, zone: tzinfo | None = None) -> Run
         source=source or str(files[0]),
     )
     _attach(run, found, zone)
+    rows = sum(table.num_rows for table in run.store.values())
+    run.manifest.findings.append(
+        Finding(
+            code="run.no_trace",
+            severity="info",
+            message=f"{files[0].name}: no kernel trace, so nothing is attributed; {rows} rows of "
+            f"{', '.join(sorted({name for _, name in run.store}))} are here (chopper export, or "
+            "chopper analyze --view memory_segments for a snapshot)",
+        )
+    )
     return run
 
 

@@ -265,7 +265,10 @@ def write_rpd(path: Path, recording: Recording, *, monitored: tuple[int, ...] = 
 def write_rocpd(path: Path, recording: Recording, *, guid: str = "_0000_aa11") -> Path:
     """``rocprofv3 --output-format rocpd``; process, thread and agents are numbered from 1."""
     strings = _Numbered()
-    events, regions, dispatches, copies = [], [], [], []
+    events: list[Any] = []
+    regions: list[Any] = []
+    dispatches: list[Any] = []
+    copies: list[Any] = []
     for c in recording.calls:
         events.append((len(events) + 1, strings["HIP_RUNTIME_API"], c.correlation, "{}"))
         regions.append((1, 1, c.start, c.end, strings[f"hip{c.name}"], len(events)))

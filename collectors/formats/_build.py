@@ -263,6 +263,10 @@ def _of_process(
         stray = ~np.isin(host["pid"], processes)
         host_rows = (host["pid"] == pid) | (stray if pid == processes[0] else False)
     on_device = device["pid"] == pid if len(device["pid"]) else None
+    if pid >= 0:
+        # Processes number their calls alike; only its own launch its work.
+        own = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
+        host = {**host, "correlation_id": own}
     host_table, _ = sorted_table("host_span", host, host_rows, 0)
     main, others, findings = main_and_others(device, on_device, recording.source)
     traces = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,8 +76,8 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
     strings = db.named(name("string"), "id", "string")
     processes = db.integers(name("info_process"), ("id", "pid"))
     threads = db.integers(name("info_thread"), ("id", "pid", "tid"))
-    pid_of = lambda ids: _real(ids, processes["id"], processes["pid"])  # noqa: E731
-    tid_of = lambda ids: _real(ids, threads["id"], threads["tid"])  # noqa: E731
+    pid_of = partial(_real, keys=processes["id"], values=processes["pid"])
+    tid_of = partial(_real, keys=threads["id"], values=threads["tid"])
     events = db.integers(name("event"), ("id", "category_id", "correlation_id", "stack_id"))
     ordinals = _agents(db, made, name("info_agent"))
     _regions(db, made, name("region"), strings, events, pid_of, tid_of)

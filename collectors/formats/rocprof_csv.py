@@ -211,13 +211,13 @@ def _agents(made: Recording, tables: list[_Table]) -> dict[int, int]:
                 found.append((node, name.strip() or None, units))
     found.sort(key=lambda item: item[0])
     ordinals: dict[int, int] = {}
-    for node, name, units in found:
+    for node, known_as, units in found:
         if node not in ordinals:
             ordinals[node] = len(ordinals)
             made.devices.append(
                 Device(
                     device_id=ordinals[node],
-                    name=name,
+                    name=known_as,
                     multiprocessor_count=units if 0 < units < 1 << 20 else None,
                 )
             )

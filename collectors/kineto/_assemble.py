@@ -91,7 +91,10 @@ def _what_else(reader: FileReader) -> str:
         return f": its events are of categories that Kineto does not write: {listed}"
     if reader.counts.values:
         code, count = max(reader.counts.values.items(), key=lambda item: item[1])
-        return f": {count} {_COUNT_MESSAGES[code][1]}"
+        hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
+        return f": {count} {_COUNT_MESSAGES[code][1]}" + (
+            hint if code == "event.without_category" else ""
+        )
     return "; was the profiler active while the program worked?"
 
 

@@ -45,7 +45,8 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, list[P
 def closed(found: Attribution) -> None:
     assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns
     for level in LEVELS:
-        assert sum(g.time_ns for g in found.by(level)) == found.observed_ns  # type: ignore[arg-type]
+        groups = found.by(level)  # type: ignore[arg-type]
+        assert sum(g.time_ns for g in groups) == found.observed_ns
 
 
 def rows(run: Run, table: str, *columns: str, rank: int = 0) -> list[tuple[Any, ...]]:
@@ -175,6 +176,25 @@ def test_nsys_of_several_processes_is_several_ranks(tmp_path: Path) -> None:
             run.part(rank).pid
         }
     closed(chopper.attribute(run))
+
+
+def test_calls_of_another_process_launch_nothing(tmp_path: Path) -> None:
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small())
+    with sqlite3.connect(path) as db:
+        # A data loader that initialized CUDA, and numbers its calls from the same start.
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME SELECT start - 500, end - 500, ?, "
+            "correlationId, nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME",
+            (recordings.packed(999, 999),),
+        )
+    db.close()
+    run = chopper.load(path)
+    calls = [
+        r for r in rows(run, "host_span", "pid", "category", "correlation_id") if r[1] == "runtime"
+    ]
+    assert {(pid, correlation is None) for pid, _, correlation in calls} == {
+        (PID, False), (999, True),
+    }  # fmt: skip
 
 
 def test_nsys_without_a_start_time_counts_from_the_start(tmp_path: Path) -> None:
