@@ -489,7 +489,8 @@ class _Step:
         size = -(-t // chunks) * v
         gathered_bytes = t * self.a.width * e
         self.head_gradients: list[Buffer] = []
-        wide = of.loss != "native" and e < 4
+        # Autocast runs the cross-entropy in float32 whatever the program asks for.
+        wide = (of.loss != "native" or self.layout.autocast) and e < 4
         cast = None
         if self.layout.autocast:
             cast = ledger.take("parameters", v * self.a.width * e)

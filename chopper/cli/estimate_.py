@@ -10,8 +10,10 @@ from chopper.quantities import one_of
 
 _COMMANDS = {
     "memory": "Peak memory of a training step, per rank and category.",
+    "offload": "Optimizer, parameters or activations on the host.",
     "network": "Collectives by size and algorithm, flows on uplinks, interconnects.",
     "limits": "How large a run can get: the data-movement and latency walls.",
+    "cost": "Money and energy per token, step and run.",
 }
 
 
@@ -51,5 +53,6 @@ def command() -> None:
     \b
     Examples:
       chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --device h100-sxm
+      chopper estimate cost --device h100-sxm --tokens-per-s 728 --against gb200
       chopper estimate limits -o limits.html
     """

@@ -1,0 +1,238 @@
+"""What training costs: money and energy per step, token and run, and when a dearer device pays.
+
+$ per million tokens = price × 10⁶ ÷ (3600 × tokens/s per device). Prices are data with a date and
+a source (chopper/data/prices.json) and can be overridden; none is invented for a device that has
+none.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from chopper.analyzers.estimates import Estimate
+from chopper.errors import UsageError
+from chopper.quantities import positive
+
+_J_PER_KWH = 3.6e6
+
+
+class Priced(msgspec.Struct, kw_only=True, frozen=True):
+    """A number with its source."""
+
+    value: float
+    source: str
+
+
+class Prices(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A dated list of prices, all in one currency."""
+
+    schema: str = "chopper.prices/1"
+    date: str
+    currency: str
+    electricity_per_kwh: Priced
+    pue_ratio: Priced
+    devices: dict[str, Priced] = {}
+    """Device id → price of one device for one hour."""
+
+
+class Cost(Estimate, kw_only=True, frozen=True):
+    """Money and energy of training at a throughput; unknown is null."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.cost/1"
+
+    device: str | None
+    price_per_device_hour: float
+    price_source: str
+    currency: str
+    prices_date: str
+    devices_count: int
+    tokens_per_s_per_device: float
+    throughput_source: str
+    per_million_tokens: float
+    per_step: float | None
+    step_s: float | None
+    run_tokens_count: float | None
+    run_s: float | None
+    per_run: float | None
+    power_w: float | None
+    """Of one device."""
+    power_source: str | None
+    energy_per_token_j: float | None
+    """At the meter: with PUE."""
+    energy_per_million_tokens_kwh: float | None
+    energy_cost_per_million_tokens: float | None
+    energy_cost_per_run: float | None
+    electricity_per_kwh: float
+    pue_ratio: float
+    against: Against | None
+
+
+class Against(msgspec.Struct, kw_only=True, frozen=True):
+    """A dearer (or cheaper) device beside this one."""
+
+    device: str
+    price_per_device_hour: float
+    price_source: str
+    break_even_ratio: float
+    """How much faster it has to be for the same cost per token."""
+    peak_ratio: float | None
+    """How much faster it is by peak, in bf16; null where a peak is not known."""
+    per_million_tokens_at_peak_ratio: float | None
+
+
+ASSUMPTIONS = (
+    "a device costs its price for every hour of the run, also while it waits, restarts or is idle",
+    "the price holds what its source says it holds; where it is a cost of ownership, electricity is "
+    "in it already, and the energy's cost is shown for itself, not added",
+    "throughput is constant; a run takes tokens ÷ (devices × tokens/s per device)",
+    "projected throughput is peak × utilization ÷ FLOP per token, 6 per parameter",
+)
+
+
+def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
+    """Price × 10⁶ ÷ (3600 × tokens per second), of one device.
+
+    Raises:
+        UsageError: anything not positive.
+    """
+    positive(price_per_hour, "price")
+    positive(tokens_per_s, "tokens per second")
+    return price_per_hour * 1e6 / (3600 * tokens_per_s)
+
+
+def tokens_per_s_at(price_per_hour: float, cost_per_million: float) -> float:
+    """The throughput at which a million tokens cost so much: the inverse."""
+    positive(cost_per_million, "cost of a million tokens")
+    return per_million_tokens(price_per_hour, cost_per_million)
+
+
+def break_even_ratio(price_per_hour: float, other_per_hour: float) -> float:
+    """How much faster the other device has to be for the same cost per token."""
+    positive(price_per_hour, "price")
+    positive(other_per_hour, "price of the other device")
+    return other_per_hour / price_per_hour
+
+
+def projected_tokens_per_s(
+    parameters_count: float, flop_per_s: float, utilization_ratio: float
+) -> float:
+    """Tokens per second and device: peak × utilization ÷ (6 × parameters).
+
+    Raises:
+        UsageError: anything not positive, or a utilization above 1.
+    """
+    positive(parameters_count, "parameters")
+    positive(flop_per_s, "peak")
+    if not 0 < utilization_ratio <= 1:
+        raise UsageError(f"utilization: found {utilization_ratio:g}, expected above 0, at most 1")
+    return flop_per_s * utilization_ratio / (6 * parameters_count)
+
+
+def cost(
+    *,
+    prices: Prices,
+    price_per_hour: Priced,
+    tokens_per_s: float,
+    throughput_source: str,
+    device: str | None = None,
+    devices_count: int = 1,
+    step_tokens_count: float | None = None,
+    run_tokens_count: float | None = None,
+    power_w: float | None = None,
+    power_source: str | None = None,
+    electricity_per_kwh: float | None = None,
+    pue_ratio: float | None = None,
+    against: Against | None = None,
+) -> Cost:
+    """Everything that follows from a price, a throughput and a power.
+
+    Args:
+        prices: where electricity and PUE come from when they are not given.
+        price_per_hour: of one device.
+        tokens_per_s: of one device.
+        throughput_source: measured or projected, in words.
+        device: its name.
+        devices_count: that train together.
+        step_tokens_count: tokens of one step over all devices.
+        run_tokens_count: tokens of the whole run.
+        power_w: of one device, mean.
+        power_source: measured or from the board's limit, in words.
+        electricity_per_kwh: None for the list's.
+        pue_ratio: None for the list's.
+        against: another device, made by :func:`compare`.
+
+    Raises:
+        UsageError: anything not positive.
+    """
+    positive(devices_count, "devices")
+    tariff = (
+        prices.electricity_per_kwh.value if electricity_per_kwh is None else electricity_per_kwh
+    )
+    pue = prices.pue_ratio.value if pue_ratio is None else pue_ratio
+    positive(tariff, "electricity")
+    if pue < 1:
+        raise UsageError(f"PUE: found {pue:g}, expected 1 or more")
+    million = per_million_tokens(price_per_hour.value, tokens_per_s)
+    for name, value in (("tokens of a step", step_tokens_count), ("tokens", run_tokens_count)):
+        if value is not None:
+            positive(value, name)
+    energy = None
+    if power_w is not None:
+        positive(power_w, "power")
+        energy = power_w * pue / tokens_per_s
+    kwh = None if energy is None else energy * 1e6 / _J_PER_KWH
+    of_run = None if run_tokens_count is None else run_tokens_count / 1e6
+    together = devices_count * tokens_per_s
+    return Cost(
+        assumptions=ASSUMPTIONS,
+        device=device,
+        price_per_device_hour=price_per_hour.value,
+        price_source=price_per_hour.source,
+        currency=prices.currency,
+        prices_date=prices.date,
+        devices_count=devices_count,
+        tokens_per_s_per_device=tokens_per_s,
+        throughput_source=throughput_source,
+        per_million_tokens=million,
+        per_step=None if step_tokens_count is None else million * step_tokens_count / 1e6,
+        step_s=None if step_tokens_count is None else step_tokens_count / together,
+        run_tokens_count=run_tokens_count,
+        run_s=None if run_tokens_count is None else run_tokens_count / together,
+        per_run=None if of_run is None else million * of_run,
+        power_w=power_w,
+        power_source=power_source,
+        energy_per_token_j=energy,
+        energy_per_million_tokens_kwh=kwh,
+        energy_cost_per_million_tokens=None if kwh is None else kwh * tariff,
+        energy_cost_per_run=None if kwh is None or of_run is None else kwh * tariff * of_run,
+        electricity_per_kwh=tariff,
+        pue_ratio=pue,
+        against=against,
+    )
+
+
+def compare(
+    *,
+    device: str,
+    price: Priced,
+    other_price: Priced,
+    tokens_per_s: float,
+    flop_per_s: float | None,
+    other_flop_per_s: float | None,
+) -> Against:
+    """A second device beside the first, at the same tokens per FLOP of peak."""
+    ratio = None
+    if flop_per_s and other_flop_per_s:
+        ratio = other_flop_per_s / flop_per_s
+    return Against(
+        device=device,
+        price_per_device_hour=other_price.value,
+        price_source=other_price.source,
+        break_even_ratio=break_even_ratio(price.value, other_price.value),
+        peak_ratio=ratio,
+        per_million_tokens_at_peak_ratio=None
+        if ratio is None
+        else per_million_tokens(other_price.value, tokens_per_s * ratio),
+    )

@@ -1,0 +1,312 @@
+"""Moving states or activations to the host: what it saves, what it costs, when it hides.
+
+Optimizer offload after ZeRO-Offload (Ren et al., arXiv 2101.06840): gradients stream to the host
+during backward, Adam runs on the host, parameters return; 4 bytes per parameter cross the link.
+Step: t_fwd + max(t_bwd, 2Ψ/B_d2h) + t_adam + 2Ψ/B_h2d, with t_adam = 30 bytes per parameter ÷ the
+host's memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates.formulas import (
+    deepspeed_zero2_bytes,
+    deepspeed_zero3_bytes,
+    llama_layer_activation_bytes,
+)
+from chopper.architectures import Architecture
+from chopper.errors import UsageError
+from chopper.quantities import positive
+
+ADAM_BYTES = 30
+"""Read and written per parameter by one Adam step with a copy in 16 bits."""
+_HIDDEN_RATIO = 0.05
+_STASH_LAYERS = 2
+_GIB = 2**30
+
+
+class Machine(msgspec.Struct, kw_only=True, frozen=True):
+    """A device, its link to the host, and the host; per rank."""
+
+    device: str
+    flop_per_s: float
+    """Peak × efficiency."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    to_device_bytes_per_s: float
+    to_host_bytes_per_s: float
+    host_bytes_per_s: float
+    """DRAM bandwidth that this rank has."""
+    source: str
+
+
+class Variant(msgspec.Struct, kw_only=True, frozen=True):
+    """One way of keeping states, with time and memory of a step."""
+
+    name: str
+    step_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    exposed_transfer_s: float
+    """Time that the device waits for the link."""
+    link_bytes: int
+    """Both directions, per step and rank."""
+    device_bytes: float
+    """States; activations are not in it."""
+    host_bytes: float
+    """Of the node."""
+    fits: bool
+    largest_parameters_count: int
+    """Whose states fit this device."""
+
+
+class Activations(msgspec.Struct, kw_only=True, frozen=True):
+    """Offload of activations against keeping and recomputing them."""
+
+    layer_bytes: float
+    saved_bytes: float
+    """All layers but those under way."""
+    hideable_ratio: float
+    """Of the transfer, behind this model's forward."""
+    bound_ratio: float
+    """The general bound min(1, 0.71·h·B/F)."""
+    kept_s: float
+    recomputed_s: float
+    synchronous_s: float
+    """The program waits for every copy (save_on_cpu)."""
+    overlapped_s: float
+    link_for_all_bytes_per_s: float
+    """At which all of it hides."""
+    best: str
+    """The fastest that gives memory back: recompute or offload."""
+
+
+class Offload(Estimate, kw_only=True, frozen=True):
+    """Time and memory of offloading, by variant."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.offload/1"
+
+    model: str
+    parameters_count: int
+    ranks_count: int
+    tokens_count: int
+    machine: Machine
+    variants: tuple[Variant, ...]
+    activations: Activations
+    tokens_to_hide_gradients: float
+    """Per rank and step: from here on the stream of gradients hides behind backward."""
+    tokens_for_small_overhead: float | None
+    """Per rank and step, at which optimizer offload costs less than 5 %; null: it costs nothing."""
+
+
+ASSUMPTIONS = (
+    "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given",
+    "copies use pinned memory and run beside compute without slowing it; both directions at once",
+    "Adam on the host reads and writes 30 bytes per parameter and is bound by DRAM; it does not "
+    "overlap with the next forward (no one-step delay)",
+    "states by DeepSpeed's estimators; activations, logits and fragmentation come on top",
+    "stages partition, offload moves: parameters can only be offloaded where they are partitioned "
+    "(stage 3)",
+)
+
+
+def hideable_ratio(*, width: int, link_bytes_per_s: float, flop_per_s: float) -> float:
+    """Share of a layer's activations that its forward can hide: min(1, 0.71·h·B/F).
+
+    24 h² FLOP and 34 h bytes per token (Korthikanti et al.) give 24/34 = 0.71.
+
+    Raises:
+        UsageError: anything not positive.
+    """
+    for name, value in (("width", width), ("link", link_bytes_per_s), ("rate", flop_per_s)):
+        positive(value, name)
+    return min(1.0, 24 / 34 * width * link_bytes_per_s / flop_per_s)
+
+
+def offload_step_s(
+    *,
+    parameters_count: float,
+    forward_s: float,
+    backward_s: float,
+    to_host_bytes_per_s: float,
+    to_device_bytes_per_s: float,
+    host_bytes_per_s: float,
+) -> float:
+    """ZeRO-Offload's step: t_fwd + max(t_bwd, 2Ψ/B_d2h) + 30Ψ/DRAM + 2Ψ/B_h2d."""
+    return (
+        forward_s
+        + max(backward_s, 2 * parameters_count / to_host_bytes_per_s)
+        + ADAM_BYTES * parameters_count / host_bytes_per_s
+        + 2 * parameters_count / to_device_bytes_per_s
+    )
+
+
+def link_bytes_per_step(parameters_count: int) -> int:
+    """Over the link, per step: gradients down and parameters up, 16 bits each: 4Ψ."""
+    return 4 * parameters_count
+
+
+def offload(
+    architecture: Architecture,
+    machine: Machine,
+    *,
+    batch_count: int = 1,
+    sequence_count: int = 2048,
+    ranks_count: int = 1,
+) -> Offload:
+    """All variants for one model on one machine.
+
+    Args:
+        architecture: the model.
+        machine: device, link and host, per rank.
+        batch_count: sequences per rank.
+        sequence_count: tokens of each.
+        ranks_count: of one node, over which states are partitioned.
+
+    Raises:
+        UsageError: anything not positive.
+    """
+    for name, value in (
+        ("batch", batch_count),
+        ("sequence", sequence_count),
+        ("ranks", ranks_count),
+        ("peak", machine.flop_per_s),
+        ("link to device", machine.to_device_bytes_per_s),
+        ("link to host", machine.to_host_bytes_per_s),
+        ("host bandwidth", machine.host_bytes_per_s),
+        ("memory bandwidth", machine.memory_bytes_per_s),
+    ):
+        positive(value, name)
+    if batch_count * sequence_count > 2**40:
+        raise UsageError(f"batch × sequence: {batch_count * sequence_count:.3g} is too large")
+    psi, n = architecture.parameters_count, ranks_count
+    tokens = batch_count * sequence_count
+    forward_s = 2 * psi * tokens / machine.flop_per_s
+    backward_s = 2 * forward_s
+    part = psi / n
+    down, up = machine.to_host_bytes_per_s, machine.to_device_bytes_per_s
+    adam_device_s = ADAM_BYTES * part / machine.memory_bytes_per_s
+    adam_host_s = ADAM_BYTES * part / machine.host_bytes_per_s
+    largest = architecture.layer_count
+
+    def variant(
+        name: str,
+        times: tuple[float, float, float],
+        returning_s: float,
+        moved: float,
+        sizes: tuple[float, float],
+    ) -> Variant:
+        forward, backward, optimizer = times
+        waited = (forward - forward_s) + (backward - backward_s) + returning_s
+        return Variant(
+            name=name,
+            step_s=sum(times) + returning_s,
+            forward_s=forward,
+            backward_s=backward,
+            optimizer_s=optimizer,
+            exposed_transfer_s=waited,
+            link_bytes=int(moved),
+            device_bytes=sizes[0],
+            host_bytes=sizes[1],
+            fits=sizes[0] <= machine.memory_bytes,
+            largest_parameters_count=int(machine.memory_bytes / (sizes[0] / psi)),
+        )
+
+    streamed = max(backward_s, 2 * part / down)
+    fetched = (
+        max(forward_s, 2 * part / up),
+        max(backward_s, 2 * part / up, 2 * part / down),
+    )
+    variants = (
+        variant(
+            "stage 2, all on the device",
+            (forward_s, backward_s, adam_device_s),
+            0.0,
+            0,
+            deepspeed_zero2_bytes(psi, n, offload=False),
+        ),
+        variant(
+            "stage 2, optimizer on the host",
+            (forward_s, streamed, adam_host_s),
+            2 * part / up,
+            4 * part,
+            deepspeed_zero2_bytes(psi, n, offload=True),
+        ),
+        variant(
+            "stage 3, all on the device",
+            (forward_s, backward_s, adam_device_s),
+            0.0,
+            0,
+            deepspeed_zero3_bytes(psi, largest, n),
+        ),
+        variant(
+            "stage 3, optimizer on the host",
+            (forward_s, streamed, adam_host_s),
+            2 * part / up,
+            4 * part,
+            deepspeed_zero3_bytes(psi, largest, n, offload="optimizer"),
+        ),
+        variant(
+            "stage 3, optimizer and parameters on the host",
+            (*fetched, adam_host_s),
+            0.0,
+            6 * part,
+            deepspeed_zero3_bytes(psi, largest, n, offload="parameters"),
+        ),
+    )
+    overhead_s = adam_host_s + 2 * part / up - adam_device_s
+    per_token_s = 6 * psi / machine.flop_per_s
+    return Offload(
+        assumptions=ASSUMPTIONS,
+        model=architecture.name,
+        parameters_count=psi,
+        ranks_count=n,
+        tokens_count=tokens,
+        machine=machine,
+        variants=variants,
+        activations=_activations(architecture, machine, batch_count, sequence_count, forward_s),
+        tokens_to_hide_gradients=machine.flop_per_s / (2 * down * n),
+        tokens_for_small_overhead=None
+        if overhead_s <= 0
+        else overhead_s / (_HIDDEN_RATIO * per_token_s),
+    )
+
+
+def _activations(
+    a: Architecture, machine: Machine, batch: int, sequence: int, forward_s: float
+) -> Activations:
+    layer = llama_layer_activation_bytes(
+        sequence_count=sequence,
+        batch_count=batch,
+        width=a.width,
+        heads_count=a.heads_count,
+        kv_heads_count=a.kv_heads_count,
+        ffn_width=a.ffn_width,
+    )
+    if not a.gated:
+        layer = 34.0 * sequence * batch * a.width
+    down, up = machine.to_host_bytes_per_s, machine.to_device_bytes_per_s
+    layer_forward_s = forward_s * a.layer_count / a.parameters_count
+    everything = layer * a.layers_count
+    step_s = 3 * forward_s
+    overlapped = max(forward_s, everything / down) + max(2 * forward_s, everything / up)
+    recomputed = step_s + layer_forward_s * a.layers_count
+    return Activations(
+        layer_bytes=layer,
+        saved_bytes=layer * max(0, a.layers_count - _STASH_LAYERS),
+        hideable_ratio=min(1.0, layer_forward_s * down / layer),
+        bound_ratio=hideable_ratio(
+            width=a.width, link_bytes_per_s=down, flop_per_s=machine.flop_per_s
+        ),
+        kept_s=step_s,
+        recomputed_s=recomputed,
+        synchronous_s=step_s + everything / down + everything / up,
+        overlapped_s=overlapped,
+        link_for_all_bytes_per_s=layer / layer_forward_s,
+        best="recompute" if recomputed < overlapped else "offload",
+    )

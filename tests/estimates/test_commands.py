@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chopper.cli import cli
+from chopper.errors import ChopperError, UsageError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMANDS = {
+    "memory": ["llama3-8b", "--strategy", "fsdp2", "--ranks", "8", "--device", "h100-sxm"],
+    "offload": ["llama2-13b", "--device", "v100-sxm2-32gb"],
+    "network": ["--size", "1MiB", "--trials", "200"],
+    "limits": ["--flop", "1e27", "--flop", "2e28"],
+    "cost": ["--device", "h100-sxm", "--tokens-per-s", "728", "--against", "gb200"],
+}
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["estimate", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_as_text(name: str) -> None:
+    text = run(name, *COMMANDS[name])
+    assert "Assumptions:" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_has_its_schema_and_every_field_is_documented(name: str) -> None:
+    document = json.loads(run(name, *COMMANDS[name], "--json"))
+    assert document["schema"] == f"chopper.estimate.{name}/1"
+    assert document["assumptions"]
+    page = (ROOT / "docs" / "concepts" / "estimates" / f"{name}.md").read_text(encoding="utf-8")
+    missing = [field for field in document if f"`{field}`" not in page]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_files_in_every_format(name: str, tmp_path: Path) -> None:
+    for suffix in ("html", "md", "json", "txt"):
+        file = tmp_path / f"{name}.{suffix}"
+        run(name, *COMMANDS[name], "-o", str(file))
+        text = file.read_text(encoding="utf-8")
+        if suffix == "html":
+            assert f'data-figure="{name if name != "network" else "collective"}"' in text
+            assert "http://" not in text.partition('id="plotly"')[0]
+        if suffix == "json":
+            assert json.loads(text)["schema"].startswith("chopper.estimate.")
+    with pytest.raises(ChopperError, match="exists"):
+        run(name, *COMMANDS[name], "-o", str(tmp_path / f"{name}.md"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memry", "no estimate is called 'memry'; did you mean memory"),
+        ("memory", "no model given"),
+        ("memory lama3-8b", "did you mean llama3-8b"),
+        ("memory gpt2 --config x.json", "MODEL and --config contradict"),
+        ("memory gpt2 --device h100-sxm --capacity 80GB", "--device and --capacity contradict"),
+        ("memory gpt2 --device h100-smx", "did you mean h100-sxm"),
+        ("memory gpt2 --batch 0", "more than zero"),
+        ("memory gpt2 --batch -2", "more than zero"),
+        ("memory gpt2 --batch many", "is not a number"),
+        ("memory gpt2 --batch 1.5", "is not whole"),
+        ("memory gpt2 --batch 1e30", "64 bits"),
+        ("memory gpt2 --capacity 80Gs", "unit 'Gs'"),
+        ("memory --module m:f --tp 2", "--tp contradicts --module"),
+        ("memory --module m:f --device h100-sxm", "contradicts --module"),
+        ("memory --module m:f --strategy zero1", "strategy is one of single, fsdp2"),
+        ("memory --module m", "package.module:factory"),
+        ("memory --config /nowhere/config.json", "cannot be read"),
+        ("offload", "no model given"),
+        ("offload gpt2 --efficiency 2", "at most 1"),
+        ("offload gpt2 --device nvidia-gtx", "no device is called"),
+        ("network --ranks 1", "expected 2 or more"),
+        ("network --collective allreduce", "did you mean all_reduce"),
+        ("network --topology a --calibrated", "contradict"),
+        ("network --network-link 400", "no unit"),
+        ("limits --flop 0", "more than zero"),
+        ("limits --flop 1e50", "expected at most"),
+        ("limits --device b200 --peak 1e15", "--device and --peak contradict"),
+        ("limits --search-step 1", "step of the search"),
+        ("cost", "no throughput given"),
+        ("cost --tokens-per-s 1 --model gpt2", "contradict"),
+        ("cost --tokens-per-s 1", "has no price"),
+        ("cost --tokens-per-s 1 --device a100-sxm4-80gb", "no price of"),
+        ("cost --tokens-per-s 1 --price 1 --pue 0.5", "PUE"),
+        ("cost --tokens-per-s 1 --price 1 --against-price 2", "needs --against"),
+        ("cost --model gpt2 --price 1", "needs a device"),
+    ],
+)
+def test_bad_input_is_one_line(line: str, message: str) -> None:
+    with pytest.raises(ChopperError) as caught:
+        run(*line.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_estimate_is_named_whatever_its_case() -> None:
+    assert "per million tokens" in run("COST", "--price", "1", "--tokens-per-s", "10")
+    with pytest.raises(UsageError):
+        run("nothing")

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chopper import prices
+from chopper.analyzers.estimates.cost import (
+    Priced,
+    break_even_ratio,
+    compare,
+    cost,
+    per_million_tokens,
+    projected_tokens_per_s,
+    tokens_per_s_at,
+)
+from chopper.errors import InputError, UsageError
+
+H100, GB200 = 1.42, 2.27
+
+
+def test_gpt3_in_fp8_is_54_cents() -> None:
+    assert per_million_tokens(H100, 728) == pytest.approx(0.542, abs=0.0005)
+    assert tokens_per_s_at(H100, 0.542) == pytest.approx(728, abs=0.5)
+
+
+def test_a_gb200_has_to_be_1_6_times_as_fast() -> None:
+    assert break_even_ratio(H100, GB200) == pytest.approx(1.6, abs=0.005)
+    listed = prices.load().devices
+    assert listed["nvidia-h100-sxm"].value == H100
+    assert listed["nvidia-gb200"].value == GB200
+    assert all(p.source for p in listed.values())
+
+
+def test_at_the_break_even_both_cost_the_same() -> None:
+    ratio = break_even_ratio(H100, GB200)
+    assert per_million_tokens(GB200, 728 * ratio) == pytest.approx(per_million_tokens(H100, 728))
+
+
+def test_a_run_by_hand() -> None:
+    found = cost(
+        prices=prices.load(),
+        price_per_hour=Priced(value=3.6, source="test"),
+        tokens_per_s=1000,
+        throughput_source="test",
+        devices_count=10,
+        step_tokens_count=20_000,
+        run_tokens_count=1e9,
+        power_w=500,
+        electricity_per_kwh=0.10,
+        pue_ratio=1.2,
+    )
+    # 3.6 per hour is 0.001 per second: 1000 tokens cost 0.001, a million 1.
+    assert found.per_million_tokens == pytest.approx(1.0)
+    assert found.per_step == pytest.approx(0.02)
+    assert found.step_s == pytest.approx(2.0)
+    assert found.per_run == pytest.approx(1000)
+    assert found.run_s == pytest.approx(1e5)
+    # 600 W at the meter: 0.6 J per token, 1/6 kWh per million.
+    assert found.energy_per_token_j == pytest.approx(0.6)
+    assert found.energy_per_million_tokens_kwh == pytest.approx(1 / 6)
+    assert found.energy_cost_per_run == pytest.approx(1000 / 6 * 0.10)
+    # The run's price is what all devices cost for its time.
+    assert found.run_s is not None
+    assert found.per_run == pytest.approx(10 * 3.6 * found.run_s / 3600)
+
+
+def test_unknown_stays_unknown() -> None:
+    found = cost(
+        prices=prices.load(),
+        price_per_hour=Priced(value=1, source="test"),
+        tokens_per_s=1,
+        throughput_source="test",
+    )
+    assert found.per_step is found.per_run is found.energy_per_token_j is None
+    other = compare(
+        device="x",
+        price=Priced(value=1, source=""),
+        other_price=Priced(value=2, source=""),
+        tokens_per_s=1,
+        flop_per_s=None,
+        other_flop_per_s=1,
+    )
+    assert other.peak_ratio is None
+    assert other.per_million_tokens_at_peak_ratio is None
+
+
+def test_projection() -> None:
+    assert projected_tokens_per_s(1e9, 6e12, 0.5) == pytest.approx(500)
+    with pytest.raises(UsageError, match="utilization"):
+        projected_tokens_per_s(1e9, 6e12, 1.5)
+
+
+@pytest.mark.parametrize(("price", "rate"), [(0, 1), (-1, 1), (1, 0), (1, float("nan"))])
+def test_what_is_not_positive_is_refused(price: float, rate: float) -> None:
+    with pytest.raises(UsageError, match="more than zero"):
+        per_million_tokens(price, rate)
+
+
+def test_a_list_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "prices.json"
+    mine = {
+        "schema": "chopper.prices/1",
+        "date": "2026-01",
+        "currency": "EUR",
+        "electricity_per_kwh": {"value": 0.2, "source": "bill"},
+        "pue_ratio": {"value": 1.1, "source": "meter"},
+        "devices": {"nvidia-h100-sxm": {"value": 2.0, "source": "contract"}},
+    }
+    file.write_text(json.dumps(mine))
+    assert prices.load(file).devices["nvidia-h100-sxm"].value == 2.0
+    for change, message in (
+        ({"schema": "chopper.prices/9"}, "has schema"),
+        ({"devices": {"x": {"value": 0, "source": ""}}}, "price of x is not above zero"),
+        ({"date": 3}, "Expected"),
+        ({"extra": 1}, "unknown field"),
+    ):
+        file.write_text(json.dumps(mine | change))
+        with pytest.raises(InputError, match=message):
+            prices.load(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        prices.load(tmp_path / "absent.json")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from chopper.analyzers.estimates.offload import (
+    Machine,
+    hideable_ratio,
+    link_bytes_per_step,
+    offload,
+    offload_step_s,
+)
+from chopper.architectures import named
+from chopper.errors import UsageError
+
+V100 = Machine(
+    device="V100 32 GB",
+    flop_per_s=60e12,
+    memory_bytes=32 * 10**9,
+    memory_bytes_per_s=900e9,
+    to_device_bytes_per_s=12e9,
+    to_host_bytes_per_s=12e9,
+    host_bytes_per_s=150e9,
+    source="test",
+)
+
+
+def test_the_bound_of_activation_offload() -> None:
+    """h = 4096, 50 GB/s, 500 TFLOP/s hide 29 %."""
+    found = hideable_ratio(width=4096, link_bytes_per_s=50e9, flop_per_s=500e12)
+    assert round(found, 2) == 0.29
+    assert found == pytest.approx(0.71 * 4096 * 50e9 / 500e12, rel=0.01)
+    assert hideable_ratio(width=4096, link_bytes_per_s=5e12, flop_per_s=500e12) == 1
+
+
+def test_the_step_by_hand() -> None:
+    # 10 B parameters: gradients take 20 GB ÷ 10 GB/s = 2 s, longer than backward; Adam 300 GB ÷
+    # 100 GB/s = 3 s; parameters return in 20 GB ÷ 20 GB/s = 1 s.
+    found = offload_step_s(
+        parameters_count=10e9,
+        forward_s=0.5,
+        backward_s=1.0,
+        to_host_bytes_per_s=10e9,
+        to_device_bytes_per_s=20e9,
+        host_bytes_per_s=100e9,
+    )
+    assert found == pytest.approx(0.5 + 2 + 3 + 1)
+    assert link_bytes_per_step(10**10) == 4 * 10**10
+
+
+def test_13_b_fit_one_v100_with_offload_only() -> None:
+    found = offload(named("llama2-13b"), V100, batch_count=8, sequence_count=1024)
+    fits = {v.name: v.fits for v in found.variants}
+    assert fits == {
+        "stage 2, all on the device": False,
+        "stage 2, optimizer on the host": True,
+        "stage 3, all on the device": False,
+        "stage 3, optimizer on the host": True,
+        "stage 3, optimizer and parameters on the host": True,
+    }
+    largest = {v.name: v.largest_parameters_count for v in found.variants}
+    assert largest["stage 2, optimizer on the host"] == pytest.approx(16e9, rel=0.01)
+    assert largest["stage 2, all on the device"] < 2e9
+    assert largest["stage 3, optimizer and parameters on the host"] > 40e9
+
+
+def test_variants_agree_with_the_formula_and_move_4_bytes_per_parameter() -> None:
+    model = named("llama2-7b")
+    found = offload(model, V100, batch_count=4, sequence_count=2048)
+    variant = found.variants[1]
+    expected = offload_step_s(
+        parameters_count=model.parameters_count,
+        forward_s=found.variants[0].forward_s,
+        backward_s=found.variants[0].backward_s,
+        to_host_bytes_per_s=12e9,
+        to_device_bytes_per_s=12e9,
+        host_bytes_per_s=150e9,
+    )
+    assert variant.step_s == pytest.approx(expected)
+    assert variant.link_bytes == link_bytes_per_step(model.parameters_count)
+
+
+def test_gradients_hide_from_the_break_even_on() -> None:
+    model = named("llama2-7b")
+    found = offload(model, V100, batch_count=1, sequence_count=1)
+    tokens = int(found.tokens_to_hide_gradients)
+
+    def waits(count: int) -> float:
+        v = offload(model, V100, batch_count=1, sequence_count=count).variants[1]
+        return v.backward_s - 2 * v.forward_s
+
+    assert waits(tokens + 1) == pytest.approx(0, abs=1e-9)
+    assert waits(tokens // 2) > 0.1
+
+
+def test_more_tokens_make_offload_cheap() -> None:
+    model = named("llama2-7b")
+    few = offload(model, V100, batch_count=1, sequence_count=512)
+    assert few.tokens_for_small_overhead is not None
+    count = int(few.tokens_for_small_overhead) + 1
+    many = offload(model, V100, batch_count=1, sequence_count=count).variants
+    assert many[1].step_s / many[0].step_s == pytest.approx(1.05, abs=0.005)
+
+
+def test_activations() -> None:
+    found = offload(named("llama3-8b"), V100, batch_count=1, sequence_count=8192).activations
+    assert found.layer_bytes / 1e9 == pytest.approx(1.38, abs=0.01)
+    assert found.kept_s <= found.overlapped_s <= found.synchronous_s
+    assert found.recomputed_s > found.kept_s
+    assert found.hideable_ratio == pytest.approx(12e9 / found.link_for_all_bytes_per_s)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="batch"):
+        offload(named("gpt2"), V100, batch_count=0)
+    with pytest.raises(UsageError, match="too large"):
+        offload(named("gpt2"), V100, batch_count=2**30, sequence_count=2**30)
+    with pytest.raises(UsageError, match="link"):
+        hideable_ratio(width=1, link_bytes_per_s=0, flop_per_s=1)

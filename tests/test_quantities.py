@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chopper.errors import UsageError
+from chopper.quantities import count, number, one_of, rate_bytes_per_s, seconds, size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("80GB", 80 * 10**9),
+        ("16GiB", 16 * 2**30),
+        ("512 MB", 512 * 10**6),
+        ("42", 42),
+        ("1.5kB", 1500),
+    ],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert size_bytes(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("50GB/s", 50e9), ("400Gb/s", 50e9), ("10Gbit/s", 1.25e9), ("3.35TB/s", 3.35e12)],
+)
+def test_rates(text: str, value: float) -> None:
+    assert rate_bytes_per_s(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90d", 7_776_000), ("4.5us", 4.5e-6), ("3", 3), ("2 h", 7200)]
+)
+def test_times(text: str, value: float) -> None:
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8192", 8192), ("8K", 8000), ("70B", 70 * 10**9), ("1e9", 10**9)]
+)
+def test_counts(text: str, value: int) -> None:
+    assert count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-3", "1e400", "nan", "inf", "3 apples", "1,5"])
+def test_what_is_no_quantity_is_one_line(text: str) -> None:
+    for read in (size_bytes, rate_bytes_per_s, seconds, count, number):
+        with pytest.raises(UsageError) as caught:
+            read(text, "--it")
+        assert "\n" not in str(caught.value)
+        assert "--it" in str(caught.value)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_positive_number_or_refused(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert size_bytes(text) >= 0
+
+
+def test_names_that_begin_alike_are_suggested() -> None:
+    with pytest.raises(UsageError, match="did you mean h100-sxm or h100-pcie"):
+        one_of("device", "h100", ["a100", "h100-sxm", "h100-pcie"])
+    assert one_of("device", " H100-SXM ", ["a100", "h100-sxm"]) == "h100-sxm"
