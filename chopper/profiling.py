@@ -55,7 +55,8 @@ def profile(
             the first step when it is shorter.
         shapes: record operators' shapes; needed for FLOP and bytes.
         stacks: record Python's call stacks in the trace; costs much.
-        memory: record each allocation in the trace.
+        memory: record each allocation in the trace, and the allocator's own history where it
+            keeps one (NVIDIA, AMD).
         trace: False for telemetry and steps only.
         name: kept in the run, and in its path when that is chosen by default.
         force: replace an earlier run in ``output``.
