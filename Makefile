@@ -78,11 +78,13 @@ unit: $(VENV)/dev.stamp  ## pytest with coverage
 docs: $(VENV)/dev.stamp  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The peers have dependencies of their own, so an environment of their own.
+# The peers have dependencies of their own, so an environment of their own. TraceLens is on no package index.
+TRACELENS := TraceLens @ git+https://github.com/AMD-AGI/TraceLens.git@171dd74721ca1ec45709e5805b68ae1f65e27811
 $(VENV)/peers.stamp: benchmarks/peers.txt $(VENV)/run.stamp
 	@echo "chopper: installing the peers to compare with in $(VENV)/peers" >&2
 	@$(BIN)/python -m venv $(VENV)/peers
 	@$(VENV)/peers/bin/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) -r benchmarks/peers.txt
+	@$(VENV)/peers/bin/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) -c benchmarks/peers.txt "$(TRACELENS)" || echo "chopper: TraceLens could not be installed: its columns stay empty" >&2
 	@touch $@
 
 bench: $(VENV)/dev.stamp $(VENV)/peers.stamp  ## the figures of the README, each beside its peer
