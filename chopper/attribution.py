@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.work.of_events import EventWork
     from chopper.checks import Withheld
     from chopper.manifest import Finding
+    from chopper.replaying import Recoverable
     from chopper.run import Run
 
 SCHEMA = "chopper.attribution/1"
@@ -46,8 +47,6 @@ class CauseRow:
     """What the number rests on."""
     measured: bool
     """True when it comes from recorded times alone, False when a model has a part in it."""
-    recoverable_ns: int | None = None
-    """What removing the cause would give back; None: not computed."""
     withheld: str | None = None
     """Why the data cannot support this cause; its time stands, so that the sum does."""
 
@@ -181,6 +180,16 @@ class Attribution:
         """Leaf causes with time in them, largest first; their times sum to ``observed_ns``."""
         rows = [row for row in self.causes() if row.id in _LEAF_SET]
         return sorted(rows, key=lambda row: -row.time_ns)
+
+    def recoverable(self) -> dict[str, Recoverable]:
+        """What each cause would give back if it alone were gone, by a replay of the run.
+
+        Made when it is first asked for, not with the attribution: null with the reason where the
+        run cannot be replayed, or nothing takes the cause away. The values do not add up.
+        """
+        from chopper.replaying import recoverable
+
+        return recoverable(self)
 
     def by(self, level: Level) -> list[Group]:
         """The same nanoseconds grouped by a level.
@@ -321,6 +330,7 @@ class Attribution:
         from chopper.views import view
 
         by_rank = {g.key: g.causes for g in self.by("rank")}
+        back = self.recoverable()
         return {
             "schema": SCHEMA,
             "run": self.run.source,
@@ -351,7 +361,8 @@ class Attribution:
                     "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
                     "basis": c.basis,
                     "measured": c.measured,
-                    "recoverable_ns": c.recoverable_ns,
+                    "recoverable_ns": back[c.id].time_ns,
+                    "recoverable_reason": back[c.id].reason,
                     "withheld": c.withheld,
                 }
                 for c in self.causes()

@@ -754,6 +754,33 @@ def replay_of(attribution: Attribution) -> Replay:
     return found
 
 
+def critical_path(attribution: Attribution) -> pa.Table:
+    """The critical path of a run by cause and name. -> CRITICAL_PATH."""
+    import pyarrow as pa
+
+    from chopper.analyzers.replay.path import causes_of, path_of
+    from chopper.tables import TABLES
+
+    declared = TABLES["critical_path"]
+    try:
+        replay = replay_of(attribution)
+    except InputError:
+        return declared.empty()
+    found = causes_of(replay.unmodified, path_of(replay.unmodified), replay.facts)
+    rows = sorted(((c, n, round(t)) for (c, n), t in found.items()), key=lambda row: -row[2])
+    total = sum(time for _, _, time in rows)
+    return declared.validate(
+        pa.table(
+            {
+                "cause": pa.array([r[0] for r in rows], pa.string()).dictionary_encode(),
+                "name": pa.array([r[1] for r in rows], pa.string()).dictionary_encode(),
+                "time_ns": pa.array([r[2] for r in rows], pa.int64()),
+                "share_ratio": pa.array([r[2] / max(total, 1) for r in rows], pa.float64()),
+            }
+        )
+    )
+
+
 def recoverable(attribution: Attribution) -> dict[str, Recoverable]:
     """What each cause would give back if it were gone; null with the reason where not known."""
     cache = attribution._cache

@@ -168,6 +168,13 @@ _VIEWS: tuple[View, ...] = (
         "nothing communicated, or nothing computed",
     ),
     View(
+        "critical_path",
+        "Critical path",
+        "What everything waited for, from the first step to the end of the last: by cause and name.",
+        "chopper.replaying:critical_path",
+        "the run cannot be replayed: it has no device events, or their launches were not recorded",
+    ),
+    View(
         "lead",
         "Lead of ranks",
         "How long before the last rank each rank begins, by step.",

@@ -27,6 +27,7 @@ from chopper.reports.story import Story, Views, coverage_label, full_label, sent
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow, Group, Level
     from chopper.manifest import CollectorReport, Overhead
+    from chopper.replaying import Recoverable
     from chopper.reports.story import TopCause
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -289,7 +290,7 @@ def _context(
         "observed_text": fmt.duration(story.observed_per_window_ns),
         "ideal_text": fmt.duration(story.ideal_per_window_ns),
         "total_text": fmt.duration(attribution.observed_ns),
-        "tree": [_tree_row(row, story) for row in attribution.causes() if row.time_ns > 0],
+        "tree": _tree(attribution, story),
         "steps_binned": _binned(attribution),
         "timeline_notes": lanes.notes,
         "has_telemetry": bool(telemetry),
@@ -424,7 +425,13 @@ def _top(cause: TopCause) -> dict[str, Any]:
     }
 
 
-def _tree_row(row: CauseRow, story: Story) -> dict[str, Any]:
+def _tree(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
+    back = attribution.recoverable()
+    rows = [row for row in attribution.causes() if row.time_ns > 0]
+    return [_tree_row(row, back[row.id], story) for row in rows]
+
+
+def _tree_row(row: CauseRow, back: Recoverable, story: Story) -> dict[str, Any]:
     interval = fmt.UNKNOWN
     if row.ci95_ns is not None:
         low, high = (v / story.windows for v in row.ci95_ns)
@@ -439,6 +446,8 @@ def _tree_row(row: CauseRow, story: Story) -> dict[str, Any]:
         "share": fmt.ratio(row.share_ratio),
         "width": round(100 * (row.share_ratio or 0), 2),
         "interval": interval,
+        "back": fmt.duration(None if back.time_ns is None else back.time_ns / story.windows),
+        "back_reason": back.reason or "less time if this alone were gone, by a replay",
         "doc": CAUSES[row.id].doc,
         "basis": row.basis,
         "measured": row.measured,

@@ -89,6 +89,7 @@ def _top(story: Story) -> list[str]:
 
 def _causes(attribution: Attribution, story: Story) -> str:
     rows = []
+    back = attribution.recoverable()
     for row in attribution.causes():
         if row.time_ns <= 0:
             continue
@@ -104,12 +105,15 @@ def _causes(attribution: Attribution, story: Story) -> str:
                 fmt.duration(row.time_ns / story.windows),
                 fmt.ratio(row.share_ratio),
                 interval,
+                fmt.duration(
+                    None if (gain := back[row.id].time_ns) is None else gain / story.windows
+                ),
                 "measured" if row.measured else "model",
             ]
         )
-    rows.append(["**Observed**", fmt.duration(story.observed_per_window_ns), "100 %", "", ""])
-    header = ["Cause", f"Per {story.unit}", "Share", "95 % interval", "Basis"]
-    return _table(header, rows, {1, 2, 3})
+    rows.append(["**Observed**", fmt.duration(story.observed_per_window_ns), "100 %", "", "", ""])
+    header = ["Cause", f"Per {story.unit}", "Share", "95 % interval", "Gives back", "Basis"]
+    return _table(header, rows, {1, 2, 3, 4})
 
 
 def _groups(views: Views, story: Story, level: Level, title: str) -> list[str]:

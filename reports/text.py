@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.attribution import Attribution, CauseRow, Group, Level
+    from chopper.replaying import Recoverable
     from chopper.views import View
 
 _MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
@@ -203,34 +204,45 @@ def _causes(console: Console, attribution: Attribution, story: Story, width: int
     if not rows:
         return
     wide = width >= 84
-    bar_width = max(6, min(30, width - 76)) if wide else 0
+    bar_width = max(6, min(30, width - 88)) if wide else 0
+    back = attribution.recoverable()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("where the time went", no_wrap=True, overflow="ellipsis")
     table.add_column(f"per {story.unit}", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     if wide:
+        table.add_column("gives back", justify="right", no_wrap=True)
         table.add_column("95 % interval", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True, width=bar_width)
     modelled = unsupported = False
     for row in rows:
         modelled |= not row.measured and row.withheld is None
         unsupported |= row.withheld is not None
-        table.add_row(*_cause_cells(row, story, bar_width if wide else 0))
+        table.add_row(*_cause_cells(row, back[row.id].time_ns, story, bar_width if wide else 0))
     total = ["observed", fmt.duration(story.observed_per_window_ns), "100 %"]
     table.add_section()
-    table.add_row(*[Text(t, style="bold") for t in total], *([""] * (2 if wide else 0)))
+    table.add_row(*[Text(t, style="bold") for t in total], *([""] * (3 if wide else 0)))
     console.print(table)
     notes = [f"{_MODEL_MARK} a model has a part in it; the others are recorded times"] * modelled
     notes += [
         f"{_WITHHELD_MARK} the data does not support it: see what is not claimed"
     ] * unsupported
+    if wide:
+        notes.append(_back_note(list(back.values())))
     if notes:
         console.print()
     for note in notes:
         console.print(Text(note, "dim"))
 
 
-def _cause_cells(row: CauseRow, story: Story, bar_width: int) -> list[Text]:
+def _back_note(back: list[Recoverable]) -> str:
+    """What the column of the replay says, or why it is empty."""
+    if any(one.time_ns is not None for one in back):
+        return "gives back: less time if this alone were gone, by a replay (chopper whatif); no sum"
+    return f"gives back: not known, {next((one.reason for one in back if one.reason), '')}"
+
+
+def _cause_cells(row: CauseRow, back_ns: int | None, story: Story, bar_width: int) -> list[Text]:
     depth = row.id.count(".")
     style = "bold" if depth == 0 else ""
     label = Text("  " * depth + row.label, style=style)
@@ -248,6 +260,8 @@ def _cause_cells(row: CauseRow, story: Story, bar_width: int) -> list[Text]:
         if row.ci95_ns is not None:
             low, high = (v / story.windows for v in row.ci95_ns)
             interval = f"{fmt.duration(low)} – {fmt.duration(high)}"
+        back = None if back_ns is None else back_ns / story.windows
+        cells.append(Text(fmt.duration(back)))
         cells.append(Text(interval, style="dim"))
         cells.append(Text(_bar(row.share_ratio or 0.0, bar_width), style=color(row.id)))
     return cells

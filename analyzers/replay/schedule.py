@@ -84,10 +84,13 @@ def _new(outcome: Outcome, node: RankNodes, moments: np.ndarray) -> np.ndarray:
 def _program_warp(outcome: Outcome, place: int) -> _Warp:
     node = outcome.scenario.ranks[place]
     program = node.program
-    # A launch belongs to the step that had begun: where nothing lies between them any more, the next
-    # step begins a nanosecond later.
-    steps = np.maximum(np.cumsum(program.kind == STEP) - 1, 0)
-    old, new = program.time_ns, _new(outcome, node, node.moment) + steps
+    old, new = program.time_ns, _new(outcome, node, node.moment)
+    # A launch belongs to the step that had begun: where nothing lies between it and the next step any
+    # more, that begins a nanosecond later.
+    at_once = program.kind == STEP
+    at_once[:1] = False
+    at_once[1:] &= new[1:] == new[:-1]
+    new = new + np.cumsum(at_once)
     parts = program.parts
     removed = outcome.scenario.removed_parts(place)
     if not removed.any() or not len(old):

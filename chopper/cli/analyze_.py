@@ -29,6 +29,7 @@ _CAUSE_COLUMNS = (
     "ci95_high_ns",
     "basis",
     "measured",
+    "recoverable_ns",
 )
 
 
@@ -166,6 +167,7 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
     writer = csv.writer(out, lineterminator="\n")
     if by is None or by == "cause":
         rows = attribution.causes()
+        back = attribution.recoverable()
         writer.writerow(_CAUSE_COLUMNS)
         for row in rows if top is None else rows[:top]:
             low, high = row.ci95_ns or ("", "")
@@ -180,6 +182,7 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
                     high,
                     row.basis,
                     str(row.measured).lower(),
+                    "" if (gain := back[row.id].time_ns) is None else gain,
                 ]
             )
         return out.getvalue()

@@ -825,6 +825,19 @@ SCHEDULING = Table(
     ),
 )
 
+CRITICAL_PATH = Table(
+    "critical_path",
+    1,
+    "The critical path of a run by leaf cause, by and by what ran or was waited for: a replay's "
+    "longest chain of dependencies to the end of the last step. Its times sum to the path.",
+    (
+        _column("cause", "string", "Id of a leaf cause."),
+        _column("name", "string", "Operator, kernel or host work."),
+        _ns("time_ns", "Time on the path."),
+        _maybe("share_ratio", "float64", "Of the path.", "ratio"),
+    ),
+)
+
 VIEW_TABLES: tuple[Table, ...] = (
     OPERATIONS,
     OPERATORS,
@@ -845,6 +858,7 @@ VIEW_TABLES: tuple[Table, ...] = (
     STRAGGLERS,
     EXPOSED_COMMUNICATION,
     OVERLAP,
+    CRITICAL_PATH,
     LEAD,
     CLOCK_BY_PHASE,
     CLOCK_BY_OPERATOR,

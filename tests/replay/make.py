@@ -1,0 +1,46 @@
+"""Joined ranks of small hand-made traces, for tests of the replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from chopper.analyzers.attribute import JoinedRank, RankInput, join_rank
+from chopper.analyzers.replay.graph import build
+from chopper.analyzers.replay.scenario import Base
+from chopper.manifest import RankManifest, RunManifest
+from chopper.run import Run
+from tests.analyzers import make
+
+
+def call(start: int, end: int, correlation: int, name: str = "cudaLaunchKernel") -> dict[str, Any]:
+    return make.span(start, end, name, "runtime", correlation_id=correlation)
+
+
+def tables(
+    spans: list[dict[str, Any]], kernels: list[dict[str, Any]], steps: pa.Table
+) -> dict[str, pa.Table]:
+    return {
+        "host_span": make.spans(*spans),
+        "device_event": make.kernels(*kernels),
+        "step": steps,
+        "collective": make.table("collective", []),
+    }
+
+
+def joined(given: dict[str, pa.Table], rank: int = 0) -> JoinedRank:
+    return join_rank(
+        RankInput(rank=rank, **given, ceiling=None, no_peak_remedy="", devices_listed=True)
+    )
+
+
+def base(given: dict[str, pa.Table]) -> Base:
+    return Base(build([(joined(given), None)]))
+
+
+def run(given: dict[str, pa.Table]) -> Run:
+    manifest = RunManifest(
+        chopper_version="0", kind="imported", name="made", ranks=[RankManifest(rank=0)]
+    )
+    return Run(manifest, None, {(0, name): table for name, table in given.items()}, source="made")

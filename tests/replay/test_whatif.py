@@ -1,0 +1,232 @@
+"""``chopper.whatif`` and its command: what is asked, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import chopper
+from chopper.cli import cli
+from chopper.errors import InputError, UsageError
+from chopper.replaying import causes_named, changes_of, replay_of
+from chopper.validation.model.job import simulate
+from chopper.validation.model.plan import Dose, Plan
+from chopper.validation.model.writer import write
+from chopper.validation.replay import Prediction, synthetic_cases, table
+from tests.analyzers import make
+from tests.conftest import find_traces_dir
+from tests.replay.make import run, tables
+from tests.test_real_traces import _real
+
+
+@pytest.fixture(scope="module")
+def slow_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay") / "run"
+    write(simulate(Plan(data=Dose(10e6))), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def attribution(slow_data: Path) -> chopper.Attribution:
+    return chopper.attribute(slow_data)
+
+
+def test_the_causes_of_the_changed_run_are_its_step_time(attribution: chopper.Attribution) -> None:
+    found = chopper.whatif(attribution, fix="data")
+    steps = found.attribution.step_time_ns()
+    assert sum(steps) / len(steps) == pytest.approx(found.predicted_step_ns, rel=1e-6)
+    left = {c.id: c.time_ns for c in found.attribution.causes()}
+    assert left.get("idle.preparation.data", 0) < 0.01 * attribution.observed_ns
+    assert sum(c.time_ns for c in found.attribution.leaves()) == found.attribution.observed_ns
+    assert 0.25 < found.saved_ratio < 0.4  # 10 ms of some 32
+    assert found.next_bottleneck is not None
+
+
+def test_unchanged_is_what_was_observed(attribution: chopper.Attribution) -> None:
+    found = chopper.whatif(attribution)
+    assert found.predicted_step_ns == found.observed_step_ns
+    before = {c.id: c.time_ns for c in attribution.leaves()}
+    after = {c.id: c.time_ns for c in found.attribution.leaves()}
+    assert after == before
+
+
+def test_what_data_loading_gives_back_is_in_the_json(attribution: chopper.Attribution) -> None:
+    causes = {c["id"]: c for c in attribution.to_dict()["causes"]}
+    data = causes["idle.preparation.data"]
+    assert data["recoverable_ns"] == pytest.approx(data["time_ns"], rel=0.05)
+    ideal = causes["compute.ideal"]
+    assert ideal["recoverable_ns"] is None
+    assert "peak" in ideal["recoverable_reason"]
+
+
+def test_a_parent_gives_back_at_least_what_its_children_do(
+    attribution: chopper.Attribution,
+) -> None:
+    back = attribution.recoverable()
+    for row in attribution.causes():
+        mine, above = back[row.id].time_ns, back[row.parent].time_ns if row.parent else None
+        if mine is not None and above is not None:
+            assert above >= mine, row.id
+
+
+def test_changes_act_together(attribution: chopper.Attribution) -> None:
+    both = chopper.whatif(attribution, fix="data", faster="gemm=2x").saved_ratio
+    assert both > chopper.whatif(attribution, fix="data").saved_ratio
+    assert both > chopper.whatif(attribution, faster="gemm=2x").saved_ratio
+
+
+def test_a_clock_at_half_its_frequency_is_slower(attribution: chopper.Attribution) -> None:
+    peak = chopper.whatif(attribution, clock="reference")
+    assert peak.saved_ratio == pytest.approx(0.0, abs=0.01)
+    assert chopper.whatif(attribution, clock="990MHz").saved_ratio < -0.1
+
+
+def test_an_operator_that_is_not_called_takes_its_kernels_along(
+    attribution: chopper.Attribution,
+) -> None:
+    found = chopper.whatif(attribution, without="mm")
+    assert found.saved_ratio > 0.1
+    ops = {group.key for group in found.attribution.by("op") if group.time_ns}
+    assert "aten::mm" not in ops
+
+
+def test_graphs_overlap_and_links_are_accepted(attribution: chopper.Attribution) -> None:
+    for change in ({"graphs": True}, {"overlap": True}, {"link": "x2"}, {"link": "900GB/s"}):
+        assert chopper.whatif(attribution, **change).saved_ratio >= 0, change  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("data", ("idle.preparation.data",)),
+        ("idle.preparation.data", ("idle.preparation.data",)),
+        ("straggler", ("communication.wait",)),
+        ("garbage-collection", ("idle.preparation.gc",)),
+        ("recomputation", ("compute.recompute",)),
+        (
+            "launch gaps",
+            (
+                "idle.call",
+                "idle.launch_latency",
+                "idle.preparation.dispatch",
+                "idle.preparation.runtime",
+            ),
+        ),
+    ],
+)
+def test_causes_go_by_id_end_or_plain_name(name: str, found: tuple[str, ...]) -> None:
+    assert causes_named(name) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fix": ["stragler"]}, "did you mean straggler"),
+        ({"fix": ["compute.ideal"]}, "cannot be taken away"),
+        ({"clock": "fast"}, "is not a number"),
+        ({"clock": "-3MHz"}, "more than zero"),
+        ({"link": "50"}, "no unit"),
+        ({"link": "x0"}, "more than zero"),
+        ({"faster": ["gemm"]}, "WHAT=FACTOR"),
+        ({"faster": ["gemm=0x"]}, "more than zero"),
+        ({"fix": ["communication"], "link": "x2"}, "nothing is transferred"),
+        ({"fix": ["communication"], "overlap": True}, "nothing is left to overlap"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(change: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        changes_of(**change)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_this_run_has_no_data_for_is_refused(attribution: chopper.Attribution) -> None:
+    for change, message in (
+        ({"without": "aten::mmm"}, "did you mean aten::mm"),
+        ({"faster": "nosuchkernel=2x"}, "finds no kernel"),
+        ({"faster": "(=2x"}, "regular expression"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            chopper.whatif(attribution, **change)  # type: ignore[arg-type]
+
+
+def test_device_events_without_launches_cannot_be_replayed() -> None:
+    given = tables([], [make.kernel(0, 10), make.kernel(20, 30)], make.steps())
+    attribution = chopper.attribute(run(given))
+    with pytest.raises(InputError, match="0 of 2 device events have a recorded launch"):
+        replay_of(attribution)
+    back = attribution.recoverable()
+    assert all(one.time_ns is None and "launch" in str(one.reason) for one in back.values())
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["whatif", *arguments], catch_exceptions=False)
+
+
+def test_the_command_says_observed_predicted_and_what_is_next(slow_data: Path) -> None:
+    shown = invoke(str(slow_data), "--fix", "data")
+    assert shown.exit_code == 0, shown.output
+    assert "predicted" in shown.stdout
+    assert "next:" in shown.stdout
+    assert "critical path of the prediction" in shown.stdout
+
+
+def test_the_command_without_changes_lists_what_each_cause_gives_back(slow_data: Path) -> None:
+    shown = invoke(str(slow_data)).stdout
+    assert "gives back" in shown
+    assert "idle.preparation.data" in shown
+
+
+def test_json_has_the_documented_form(slow_data: Path) -> None:
+    found = json.loads(invoke(str(slow_data), "--fix", "data", "--json").stdout)
+    assert found["schema"] == "chopper.whatif/1"
+    assert found["predicted_step_ns"] < found["observed_step_ns"]
+    assert len(found["predicted_ci95_ns"]) == 2
+    assert sum(p["share_ratio"] for p in found["critical_path"]) == pytest.approx(1.0)
+
+
+def test_the_model_agrees_with_what_was_predicted() -> None:
+    cases = list(
+        synthetic_cases(
+            magnitudes=("medium",),
+            names=(
+                "data_stall",
+                "synchronization",
+                "straggler",
+                "slow_link",
+                "recomputation",
+                "clock_power_cap",
+            ),
+        )
+    )
+    assert len(cases) == 12
+    missed = [f"{c.name} {c.flavour}: {c.error_ratio:+.2%}" for c in cases if not c.ok]
+    assert not missed, missed
+    assert table(cases).count("\n") == 14
+
+
+def test_a_prediction_outside_its_bar_is_marked() -> None:
+    case = Prediction(
+        suite="synthetic",
+        name="x",
+        magnitude="small",
+        flavour="cuda",
+        change="--fix x",
+        observed_ns=2e6,
+        predicted_ns=1.1e6,
+        truth_ns=1e6,
+        bar_ratio=0.02,
+    )
+    assert not case.ok
+    assert "+10.0% ✗" in table([case])
+
+
+@pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")
+@pytest.mark.parametrize("name", _real())
+def test_real_traces_are_given_back_within_one_percent(traces_dir: Path, name: str) -> None:
+    replay = replay_of(chopper.attribute(traces_dir / name))
+    assert replay.error_ratio <= 0.01
+    found = replay.whatif(changes_of(fix=["idle.preparation"]))
+    assert 0 <= found.saved_ratio <= 1
