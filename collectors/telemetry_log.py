@@ -45,12 +45,12 @@ class TelemetryLog:
 # Pattern of a heading without its unit → (table, column). Looked for in this order.
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     (
-        r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk|gfx_0_clk)",
+        r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk(_clock_speed:?)?|gfx_0_clk)",
         "device_clock",
         "sm_clock_hz",
     ),
     (
-        r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk|uclk|mem_0_clk)",
+        r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk(_clock_speed:?)?|uclk|mem_0_clk)",
         "device_clock",
         "memory_clock_hz",
     ),
@@ -254,7 +254,8 @@ def _device(cell: str, uuids: dict[str, int]) -> int | None:
 
 def _value(cell: str, column: str, unit: str | None) -> Any:
     """A cell in the column's unit; None for what stands for nothing."""
-    text = cell.strip().lower()
+    # rocm-smi writes clocks in brackets: (1321Mhz).
+    text = cell.strip().strip("()").lower()
     if text in _ABSENT:
         return None
     if column == "event_reasons":

@@ -62,6 +62,10 @@ def test_times_keep_every_digit(written: str, expected: int) -> None:
     [
         ("sclk", "2100Mhz", "device_clock", "sm_clock_hz", 2_100_000_000),
         ("gfx_clk [MHz]", "1321", "device_clock", "sm_clock_hz", 1_321_000_000),
+        ("sclk clock speed:", "(1321Mhz)", "device_clock", "sm_clock_hz", 1_321_000_000),
+        ("Average Graphics Package Power (W)", "302.0", "device_clock", "power_w", 302.0),
+        ("Temperature (Sensor junction) (C)", "51.0", "device_counter", "temperature_c", 51.0),
+        ("GPU use (%)", "97", "device_counter", "device_utilization_ratio", 0.97),
         ("clocks.sm", "0", "device_clock", "sm_clock_hz", None),
         ("power_mW", "650000", "device_clock", "power_w", 650.0),
         ("power_usage", "N/A", "device_clock", "power_w", None),
