@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from chopper.validation.model.plan import Plan
 
 SYNTHETIC_BAR, REAL_BAR = 0.02, 0.05
+_START_LIMIT_S, _STEP_LIMIT_S = 120.0, 5.0
 _KNOBS = {
     "data": "idle.preparation.data",
     "data_collection": "idle.preparation.gc",
@@ -150,6 +151,104 @@ def described(change: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Real:
+    """One injection into real training.
+
+    Attributes:
+        amounts: the level that is taken away; and, where that is not nothing, what is left.
+        change: what takes it away.
+        linked: the ranks are joined by a link that can be shaped.
+    """
+
+    amounts: tuple[float, ...]
+    change: dict[str, Any]
+    linked: bool = False
+
+
+_REAL: dict[str, _Real] = {
+    "slow_dataset": _Real((0.03,), {"fix": "data"}),
+    "slow_rank": _Real((0.05,), {"fix": "straggler"}),
+    "item": _Real((10_000,), {"without": "item"}),
+    # Half the rate against twice as much.
+    "slow_link": _Real((5e7, 1e8), {"link": "x2"}, linked=True),
+}
+
+
+def real_cases(
+    *, names: Sequence[str] | None = None, pairs_count: int = 12, seed: int = 0
+) -> Iterator[Prediction]:
+    """Injections into real training of two ranks on this machine, each taken away again.
+
+    Every step with an injection has a neighbour without it in the same recording. The predicted
+    times of the ones are compared with the measured times of the others: means without the fifth
+    at either end.
+
+    Raises:
+        CaptureError: the training failed.
+    """
+    for name, real in _REAL.items():
+        if names is None or name in names:
+            yield _real_case(name, real, pairs_count, seed)
+
+
+def _real_case(name: str, real: _Real, pairs_count: int, seed: int) -> Prediction:
+    from chopper import api
+    from chopper.run import finalize
+    from chopper.validation.injections import network, ranks
+    from chopper.validation.injections import plan as planned
+    from chopper.validation.real import read_truths
+
+    def case(found: tuple[float, float, float], refused: str | None) -> Prediction:
+        observed, predicted, truth = found
+        return Prediction(
+            suite="real",
+            name=name,
+            magnitude=f"{real.amounts[0]:g}",
+            flavour="cpu",
+            change=described(real.change),
+            observed_ns=observed,
+            predicted_ns=predicted,
+            truth_ns=truth,
+            bar_ratio=REAL_BAR,
+            refused=refused,
+        )
+
+    if real.linked and (missing := network.unavailable()):
+        return case((0.0, 0.0, 0.0), missing)
+    plan = planned.Plan(injection=name, amounts=real.amounts, pairs_count=pairs_count, seed=seed)
+    with (
+        ranks.ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="chopper-validate-") as directory,
+    ):
+        job = planned.Job(directory=directory, plans=(plan,), linked=real.linked)
+        ranks.run(job, timeout_s=_START_LIMIT_S + len(plan.levels()) * _STEP_LIMIT_S)
+        skipped = next((t.skipped for t in read_truths(Path(directory), name) if t.skipped), None)
+        if skipped:
+            return case((0.0, 0.0, 0.0), skipped)
+        path = Path(directory) / name
+        finalize(path)
+        found = api.whatif(path, **real.change)
+    injected = [step for level, step, _ in plan.pairs() if level == 0]
+    left = [
+        without if len(real.amounts) == 1 else step
+        for level, step, without in plan.pairs()
+        if level == len(real.amounts) - 1
+    ]
+    times = (
+        _trimmed([found.steps[step][0] for step in injected]),
+        _trimmed([found.steps[step][1] for step in injected]),
+        _trimmed([found.steps[step][0] for step in left]),
+    )
+    return case(times, None)
+
+
+def _trimmed(values: Sequence[float]) -> float:
+    """Mean without the fifth at either end."""
+    out = len(values) // 5
+    return _mean(sorted(values)[out : len(values) - out])
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(len(values), 1)
 
@@ -184,4 +283,25 @@ def table(cases: Sequence[Prediction]) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["Prediction", "described", "synthetic_cases", "table"]
+def summary(cases: Sequence[Prediction]) -> str:
+    """One row for each injection: its last case, and the worst error of all of them, in Markdown."""
+    lines = [
+        "| removed | how | cases | observed | predicted | truth | worst error |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for name in dict.fromkeys(case.name for case in cases):
+        mine = [case for case in cases if case.name == name]
+        scored = [case for case in mine if case.refused is None]
+        shown = (scored or mine)[-1]
+        worst = max((case.error_ratio for case in scored), key=abs, default=None)
+        error = "refused" if worst is None else f"{worst:+.1%}"
+        mark = "" if all(case.ok for case in mine) else " ✗"
+        lines.append(
+            f"| {name.replace('_', ' ')} | `{shown.change}` | {len(mine)} | "
+            f"{shown.observed_ns / 1e6:.2f} ms | {shown.predicted_ns / 1e6:.2f} ms | "
+            f"{shown.truth_ns / 1e6:.2f} ms | {error}{mark} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["Prediction", "described", "real_cases", "summary", "synthetic_cases", "table"]

@@ -1,0 +1,85 @@
+"""Predictions of the replay, against the model and against training on this machine.
+
+    python -m benchmarks.replay [--synthetic | --real] [--magnitudes small,medium,large]
+    python -m benchmarks.replay --events 1000000
+
+The first form prints the table of docs/concepts/replay.md: each injected cause is taken away in a
+replay, and the predicted step time is compared with that of the job run again without it; exit code
+1 when a bar is missed. The second times the replay of a synthetic run of that many device events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import _synthetic
+from chopper.validation.replay import Prediction, real_cases, summary, synthetic_cases, table
+from chopper.validation.results import MAGNITUDES
+
+LIMIT_S = 5.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--synthetic", action="store_true", help="only the model")
+    parser.add_argument("--real", action="store_true", help="only training on this machine")
+    parser.add_argument("--magnitudes", default=",".join(MAGNITUDES))
+    parser.add_argument("--events", type=int, help="time the replay of so many device events")
+    parser.add_argument("--all", action="store_true", help="a row for each prediction")
+    options = parser.parse_args()
+    shown = table if options.all else summary
+    if options.events:
+        timed(options.events)
+        return
+    cases: list[Prediction] = []
+    if not options.real:
+        cases += synthetic_cases(magnitudes=options.magnitudes.split(","))
+        print(shown(cases))
+    if not options.synthetic:
+        real = list(real_cases())
+        print(shown(real))
+        cases += real
+    scored = [case for case in cases if case.refused is None]
+    missed = sum(not case.ok for case in cases)
+    worst = max((abs(case.error_ratio) for case in scored), default=0.0)
+    print(
+        f"{len(cases)} predictions, {len(cases) - len(scored)} refused with a reason, "
+        f"{missed} outside their bar; worst error {worst:.1%}"
+    )
+    sys.exit(1 if missed else 0)
+
+
+def timed(events: int) -> None:
+    """Seconds of the graph with its unmodified replay, of one more replay, of every cause's."""
+    import chopper
+    from chopper.replaying import Replay
+
+    with tempfile.TemporaryDirectory(prefix="chopper-replay-") as work:
+        _synthetic.write_run(Path(work) / "run", events)
+        attribution = chopper.attribute(Path(work) / "run")
+        marks = [time.perf_counter()]
+        replay = Replay(attribution)
+        marks.append(time.perf_counter())
+        replay.gives_back(["idle.preparation"])
+        marks.append(time.perf_counter())
+        causes = replay.recoverable()
+        marks.append(time.perf_counter())
+    graph = replay.base.graph
+    print(
+        f"{replay.base.events:,} device events: {len(graph.time_ns):,} moments, {len(graph.source):,} edges"
+    )
+    for label, low, high in (
+        ("graph and unmodified replay", 0, 1),
+        ("one change", 1, 2),
+        (f"what each of {len(causes)} causes gives back", 2, 3),
+    ):
+        print(f"{label}: {marks[high] - marks[low]:.2f} s")
+    print(f"wanted: at most {LIMIT_S:.0f} s for the graph and one change")
+
+
+if __name__ == "__main__":
+    main()
