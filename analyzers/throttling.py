@@ -15,7 +15,7 @@ from chopper.analyzers.columns import dictionary, ints, nullable
 from chopper.analyzers.events import group_of
 from chopper.analyzers.factors import set_clock_hz
 from chopper.tables import TABLES
-from chopper.telemetry import of_rank
+from chopper.telemetry import of_rank, per_device
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution
@@ -54,19 +54,23 @@ def throttle_episodes(attribution: Attribution) -> pa.Table:
     found = clocked(attribution)
     parts = []
     for rank in attribution.run.ranks:
-        samples = of_rank(attribution.run, rank, "device_clock")
-        counters = of_rank(attribution.run, rank, "device_counter")
-        factors = attribution.factors.get(rank)
-        set_hz = set_clock_hz(
-            of_rank(attribution.run, rank, "device_limit"),
-            np.zeros(0) if factors is None else factors.reference_hz,
-        )
-        episodes = _of_reasons(samples, set_hz)
-        if episodes is None:
-            episodes = _of_counters(counters, samples)
-        if episodes is not None and len(episodes.reason):
-            device = attribution.run.part(rank).device_id
-            parts.append(_table(found, rank, device, episodes, counters))
+        run = attribution.run
+        clocks = dict(per_device(run, rank, "device_clock"))
+        counters = dict(per_device(run, rank, "device_counter"))
+        for number in dict.fromkeys([*clocks, *counters]):
+            samples = clocks.get(number, TABLES["device_clock"].empty())
+            counted = counters.get(number, TABLES["device_counter"].empty())
+            factors = attribution.factors.get(rank)
+            set_hz = set_clock_hz(
+                of_rank(run, rank, "device_limit"),
+                np.zeros(0) if factors is None else factors.reference_hz,
+            )
+            episodes = _of_reasons(samples, set_hz)
+            if episodes is None:
+                episodes = _of_counters(counted, samples)
+            if episodes is not None and len(episodes.reason):
+                device = run.part(rank).device_id if number is None else number
+                parts.append(_table(found, rank, device, episodes, counted))
     if not parts:
         return TABLES["throttle_episodes"].empty()
     table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()

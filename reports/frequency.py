@@ -69,7 +69,7 @@ def build(attribution: Attribution, story: Story) -> Frequency | None:
         return None
     steps = view(attribution, "clock_by_step").to_pylist() if found is not None else []
     reference = _reference(attribution, found)
-    episodes = view(attribution, "throttle_episodes").to_pylist()
+    episodes = view(attribution, "throttle_episodes")
     made = {
         "frequency_clocks": _distribution(found, readings, reference),
         "frequency_power": _power(readings, reference),
@@ -79,8 +79,8 @@ def build(attribution: Attribution, story: Story) -> Frequency | None:
         _lead(attribution, story, found, steps, reference),
         _facts(attribution, story, found, steps, readings, reference),
         _kernel_rows(attribution, story),
-        [_episode(e) for e in episodes[:_EPISODES]],
-        max(len(episodes) - _EPISODES, 0),
+        [_episode(e) for e in episodes.slice(0, _EPISODES).to_pylist()],
+        max(episodes.num_rows - _EPISODES, 0),
         {name: figure for name, figure in made.items() if figure is not None},
     )
 

@@ -601,7 +601,10 @@ class _Packer:
         from chopper.causes import CAUSES
 
         window = self.window
-        for device, series in sorted(self.rank.readers.items()):
+        for device, whole in sorted(self.rank.readers.items()):
+            series = whole.around(window.start_ns, window.end_ns)
+            if series is None:
+                continue
             held = np.where(
                 series.labels[:, _HELD].any(axis=1), series.labels[:, _HELD].argmax(axis=1), -1
             )

@@ -113,5 +113,16 @@ def test_episodes_are_told_without_a_trace_too() -> None:
     assert (episode["reason"], episode["kernel_count"], episode["op"]) == ("thermal", 0, None)
 
 
+def test_each_device_of_a_log_has_its_own_episodes() -> None:
+    both = readings((1.0, 0x4)).to_pylist() + readings((0.5, 0), (1.0, 0x20)).to_pylist()
+    rows = [row | {"device_id": i // 100} for i, row in enumerate(both)]
+    run = Run(
+        m.RunManifest(kind="imported", name="log", ranks=[m.RankManifest(rank=0)]), None, {}, "log"
+    )
+    run.put(0, "device_clock", table("device_clock", rows))
+    found = view(chopper.attribute(run), "throttle_episodes").to_pylist()
+    assert {(e["device_id"], e["reason"]) for e in found} == {(0, "power_cap"), (1, "thermal")}
+
+
 def test_unknown_bits_hold_nothing() -> None:
     assert episodes(readings((1.0, 0x10000))) == []
