@@ -224,13 +224,55 @@ def _embedding_bag_backward(record: Record) -> Work:
     return vector_work(record, traffic)
 
 
-def _widths_unrecorded(record: Record) -> Work:
-    """A lookup in many tables, whose row widths a trace lacks: unknown."""
-    return Work(
-        "vector", dtype=record.dtype(0), reason="bytes: the tables' row widths are not recorded"
-    )
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """FBGEMM's lookup in many tables: a row per index, read once at most per table, and the sums.
+
+    The widths of the tables are data: known where their sum says that all are the widest one's.
+    Tables outside of the device's memory bound nothing.
+
+    Attributes:
+        weights, widths: the tables and the offsets of their columns; after those come the sum of
+            the widths and the largest one.
+        indices: after them the offsets of the bags, and the pooling mode (2: none).
+    """
+
+    weights: int
+    widths: int
+    indices: int
+
+    def __call__(self, record: Record) -> Work:
+        def traffic() -> int:
+            tables, total, widest = (
+                record.numel(self.widths) - 1,
+                record.integer(self.widths + 1),
+                record.integer(self.widths + 2),
+            )
+            if total is None or widest is None:
+                raise Unknown("the tables' row widths are not recorded")
+            if tables < 1 or total != tables * widest:
+                raise Unknown("the tables' rows differ in width")
+            picked = record.numel(self.indices)
+            row = widest * record.itemsize(self.weights)
+            bags = record.numel(self.indices + 1) - 1
+            written = picked if record.integer(self.indices + 2) == 2 else bags
+            read = min(picked * row, record.nbytes(self.weights) or picked * row)
+            return (
+                record.nbytes(self.indices) + record.nbytes(self.indices + 1) + read + written * row
+            )
+
+        return vector_work(record, traffic)
 
 
+_OPTIMIZERS = (
+    *("adagrad", "approx_sgd", "sgd", "adam", "partial_rowwise_adam", "lamb", "lars_sgd", "none"),
+    *("partial_rowwise_lamb", "rowwise_adagrad", "approx_rowwise_adagrad"),
+    *(
+        "rowwise_adagrad_with_counter",
+        "rowwise_weighted_adagrad",
+        "rowwise_adagrad_with_weight_decay",
+    ),
+)
 _SCATTER = {"scatter": False, "scatter_add": True, "scatter_reduce": True}
 _ROWS = {"index_add": True, "index_copy": False, "index_fill": False, "index_reduce": True}
 
@@ -279,9 +321,9 @@ MODELS: dict[str, Model] = {
     "fbgemm::asynchronous_complete_cumsum": Like((0,), (0,)),
     "fbgemm::asynchronous_exclusive_cumsum": Like((0,), (0,)),
     "fbgemm::bounds_check_indices": _inputs_only(1, 2),
-    "fbgemm::dense_embedding_codegen_lookup_function": _widths_unrecorded,
-    "fbgemm::split_embedding_codegen_lookup_adagrad_function": _widths_unrecorded,
-    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function": _widths_unrecorded,
-    "fbgemm::split_embedding_codegen_lookup_sgd_function": _widths_unrecorded,
-    "fbgemm::split_embedding_codegen_lookup_adam_function": _widths_unrecorded,
+    "fbgemm::dense_embedding_codegen_lookup_function": _Lookup(0, 2, 7),
+    **{
+        f"fbgemm::split_embedding_codegen_lookup_{name}_function": _Lookup(1, 6, 11)
+        for name in _OPTIMIZERS
+    },
 }

@@ -1378,3 +1378,50 @@ def test_attention_equals_tracelens(traces_dir: Path) -> None:
         assert work.bytes_count == pytest.approx(moved_bytes, rel=0.01)
         rows += 1
     assert rows >= 6
+
+
+# ---- embeddings of recommendation models --------------------------------------------------------
+
+# What a trace records of fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function: 5 tables,
+# 2048 bags each. Widths are in no shape.
+LOOKUP = [[0], [480_000], [0], [0, 0], [5], [5], [6], [], [], [6], [], [169_530], [10_241], []]
+LOOKUP_TYPES = [
+    *("float", "float", "float", "float", "int", "long", "int", "Scalar", "Scalar"),
+    *("long", "Scalar", "long", "long", "Scalar"),
+]
+
+
+@pytest.mark.parametrize(
+    ("total", "widest", "mode", "table", "bytes_count"),
+    [
+        # 96 floats a row: the tables are read once at most; a row per bag is written.
+        ("480", "96", "0", 480_000, 169_530 * 8 + 10_241 * 8 + 480_000 * 4 + 10_240 * 384),
+        # Without pooling, a row per index is.
+        ("480", "96", "2", 480_000, 169_530 * 8 + 10_241 * 8 + 480_000 * 4 + 169_530 * 384),
+        # Tables in the host's memory bound nothing.
+        ("480", "96", "0", 0, 169_530 * 8 + 10_241 * 8 + 169_530 * 384 + 10_240 * 384),
+    ],
+)
+def test_a_lookup_in_many_tables_reads_and_writes_rows(
+    total: str, widest: str, mode: str, table: int, bytes_count: int
+) -> None:
+    dims = [[0], [table], *LOOKUP[2:]]
+    given = ["", "", "", "", "", "", "", total, widest, "", "", "", "", mode]
+    name = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+    work = of(name, dims, LOOKUP_TYPES, given)
+    assert (work.family, work.bytes_count) == ("vector", bytes_count)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (None, "row widths are not recorded"),
+        (["480", "128"], "rows differ in width"),
+    ],
+)
+def test_a_lookup_of_unknown_widths_has_no_bytes(given: list[str] | None, reason: str) -> None:
+    concrete = None if given is None else [""] * 7 + given + [""] * 4 + ["0"]
+    name = "fbgemm::split_embedding_codegen_lookup_adam_function"
+    work = of(name, LOOKUP, LOOKUP_TYPES, concrete)
+    assert work.bytes_count is None
+    assert reason in str(work.reason)
