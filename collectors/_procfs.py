@@ -57,6 +57,11 @@ def try_open(path: Path | str) -> KeptFile | str:
     return file
 
 
+def held(count: int) -> int | None:
+    """A counter, unless it has outgrown a table's 64 bits: then it is no count."""
+    return count if count < 1 << 63 else None
+
+
 class Budget:
     """Spaces out a reading whose cost is not known beforehand.
 

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._procfs import KeptFile, try_open
+from chopper.collectors._procfs import KeptFile, held, try_open
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -65,10 +65,14 @@ class _Port:
         self.number = int(folder.name)
         self._files: list[tuple[KeptFile | None, int]] = []
         self.open_count = 0
-        for paths, unit in _COUNTERS.values():
+        self.refused: dict[str, str] = {}
+        """Column → why a counter that is there cannot be read."""
+        for column, (paths, unit) in _COUNTERS.items():
             file, factor = None, unit
             for path in paths:
                 kept = try_open(folder / path)
+                if isinstance(kept, str) and (folder / path).exists():
+                    self.refused[column] = kept
                 if isinstance(kept, KeptFile):
                     file = kept
                     self.open_count += 1
@@ -110,9 +114,9 @@ class _Port:
 
 
 def _number(text: bytes, factor: int) -> int | None:
-    """A counter; None for what is no number ("N/A (no PMA)") or at the end of its 32 bits."""
+    """A counter; None for what is no number ("N/A (no PMA)"), or more than any count can be."""
     stripped = text.strip()
-    return int(stripped) * factor if stripped.isdigit() else None
+    return held(int(stripped) * factor) if stripped.isdigit() else None
 
 
 class PortSource:
@@ -136,6 +140,7 @@ class PortSource:
         if not folders:
             raise CollectorUnavailable(f"{self._folder}: no InfiniBand, RoCE or EFA device")
         kept = 0
+        refused: dict[str, str] = {}
         for folder in folders:
             if kept >= _PORT_FILES:
                 self.absent["fabric_port"] = (
@@ -144,18 +149,20 @@ class PortSource:
                 )
                 break
             port = _Port(folder)
+            refused = port.refused | refused
             if not port.open_count:
                 port.close()
                 continue
             kept += port.open_count
             self._ports.append(port)
         if not self._ports:
-            raise CollectorUnavailable(f"{self._folder}: no counter can be read")
+            why = next(iter(refused.values()), f"{self._folder}: no counter can be read")
+            raise CollectorUnavailable(why)
         for column, values in zip(
             _COUNTERS, zip(*(p.values() for p in self._ports), strict=True), strict=True
         ):
             if all(value is None for value in values):
-                self.absent[f"fabric_port.{column}"] = "no port here counts it"
+                self.absent[f"fabric_port.{column}"] = refused.get(column, "no port here counts it")
 
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per port that is still there."""

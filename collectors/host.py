@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chopper.collectors._procfs import Budget, KeptFile, try_open
+from chopper.collectors._procfs import Budget, KeptFile, held, try_open
 from chopper.collectors._ranks import RankFinder
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
@@ -20,7 +20,7 @@ from chopper.collectors.sampler import COMM, SourceSpec
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from chopper.collectors.base import CollectorContext
     from chopper.collectors.sampler import Sink, Source
@@ -537,7 +537,8 @@ class RankSource:
 class NicSource:
     """Bytes through each network interface. /proc/net/dev -> NIC.
 
-    An interface appears once it has carried anything.
+    An interface appears once it has carried anything; on machines with thousands, those that had
+    carried most when the limit was reached.
 
     Args:
         root: where the machine's ``proc`` lies.
@@ -546,11 +547,14 @@ class NicSource:
     name: ClassVar[str] = "nics"
     tables: ClassVar[tuple[str, ...]] = ("nic",)
 
+    _LIMIT = 256
+
     def __init__(self, root: str = "/") -> None:
         self.absent: dict[str, str] = {}
         # Of the sampler's own network namespace, which it shares with the rank that started it.
         self._path = Path(root) / "proc/self/net/dev"
         self._file: KeptFile | None = None
+        self._chosen: set[bytes] | None = None
 
     def open(self) -> None:
         """Open the file."""
@@ -563,12 +567,30 @@ class NicSource:
         """One row per interface that has carried anything."""
         del now_ns
         assert self._file is not None
+        carried = {}
         for line in self._file.read().splitlines()[2:]:
             name, _, rest = line.rpartition(b":")
             fields = rest.split()
+            if len(fields) < 9 or not (fields[0] + fields[8]).isdigit():
+                continue
             received, sent = int(fields[0]), int(fields[8])
             if received or sent:
-                sink.add("nic", name.strip().decode(errors="replace"), received, sent)
+                carried[name.strip()] = (received, sent)
+        for name in self._kept(carried):
+            received, sent = carried[name]
+            sink.add("nic", name.decode(errors="replace"), held(received), held(sent))
+
+    def _kept(self, carried: dict[bytes, tuple[int, int]]) -> Iterable[bytes]:
+        if len(carried) <= self._LIMIT and self._chosen is None:
+            return carried
+        if self._chosen is None:
+            busiest = sorted(carried, key=lambda name: sum(carried[name]), reverse=True)
+            self._chosen = set(busiest[: self._LIMIT])
+        self.absent["nic[others]"] = (
+            f"{len(carried.keys() - self._chosen)} of {len(carried)} interfaces are left out: "
+            f"{self._LIMIT} are kept, those that had carried most"
+        )
+        return [name for name in carried if name in self._chosen]
 
     def close(self) -> None:
         """Close the file."""

@@ -135,6 +135,52 @@ def test_thousands_of_ports_do_not_take_all_descriptors(tmp_path: Path, monkeypa
     source.close()
 
 
+def test_thousands_of_ports_through_the_real_path(tmp_path: Path) -> None:
+    for i in range(3000):
+        write(port(tmp_path, f"mlx5_{i:04}"), counters__port_xmit_data=str(i))
+    source = opened(tmp_path)
+    found = rows(source, "fabric_port")
+    assert [row["tx_bytes"] for row in found] == [4 * i for i in range(1024)]
+    assert source.absent["fabric_port"].startswith("1976 of 3000 ports are left out")
+    source.close()
+
+
+def test_a_counter_that_may_not_be_read_says_why(tmp_path: Path) -> None:
+    write(port(tmp_path, "mlx5_0"), counters__port_xmit_data="1")
+    # Reading a directory is refused to everyone, as a file without permission is to most.
+    (port(tmp_path, "mlx5_0") / "counters/port_rcv_data").mkdir()
+    source = opened(tmp_path)
+    assert rows(source, "fabric_port")[0]["tx_bytes"] == 4
+    assert source.absent["fabric_port.rx_bytes"].endswith("port_rcv_data: Is a directory")
+    source.close()
+
+
+def test_a_counter_beyond_every_count_is_unknown(tmp_path: Path) -> None:
+    write(
+        port(tmp_path, "mlx5_0"),
+        counters__port_xmit_data=str(2**64 - 1),
+        counters__port_rcv_data=str(2**61 - 1),
+        counters__symbol_error="-1",
+    )
+    (row,) = rows(opened(tmp_path), "fabric_port")
+    assert (row["tx_bytes"], row["rx_bytes"]) == (None, 4 * (2**61 - 1))
+    assert row["symbol_error_count"] is None
+
+
+def test_a_device_that_is_renamed_goes_on_under_its_first_name(tmp_path: Path) -> None:
+    """As with udev's rules: the counters that are open are still the port's."""
+    folder = port(tmp_path, "mlx5_0")
+    write(folder, counters__port_xmit_data="1")
+    source = opened(tmp_path)
+    devices = tmp_path / "sys/class/infiniband"
+    (devices / "mlx5_0").rename(devices / "rocep1s0")
+    (port(tmp_path, "rocep1s0") / "counters/port_xmit_data").write_text("2\n")
+    assert [(row["device"], row["tx_bytes"]) for row in rows(source, "fabric_port")] == [
+        ("mlx5_0", 8)
+    ]
+    source.close()
+
+
 def test_a_machine_without_such_a_network_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(CollectorUnavailable, match="no InfiniBand, RoCE or EFA device"):
         opened(tmp_path)

@@ -227,6 +227,22 @@ def nics(root: Path, *lines: str) -> None:
     put(root, "proc/self/net/dev", head + "".join(line + "\n" for line in lines))
 
 
+def test_thousands_of_interfaces_are_bounded_and_odd_lines_skipped(tmp_path: Path) -> None:
+    lines = ["Inter-|   Receive", " face |bytes"]
+    lines += [f"veth{i}: {i} 0 0 0 0 0 0 0 {i} 0 0 0 0 0 0 0" for i in range(3000)]
+    lines += ["odd: 1 2", "none", f"huge0: {2**64 - 1} 0 0 0 0 0 0 0 7 0 0 0 0 0 0 0"]
+    put(tmp_path, "proc/self/net/dev", "\n".join(lines) + "\n")
+    source = NicSource(str(tmp_path))
+    source.open()
+    found = {row[0]: row[1:] for row in take(source)}
+    source.close()
+    assert len(found) == 256
+    assert found["veth2999"] == (2999, 2999)
+    assert found["huge0"] == (None, 7)
+    assert "veth1" not in found
+    assert source.absent["nic[others]"].startswith("2744 of 3000 interfaces are left out")
+
+
 def test_interfaces_appear_once_they_carry_something(tmp_path: Path) -> None:
     zeros = " 0 0 0 0 0 0 0"
     nics(tmp_path, f"    lo:    11{zeros} 22{zeros}", f"eth0.1:0{zeros} 0{zeros}")

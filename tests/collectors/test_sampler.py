@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +25,8 @@ from hypothesis import strategies as st
 from chopper.collectors.sampler import (
     COMM,
     ClockSource,
+    Gone,
+    Part,
     Quantiles,
     Sampler,
     SamplerProcess,
@@ -33,6 +36,7 @@ from chopper.collectors.sampler import (
     to_report,
 )
 from chopper.errors import CaptureError, CollectorUnavailable
+from chopper.manifest import CallCost
 from chopper.run import read_stream
 from chopper.testing import FakeClock
 
@@ -473,3 +477,132 @@ def test_another_packages_source_plugs_in(tmp_path: Path, monkeypatch: pytest.Mo
     table = rows(tmp_path)
     assert table["rx_bytes"].to_pylist()[:3] == [42, 43, 44]
     assert table["tx_bytes"].null_count == table.num_rows
+
+
+# Parts of a source, values that do not fit, calls that block: on a fake clock.
+
+
+class Parted(FakeSource):
+    """Three parts, of which one goes for good and one fails now and then."""
+
+    name: ClassVar[str] = "parted"
+
+    def parts(self) -> list[Part]:
+        return [Part(f"device {i}", partial(self._read, i)) for i in range(3)]
+
+    def _read(self, number: int, sink: Sink, now_ns: int) -> None:
+        self._clock.work(MS)
+        self._calls += 1
+        if number == 1 and self._calls > 7:
+            raise Gone("has fallen off")
+        if number == 2 and self._calls % 2:
+            raise ValueError("no reading")
+        sink.add("nic", f"device{number}", self._calls, now_ns)
+
+
+def test_each_part_has_a_time_of_its_own_and_fails_alone(tmp_path: Path) -> None:
+    clock = FakeClock()
+    status = sample_for(tmp_path, clock, Parted(clock), 10.0, SECOND)
+    (kept,) = status.sources
+    table = rows(tmp_path)
+    starts: dict[str, list[int]] = {}
+    for row in table.to_pylist():
+        starts.setdefault(row["interface"], []).append(row["time_ns"])
+    assert [len(starts[f"device{i}"]) for i in range(3)] == [10, 2, kept.samples_count - 12]
+    assert starts["device1"][0] - starts["device0"][0] == MS
+    # Ten ticks; device 1 is asked a third time and never again.
+    assert kept.samples_count + kept.dropped_count == 10 + 3 + 10
+    assert kept.parts_count == 3
+    assert kept.achieved_hz == pytest.approx(10.0, rel=0.3)
+
+
+def test_when_all_parts_are_gone_the_source_is_read_no_more(tmp_path: Path) -> None:
+    class Leaving(FakeSource):
+        name: ClassVar[str] = "leaving"
+
+        def parts(self) -> list[Part]:
+            return [Part("device 0", self._gone)]
+
+        def _gone(self, sink: Sink, now_ns: int) -> None:
+            self._calls += 1
+            raise Gone("has fallen off the bus")
+
+    clock = FakeClock()
+    source = Leaving(clock)
+    sampler = Sampler("test", tmp_path, [(source, 10.0), (FakeSource(clock), 10.0)], clock)
+    clock.stop_after_ns(SECOND)
+    first, second = sampler.run().sources
+    assert source._calls == 1
+    assert (first.samples_count, first.note) == (0, "device 0: has fallen off the bus")
+    assert second.samples_count == 10
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, "many", float("nan")])
+def test_a_value_that_does_not_fit_costs_its_row_only(tmp_path: Path, value: object) -> None:
+    class Odd(FakeSource):
+        def sample(self, sink: Sink, now_ns: int) -> None:
+            self._calls += 1
+            sink.add("nic", "fake0", value if self._calls == 3 else self._calls, now_ns)
+
+    clock = FakeClock()
+    status = sample_for(tmp_path, clock, Odd(clock), 10.0, SECOND)
+    assert status.state == "complete"
+    assert rows(tmp_path)["rx_bytes"].to_pylist() == [1, 2, *range(4, 11)]
+    assert status.absent["nic[some rows]"].startswith("a value does not fit the table: ")
+
+
+def test_a_clock_step_within_a_reading_does_not_lengthen_it(tmp_path: Path) -> None:
+    class Stepped(FakeSource):
+        def sample(self, sink: Sink, now_ns: int) -> None:
+            super().sample(sink, now_ns)
+            if self._calls == 2:
+                self._clock.step_wall_clock(-3600 * SECOND)
+
+    clock = FakeClock()
+    sample_for(tmp_path, clock, Stepped(clock, cost_ns=2 * MS), 10.0, 300 * MS)
+    found = rows(tmp_path).to_pylist()
+    assert [row["span_ns"] for row in found] == [2 * MS] * 3
+    # The reading keeps the time at which it began; what follows is on the new time.
+    times = [row["time_ns"] for row in found]
+    assert times[1] - times[0] == 100 * MS
+    assert times[2] - times[1] == 100 * MS - 3600 * SECOND
+
+
+def test_what_is_no_longer_absent_is_no_longer_named(tmp_path: Path) -> None:
+    class Returning(FakeSource):
+        def sample(self, sink: Sink, now_ns: int) -> None:
+            super().sample(sink, now_ns)
+            self.absent.clear()
+
+    clock = FakeClock()
+    source = Returning(clock)
+    source.absent["nic.rx_bytes"] = "not yet"
+    sampler = Sampler("test", tmp_path, [(source, 10.0)], clock)
+    sampler.flush()
+    assert sampler.status.absent == {"nic.rx_bytes": "not yet"}
+    clock.stop_after_ns(SECOND)
+    assert sampler.run().absent == {}
+
+
+def test_calls_are_timed_when_sampling_begins_and_stand_in_the_report(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    class Called(FakeSource):
+        def calls(self) -> dict[str, Callable[[], object]]:
+            def refused() -> None:
+                raise OSError("no permission")
+
+            return {"quick": lambda: clock.work(1000), "slow": slow, "refused": refused}
+
+    def slow() -> None:
+        clock.work(6 * MS)
+
+    status = sample_for(tmp_path, clock, Called(clock), 10.0, SECOND)
+    report = to_report("test", status)
+    assert report.calls == {
+        "quick": CallCost(p50_ns=1000, p99_ns=1000, count=50),
+        # What is slow is not called more often than it must be.
+        "slow": CallCost(p50_ns=6 * MS, p99_ns=6 * MS, count=3),
+    }
+    # It is no part of the time that is sampled.
+    assert status.wall_ns == SECOND
