@@ -12,6 +12,7 @@ _COMMANDS = {
     "memory": "Peak memory of a training step, per rank and category.",
     "offload": "Optimizer, parameters or activations on the host.",
     "network": "Collectives by size and algorithm, flows on uplinks, interconnects.",
+    "project": "A recorded run on another device, or on more ranks.",
     "limits": "How large a run can get: the data-movement and latency walls.",
     "cost": "Money and energy per token, step and run.",
 }

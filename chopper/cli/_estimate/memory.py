@@ -69,6 +69,9 @@ _USABLE_RATIO = 0.95
     help="Cross-entropy in native precision, fp32, or chunked (8 parts, fp32).",
 )
 @click.option(
+    "--keeps-logits", is_flag=True, help="The program holds its logits until after the backward."
+)
+@click.option(
     "--attention",
     type=click.Choice(["flash", "math"]),
     default="flash",
@@ -177,6 +180,7 @@ def _of_shapes(
         optimizer_kind=options["optimizer_kind"],
         offload=tuple(options["offload"]),
         loss=options["loss"],
+        keeps_logits=options["keeps_logits"],
         attention=options["attention"],
         kernels=options["kernels"],
         fragmentation_ratio=options["fragmentation"],
@@ -188,7 +192,16 @@ def _of_shapes(
     return found
 
 
-_NOT_CAPTURED = ("tp", "sp", "optimizer_kind", "offload", "loss", "attention", "kernels")
+_NOT_CAPTURED = (
+    "tp",
+    "sp",
+    "optimizer_kind",
+    "offload",
+    "loss",
+    "keeps_logits",
+    "attention",
+    "kernels",
+)
 
 
 def _of_module(module: str, room: int | None, workspace: int, options: dict[str, Any]) -> Memory:

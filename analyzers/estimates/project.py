@@ -1,0 +1,533 @@
+"""A recorded run on another device, and on more ranks.
+
+Each operator's time is cut in two: what any kernel takes however little it does, which stays, and
+work, which goes with the rate that bounds it. Work is carried over by the ratio of the two
+devices' rates, each as far as well-shaped work reaches it (`Reach`). What the recorded run lost to
+shapes and libraries beyond that is assumed to be lost again: that is the calibration, per operator
+and so per class. Idle time is the host's and stays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+import numpy as np
+
+from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates.network import Topology, collective_time_s
+from chopper.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.devices import DevicePeaks
+
+_MOST_FIXED_NS = 10_000.0
+"""No kernel takes longer than this for being a kernel."""
+_SMALL_RATIO = 0.25
+"""A class's fixed time is read off operators that reach less than this of the roofline."""
+
+
+class Reach(msgspec.Struct, kw_only=True, frozen=True):
+    """Share of a device's peak rates that well-shaped work reaches."""
+
+    products: float
+    memory: float
+    source: str
+
+
+class OfClass(msgspec.Struct, kw_only=True, frozen=True):
+    """One class of operators on both devices."""
+
+    operator_class: str
+    calls_count: int
+    recorded_ns: int
+    projected_ns: int
+    roofline_ns: int
+    """On the target at its datasheet peak, without calibration."""
+    of_roofline_ratio: float | None
+    """Of the recorded time, what the roofline of the recorded device explains."""
+    checked_ns: int | None = None
+    """On the target as recorded there, when such a run was given."""
+
+
+class AtScale(msgspec.Struct, kw_only=True, frozen=True):
+    """One step on so many ranks, by cause; the parts sum to the step."""
+
+    ranks_count: int
+    step_ns: int
+    compute_ns: int
+    idle_ns: int
+    copy_ns: int
+    waiting_ns: int
+    transfer_ns: int
+    efficiency_ratio: float
+    """Work per rank and time, against the fewest ranks."""
+
+
+class Projection(Estimate, kw_only=True, frozen=True):
+    """A run carried to another device, and to more ranks."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.project/1"
+
+    run: str
+    recorded_device: str | None
+    """Null: not known, and the run was only carried to more ranks."""
+    target_device: str | None
+    recorded_reach: Reach | None
+    target_reach: Reach | None
+    classes: tuple[OfClass, ...]
+    unmodelled_ratio: float
+    """Of the operators' time, what has no FLOP or bytes; it is scaled as the rest."""
+    idle_ns: int
+    copy_ns: int
+    communication_ns: int
+    recorded_ns: int
+    projected_ns: int
+    roofline_ns: int
+    """Uncalibrated: all operators at the target's datasheet peak, and nothing else."""
+    checked_run: str | None
+    checked_ns: int | None
+    error_ratio: float | None
+    roofline_error_ratio: float | None
+    scales: tuple[AtScale, ...]
+    knee_ranks_count: int | None
+    knee_cause: str | None
+
+
+ASSUMPTIONS = (
+    "the same operators run on both devices: fused, compiled or vendor-specific ones differ",
+    "fused attention goes with the rate of matrix products, whatever its bytes say",
+    "what an operator lost to its shape and library on the recorded device, it loses on the target",
+    "a kernel's fixed time is the same on both devices, at most 10 µs",
+    "the host is as fast, and idle time stays as recorded; a faster device may uncover more of it",
+    "clocks are those at which the datasheets' rates hold",
+    "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
+)
+SCALE_ASSUMPTIONS = (
+    "the work per rank is the same at any number of ranks (weak scaling)",
+    "collectives keep their size and number, and take their α-β time on the network given; as much "
+    "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
+    "ranks' compute times are normal and independent: a step waits for the slowest of them",
+)
+
+
+def operator_class(op: str | None, family: str | None) -> str:
+    """products, convolutions, attention, experts, normalization, reduction, copies, or elementwise.
+
+    Args:
+        op: the operator's name.
+        family: that models its work, as :func:`chopper.analyzers.work.family` names it.
+    """
+    fixed = {"gemm": "products", "conv": "convolutions", "sdpa": "attention", "moe": "experts"}
+    if family in fixed:
+        return fixed[family]
+    if family is None:
+        return "unmodelled"
+    name = (op or "").lower()
+    for part, of in (
+        ("norm", "normalization"),
+        ("softmax", "normalization"),
+        ("copy", "copies"),
+        ("cat", "copies"),
+        ("embedding", "copies"),
+        ("index", "copies"),
+        ("gather", "copies"),
+        ("sum", "reduction"),
+        ("mean", "reduction"),
+        ("max", "reduction"),
+        ("all", "reduction"),
+        ("adam", "optimizer"),
+    ):
+        if part in name:
+            return of
+    return "elementwise"
+
+
+def _rates(
+    device: DevicePeaks, dtype: str | None, reach: Reach, clock_hz: float | None = None
+) -> tuple[float | None, float | None]:
+    """Reached FLOP/s for a type, and bytes/s; None where the peak is not known."""
+    peak = device.flop_per_s(dtype, clock_hz) if dtype else None
+    if peak is None and dtype == "bf16":
+        # Before bf16 existed, programs ran in fp16.
+        peak = device.flop_per_s("fp16", clock_hz)
+    bandwidth = device.memory_bandwidth_bytes_per_s.value
+    return (
+        None if peak is None else peak * reach.products,
+        None if bandwidth is None else float(bandwidth) * reach.memory,
+    )
+
+
+def _bound_ns(
+    flop: float | None, size: float | None, rates: tuple[float | None, float | None]
+) -> float | None:
+    """Roofline: the longer of FLOP ÷ F and bytes ÷ B; None when neither is known."""
+    parts = [
+        amount / rate * 1e9
+        for amount, rate in ((flop, rates[0]), (size, rates[1]))
+        if amount is not None and rate is not None and amount == amount
+    ]
+    return max(parts, default=None)
+
+
+_WHOLE = Reach(products=1.0, memory=1.0, source="datasheet")
+
+
+def operators(
+    table: pa.Table,
+    recorded: DevicePeaks,
+    target: DevicePeaks,
+    *,
+    recorded_reach: Reach,
+    target_reach: Reach,
+    target_clock_hz: float | None = None,
+) -> tuple[tuple[OfClass, ...], float]:
+    """Carry each operator over, and sum by class. OPERATIONS -> classes.
+
+    Args:
+        table: the view ``operations`` of the run.
+        recorded: device of the run.
+        target: device to be projected onto.
+        recorded_reach: what work reaches on the one.
+        target_reach: and on the other.
+        target_clock_hz: at which the target runs; None for its reference clock.
+
+    Returns:
+        Classes, most recorded time first; and the share of time without a model.
+
+    Raises:
+        InputError: no operator has a time.
+    """
+    from chopper.analyzers.work import family
+
+    rows = table.select(
+        ["op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes"]
+    ).to_pylist()
+    if not rows:
+        raise InputError("no operator of the run has device time; nothing can be projected")
+    ops: list[tuple[str, int, float, float | None, float | None, float | None]] = []
+    for row in rows:
+        kind = operator_class(row["op"], family(row["op"] or ""))
+        flop, size = row["math_flop"], row["traffic_bytes"]
+        # Fused attention keeps its operands in caches: the matrix units pace it, whatever its
+        # bytes say; for the uncalibrated roofline they count.
+        calibrated_size = None if kind == "attention" and flop else size
+        rates = [
+            _bound_ns(flop, calibrated_size, _rates(recorded, row["dtype"], recorded_reach)),
+            _bound_ns(
+                flop, calibrated_size, _rates(target, row["dtype"], target_reach, target_clock_hz)
+            ),
+            _bound_ns(flop, size, _rates(target, row["dtype"], _WHOLE)),
+        ]
+        ops.append((kind, row["call_count"], row["time_ns"] / max(1, row["call_count"]), *rates))  # type: ignore[arg-type]
+    fixed = _fixed_ns(ops)
+    totals: dict[str, list[float]] = {}
+    known = [0.0, 0.0]
+    for kind, calls, mean, here, there, roof in ops:
+        total = totals.setdefault(kind, [0.0] * 6)
+        total[0] += calls
+        total[1] += mean * calls
+        if here and there and mean > 0:
+            base = min(mean, fixed[kind])
+            projected = base + (mean - base) * there / here
+            total[2] += projected * calls
+            total[3] += (roof or 0.0) * calls
+            total[4] += here * calls
+            known[0] += mean * calls
+            known[1] += projected * calls
+        else:
+            total[5] += mean * calls
+    if not known[0]:
+        raise InputError(
+            f"no operator of the run has FLOP or bytes that {recorded.label} and {target.label} have "
+            "known rates for; record with shapes"
+        )
+    ratio = known[1] / known[0]
+    classes = []
+    for kind, (calls, time, projected, roof, here, unknown) in totals.items():
+        classes.append(
+            OfClass(
+                operator_class=kind,
+                calls_count=int(calls),
+                recorded_ns=round(time),
+                projected_ns=round(projected + unknown * ratio),
+                roofline_ns=round(roof),
+                of_roofline_ratio=here / (time - unknown) if time > unknown else None,
+            )
+        )
+    everything = sum(mean * calls for _, calls, mean, *_ in ops)
+    return (
+        tuple(sorted(classes, key=lambda c: -c.recorded_ns)),
+        1 - known[0] / everything if everything else 0.0,
+    )
+
+
+def _fixed_ns(
+    ops: list[tuple[str, int, float, float | None, float | None, float | None]],
+) -> dict[str, float]:
+    """Fixed time of each class: its shortest kernel far from the roofline, at most 10 µs."""
+    found: dict[str, float] = {}
+    for kind, _, mean, here, _, _ in ops:
+        found.setdefault(kind, 0.0)
+        if here and mean > 0 and here / mean < _SMALL_RATIO and mean <= _MOST_FIXED_NS:
+            found[kind] = min(found[kind] or mean, mean)
+    return found
+
+
+class Collective(msgspec.Struct, kw_only=True, frozen=True):
+    """A kind of collective in one step of a rank."""
+
+    name: str
+    count: float
+    size_bytes: int
+
+
+class Step(msgspec.Struct, kw_only=True, frozen=True):
+    """A step of a rank, as far as scaling needs it."""
+
+    ranks_count: int
+    compute_ns: float
+    compute_spread_ns: float
+    """Standard deviation over ranks and steps."""
+    idle_ns: float
+    copy_ns: float
+    exposed_ns: float
+    communication_ns: float
+    """All transfer, hidden or not."""
+    collectives: tuple[Collective, ...]
+
+
+_NCCL = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+SCALES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 100_000)
+_KNEE_RATIO = 0.8
+
+
+def at_scale(
+    step: Step, scales_count: tuple[int, ...], topology: Topology
+) -> tuple[tuple[AtScale, ...], int | None, str | None]:
+    """The step on so many ranks, and the knee.
+
+    Transfer is the sum of the collectives' α-β times by their fastest algorithm, less what hides
+    behind compute. Waiting is the expected lead of the slowest of n ranks, σ·√(2 ln n). The knee is
+    the first size at which efficiency against the fewest ranks falls below 80 %, and its cause what
+    grew most until there.
+
+    Raises:
+        UsageError: ranks that do not fill nodes.
+    """
+    hidden = step.communication_ns - step.exposed_ns
+    # Where something was exposed, what was hidden is all that can be; else compute is the bound.
+    room = hidden if step.exposed_ns > 0.02 * max(step.communication_ns, 1) else step.compute_ns
+    rows: list[AtScale] = []
+    for ranks in sorted(set(scales_count)):
+        transfer = 0.0
+        for of in step.collectives:
+            times = []
+            for algorithm in ("ring", "tree", "hierarchical"):
+                try:
+                    times.append(
+                        collective_time_s(of.name, of.size_bytes, ranks, topology, algorithm)
+                    )
+                except UsageError:
+                    if algorithm == "ring":
+                        raise
+            transfer += of.count * min(times) * 1e9
+        exposed = max(0.0, transfer - room)
+        waiting = step.compute_spread_ns * math.sqrt(2 * math.log(ranks))
+        parts = [round(v) for v in (step.compute_ns, step.idle_ns, step.copy_ns, waiting, exposed)]
+        total = sum(parts)
+        rows.append(
+            AtScale(
+                ranks_count=ranks,
+                step_ns=total,
+                compute_ns=parts[0],
+                idle_ns=parts[1],
+                copy_ns=parts[2],
+                waiting_ns=parts[3],
+                transfer_ns=parts[4],
+                efficiency_ratio=rows[0].step_ns / total if rows else 1.0,
+            )
+        )
+    knee = next((r for r in rows if r.efficiency_ratio < _KNEE_RATIO), None)
+    if knee is None:
+        return tuple(rows), None, None
+    grown = {
+        "exposed transfer": knee.transfer_ns - rows[0].transfer_ns,
+        "waiting for the slowest rank": knee.waiting_ns - rows[0].waiting_ns,
+    }
+    return tuple(rows), knee.ranks_count, max(grown, key=lambda k: grown[k])
+
+
+def step_of(
+    causes_ns: dict[str, int],
+    observed_steps: np.ndarray,
+    *,
+    steps_count: int,
+    ranks_count: int,
+    collectives: pa.Table,
+    compute_scale_ratio: float = 1.0,
+) -> Step:
+    """What scaling needs of an attributed run.
+
+    Args:
+        causes_ns: leaf cause → time over all ranks and steps.
+        observed_steps: compute time of each rank's steps, ns, for their spread.
+        steps_count: steps of a rank.
+        ranks_count: ranks of the run.
+        collectives: the view of that name.
+        compute_scale_ratio: of a projection onto another device.
+
+    Raises:
+        InputError: the run has no collectives that were matched, with their sizes.
+    """
+    per = 1 / (steps_count * ranks_count)
+
+    def under(prefix: str) -> float:
+        return per * sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
+
+    sized: dict[tuple[str, int], int] = {}
+    transfer = 0.0
+    for row in collectives.to_pylist():
+        name = _NCCL.get(row["collective"])
+        if name is None or not row["message_bytes"]:
+            continue
+        key = name, int(row["message_bytes"])
+        sized[key] = sized.get(key, 0) + 1
+        transfer += row["transfer_ns"]
+    if not sized:
+        raise InputError(
+            "--ranks: the run has no collectives with their sizes over several ranks; record "
+            "training on two ranks or more"
+        )
+    spread = float(np.std(observed_steps)) if len(observed_steps) > 1 else 0.0
+    exposed = per * sum(
+        t for c, t in causes_ns.items() if c.startswith("communication") and "straggler" not in c
+    )
+    return Step(
+        ranks_count=ranks_count,
+        compute_ns=under("compute") * compute_scale_ratio,
+        compute_spread_ns=spread * compute_scale_ratio,
+        idle_ns=under("idle"),
+        copy_ns=under("copy"),
+        exposed_ns=exposed,
+        communication_ns=max(transfer / steps_count, exposed),
+        collectives=tuple(
+            Collective(name=name, size_bytes=size, count=n / steps_count)
+            for (name, size), n in sorted(sized.items())
+        ),
+    )
+
+
+def project(
+    *,
+    run: str,
+    operations: pa.Table,
+    causes_ns: dict[str, int],
+    windows_count: int,
+    recorded: DevicePeaks | None,
+    target: DevicePeaks | None,
+    recorded_reach: Reach | None,
+    target_reach: Reach | None,
+    target_clock_hz: float | None = None,
+    checked: tuple[str, pa.Table, dict[str, int]] | None = None,
+    checked_windows_count: int = 1,
+    step: Step | None = None,
+    scales_count: tuple[int, ...] = (),
+    topology: Topology | None = None,
+) -> Projection:
+    """Carry a run to a device, check it against a run there, and to more ranks.
+
+    Times are per window (a step of a rank, or the whole trace). Without devices, operators stay as
+    they are and the run is only carried to more ranks.
+
+    Raises:
+        InputError: nothing in the run can be projected.
+    """
+    classes: tuple[OfClass, ...] = ()
+    unmodelled = 0.0
+    if recorded and target and recorded_reach and target_reach:
+        classes, unmodelled = operators(
+            operations,
+            recorded,
+            target,
+            recorded_reach=recorded_reach,
+            target_reach=target_reach,
+            target_clock_hz=target_clock_hz,
+        )
+
+    def under(of: dict[str, int], prefix: str) -> int:
+        return sum(t for c, t in of.items() if c.split(".")[0] == prefix)
+
+    busy = under(causes_ns, "compute")
+    listed = sum(c.recorded_ns for c in classes)
+    scale = sum(c.projected_ns for c in classes) / listed if listed else 1.0
+    rest = {name: under(causes_ns, name) for name in ("idle", "copy", "communication")}
+    n = windows_count
+    recorded_ns = sum(causes_ns.values()) // n
+    projected_ns = round((busy * scale + sum(rest.values())) / n)
+    roofline_ns = round(sum(c.roofline_ns for c in classes) / n)
+    checked_ns = error = roofline_error = None
+    if checked is not None and target and target_reach:
+        _, other, other_causes = checked
+        theirs, _ = operators(
+            other, target, target, recorded_reach=target_reach, target_reach=target_reach
+        )
+        per_class = {c.operator_class: c.recorded_ns // checked_windows_count for c in theirs}
+        classes = tuple(
+            msgspec.structs.replace(c, checked_ns=per_class.get(c.operator_class)) for c in classes
+        )
+        checked_ns = sum(other_causes.values()) // checked_windows_count
+        error = projected_ns / checked_ns - 1
+        roofline_error = roofline_ns / checked_ns - 1
+    classes = tuple(
+        msgspec.structs.replace(
+            c,
+            calls_count=c.calls_count // n or c.calls_count,
+            recorded_ns=c.recorded_ns // n,
+            projected_ns=c.projected_ns // n,
+            roofline_ns=c.roofline_ns // n,
+        )
+        for c in classes
+    )
+    scales: tuple[AtScale, ...] = ()
+    knee = cause = None
+    if step is not None:
+        scaled = msgspec.structs.replace(
+            step,
+            compute_ns=step.compute_ns * scale,
+            compute_spread_ns=step.compute_spread_ns * scale,
+        )
+        scales, knee, cause = at_scale(scaled, scales_count, topology or Topology())
+    return Projection(
+        assumptions=ASSUMPTIONS + (SCALE_ASSUMPTIONS if scales else ()),
+        run=run,
+        recorded_device=recorded.label if recorded else None,
+        target_device=target.label if target else None,
+        recorded_reach=recorded_reach,
+        target_reach=target_reach,
+        classes=classes,
+        unmodelled_ratio=unmodelled,
+        idle_ns=rest["idle"] // n,
+        copy_ns=rest["copy"] // n,
+        communication_ns=rest["communication"] // n,
+        recorded_ns=recorded_ns,
+        projected_ns=projected_ns,
+        roofline_ns=roofline_ns,
+        checked_run=checked[0] if checked else None,
+        checked_ns=checked_ns,
+        error_ratio=error,
+        roofline_error_ratio=roofline_error,
+        scales=scales,
+        knee_ranks_count=knee,
+        knee_cause=cause,
+    )

@@ -1,0 +1,182 @@
+"""``chopper estimate project``: a recorded run on another device, and on more ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chopper.cli._complete import paths
+from chopper.cli._estimate.common import COUNT, NUMBER, check, show, shown
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from chopper.analyzers.estimates.project import Step
+    from chopper.attribution import Attribution
+    from chopper.devices import DevicePeaks
+
+
+@click.command("project", short_help="A recorded run on another device, or on more ranks.")
+@click.argument("run", shell_complete=paths)
+@click.option("--device", metavar="NAME", help="Target, of the table.  [default: the recorded one]")
+@click.option("--clock", type=NUMBER, metavar="MHZ", help="At which the target's units run.")
+@click.option(
+    "--from-device", metavar="NAME", help="The recorded device, where the run does not tell it."
+)
+@click.option(
+    "--check",
+    "against",
+    metavar="RUN",
+    help="The same work recorded on the target: print the error.",
+)
+@click.option(
+    "--ranks",
+    type=COUNT,
+    multiple=True,
+    metavar="N",
+    help="Carry training to N ranks; may be repeated. 0 < N ≤ 100000; give 100000 for all scales.",
+)
+@click.option(
+    "--topology",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The network, .json or .yaml.  [default: HGX H100, 400 Gb/s per GPU]",
+)
+@shown
+def command(
+    run: str,
+    device: str | None,
+    clock: float | None,
+    from_device: str | None,
+    against: str | None,
+    ranks: tuple[int, ...],
+    topology: Path | None,
+    as_json: bool,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Carry a recorded run to another device, and to more ranks.
+
+    Each operator's recorded time is cut into a fixed part and work; work goes with the rates that
+    the devices reach. With --check, a run of the same work on the target shows the error per class
+    and in total, and that of the uncalibrated roofline.
+
+    \b
+    Examples:
+      chopper estimate project h100.json.gz --device mi300x --check mi300x.json.gz
+      chopper estimate project runs/mine --device b200
+      chopper estimate project runs/mine --ranks 8 --ranks 1024 --ranks 100000
+    """
+    from chopper import reach
+    from chopper.analyzers.estimates.network import Topology
+    from chopper.analyzers.estimates.project import SCALES, project
+    from chopper.cli._estimate.network import read_topology
+    from chopper.devices import named
+    from chopper.reports.estimates.project import page
+    from chopper.views import view
+
+    check(output, force=force)
+    if device is None and not ranks:
+        raise UsageError("nothing to project onto; give --device, --ranks, or both")
+    if topology is not None and not ranks:
+        raise UsageError("--topology needs --ranks, the number of them on that network")
+    if against is not None and device is None:
+        raise UsageError("--check needs --device, the device of that run")
+    if max(ranks, default=0) > SCALES[-1]:
+        raise UsageError(f"--ranks: found {max(ranks)}, expected at most {SCALES[-1]}")
+    network = read_topology(topology) if topology else Topology()
+    target = named(device) if device else None
+    attribution = _attributed(run)
+    if from_device is not None:
+        recorded: DevicePeaks | None = named(from_device)
+    else:
+        # Scaling alone needs no device: the operators stay as they are.
+        recorded = _device_of(attribution, run) if target else None
+    target = target or recorded
+    checked = None
+    windows = 1
+    if against is not None:
+        other = _attributed(against)
+        theirs = _device_of(other, against)
+        if target is None or theirs.id != target.id:
+            named_there = target.label if target else "the target"
+            raise UsageError(
+                f"--check {against}: was recorded on {theirs.label}, not on {named_there}"
+            )
+        checked = (against, view(other, "operations"), _causes(other))
+        windows = _windows(other)
+    scales = tuple(n for n in SCALES if n <= ranks[0]) if len(ranks) == 1 else ranks
+    found = project(
+        run=run,
+        operations=view(attribution, "operations"),
+        causes_ns=_causes(attribution),
+        windows_count=_windows(attribution),
+        recorded=recorded,
+        target=target,
+        recorded_reach=reach.of(recorded) if recorded else None,
+        target_reach=reach.of(target) if target else None,
+        target_clock_hz=clock * 1e6 if clock else None,
+        checked=checked,
+        checked_windows_count=windows,
+        step=_step(attribution) if ranks else None,
+        scales_count=scales,
+        topology=network,
+    )
+    show(found, page, as_json=as_json, output=output)
+
+
+def _attributed(source: str) -> Attribution:
+    from chopper.api import attribute, load
+    from chopper.cli._progress import progress
+
+    with progress("attributing"):
+        return attribute(load([source]))
+
+
+def _device_of(attribution: Attribution, source: str) -> DevicePeaks:
+    """The one device of a run.
+
+    Raises:
+        UsageError: it has none, several kinds, or one that is not in the table.
+    """
+    from chopper.devices import lookup
+
+    names = sorted({rank.device for rank in attribution.ranks if rank.device})
+    if len(names) != 1:
+        said = f"several devices ({', '.join(names)})" if names else "no device that is known"
+        raise UsageError(f"{source}: {said}; give --from-device")
+    found = lookup(names[0])
+    if found is None:
+        raise UsageError(
+            f"{source}: {names[0]} is not in the table of devices; give --from-device, its nearest kin"
+        )
+    return found
+
+
+def _causes(attribution: Attribution) -> dict[str, int]:
+    return {row.id: row.time_ns for row in attribution.leaves()}
+
+
+def _windows(attribution: Attribution) -> int:
+    return max(1, sum(rank.steps for rank in attribution.ranks))
+
+
+def _step(attribution: Attribution) -> Step:
+    import numpy as np
+
+    from chopper.analyzers.estimates.project import step_of
+    from chopper.views import view
+
+    compute: dict[tuple[int, int], int] = {}
+    for row in attribution.pieces.select(["rank", "step_index", "cause", "time_ns"]).to_pylist():
+        if str(row["cause"]).split(".")[0] == "compute":
+            key = row["rank"], row["step_index"]
+            compute[key] = compute.get(key, 0) + row["time_ns"]
+    return step_of(
+        _causes(attribution),
+        np.array(list(compute.values()), dtype=np.float64),
+        steps_count=max((rank.steps for rank in attribution.ranks), default=1),
+        ranks_count=len(attribution.ranks),
+        collectives=view(attribution, "collectives"),
+    )

@@ -1,0 +1,164 @@
+"""A projection as a page."""
+
+from __future__ import annotations
+
+from chopper import _format as fmt
+from chopper.analyzers.estimates.project import Projection
+from chopper.reports.estimates.page import Grid, Page, Plot, lines_figure, stacked_figure
+
+
+def page(found: Projection) -> Page:
+    """Classes on both devices, the check, and the step at each scale."""
+    checked = found.checked_ns is not None
+    columns = ["class", "calls", "recorded", "projected", "roofline"]
+    if checked:
+        columns += ["there", "error"]
+    rows = []
+    for c in found.classes:
+        row = [
+            c.operator_class,
+            fmt.count(c.calls_count),
+            fmt.duration(c.recorded_ns),
+            fmt.duration(c.projected_ns),
+            fmt.duration(c.roofline_ns),
+        ]
+        if checked:
+            error = c.projected_ns / c.checked_ns - 1 if c.checked_ns else None
+            row += [fmt.duration(c.checked_ns), "–" if error is None else f"{error:+.1%}"]
+        rows.append(tuple(row))
+    for name, value in (
+        ("idle, as recorded", found.idle_ns),
+        ("copies, as recorded", found.copy_ns),
+        ("exposed communication, as recorded", found.communication_ns),
+    ):
+        if value:
+            rest = ("–", "–", "–") if checked else ("–",)
+            rows.append((name, "", fmt.duration(value), fmt.duration(value), *rest))
+    total = [
+        "in total",
+        "",
+        fmt.duration(found.recorded_ns),
+        fmt.duration(found.projected_ns),
+        fmt.duration(found.roofline_ns),
+    ]
+    if checked:
+        total += [fmt.duration(found.checked_ns), f"{found.error_ratio:+.1%}"]
+    rows.append(tuple(total))
+    grids = []
+    plots = []
+    facts = []
+    if found.classes:
+        grids.append(
+            Grid(
+                title="Time by class of operators, per step or trace",
+                columns=tuple(columns),
+                rows=rows,
+                strong=frozenset((len(rows) - 1,)),
+                note="roofline: uncalibrated, the target's datasheet peaks and nothing else. Classes "
+                "are sums over operators; kernels that run at once count in full, so they can exceed "
+                "the total",
+            )
+        )
+        plots.append(_bars(found))
+    if found.recorded_reach and found.target_reach:
+        facts += [
+            f"recorded on {found.recorded_device}: products reach "
+            f"{fmt.ratio(found.recorded_reach.products)}, memory "
+            f"{fmt.ratio(found.recorded_reach.memory)} of the peak ({found.recorded_reach.source})",
+            f"target {found.target_device}: {fmt.ratio(found.target_reach.products)} and "
+            f"{fmt.ratio(found.target_reach.memory)} ({found.target_reach.source})",
+        ]
+    if found.unmodelled_ratio:
+        facts.append(f"{fmt.ratio(found.unmodelled_ratio)} of operators' time has no model")
+    if checked:
+        facts.append(
+            f"against {found.checked_run}: {found.error_ratio:+.1%}; the uncalibrated roofline "
+            f"{found.roofline_error_ratio:+.1%}"
+        )
+    if found.scales:
+        grids.append(_scales(found))
+        xs = [float(s.ranks_count) for s in found.scales]
+        plots.append(
+            Plot(
+                name="scales",
+                title="Step by number of ranks",
+                figure=lines_figure(
+                    {
+                        "step": (xs, [s.step_ns / 1e6 for s in found.scales]),
+                        "exposed transfer": (xs, [s.transfer_ns / 1e6 for s in found.scales]),
+                        "waiting": (xs, [s.waiting_ns / 1e6 for s in found.scales]),
+                    },
+                    x="ranks",
+                    y="ms per step",
+                    log_x=True,
+                    marks={"knee": float(found.knee_ranks_count)}
+                    if found.knee_ranks_count
+                    else None,
+                ),
+            )
+        )
+        facts.append(
+            f"knee at {fmt.count(found.knee_ranks_count)} ranks, by {found.knee_cause}"
+            if found.knee_ranks_count
+            else "no knee: efficiency stays above 80 % at every scale"
+        )
+    return Page(
+        title="Projection",
+        verdict=_verdict(found),
+        facts=tuple(facts),
+        grids=tuple(grids),
+        plots=tuple(plots),
+        assumptions=found.assumptions,
+    )
+
+
+def _bars(found: Projection) -> Plot:
+    idle = {"idle": found.idle_ns / 1e6}
+    parts = {
+        f"recorded, {found.recorded_device}": {
+            c.operator_class: c.recorded_ns / 1e6 for c in found.classes
+        }
+        | idle,
+        f"projected, {found.target_device}": {
+            c.operator_class: c.projected_ns / 1e6 for c in found.classes
+        }
+        | idle,
+    }
+    return Plot(
+        name="project", title="By class", figure=stacked_figure(parts, x="ms per step or trace")
+    )
+
+
+def _verdict(found: Projection) -> str:
+    if found.target_device is not None:
+        return (
+            f"{fmt.duration(found.recorded_ns)} on {found.recorded_device} become "
+            f"{fmt.duration(found.projected_ns)} on {found.target_device}."
+        )
+    first, last = found.scales[0], found.scales[-1]
+    return (
+        f"A step of {fmt.duration(first.step_ns)} on {fmt.count(first.ranks_count)} ranks becomes "
+        f"{fmt.duration(last.step_ns)} on {fmt.count(last.ranks_count)}."
+    )
+
+
+def _scales(found: Projection) -> Grid:
+    return Grid(
+        title="One step at each scale, by cause",
+        columns=("ranks", "step", "compute", "idle", "copies", "waiting", "transfer", "efficiency"),
+        left=0,
+        rows=[
+            (
+                fmt.count(s.ranks_count),
+                fmt.duration(s.step_ns),
+                fmt.duration(s.compute_ns),
+                fmt.duration(s.idle_ns),
+                fmt.duration(s.copy_ns),
+                fmt.duration(s.waiting_ns),
+                fmt.duration(s.transfer_ns),
+                fmt.ratio(s.efficiency_ratio),
+            )
+            for s in found.scales
+        ],
+        note="waiting for the slowest rank; transfer that nothing hides; efficiency against the fewest ranks",
+    )

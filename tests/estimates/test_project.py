@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chopper import reach
+from chopper.analyzers.estimates.network import Topology
+from chopper.analyzers.estimates.project import (
+    SCALES,
+    Collective,
+    Reach,
+    Step,
+    at_scale,
+    operator_class,
+    operators,
+    project,
+)
+from chopper.cli import cli
+from chopper.devices import named
+from chopper.errors import ChopperError, InputError, UsageError
+
+H100, MI300X = named("h100-sxm"), named("mi300x")
+WHOLE = Reach(products=1.0, memory=1.0, source="test")
+
+
+def table(*rows: tuple[str, str | None, int, int, float | None, float | None]) -> pa.Table:
+    names = ("op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes")
+    schema = pa.schema(
+        [
+            ("op", pa.string()),
+            ("dtype", pa.string()),
+            ("call_count", pa.int64()),
+            ("time_ns", pa.int64()),
+            ("math_flop", pa.float64()),
+            ("traffic_bytes", pa.float64()),
+        ]
+    )
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema=schema)
+
+
+WORK = table(
+    ("aten::mm", "bf16", 10, 10_000_000, 5e11, 1e8),
+    ("aten::add", "bf16", 10, 1_000_000, None, 2e8),
+    ("mine::secret", None, 10, 500_000, None, None),
+)
+
+
+def carried(work: pa.Table, there: Any = MI300X) -> dict[str, int]:
+    classes, _ = operators(work, H100, there, recorded_reach=WHOLE, target_reach=WHOLE)
+    return {c.operator_class: c.projected_ns for c in classes}
+
+
+def test_work_goes_with_the_rate_that_bounds_it() -> None:
+    found = carried(WORK)
+    assert found["products"] == pytest.approx(10_000_000 * 989.4 / 1307.4, rel=1e-3)
+    assert found["elementwise"] == pytest.approx(1_000_000 * 3350 / 5325, rel=1e-2)
+    # What has no model goes with the rest.
+    rest = (found["products"] + found["elementwise"]) / 11_000_000
+    assert found["unmodelled"] == pytest.approx(500_000 * rest, rel=1e-3)
+
+
+def test_a_small_kernel_takes_its_fixed_time_anywhere() -> None:
+    work = table(("aten::add", "bf16", 100, 200_000, None, 1e3))
+    assert carried(work)["elementwise"] == 200_000
+
+
+def test_onto_itself_nothing_changes() -> None:
+    found = carried(WORK, H100)
+    assert found == {"products": 10_000_000, "elementwise": 1_000_000, "unmodelled": 500_000}
+
+
+def test_what_the_devices_reach_counts() -> None:
+    half = Reach(products=0.5, memory=0.5, source="test")
+    classes, _ = operators(WORK, H100, H100, recorded_reach=WHOLE, target_reach=half)
+    assert {c.operator_class: c.projected_ns for c in classes}["products"] == 20_000_000
+
+
+def test_a_slower_clock_slows_products_only() -> None:
+    classes, _ = operators(
+        WORK, H100, H100, recorded_reach=WHOLE, target_reach=WHOLE, target_clock_hz=915e6
+    )
+    found = {c.operator_class: c.projected_ns for c in classes}
+    assert found["products"] == pytest.approx(20_000_000, rel=1e-3)
+    assert found["elementwise"] == 1_000_000
+
+
+def test_nothing_to_project_is_said() -> None:
+    with pytest.raises(InputError, match="no operator of the run has device time"):
+        carried(WORK.slice(0, 0))
+    with pytest.raises(InputError, match="record with shapes"):
+        carried(WORK.slice(2, 1))
+
+
+def test_classes() -> None:
+    assert operator_class("aten::mm", "gemm") == "products"
+    assert operator_class("aten::copy_", "vector") == "copies"
+    assert operator_class("aten::mul", "vector") == "elementwise"
+    assert operator_class(None, None) == "unmodelled"
+
+
+def test_every_device_of_the_list_reaches_less_than_its_peak() -> None:
+    for device in (H100, MI300X, named("b200"), named("mi210")):
+        found = reach.of(device)
+        assert 0 < found.products < 1
+        assert 0 < found.memory < 1
+        assert found.source
+
+
+STEP = Step(
+    ranks_count=8,
+    compute_ns=100e6,
+    compute_spread_ns=1e6,
+    idle_ns=5e6,
+    copy_ns=1e6,
+    exposed_ns=10e6,
+    communication_ns=40e6,
+    collectives=(
+        Collective(name="all_gather", count=64, size_bytes=400_000_000),
+        Collective(name="reduce_scatter", count=32, size_bytes=400_000_000),
+    ),
+)
+
+
+@given(spread=st.floats(0, 1e7), exposed=st.floats(0, 4e7), size=st.integers(1, 10**10))
+def test_the_parts_of_a_scale_sum_to_its_step(spread: float, exposed: float, size: int) -> None:
+    step = msgspec.structs.replace(
+        STEP,
+        compute_spread_ns=spread,
+        exposed_ns=exposed,
+        collectives=(Collective(name="all_reduce", count=3, size_bytes=size),),
+    )
+    rows, _, _ = at_scale(step, SCALES, Topology())
+    assert [r.ranks_count for r in rows] == list(SCALES)
+    for row in rows:
+        parts = (row.compute_ns, row.idle_ns, row.copy_ns, row.waiting_ns, row.transfer_ns)
+        assert sum(parts) == row.step_ns
+    waits = [r.waiting_ns for r in rows]
+    assert waits == sorted(waits)
+
+
+def test_the_knee_is_named_with_its_cause() -> None:
+    slow = Topology(network_link_bytes_per_s=5e9)
+    rows, knee, cause = at_scale(STEP, SCALES, slow)
+    assert knee == 16
+    assert cause == "exposed transfer"
+    assert rows[1].efficiency_ratio < 0.8 <= rows[0].efficiency_ratio
+    noisy = msgspec.structs.replace(STEP, compute_spread_ns=20e6, collectives=())
+    _, knee, cause = at_scale(noisy, SCALES, Topology())
+    assert knee is not None
+    assert cause == "waiting for the slowest rank"
+    quiet = msgspec.structs.replace(STEP, compute_spread_ns=0.0, collectives=())
+    assert at_scale(quiet, SCALES, Topology())[1:] == (None, None)
+
+
+def test_ranks_that_do_not_fill_nodes_are_refused() -> None:
+    with pytest.raises(UsageError, match="multiple of 8"):
+        at_scale(STEP, (12,), Topology())
+
+
+def test_a_run_is_carried_to_more_ranks_without_a_device() -> None:
+    found = project(
+        run="r",
+        operations=WORK,
+        causes_ns={"compute.ideal": 100, "idle.call": 10},
+        windows_count=1,
+        recorded=None,
+        target=None,
+        recorded_reach=None,
+        target_reach=None,
+        step=STEP,
+        scales_count=(8, 64),
+    )
+    assert found.classes == ()
+    assert found.target_device is None
+    assert found.projected_ns == found.recorded_ns == 110
+    assert len(found.scales) == 2
+
+
+PAIRS = [
+    (f"{a}-{model}-inference", there, f"{b}-{model}-inference")
+    for model in ("qwen1.5-0.5b", "bert-small")
+    for a, there, b in (("h100", "mi300x", "mi300x"), ("mi300x", "h100-sxm", "h100"))
+]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["estimate", "project", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(("recorded", "device", "there"), PAIRS)
+def test_real_pairs_within_25_percent_and_half_the_rooflines_error(
+    traces_dir: Path, recorded: str, device: str, there: str
+) -> None:
+    files = [str(traces_dir / "tracelens" / f"{name}.json.gz") for name in (recorded, there)]
+    document = json.loads(run(files[0], "--device", device, "--check", files[1], "--json"))
+    assert abs(document["error_ratio"]) <= 0.25
+    assert abs(document["error_ratio"]) <= abs(document["roofline_error_ratio"]) / 2
+    assert any(c["checked_ns"] for c in document["classes"])
+    page = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "estimates" / "project.md"
+    text = page.read_text(encoding="utf-8")
+    assert [field for field in document if f"`{field}`" not in text] == []
+    shown = run(files[0], "--device", device, "--check", files[1])
+    assert f"{document['error_ratio']:+.1%}" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing to project onto"),
+        (("--device", "h100-smx"), "did you mean h100-sxm"),
+        (("--device", "h100-sxm", "--topology", "x.json"), "--topology needs --ranks"),
+        (("--ranks", "8", "--check", "x"), "--check needs --device"),
+        (("--ranks", "200000"), "expected at most 100000"),
+        (("--ranks", "-8"), "more than zero"),
+    ],
+)
+def test_bad_input_is_one_line(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ChopperError) as caught:
+        run("absent.json", *options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
