@@ -75,7 +75,7 @@ def test_same_as_level_by_level(given_spans: Spans, tolerance: int, data: st.Dat
 @pytest.mark.parametrize("narrow", [True, False])
 def test_codes_are_looked_up_as_by_index(dtype: type, narrow: bool) -> None:
     codes = np.array([0, 2, -1, 1, 1], dtype=np.int32 if narrow else np.int64)
-    values = np.array([3, 0, 1, 0], dtype=dtype)
+    values: np.ndarray = np.array([3, 0, 1, 0], dtype=dtype)
     ours, theirs = (m.look_up(codes, values) for m in (_walks, _levels))
     assert ours.dtype == theirs.dtype
     assert ours.tolist() == theirs.tolist() == [dtype(v) for v in (3, 1, 0, 0, 0)]
