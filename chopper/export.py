@@ -2,7 +2,8 @@
 
 The timeline is Chrome's trace format, which Perfetto opens: host threads and device streams of all
 ranks on one axis, and three tracks per rank that the attribution adds: its step windows, what held
-the device up in each gap, and on each device event its cause, phase, operator and layer.
+the device up in each gap, and on each device event its cause, phase, operator and layer. Readings of
+clock, power and temperature are counter tracks.
 """
 
 from __future__ import annotations
@@ -147,6 +148,37 @@ def _events(attribution: Attribution, zero: int) -> Iterator[dict[str, Any]]:
         yield from _own_tracks(attribution, rank, zero)
         yield from _host(attribution, rank, zero)
         yield from _device(attribution, rank, zero)
+        yield from _counters(attribution, rank, zero)
+
+
+_READ = (
+    ("device_clock", "sm_clock_hz", "SM clock [MHz]", 1e-6),
+    ("device_clock", "power_w", "board power [W]", 1.0),
+    ("device_counter", "temperature_c", "temperature [°C]", 1.0),
+)
+"""Readings of the rank's device that become counter tracks."""
+
+
+def _counters(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+    """Clock, power and temperature of the rank's device in its windows, one track each."""
+    import pyarrow.compute as pc
+
+    from chopper.telemetry import of_rank
+
+    windows = attribution.windows.filter(pc.equal(attribution.windows["rank"], rank))
+    low, high = pc.min(windows["start_ns"]).as_py(), pc.max(windows["end_ns"]).as_py()
+    for table, column, name, factor in _READ if low is not None else ():
+        samples = of_rank(attribution.run, rank, table)
+        times, values = samples["time_ns"].to_pylist(), samples[column].to_pylist()
+        for time_ns, value in zip(times, values, strict=True):
+            if value is not None and low <= time_ns <= high:
+                yield {
+                    "ph": "C",
+                    "name": name,
+                    "pid": rank,
+                    "ts": (time_ns - zero) / 1e3,
+                    "args": {"value": value * factor},
+                }
 
 
 def _name(rank: int, track: int, kind: str, name: str) -> dict[str, Any]:

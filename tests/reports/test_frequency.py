@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from chopper import reports
 from chopper.attribution import Attribution
+from chopper.export import export
 from chopper.reports import frequency, series, timeline
 from chopper.reports.series import Series, thin, with_gaps
 from chopper.reports.story import Views, tell
@@ -155,6 +158,20 @@ def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attribution)
     before, after = arrays["v0"][time < third - 5 * MS], arrays["v0"][time > third + 5 * MS]
     assert before.min() == pytest.approx(HIGH, rel=1e-6)
     assert after.max() == pytest.approx(LOW, rel=1e-6)
+
+
+def test_the_exported_timeline_has_tracks_of_clock_and_power(
+    attribution: Attribution,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (path,) = export(attribution, "perfetto", tmp_path / "out")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    clock = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"] == "SM clock [MHz]"]
+    assert {round(v) for v in clock} == {1410, 1005}
+    power = {e["args"]["value"] for e in events if e["name"] == "board power [W]"}
+    assert power == {390.0}
+    last = max(e["ts"] + e.get("dur", 0) for e in events if e["ph"] == "X")
+    assert all(0 <= e["ts"] <= last for e in events if e["ph"] == "C")
 
 
 def a_series(time_ms: list[int], panel: str = "SM clock") -> Series:
