@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import row_set
+from chopper.analyzers.columns import compact, row_set
 from chopper.analyzers.replay.program import (
     ISSUE,
     OP_END,
@@ -25,7 +25,7 @@ from chopper.analyzers.replay.program import (
     program,
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
-from chopper.analyzers.replay.streams import Waits, previous_on_stream, waits
+from chopper.analyzers.replay.streams import Waits, place_of, previous_on_stream, waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -334,24 +334,20 @@ def _waiting_host(
     if not len(whole):
         return
     # The last event that each stream had been given before the call.
-    previous = previous_on_stream(joined.links)
-    follows = np.full(len(events), -1, dtype=np.int64)
-    follows[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
+    asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
     launch = joined.links.launch_ns
-    next_launch = np.where(follows >= 0, launch[follows], np.iinfo(np.int64).max)
-    begin = np.maximum(told.time_ns[whole - 1], 0)
-    returned = told.time_ns[whole]
-    order = np.argsort(launch, kind="stable")
-    for one, asked, back in zip(whole, begin, returned, strict=True):
-        before = order[: np.searchsorted(launch[order], asked, side="right")]
-        last = before[(next_launch[before] > asked) & (events.end_ns[before] <= back)]
-        last = last[last != told.waits_for[one]]
+    stream = compact(place_of(joined.links))[1]
+    by_stream = np.lexsort((launch, stream))
+    for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
+        at = np.searchsorted(launch[rows], asked, side="right") - 1
+        last = rows[np.maximum(at, 0)]
+        fits = (at >= 0) & (events.end_ns[last] <= returned) & (last != told.waits_for[whole])
         edges.add(
-            SYNCHRONIZE,
-            end[last],
-            np.full(len(last), moment[one]),
-            np.minimum(back - events.end_ns[last], told.work_ns[one]),
-            event_base + last,
+            kind,
+            end[last[fits]],
+            moment[whole[fits]],
+            np.minimum(returned - events.end_ns[last], told.work_ns[whole])[fits],
+            event_base + last[fits],
         )
 
 

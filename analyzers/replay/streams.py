@@ -80,7 +80,7 @@ def waits(links: Links, communication: Communication) -> Waits:
 
 def previous_on_stream(links: Links) -> np.ndarray:
     """The event before each one on its stream, -1 for none."""
-    place = _place(links)
+    place = place_of(links)
     order = np.argsort(place, kind="stable")
     previous = np.full(len(place), -1, dtype=np.int64)
     together = place[order[1:]] == place[order[:-1]]
@@ -88,7 +88,8 @@ def previous_on_stream(links: Links) -> np.ndarray:
     return previous
 
 
-def _place(links: Links) -> np.ndarray:
+def place_of(links: Links) -> np.ndarray:
+    """A number for the device and stream of each event."""
     return links.events.device_id * (1 << 40) + links.events.stream_id
 
 
@@ -98,7 +99,7 @@ def _seen(
     """Events that begin right after another stream's, and for no other reason."""
     events = links.events
     start, end = events.start_ns, events.end_ns
-    place = _place(links)
+    place = place_of(links)
     order = np.argsort(end, kind="stable")
     last = np.searchsorted(end[order], start, side="right") - 1
     source = np.where(last >= 0, order[np.maximum(last, 0)], 0)
@@ -141,7 +142,7 @@ def _told(
     target, when = target[alone], asked[of_launch[at[hit][alone]]]
     gathers, copies = _sharding(links, communication)
     updates = links.phase == PHASES.index("optimizer")
-    place = _place(links)
+    place = place_of(links)
     distinct, stream = compact(place)
     communicates = links.work_class == COMMUNICATION
     sources, targets = [nothing], [nothing]
@@ -190,4 +191,4 @@ def _sharding(links: Links, communication: Communication) -> tuple[np.ndarray, n
     return gathers & of_sharding, of_sharding & (links.work_class != COMMUNICATION)
 
 
-__all__ = ["Waits", "previous_on_stream", "waits"]
+__all__ = ["Waits", "place_of", "previous_on_stream", "waits"]

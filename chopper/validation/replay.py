@@ -195,9 +195,10 @@ def real_cases(
 def _real_case(name: str, real: _Real, pairs_count: int, seed: int) -> Prediction:
     from chopper import api
     from chopper.run import finalize
-    from chopper.validation.injections import network, ranks
+    from chopper.validation.injections import ranks
     from chopper.validation.injections import plan as planned
     from chopper.validation.real import read_truths
+    from chopper.workloads import link
 
     def case(found: tuple[float, float, float], refused: str | None) -> Prediction:
         observed, predicted, truth = found
@@ -214,7 +215,7 @@ def _real_case(name: str, real: _Real, pairs_count: int, seed: int) -> Predictio
             refused=refused,
         )
 
-    if real.linked and (missing := network.unavailable()):
+    if real.linked and (missing := link.unavailable()):
         return case((0.0, 0.0, 0.0), missing)
     plan = planned.Plan(injection=name, amounts=real.amounts, pairs_count=pairs_count, seed=seed)
     with (
