@@ -324,7 +324,7 @@ class _Recorded:
     def of_events(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event: its own, or its operator's; -1 for none."""
         own = self._entries(self._of_device, rows)
-        return np.where(own >= 0, own, self.of_operators(links, rows))
+        return np.asarray(np.where(own >= 0, own, self.of_operators(links, rows)))
 
     def of_operators(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event's operator; -1 for none."""
@@ -337,7 +337,7 @@ class _Recorded:
         entries = entries[np.argsort(self._row[entries], kind="stable")]
         keys = self._row[entries]
         at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1)
+        return np.asarray(np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1))
 
 
 @dataclass(frozen=True, slots=True)

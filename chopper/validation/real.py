@@ -231,9 +231,9 @@ def _record_and_score(
             named = named_stragglers(attribution) if injection.straggler is not None else {}
             cases = score(plan, injection, per_step(attribution), truths, levels)
             for level, case in enumerate(cases):
-                steps = [step for at, step, _ in plan.pairs() if at == level]
-                case = _named_right(case, injection.straggler, [named.get(s) for s in steps])
-                done(_excused(case, others.cores))
+                late = [named.get(step) for at, step, _ in plan.pairs() if at == level]
+                named_right = _named_right(case, injection.straggler, late)
+                done(_excused(named_right, others.cores))
 
 
 def _remove_orphans() -> None:
