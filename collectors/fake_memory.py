@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,20 @@ def capture(
         "precision": precision,
         "optimizer": optimizer,
     }
+    return in_child("chopper.collectors.fake_memory", request)
+
+
+def in_child(program: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Run a module of ours with a request, and read the one line that it answers with.
+
+    Raises:
+        CaptureError: torch is missing, or the user's code failed; the message is its last line.
+    """
+    module = request["module"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "chopper.collectors.fake_memory", json.dumps(request)],
+            [sys.executable, "-m", program, json.dumps(request)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -130,11 +141,15 @@ def capture(
 _MARK = "chopper-fake-memory "
 
 
-def _call(factory: Any, request: dict[str, Any]) -> tuple[Any, Any, Any]:
+def build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """In the child: the user's module, its inputs, and its loss function or None."""
     import inspect
 
     import torch
 
+    place, _, name = request["module"].partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    factory = getattr(importlib.import_module(place), name)
     takes = inspect.signature(factory).parameters
     made = factory(**{k: request[k] for k in ("batch", "sequence") if k in takes})
     parts = made if isinstance(made, tuple) else (made,)
@@ -167,7 +182,8 @@ def _units(module: Any) -> list[tuple[Any, str]]:
     return found
 
 
-def _loss(output: Any, function: Any) -> Any:
+def loss_of(output: Any, function: Any) -> Any:
+    """A scalar to go backward from: the user's, the output's own, cross-entropy, or the sum."""
     import torch
 
     if function is not None:
@@ -205,14 +221,11 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
             "fake", rank=0, world_size=request["ranks"], store=FakeStore()
         )
         mesh = init_device_mesh("cpu", (request["ranks"],))
-    place, _, name = request["module"].partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    factory = getattr(importlib.import_module(place), name)
     precision = request["precision"]
     peaks: list[dict[str, int]] = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(torch.bfloat16 if precision == "bf16" else torch.float32)
-        module, inputs, loss_function = _call(factory, request)
+        module, inputs, loss_function = build(request)
         torch.set_default_dtype(torch.float32)
         count = sum(p.numel() for p in module.parameters())
         units = _units(module)
@@ -247,7 +260,7 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
             with tracker:
                 for _ in range(_STEPS - 1):
                     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-                        loss = _loss(module(*inputs), loss_function)
+                        loss = loss_of(module(*inputs), loss_function)
                     loss.backward()
                     del loss
                     optimizer.step()
@@ -270,12 +283,12 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The child: one request in, one line out."""
     request = json.loads(sys.argv[1])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = _track(request)
+            found = function(request)
     except ModuleNotFoundError as exc:
         missing = exc.name or str(exc)
         remedy = "; install it: pip install 'chopper-profiler[torch]'" if missing == "torch" else ""
@@ -289,4 +302,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer(_track)

@@ -10,7 +10,7 @@ and so per class. Idle time is the host's and stays.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -43,7 +43,8 @@ class OfClass(msgspec.Struct, kw_only=True, frozen=True):
 
     operator_class: str
     calls_count: int
-    recorded_ns: int
+    recorded_ns: int | None
+    """Null for a captured module, which never ran."""
     projected_ns: int
     roofline_ns: int
     """On the target at its datasheet peak, without calibration."""
@@ -80,11 +81,11 @@ class Projection(Estimate, kw_only=True, frozen=True):
     target_reach: Reach | None
     classes: tuple[OfClass, ...]
     unmodelled_ratio: float
-    """Of the operators' time, what has no FLOP or bytes; it is scaled as the rest."""
+    """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the rest."""
     idle_ns: int
     copy_ns: int
     communication_ns: int
-    recorded_ns: int
+    recorded_ns: int | None
     projected_ns: int
     roofline_ns: int
     """Uncalibrated: all operators at the target's datasheet peak, and nothing else."""
@@ -260,7 +261,7 @@ def operators(
         )
     everything = sum(mean * calls for _, calls, mean, *_ in ops)
     return (
-        tuple(sorted(classes, key=lambda c: -c.recorded_ns)),
+        tuple(sorted(classes, key=lambda c: -(c.recorded_ns or 0))),
         1 - known[0] / everything if everything else 0.0,
     )
 
@@ -469,7 +470,7 @@ def project(
         return sum(t for c, t in of.items() if c.split(".")[0] == prefix)
 
     busy = under(causes_ns, "compute")
-    listed = sum(c.recorded_ns for c in classes)
+    listed = sum(c.recorded_ns or 0 for c in classes)
     scale = sum(c.projected_ns for c in classes) / listed if listed else 1.0
     rest = {name: under(causes_ns, name) for name in ("idle", "copy", "communication")}
     n = windows_count
@@ -482,7 +483,9 @@ def project(
         theirs, _ = operators(
             other, target, target, recorded_reach=target_reach, target_reach=target_reach
         )
-        per_class = {c.operator_class: c.recorded_ns // checked_windows_count for c in theirs}
+        per_class = {
+            c.operator_class: (c.recorded_ns or 0) // checked_windows_count for c in theirs
+        }
         classes = tuple(
             msgspec.structs.replace(c, checked_ns=per_class.get(c.operator_class)) for c in classes
         )
@@ -493,7 +496,7 @@ def project(
         msgspec.structs.replace(
             c,
             calls_count=c.calls_count // n or c.calls_count,
-            recorded_ns=c.recorded_ns // n,
+            recorded_ns=(c.recorded_ns or 0) // n,
             projected_ns=c.projected_ns // n,
             roofline_ns=c.roofline_ns // n,
         )
@@ -530,4 +533,99 @@ def project(
         scales=scales,
         knee_ranks_count=knee,
         knee_cause=cause,
+    )
+
+
+LAUNCH_S = 4.5e-6
+"""Of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
+CAPTURED_ASSUMPTIONS = (
+    "not calibrated: the module never ran. Each operator takes max(FLOP ÷ F, bytes ÷ B) + a launch, "
+    "with what well-shaped work reaches of both peaks",
+    "operators as a CPU has them under fake tensors: a GPU fuses norms, and a compiler more",
+    "the host keeps up, one operator after the other, on one rank",
+    ASSUMPTIONS[-1],
+)
+
+
+def project_captured(
+    *,
+    module: str,
+    operators: list[dict[str, Any]],
+    element_bytes: int,
+    target: DevicePeaks,
+    target_reach: Reach,
+    target_clock_hz: float | None = None,
+    launch_s: float = LAUNCH_S,
+) -> Projection:
+    """One training step of a captured module on a device: roofline and launch, by class.
+
+    Args:
+        module: its name.
+        operators: as :func:`chopper.collectors.fake_ops.capture_operators` has them.
+        element_bytes: of a parameter, for lists of tensors whose types are not told.
+        target: the device.
+        target_reach: what work reaches on it.
+        target_clock_hz: at which it runs; None for its reference clock.
+        launch_s: of one kernel.
+
+    Raises:
+        InputError: no operator has a model.
+    """
+    from chopper.analyzers.work import estimate
+
+    totals: dict[str, list[float]] = {}
+    calls = unmodelled = 0
+    for op in operators:
+        work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
+        size = None if work is None else work.bytes_count
+        if work is not None and size is None and work.unsized_element_count:
+            size = work.unsized_element_count * element_bytes
+        flop = None if work is None else work.flop_count
+        dtype = None if work is None else work.dtype
+        kind = operator_class(op["op"], work.family if work else None)
+        used = None if kind == "attention" and flop else size
+        bound = _bound_ns(flop, used, _rates(target, dtype, target_reach, target_clock_hz))
+        roof = _bound_ns(flop, size, _rates(target, dtype, _WHOLE))
+        n = op["call_count"]
+        calls += n
+        unmodelled += n * (bound is None)
+        total = totals.setdefault(kind, [0.0] * 3)
+        total[0] += n
+        total[1] += n * ((bound or 0.0) + launch_s * 1e9)
+        total[2] += n * (roof or 0.0)
+    if not calls or unmodelled == calls:
+        raise InputError(f"--module {module}: none of its operators has FLOP or bytes")
+    classes = tuple(
+        OfClass(
+            operator_class=kind,
+            calls_count=int(n),
+            recorded_ns=None,
+            projected_ns=round(projected),
+            roofline_ns=round(roof),
+            of_roofline_ratio=None,
+        )
+        for kind, (n, projected, roof) in sorted(totals.items(), key=lambda item: -item[1][1])
+    )
+    return Projection(
+        assumptions=CAPTURED_ASSUMPTIONS,
+        run=module,
+        recorded_device=None,
+        target_device=target.label,
+        recorded_reach=None,
+        target_reach=target_reach,
+        classes=classes,
+        unmodelled_ratio=unmodelled / calls,
+        idle_ns=0,
+        copy_ns=0,
+        communication_ns=0,
+        recorded_ns=None,
+        projected_ns=sum(c.projected_ns for c in classes),
+        roofline_ns=sum(c.roofline_ns for c in classes),
+        checked_run=None,
+        checked_ns=None,
+        error_ratio=None,
+        roofline_error_ratio=None,
+        scales=(),
+        knee_ranks_count=None,
+        knee_cause=None,
     )

@@ -68,8 +68,14 @@ def page(found: Projection) -> Page:
             f"target {found.target_device}: {fmt.ratio(found.target_reach.products)} and "
             f"{fmt.ratio(found.target_reach.memory)} ({found.target_reach.source})",
         ]
+    elif found.target_reach:
+        facts.append(
+            f"products reach {fmt.ratio(found.target_reach.products)}, memory "
+            f"{fmt.ratio(found.target_reach.memory)} of the peak ({found.target_reach.source})"
+        )
     if found.unmodelled_ratio:
-        facts.append(f"{fmt.ratio(found.unmodelled_ratio)} of operators' time has no model")
+        of = "time" if found.recorded_ns is not None else "calls"
+        facts.append(f"{fmt.ratio(found.unmodelled_ratio)} of operators' {of} has no model")
     if checked:
         facts.append(
             f"against {found.checked_run}: {found.error_ratio:+.1%}; the uncalibrated roofline "
@@ -114,22 +120,25 @@ def page(found: Projection) -> Page:
 
 def _bars(found: Projection) -> Plot:
     idle = {"idle": found.idle_ns / 1e6}
-    parts = {
-        f"recorded, {found.recorded_device}": {
-            c.operator_class: c.recorded_ns / 1e6 for c in found.classes
-        }
-        | idle,
-        f"projected, {found.target_device}": {
-            c.operator_class: c.projected_ns / 1e6 for c in found.classes
-        }
-        | idle,
-    }
+    parts = {}
+    if found.recorded_ns is not None:
+        parts[f"recorded, {found.recorded_device}"] = {
+            c.operator_class: (c.recorded_ns or 0) / 1e6 for c in found.classes
+        } | idle
+    parts[f"projected, {found.target_device}"] = {
+        c.operator_class: c.projected_ns / 1e6 for c in found.classes
+    } | idle
     return Plot(
         name="project", title="By class", figure=stacked_figure(parts, x="ms per step or trace")
     )
 
 
 def _verdict(found: Projection) -> str:
+    if found.recorded_ns is None:
+        return (
+            f"A training step of {found.run}: {fmt.duration(found.projected_ns)} on "
+            f"{found.target_device}, not calibrated."
+        )
     if found.target_device is not None:
         return (
             f"{fmt.duration(found.recorded_ns)} on {found.recorded_device} become "

@@ -222,6 +222,8 @@ def test_real_pairs_within_25_percent_and_half_the_rooflines_error(
         (("--ranks", "8", "--check", "x"), "--check needs --device"),
         (("--ranks", "200000"), "expected at most 100000"),
         (("--ranks", "-8"), "more than zero"),
+        (("--module", "m:f"), "RUN and --module contradict"),
+        (("--batch", "2", "--device", "h100-sxm"), "--batch needs --module"),
     ],
 )
 def test_bad_input_is_one_line(options: tuple[str, ...], message: str) -> None:
@@ -229,3 +231,68 @@ def test_bad_input_is_one_line(options: tuple[str, ...], message: str) -> None:
         run("absent.json", *options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MODULE = """
+from chopper.workloads.llama import Llama, LlamaConfig
+
+def make():
+    return Llama(LlamaConfig(
+        dim=512, layer_count=2, head_count=8, kv_head_count=8, ffn_dim=1024, vocabulary=64))
+"""
+
+
+@pytest.mark.slow
+def test_a_captured_module_has_the_flop_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from chopper.analyzers.estimates.project import project_captured
+    from chopper.analyzers.work import estimate
+    from chopper.collectors.fake_ops import capture_operators
+
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    found = capture_operators("mine:make", batch=2, sequence=256)
+    products = 0
+    for op in found["operators"]:
+        work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
+        if work is not None and work.family == "gemm" and work.flop_count:
+            products += op["call_count"] * work.flop_count
+    # Of the weights of products: 2 FLOP per token forward, 4 backward.
+    weights = 2 * (4 * 512 * 512 + 3 * 512 * 1024) + 64 * 512
+    assert products == 6 * weights * 2 * 256
+    fast, slow = (
+        project_captured(
+            module="mine:make",
+            operators=found["operators"],
+            element_bytes=found["element_bytes"],
+            target=device,
+            target_reach=WHOLE,
+        )
+        for device in (H100, named("l4"))
+    )
+    assert fast.recorded_ns is None
+    assert fast.roofline_ns < slow.roofline_ns
+    assert sum(c.projected_ns for c in fast.classes) == fast.projected_ns
+    launches = sum(c.calls_count for c in fast.classes)
+    assert fast.projected_ns == pytest.approx(fast.roofline_ns + launches * 4500, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing to project given"),
+        (("--module", "m:f"), "needs a device"),
+        (
+            ("--module", "m:f", "--ranks", "8", "--device", "h100-sxm"),
+            "--ranks contradicts --module",
+        ),
+        (("--module", "m", "--device", "h100-sxm"), "package.module:factory"),
+        (("--module", "m:f", "--device", "h100-sxm", "--precision", "int8"), "expected bf16"),
+    ],
+)
+def test_bad_input_without_a_run_is_one_line(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ChopperError) as caught:
+        run(*options)
+    assert message in str(caught.value)

@@ -8,17 +8,27 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._complete import paths
-from chopper.cli._estimate.common import COUNT, NUMBER, check, show, shown
+from chopper.cli._estimate.common import COUNT, NUMBER, check, given, show, shown
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.project import Step
+    from chopper.analyzers.estimates.project import Projection, Step
     from chopper.attribution import Attribution
     from chopper.devices import DevicePeaks
 
 
 @click.command("project", short_help="A recorded run on another device, or on more ranks.")
-@click.argument("run", shell_complete=paths)
+@click.argument("run", required=False, shell_complete=paths)
+@click.option(
+    "--module",
+    metavar="PACKAGE.MODULE:FACTORY",
+    help="Your own module instead of a run, captured under fake tensors: needs torch.",
+)
+@click.option("--batch", type=COUNT, default="1", show_default=True, help="Of the module.")
+@click.option("--sequence", type=COUNT, default="2048", show_default=True, help="Of the module.")
+@click.option(
+    "--precision", default="bf16", show_default=True, help="Of the module: bf16, fp32, autocast."
+)
 @click.option("--device", metavar="NAME", help="Target, of the table.  [default: the recorded one]")
 @click.option("--clock", type=NUMBER, metavar="MHZ", help="At which the target's units run.")
 @click.option(
@@ -45,7 +55,11 @@ if TYPE_CHECKING:
 )
 @shown
 def command(
-    run: str,
+    run: str | None,
+    module: str | None,
+    batch: int,
+    sequence: int,
+    precision: str,
     device: str | None,
     clock: float | None,
     from_device: str | None,
@@ -66,6 +80,7 @@ def command(
     Examples:
       chopper estimate project h100.json.gz --device mi300x --check mi300x.json.gz
       chopper estimate project runs/mine --device b200
+      chopper estimate project --module mypackage.model:make --sequence 8192 --device mi300x
       chopper estimate project runs/mine --ranks 8 --ranks 1024 --ranks 100000
     """
     from chopper import reach
@@ -77,6 +92,23 @@ def command(
     from chopper.views import view
 
     check(output, force=force)
+    if run is not None and module is not None:
+        raise UsageError("RUN and --module contradict each other; give one of them")
+    if module is not None:
+        for option in ("from_device", "against", "ranks", "topology"):
+            if given(option):
+                name = {"against": "check"}.get(option, option.replace("_", "-"))
+                raise UsageError(f"--{name} contradicts --module, which never ran; give a RUN")
+        if device is None:
+            raise UsageError("--module needs a device to be projected onto; give --device")
+        captured = _captured(module, batch, sequence, precision, named(device), clock)
+        show(captured, page, as_json=as_json, output=output)
+        return
+    if run is None:
+        raise UsageError("nothing to project given; give one of RUN and --module")
+    for option in ("batch", "sequence", "precision"):
+        if given(option):
+            raise UsageError(f"--{option} needs --module; a run has its own")
     if device is None and not ranks:
         raise UsageError("nothing to project onto; give --device, --ranks, or both")
     if topology is not None and not ranks:
@@ -124,6 +156,31 @@ def command(
         topology=network,
     )
     show(found, page, as_json=as_json, output=output)
+
+
+def _captured(
+    module: str,
+    batch: int,
+    sequence: int,
+    precision: str,
+    target: DevicePeaks,
+    clock_mhz: float | None,
+) -> Projection:
+    from chopper import reach
+    from chopper.analyzers.estimates.project import project_captured
+    from chopper.cli._progress import progress
+    from chopper.collectors.fake_ops import capture_operators
+
+    with progress("capturing the module"):
+        found = capture_operators(module, batch=batch, sequence=sequence, precision=precision)
+    return project_captured(
+        module=module,
+        operators=found["operators"],
+        element_bytes=found["element_bytes"],
+        target=target,
+        target_reach=reach.of(target),
+        target_clock_hz=clock_mhz * 1e6 if clock_mhz else None,
+    )
 
 
 def _attributed(source: str) -> Attribution:

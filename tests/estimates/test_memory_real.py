@@ -1,0 +1,61 @@
+"""The estimate against what a real run on this machine allocated."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chopper
+from chopper.analyzers.estimates.memory import Training, memory
+from chopper.architectures import Architecture
+from chopper.views import view
+
+DEBUG = Architecture(
+    name="debug",
+    layers_count=4,
+    width=256,
+    heads_count=8,
+    kv_heads_count=2,
+    head_width=32,
+    ffn_width=768,
+    vocabulary_count=2048,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sequence", [256, 512])
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_fsdp2_on_two_ranks_within_5_percent(
+    tmp_path: Path, sequence: int, checkpoint: str
+) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "chopper", "run", "fsdp2", "--ranks", "2", "--steps", "3"]
+    options = ["--allocations", "yes", "--sequence", str(sequence), "--checkpoint", checkpoint]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "run"), "--", "--device", "cpu", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = view(chopper.attribute(chopper.load(tmp_path / "run")), "memory").to_pylist()
+    peaks = [row["peak_allocated_bytes"] for row in rows if row["phase"] == "all"]
+    assert len(peaks) == 2
+    expected = memory(
+        Training(
+            architecture=DEBUG,
+            batch_count=4,
+            sequence_count=sequence,
+            strategy="fsdp2",
+            ranks_count=2,
+            checkpoint=checkpoint,  # type: ignore[arg-type]
+            precision="fp32",
+            kernels="cpu",
+            keeps_logits=True,
+        )
+    )
+    # Ranks differ by what they hold besides the model; the estimate knows of one kind of rank.
+    assert expected.allocated_bytes == pytest.approx(sum(peaks) / 2, rel=0.05), peaks
