@@ -159,6 +159,8 @@ _CHECKS = (
     ),
     Check("trace.not_recorded", "What the format does not tell", "Another profiler's recording: what "
           "its format leaves out is null."),
+    Check("trace.joined_recording", "Another profiler's recording joined", "Of the same run, by its "
+          "kernels."),
     Check("trace.boot_clock", "Times of the host's own clock", "They count from its start: no log of "
           "another tool can be joined."),
     Check("trace.damaged_table", "Damaged table", "Rows before the damage are used."),

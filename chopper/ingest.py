@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper import _logs, _snapshots, manifest
+from chopper import _beside, _logs, _snapshots, manifest
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError
 from chopper.manifest import Finding, RankManifest, RunManifest
@@ -462,6 +462,7 @@ def _collect(
             fresh.append((files, read))
     if refused is not None and not traces:
         raise refused
+    traces = _beside.joined(traces)
     findings += _check_one_run(traces)
     numbered = _number_ranks(traces)
     return numbered, findings + _check_ranks(numbered), fresh

@@ -21,6 +21,7 @@ from chopper.errors import InputError
 from chopper.run import Run
 from chopper.tables import TABLES
 from tests import recordings
+from tests.kineto_writer import Trace
 from tests.recordings import KERNEL, PID, START_NS, TID, Span, small
 
 Writer = Callable[[Path], list[Path]]
@@ -433,3 +434,67 @@ def test_tables_of_readers_are_declared(tmp_path: Path) -> None:
             for trace in read_database(files):
                 for name, table in trace.tables.items():
                     TABLES[name].validate(table)
+
+
+# ---------------------------------------------------------------- beside a trace of torch's
+
+
+def kineto(path: Path, recording: recordings.Recording) -> Path:
+    """The same kernels as torch's profiler would have seen them."""
+    made = Trace()
+    for w in recording.work:
+        if w.copied is None:
+            made.launch(
+                w.name, w.start - 30_000, 10_000, kernel_at=w.start, kernel_for=w.end - w.start
+            )
+    path.write_bytes(made.encode())
+    return path
+
+
+def many() -> recordings.Recording:
+    """Fifty kernels of three names at uneven times."""
+    made = recordings.Recording()
+    chance = random.Random(5)
+    at = 1_000_000
+    for i in range(50):
+        at += chance.randrange(20_000, 400_000)
+        made.calls.append(Span("LaunchKernel", at - 30_000, at - 20_000, i + 1))
+        made.work.append(recordings.Work(f"kernel_{i % 3}", at, at + 10_000, i + 1))
+    return made
+
+
+def test_a_recording_of_the_same_run_is_joined_by_its_kernels(tmp_path: Path) -> None:
+    trace = kineto(tmp_path / "trace.json", many())
+    other = recordings.write_rpd(tmp_path / "t.rpd", many())
+    run = chopper.load([trace, other])
+    assert run.ranks == [0]
+    # Its clock counts from the start of the host, and is now the trace's.
+    first = run.table(0, "device_event")["start_ns"][0].as_py()
+    clocks = run.table(0, "device_clock")["time_ns"].to_pylist()
+    assert clocks[0] == 1_000_000 + first - many().work[0].start
+    said = next(f for f in run.part(0).findings if f.code == "trace.joined_recording")
+    assert "100% of the trace's kernels" in said.message
+    closed(chopper.attribute(run))
+    alone = chopper.load(trace)
+    assert run.table(0, "device_event").equals(alone.table(0, "device_event"))
+
+
+def test_a_window_finds_its_place_in_a_recording_of_the_whole_run(tmp_path: Path) -> None:
+    whole, window = many(), many()
+    window.work = window.work[20:40]
+    trace = kineto(tmp_path / "trace.json", window)
+    other = recordings.write_rocprof_json(tmp_path / "results.json", whole)
+    target = tmp_path / "run"
+    done = CliRunner().invoke(cli, ["import", str(trace), str(other), "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    run = chopper.load(target)
+    assert run.table(0, "device_event").num_rows == 20
+    assert run.table(0, "kernel_counter").num_rows == 50
+    assert "trace.joined_recording" in {f.code for f in run.part(0).findings}
+
+
+def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
+    trace = kineto(tmp_path / "trace.json", many())
+    other = recordings.write_rpd(tmp_path / "t.rpd", small())
+    with pytest.raises(InputError, match="it is of another run; import them apart"):
+        chopper.load([trace, other])
