@@ -85,6 +85,9 @@ class Projection(Estimate, kw_only=True, frozen=True):
     idle_ns: int
     copy_ns: int
     communication_ns: int
+    projected_copy_ns: int
+    projected_communication_ns: int
+    """Exposed transfer goes with the links' rates, copies between host and device with PCIe."""
     recorded_ns: int | None
     projected_ns: int
     roofline_ns: int
@@ -104,6 +107,8 @@ ASSUMPTIONS = (
     "what an operator lost to its shape and library on the recorded device, it loses on the target",
     "a kernel's fixed time is the same on both devices, at most 10 µs",
     "the host is as fast, and idle time stays as recorded; a faster device may uncover more of it",
+    "exposed transfer goes with the devices' links, copies between host and device with their PCIe "
+    "generation; a network between nodes stays",
     "clocks are those at which the datasheets' rates hold",
     "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
 )
@@ -412,7 +417,9 @@ def step_of(
         )
     spread = float(np.std(observed_steps)) if len(observed_steps) > 1 else 0.0
     exposed = per * sum(
-        t for c, t in causes_ns.items() if c.startswith("communication") and "straggler" not in c
+        t
+        for c, t in causes_ns.items()
+        if c.startswith("communication.") and c != "communication.wait"
     )
     return Step(
         ranks_count=ranks_count,
@@ -473,9 +480,10 @@ def project(
     listed = sum(c.recorded_ns or 0 for c in classes)
     scale = sum(c.projected_ns for c in classes) / listed if listed else 1.0
     rest = {name: under(causes_ns, name) for name in ("idle", "copy", "communication")}
+    there = _carried(causes_ns, recorded, target)
     n = windows_count
     recorded_ns = sum(causes_ns.values()) // n
-    projected_ns = round((busy * scale + sum(rest.values())) / n)
+    projected_ns = round((busy * scale + rest["idle"] + sum(there.values())) / n)
     roofline_ns = round(sum(c.roofline_ns for c in classes) / n)
     checked_ns = error = roofline_error = None
     if checked is not None and target and target_reach:
@@ -523,6 +531,8 @@ def project(
         idle_ns=rest["idle"] // n,
         copy_ns=rest["copy"] // n,
         communication_ns=rest["communication"] // n,
+        projected_copy_ns=round(there["copy"] / n),
+        projected_communication_ns=round(there["communication"] / n),
         recorded_ns=recorded_ns,
         projected_ns=projected_ns,
         roofline_ns=roofline_ns,
@@ -534,6 +544,30 @@ def project(
         knee_ranks_count=knee,
         knee_cause=cause,
     )
+
+
+def _carried(
+    causes_ns: dict[str, int], recorded: DevicePeaks | None, target: DevicePeaks | None
+) -> dict[str, float]:
+    """Copies and exposed communication on the target; as recorded where a rate is not known."""
+    link = pcie = 1.0
+    if recorded is not None and target is not None:
+        links = recorded.link_bytes_per_s.value, target.link_bytes_per_s.value
+        if links[0] and links[1]:
+            link = links[0] / links[1]
+        generations = recorded.pcie_generation.value, target.pcie_generation.value
+        if generations[0] and generations[1]:
+            # Each generation doubles the rate.
+            pcie = 2.0 ** (generations[0] - generations[1])
+    found = {"copy": 0.0, "communication": 0.0}
+    for cause, time_ns in causes_ns.items():
+        kind = cause.split(".")[0]
+        if kind == "copy":
+            between = cause in ("copy.host_to_device", "copy.device_to_host")
+            found[kind] += time_ns * (pcie if between else 1.0)
+        elif kind == "communication":
+            found[kind] += time_ns * (link if "transfer" in cause else 1.0)
+    return found
 
 
 LAUNCH_S = 4.5e-6
@@ -618,6 +652,8 @@ def project_captured(
         idle_ns=0,
         copy_ns=0,
         communication_ns=0,
+        projected_copy_ns=0,
+        projected_communication_ns=0,
         recorded_ns=None,
         projected_ns=sum(c.projected_ns for c in classes),
         roofline_ns=sum(c.roofline_ns for c in classes),

@@ -26,14 +26,14 @@ def page(found: Projection) -> Page:
             error = c.projected_ns / c.checked_ns - 1 if c.checked_ns else None
             row += [fmt.duration(c.checked_ns), "–" if error is None else f"{error:+.1%}"]
         rows.append(tuple(row))
-    for name, value in (
-        ("idle, as recorded", found.idle_ns),
-        ("copies, as recorded", found.copy_ns),
-        ("exposed communication, as recorded", found.communication_ns),
+    for name, here, there in (
+        ("idle, as recorded", found.idle_ns, found.idle_ns),
+        ("exposed copies", found.copy_ns, found.projected_copy_ns),
+        ("exposed communication", found.communication_ns, found.projected_communication_ns),
     ):
-        if value:
+        if here:
             rest = ("–", "–", "–") if checked else ("–",)
-            rows.append((name, "", fmt.duration(value), fmt.duration(value), *rest))
+            rows.append((name, "", fmt.duration(here), fmt.duration(there), *rest))
     total = [
         "in total",
         "",

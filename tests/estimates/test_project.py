@@ -184,6 +184,31 @@ def test_a_run_is_carried_to_more_ranks_without_a_device() -> None:
     assert len(found.scales) == 2
 
 
+def test_transfer_goes_with_the_links_and_copies_with_pcie() -> None:
+    a100 = named("a100-sxm4-80gb")
+    causes = {
+        "compute.ideal": 1000,
+        "idle.call": 10,
+        "communication.transfer.at_peak": 100,
+        "communication.wait": 50,
+        "copy.host_to_device": 40,
+        "copy.memset": 5,
+    }
+    found = project(
+        run="r",
+        operations=WORK,
+        causes_ns=causes,
+        windows_count=1,
+        recorded=a100,
+        target=H100,
+        recorded_reach=WHOLE,
+        target_reach=WHOLE,
+    )
+    # NVLink 600 to 900 GB/s, PCIe 4 to 5; who waits, waits as long.
+    assert found.projected_communication_ns == round(100 * 600 / 900 + 50)
+    assert found.projected_copy_ns == 40 // 2 + 5
+
+
 PAIRS = [
     (f"{a}-{model}-inference", there, f"{b}-{model}-inference")
     for model in ("qwen1.5-0.5b", "bert-small")
