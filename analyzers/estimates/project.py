@@ -207,11 +207,17 @@ def operators(
     Raises:
         InputError: no operator has a time.
     """
+    from chopper.analyzers.names import is_communication, is_host_communication
     from chopper.analyzers.work import family
 
-    rows = table.select(
-        ["op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes"]
-    ).to_pylist()
+    rows = [
+        row
+        for row in table.select(
+            ["op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes"]
+        ).to_pylist()
+        # Transfer has causes of its own, and mostly hides.
+        if not (is_communication(row["op"] or "") or is_host_communication(row["op"] or ""))
+    ]
     if not rows:
         raise InputError("no operator of the run has device time; nothing can be projected")
     ops: list[tuple[str, int, float, float | None, float | None, float | None]] = []

@@ -92,6 +92,11 @@ def test_a_slower_clock_slows_products_only() -> None:
     assert found["elementwise"] == 1_000_000
 
 
+def test_collectives_are_no_operators_of_the_device() -> None:
+    more = pa.concat_tables([WORK, table(("gloo:all_reduce", None, 8, 10**9, None, None))])
+    assert carried(more) == carried(WORK)
+
+
 def test_nothing_to_project_is_said() -> None:
     with pytest.raises(InputError, match="no operator of the run has device time"):
         carried(WORK.slice(0, 0))
