@@ -195,8 +195,8 @@ def real_cases(
 def _real_case(name: str, real: _Real, pairs_count: int, seed: int) -> Prediction:
     from chopper import api
     from chopper.run import finalize
-    from chopper.validation.injections import ranks
     from chopper.validation.injections import plan as planned
+    from chopper.validation.injections import ranks
     from chopper.validation.real import read_truths
     from chopper.workloads import link
 
