@@ -127,10 +127,7 @@ class Experiment:
 
     def ratio(self, measure: str, of: str, to: str, **labels: Any) -> Estimate | None:
         """How many times ``to``'s value ``of``'s is; None when one of them was not measured."""
-        from chopper.analyzers import repeats
-
-        over, under = self.find(measure, of, **labels), self.find(measure, to, **labels)
-        return None if over is None or under is None else repeats.ratio(over.values, under.values)
+        return quotient(self.find(measure, of, **labels), self.find(measure, to, **labels))
 
     def view(self, name: str, variant: str) -> list[list[dict[str, Any]]]:
         """Rows of a view (``chopper analyze --view``) of each repetition of a variant.
@@ -203,6 +200,13 @@ def headline_to_dict(headline: Headline) -> dict[str, Any]:
     """A headline as plain data."""
     plain: dict[str, Any] = msgspec.to_builtins(headline)
     return plain
+
+
+def quotient(over: Row | None, under: Row | None) -> Estimate | None:
+    """How many times one row's value another one's is; None when one of them is missing."""
+    from chopper.analyzers import repeats
+
+    return None if over is None or under is None else repeats.ratio(over.values, under.values)
 
 
 def load(path: Path) -> Experiment:

@@ -120,7 +120,8 @@ def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Grid]:
     names = tuple(fmt.heading(key) for key, _ in labels[0])
     at = {(row.variant, row.measure, row.labels): row for row in rows}
     several = len({row.variant for row in rows}) > 1
-    columns = [(v, m) for m in measures for v in experiment.variants]
+    found = {(row.variant, row.measure) for row in rows}
+    columns = [(v, m) for m in measures for v in experiment.variants if (v, m) in found]
     split = [[c for c in columns if c[1] == m] for m in measures] if several else [columns]
     return [
         Grid(

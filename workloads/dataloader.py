@@ -109,7 +109,8 @@ def specs(args: argparse.Namespace, latency_ms: float | None = None) -> list[Sou
 
 def workers_of(variant: str, args: argparse.Namespace) -> int:
     """Worker processes of each rank."""
-    return {"loader": args.workers, "concurrent": args.workers, "tuned": args.tuned}.get(variant, 0)
+    workers: int = args.tuned if variant == "tuned" else args.workers
+    return 0 if variant in WITH_ACTORS else workers
 
 
 def method_of(args: argparse.Namespace) -> str:
@@ -155,13 +156,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
 
-    # A DataLoader's batches come in flights of as many as there are workers, and actors begin with
-    # a stock: neither the first flight nor the stock says how fast the rest comes.
+    # Neither the first batch of each worker nor the stock that actors begin with says how fast the
+    # rest comes, and only over whole rounds of all workers are there as many as time passes.
     workers = workers_of(args.variant, args)
-    flight = workers or 1
     warmup = workers or args.prefetch
-    measured = -(-args.steps // flight) * flight
-    traced = workers or args.steps
+    measured = -(-args.steps // (workers or 1)) * (workers or 1)
+    traced = min(measured, 2 * workers) if workers else args.steps
     sweep = args.sweep != "none"
     window = (0, 1) if sweep else (warmup + measured, warmup + measured + traced)
     with chopper.profile(args.output, steps=window) as prof:
@@ -217,10 +217,13 @@ def batches_of(
     """A rank's batches, and whoever makes them for as long as the block lasts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.variant not in WITH_ACTORS:
-        kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
+        at_once = args.variant == "concurrent"
+        # About as long as a batch takes: the sum of its reads, or the slowest of them.
+        batch_s = fmean_latency(sources) * (min(args.batch, 5) if at_once else args.batch)
+        kind = ConcurrentDocuments if at_once else Documents
         with contextlib.closing(
             torch_batches(
-                kind(sources),
+                kind(sources, batch_s / workers_of(args.variant, args)),
                 (plans(args, sources, ranks), plans(args, sources, ranks)),
                 rank=rank,
                 first=args.start,
@@ -245,6 +248,11 @@ def batches_of(
     dist.barrier()
     if started is not None:
         actors.stop_actors(started)
+
+
+def fmean_latency(sources: list[SourceSpec]) -> float:
+    """Seconds per read, by how often each source is drawn."""
+    return sum(source.weight * source.latency_s for source in sources)
 
 
 def setup_of(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Setup:

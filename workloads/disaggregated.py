@@ -197,6 +197,10 @@ class PlannerActor:
         if wanted != len(self._fleet):
             self._next = self._place(wanted, self._fleet)
 
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
     def loaders(self) -> list[tuple[int, tuple[int, ...]]]:
         """Process and open sources of each loader."""
         found: list[tuple[int, tuple[int, ...]]] = self._ray.get(
@@ -255,6 +259,10 @@ class DataConstructor:
         self._since = time.perf_counter()
         self._built = 0
 
+    async def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
     async def get(self, rank: int, step: int, ahead: int) -> Batch:
         """A rank's part of a step; steps up to ``ahead`` later begin to load."""
         for coming in range(step, step + ahead + 1):
@@ -268,25 +276,7 @@ class DataConstructor:
         return batch
 
     async def _build(self, step: int) -> list[Batch]:
-        from ray.exceptions import RayActorError
-
-        for attempt in range(_RESTARTS + 1):
-            plan, version, where = await self._planner.plan.remote(step, self._version)
-            if where is not None:
-                self._version, self._where = version, where
-            asked = self._where
-            try:
-                documents = await self._load(plan, asked)
-                break
-            except RayActorError as exc:
-                # The planner died, and its loaders with it: it is back, with others.
-                self._version = -1
-                if attempt == _RESTARTS:
-                    names = ", ".join(source.name for source in self._setup.sources[:3])
-                    raise LoaderError(
-                        f"a loader of {names}, … died {_RESTARTS + 1} times; the last time: "
-                        f"{str(exc).splitlines()[0]}"
-                    ) from exc
+        plan, documents = await self._documents(step)
         await self._observe()
         lengths = np.array([len(d) for d in documents])
         total = int(lengths.sum())
@@ -304,6 +294,27 @@ class DataConstructor:
                 )
             )
         return out
+
+    async def _documents(self, step: int) -> tuple[Plan, list[NDArray[np.uint16]]]:
+        """A step's plan and its documents, asked for again when a loader is gone for good."""
+        from ray.exceptions import RayActorError
+
+        attempt = 0
+        while True:
+            plan, version, where = await self._planner.plan.remote(step, self._version)
+            if where is not None:
+                self._version, self._where = version, where
+            try:
+                return plan, await self._load(plan, self._where)
+            except RayActorError as exc:
+                # The planner died, and its loaders with it: it is back, with others.
+                self._version = -1
+                attempt += 1
+                if attempt > _RESTARTS:
+                    raise LoaderError(
+                        f"step {step}: a loader died {attempt} times and more; the last time: "
+                        f"{str(exc).splitlines()[0]}"
+                    ) from exc
 
     async def _load(
         self, plan: Plan, where: list[tuple[Any, list[int]]]

@@ -67,7 +67,8 @@ class SourceSpec:
         drawn = self.median_tokens * np.exp(
             0.9 * _normals()[_spread(index, self.number, self.seed)]
         )
-        return np.clip((drawn / 2).astype(np.int64) * 2, 4, self.longest_tokens // 2 * 2)
+        even: Ints = (drawn / 2).astype(np.int64) * 2
+        return np.clip(even, 4, self.longest_tokens // 2 * 2)
 
     def latency_of(self, index: int) -> float:
         """Seconds that storage takes for one document: around the mean, seldom twice it."""

@@ -147,6 +147,35 @@ OVERLAP: tuple[Option, ...] = (
     OUTPUT,
 )
 
+OFFLOAD: tuple[Option, ...] = (
+    Option(
+        name="variant",
+        help="where weights, gradients, optimizer and activations lie",
+        default="ddp",
+        choices=(
+            "ddp",
+            "zero1",
+            "zero2",
+            "zero3",
+            "zero2-offload",
+            "zero3-offload",
+            "zero3-param-offload",
+            "fsdp1-offload",
+            "fsdp2-offload",
+            "checkpoint",
+            "activation-offload",
+            "activation-offload-overlap",
+        ),
+    ),
+    *(
+        replace(o, default={"steps": 6, "batch": 2, "sequence": 128}.get(o.name, o.default))
+        for o in TRAINING
+        if o.name not in ("allocations", "checkpoint", "dtype")
+    ),
+    Option(name="dtype", help="type of computation", default="float32", choices=("float32",)),
+)
+"""Those of training, in float32."""
+
 COLLECTIVES: tuple[Option, ...] = (
     Option(name="smallest", help="bytes of the smallest message", default=1024, type=positive),
     Option(name="largest", help="bytes of the largest message", default=16 << 20, type=positive),

@@ -364,6 +364,9 @@ def place(
     for here in placed:
         while len(here) > 1 and busy[here].sum() > 1.1 * fair:
             here.pop(0)
+    # Each loader that is new gets one, and those that are left stay where there are most.
+    while sum(map(len, placed)) > len(sources) - sum(not here for here in placed):
+        max(placed, key=len).pop(0)
     kept = {s for here in placed for s in here}
     load = [float(busy[here].sum()) for here in placed]
     for source in np.argsort(-busy, kind="stable").tolist():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,12 +21,19 @@ Tokens = NDArray[np.uint16]
 class Documents(Dataset[Tokens]):
     """The mixture as a map-style dataset, addressed by (source, index)."""
 
-    def __init__(self, sources: list[SourceSpec]) -> None:
+    def __init__(self, sources: list[SourceSpec], apart_s: float) -> None:
         self.mixture = Mixture(sources)
+        self._apart_s = apart_s
 
-    def open_all(self, _worker: int = 0) -> None:
-        """Open every source, as each worker does: open files and connections cross no fork."""
+    def open_all(self, worker: int) -> None:
+        """Open every source, as each worker does: open files and connections cross no fork.
+
+        Workers begin ``apart_s`` after each other. They drift apart anyway; as long as they do
+        not, their batches come in flights of as many as there are workers, and some steps of a
+        short run say nothing about the others.
+        """
         self.mixture.open(range(len(self.mixture.specs)))
+        time.sleep(worker * self._apart_s)
 
     def __getitem__(self, item: tuple[int, int]) -> Tokens:
         """One document: (source, index)."""
@@ -61,7 +69,7 @@ def torch_batches(
     workers: int,
     prefetch: int,
     timeout_s: float,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """A rank's batches of steps ``first`` to ``first + steps``, in order.
 
     Args:
@@ -84,7 +92,7 @@ def torch_batches(
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
             dataset,
-            batch_sampler=_Batches(ahead, wanted, rank),  # type: ignore[arg-type]
+            batch_sampler=_Batches(ahead, wanted, rank),
             collate_fn=padded,
             num_workers=workers,
             worker_init_fn=dataset.open_all,

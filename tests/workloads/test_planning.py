@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chopper.workloads.planning import (
+    METHODS,
+    Autoscaler,
+    Cost,
+    Limits,
+    Planner,
+    Ramp,
+    SourceLoad,
+    balance,
+    imbalance,
+    loaders_needed,
+    loads,
+    pack,
+    place,
+)
+
+costs = st.lists(st.integers(0, 10_000), min_size=1, max_size=60).map(
+    lambda values: np.array(values, dtype=np.float64)
+)
+ranks = st.integers(1, 9)
+
+
+def drawn(seed: int, count: int) -> np.ndarray:
+    """Costs of documents of log-normal length, as data has them."""
+    lengths = np.random.default_rng(seed).lognormal(4, 1, count).astype(int) + 1
+    return Cost(1.0, 0.01)(lengths)
+
+
+def made(**changes) -> Planner:
+    options: dict[str, Any] = {
+        "names": ["a", "b", "c"],
+        "sizes": [50, 7, None],
+        "weights": Ramp((5.0, 1.0, 2.0), (5.0, 1.0, 2.0)),
+        "lengths": lambda source, index: 10 + 10 * source + index % 5,
+        "batch": 4,
+        "ranks": 2,
+        "seed": 0,
+        "cost": Cost(1.0, 0.1),
+        "method": "kk",
+    }
+    return Planner(**(options | changes))
+
+
+def test_two_packs_of_100_tokens_cost_differently():
+    # 30² + 70² = 5800 and 50² + 50² = 5000: as many tokens, 1.16 times the attention.
+    square = Cost(alpha=0, beta=1)
+    rank_loads = loads(square(np.array([30, 70, 50, 50])), np.array([0, 0, 1, 1]), 2)
+    assert rank_loads.tolist() == [5800, 5000]
+    assert rank_loads[0] / rank_loads[1] == pytest.approx(1.16)
+    # Over the mean, as a step sees it: 5800 ÷ 5400.
+    assert imbalance(square(np.array([30, 70, 50, 50])), np.array([0, 0, 1, 1]), 2) == (
+        pytest.approx(5800 / 5400)
+    )
+
+
+def test_cost_is_linear_and_square():
+    assert Cost(3, 2)(np.array([0, 1, 10])).tolist() == [0, 5, 230]
+
+
+@given(costs, ranks, st.sampled_from(METHODS))
+def test_every_sample_goes_to_one_rank_that_exists(values, n, method):
+    ranks_of = balance(values, n, method)
+    assert len(ranks_of) == len(values)
+    assert ((ranks_of >= 0) & (ranks_of < n)).all()
+    assert loads(values, ranks_of, n).sum() == pytest.approx(values.sum())
+
+
+@given(costs, ranks, st.sampled_from(METHODS))
+def test_imbalance_is_at_least_one_and_at_most_the_ranks(values, n, method):
+    found = imbalance(values, balance(values, n, method), n)
+    assert 1 - 1e-12 <= found <= n + 1e-12
+
+
+@given(costs, ranks)
+def test_greedy_is_within_grahams_bound(values, n):
+    # Largest first: at most 4/3 − 1/(3n) of the optimum, which is no less than the mean, the
+    # largest sample, and the two smallest of the n + 1 largest.
+    largest = loads(values, balance(values, n, "greedy"), n).max()
+    ordered = np.sort(values)[::-1]
+    least = max(values.sum() / n, ordered[0], 2 * ordered[n] if len(values) > n else 0)
+    assert largest <= (4 / 3 - 1 / (3 * n)) * least * 4 / 3 + 1e-9
+
+
+@given(st.integers(0, 10_000), st.integers(2, 8))
+def test_greedy_is_no_worse_than_chance(seed, n):
+    values = drawn(seed, 16 * n)
+    assert imbalance(values, balance(values, n, "greedy"), n) <= (
+        imbalance(values, balance(values, n, "random"), n) + 1e-12
+    )
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_karmarkar_karp_is_no_worse_than_greedy_on_average(n):
+    batches = [drawn(seed, 16 * n) for seed in range(150)]
+    mean = {
+        method: np.mean([imbalance(v, balance(v, n, method), n) for v in batches])
+        for method in METHODS
+    }
+    assert mean["kk"] <= mean["greedy"] < mean["random"]
+
+
+def test_karmarkar_karp_on_the_textbook_example():
+    # 8 7 6 5 4 → differences 1 6 5 4, then 5 and 1 4, 4 … → 2: parts of 16 and 14.
+    values = np.array([8.0, 7, 6, 5, 4])
+    assert sorted(loads(values, balance(values, 2, "kk"), 2).tolist()) == [14, 16]
+
+
+def test_a_method_that_is_not_there():
+    with pytest.raises(ValueError, match="'best': one of random, greedy, kk"):
+        balance(np.ones(3), 2, "best")
+    with pytest.raises(ValueError, match="nobody to balance over"):
+        balance(np.ones(3), 0, "kk")
+
+
+@given(st.lists(st.integers(1, 64), max_size=50))
+def test_packing_keeps_each_document_whole_and_once(lengths):
+    rows = pack(np.array(lengths, dtype=np.int64), 64)
+    assert sorted(d for row in rows for d in row) == list(range(len(lengths)))
+    filled = [sum(lengths[d] for d in row) for row in rows]
+    assert all(0 < n <= 64 for n in filled)
+    # First fit: no two rows would fit into one.
+    assert sum(n <= 32 for n in filled) <= 1
+
+
+def test_a_document_longer_than_a_row_is_refused():
+    with pytest.raises(ValueError, match="a document of 65 tokens does not fit into 64"):
+        pack(np.array([3, 65]), 64)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 6), st.integers(1, 4), st.integers(0, 40))
+def test_a_plan_does_not_depend_on_who_asks_when(seed, batch, n, step):
+    one, other = (made(seed=seed, batch=batch, ranks=n) for _ in range(2))
+    for before in range(step):
+        one.plan(before)
+    a, b = one.plan(step), other.plan(step)  # the other as after a restart
+    again = one.plan(step)
+    for field in ("source", "index", "length", "rank"):
+        assert getattr(a, field).tolist() == getattr(b, field).tolist()
+        assert getattr(a, field).tolist() == getattr(again, field).tolist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_reading_of_a_source_holds_each_sample_once(method):
+    planner = made(method=method)
+    read = [
+        (s, i)
+        for step in range(60)
+        for s, i in zip(planner.plan(step).source, planner.plan(step).index, strict=True)
+    ]
+    for source, size in ((0, 50), (1, 7)):
+        mine = [int(i) for s, i in read if s == source]
+        assert len(mine) > 2 * size
+        orders = [mine[k : k + size] for k in range(0, len(mine) - size + 1, size)]
+        assert all(sorted(order) == list(range(size)) for order in orders)
+        assert orders[0] != orders[1]
+    endless = [int(i) for s, i in read if s == 2]
+    assert endless == list(range(len(endless)))
+
+
+def test_how_samples_are_given_to_ranks_changes_nothing_of_what_a_step_takes():
+    plans = {method: made(method=method).plan(9) for method in METHODS}
+    taken = [sorted(zip(p.source.tolist(), p.index.tolist(), strict=True)) for p in plans.values()]
+    assert taken[0] == taken[1] == taken[2]
+    assert Counter(plans["random"].rank.tolist()) == {0: 4, 1: 4}
+    both = plans["kk"].of(0) + plans["kk"].of(1)
+    assert sorted(both) == taken[0]
+
+
+def test_the_mixture_is_drawn_as_it_is_weighted():
+    planner = made(batch=16, sizes=[10_000, 10_000, 10_000])
+    sources = [planner.plan(step).source for step in range(200)]
+    counts = np.bincount(np.concatenate(sources), minlength=3)
+    assert counts / counts.sum() == pytest.approx([5 / 8, 1 / 8, 2 / 8], abs=0.02)
+
+
+def test_the_mixture_may_change():
+    weights = Ramp((1.0, 0.0), (0.0, 1.0), steps=10)
+    assert weights.at(0).tolist() == [1, 0]
+    assert weights.at(5).tolist() == [0.5, 0.5]
+    assert weights.at(99).tolist() == [0, 1]
+
+
+def test_a_source_too_short_for_its_share_of_a_step_is_helped_out():
+    planner = made(sizes=[2, 100, 100], weights=Ramp((100.0, 1, 1), (100.0, 1, 1)), batch=20)
+    counts = np.bincount(planner.plan(0).source, minlength=3)
+    assert counts[0] == 2
+    assert counts.sum() == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sizes": [50, 0, None]}, "source b is empty: leave it out of the mixture, or give it"),
+        (
+            {"sizes": [3, 3, 1]},
+            r"a step takes 8 samples \(2 ranks × 4\), all sources together hold 7",
+        ),
+    ],
+)
+def test_a_mixture_that_cannot_be_drawn_from(changes, message):
+    with pytest.raises(ValueError, match=message):
+        made(**changes)
+
+
+def test_an_empty_source_without_weight_is_never_drawn():
+    none = (5.0, 0.0, 2.0)
+    planner = made(sizes=[50, 0, None], weights=Ramp(none, none))
+    assert all(1 not in planner.plan(step).source for step in range(30))
+
+
+def source(share=0.25, wait_s=0.2, cpu_s=0.001, state_bytes=10):
+    return SourceLoad(share=share, wait_s=wait_s, cpu_s=cpu_s, state_bytes=state_bytes)
+
+
+FOUR = [source() for _ in range(4)]
+LIMITS = Limits(threads=100, memory_bytes=1000, most=8, target=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rate", "sources", "limits", "expected"),
+    [
+        (0, FOUR, LIMITS, 1),
+        # 600/s × 0.201 s = 121 reads in flight, of which a loader keeps 50: 3; cores: 0.6 ÷ 0.5.
+        (600, FOUR, LIMITS, 3),
+        # One core each under Python's lock: 600 × 4 ms = 2.4 cores ÷ 0.5.
+        (600, [source(wait_s=0, cpu_s=0.004)] * 5, LIMITS, 6 - 1),
+        (600, [source(share=0.125, wait_s=0, cpu_s=0.004)] * 8, LIMITS, 5),
+        (1, [source(state_bytes=700)] * 4, LIMITS, 3),
+        (1e9, [source()] * 20, LIMITS, 8),
+    ],
+)
+def test_loaders_follow_reads_in_flight_cores_and_memory(rate, sources, limits, expected):
+    assert loaders_needed(sources, rate, limits) == expected
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 8))
+def test_each_source_has_one_loader_and_no_loader_is_without(shares, first, then):
+    sources = [source(share=s) for s in shares]
+    before = place(sources, min(first, len(sources)))
+    for placed in (before, place(sources, min(then, len(sources)), before)):
+        assert sorted(s for here in placed for s in here) == list(range(len(sources)))
+        assert all(placed)
+
+
+def test_sources_stay_where_they_are_when_loaders_are_added():
+    sources = [source(share=1 / 12) for _ in range(12)]
+    before = place(sources, 2)
+    after = place(sources, 3, before)
+    assert [len(here) for here in after] == [4, 4, 4]
+    assert set(after[0]) < set(before[0])
+    assert set(after[1]) < set(before[1])
+
+
+def test_more_loaders_than_sources_are_refused():
+    with pytest.raises(ValueError, match="4 sources cannot be placed on 5 loaders"):
+        place(FOUR, 5)
+
+
+def observed(scaler, wait_s, count=400):
+    scaler.observe(
+        1.0,
+        np.full(4, count // 4),
+        np.full(4, wait_s * count / 4),
+        np.full(4, 0.0001 * count / 4),
+        np.full(4, 0.25),
+    )
+
+
+def test_slower_storage_needs_more_loaders_and_faster_one_fewer_after_a_while():
+    scaler = Autoscaler(list(FOUR), Limits(threads=100, memory_bytes=1000, most=8), memory=0.0)
+    observed(scaler, 0.1)  # 400/s × 0.1 s = 40 in flight of 75
+    assert scaler.decide(1, starving=True) == 1
+    observed(scaler, 0.6)  # 240 in flight
+    assert scaler.decide(1, starving=False) == 1  # nobody waits for them
+    assert scaler.decide(1, starving=True) == 4
+    observed(scaler, 0.1)
+    assert [scaler.decide(4, starving=False) for _ in range(3)] == [4, 4, 1]
+
+
+def test_the_share_of_a_source_is_a_moving_average():
+    scaler = Autoscaler(list(FOUR), LIMITS, memory=0.5)
+    counts = np.array([100, 0, 0, 0])
+    scaler.observe(1.0, counts, counts * 0.4, counts * 0.001, np.array([1.0, 0, 0, 0]))
+    assert [s.share for s in scaler.sources] == [0.625, 0.125, 0.125, 0.125]
+    assert scaler.sources[0].wait_s == pytest.approx(0.3)
+    assert scaler.sources[1].wait_s == 0.2  # not seen, kept
+
+
+def test_planning_and_sources_need_no_torch_and_no_ray():
+    code = (
+        "import sys\nsys.modules['torch'] = sys.modules['ray'] = None\n"
+        "import chopper.workloads.planning, chopper.workloads.mixture\n"
+        "import chopper.workloads.disaggregated"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
