@@ -16,6 +16,7 @@ from chopper.errors import InputError
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -37,28 +38,41 @@ def is_of_others(trace: ParsedTrace) -> bool:
     return "recorded_by" in trace.environment
 
 
-def joined(traces: Read) -> Read:
+def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding]]:
     """Kineto's traces, with what others recorded of the same run; others alone stay as they are.
 
+    Args:
+        traces: of all files.
+        named: whether the user named a file, and not only the directory that it lies in.
+
     Raises:
-        InputError: a recording beside Kineto's is of none of these ranks.
+        InputError: a recording that was named beside Kineto's is of none of these ranks.
     """
+    findings: list[Finding] = []
     others = [item for item in traces if is_of_others(item[1])]
     kinetos = [item for item in traces if not is_of_others(item[1])]
     if not others or not kinetos:
-        return traces
+        return traces, findings
     for file, other in others:
         met = [(_meeting(trace, other), i) for i, (_, trace) in enumerate(kinetos)]
         (ratio, offset_ns), at = max(met, key=lambda item: item[0])
         if ratio < _LEAST_RATIO:
-            raise InputError(
+            refused = InputError(
                 f"{file}: recorded by another profiler, beside a trace of torch's: only "
                 f"{ratio:.0%} of the trace's kernels are in it at any difference of the clocks, so "
                 "it is of another run; import them apart (chopper compare takes both)"
             )
+            if named.get(file, True):
+                raise refused
+            findings.append(
+                Finding(
+                    code="run.file_left_out", severity="warning", message=f"left out: {refused}"
+                )
+            )
+            continue
         path, trace = kinetos[at]
         kinetos[at] = path, _with(trace, file, other, offset_ns, ratio)
-    return kinetos
+    return kinetos, findings
 
 
 def _with(

@@ -462,8 +462,8 @@ def _collect(
             fresh.append((files, read))
     if refused is not None and not traces:
         raise refused
-    traces = _beside.joined(traces)
-    findings += _check_one_run(traces)
+    traces, left_out = _beside.joined(traces, found)
+    findings += [*left_out, *_check_one_run(traces)]
     numbered = _number_ranks(traces)
     return numbered, findings + _check_ranks(numbered), fresh
 

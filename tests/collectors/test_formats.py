@@ -501,3 +501,6 @@ def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
     other = recordings.write_rpd(tmp_path / "t.rpd", small())
     with pytest.raises(InputError, match="it is of another run; import them apart"):
         chopper.load([trace, other])
+    run = chopper.load(tmp_path)
+    assert run.ranks == [0]
+    assert [f.code for f in run.manifest.findings] == ["run.file_left_out"]
