@@ -186,6 +186,33 @@ WORKLOADS: dict[str, Workload] = {
         baseline="sequential",
         repeats=2,
     ),
+    "offload": Workload(
+        module="chopper.workloads.offload",
+        summary="one training with its memory in twelve places: ZeRO's stages, optimizer, weights "
+        "and activations in host memory, checkpointing; predicted and measured, and what each costs",
+        options="OFFLOAD",
+        check="chopper.workloads.offload:needs",
+        measures=True,
+        variants=tuple(
+            Variant(name=name, summary=summary, needs_gpu=name.endswith("overlap"))
+            for name, summary in (
+                ("ddp", "everything on every rank"),
+                ("zero1", "DeepSpeed: optimizer states in parts"),
+                ("zero2", "and gradients"),
+                ("zero3", "and weights"),
+                ("zero2-offload", "zero2, the optimizer in host memory"),
+                ("zero3-offload", "zero3, the optimizer in host memory"),
+                ("zero3-param-offload", "and the weights"),
+                ("fsdp1-offload", "FullyShardedDataParallel with CPUOffload"),
+                ("fsdp2-offload", "fully_shard with CPUOffloadPolicy"),
+                ("checkpoint", "each block's forward run again in backward"),
+                ("activation-offload", "saved tensors in host memory, synchronously"),
+                ("activation-offload-overlap", "the same on a side stream"),
+            )
+        ),
+        baseline="ddp",
+        packages=("deepspeed",),
+    ),
     "collectives": Workload(
         module="chopper.workloads.collectives",
         summary="all-reduce, all-gather, reduce-scatter, all-to-all and broadcast over sizes: "

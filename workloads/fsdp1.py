@@ -23,6 +23,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import (
     BackwardPrefetch,
+    CPUOffload,
     FullyShardedDataParallel,
     MixedPrecision,
     ShardingStrategy,
@@ -48,9 +49,12 @@ def main() -> None:
 
 
 def sharded_model(
-    args: argparse.Namespace, device: torch.device
+    args: argparse.Namespace, device: torch.device, *, offload: bool = False
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build the model of ``args.size``, sharded over all ranks, and its optimizer."""
+    """Build the model of ``args.size``, sharded over all ranks, and its optimizer.
+
+    With ``offload`` the shards, their gradients and the optimizer live in host memory.
+    """
     ranks = dist.get_world_size()
     config = SIZES[args.size]
 
@@ -88,6 +92,7 @@ def sharded_model(
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         param_init_fn=materialize,
         device_id=device,
+        cpu_offload=CPUOffload(offload_params=True) if offload else None,
         # The optimizer sees the model's own weights (views of the flat one), under their names.
         use_orig_params=True,
     )

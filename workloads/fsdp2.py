@@ -19,7 +19,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import chopper
@@ -41,9 +46,12 @@ def main() -> None:
 
 
 def sharded_model(
-    args: argparse.Namespace, device: torch.device
+    args: argparse.Namespace, device: torch.device, *, offload: bool = False
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build the model of ``args.size``, sharded over all ranks, and its optimizer."""
+    """Build the model of ``args.size``, sharded over all ranks, and its optimizer.
+
+    With ``offload`` the shards, their gradients and the optimizer live in host memory.
+    """
     ranks = dist.get_world_size()
     config = SIZES[args.size]
 
@@ -64,9 +72,10 @@ def sharded_model(
     precision = MixedPrecisionPolicy(
         param_dtype=getattr(torch, args.dtype), reduce_dtype=torch.float32
     )
+    place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     for block in model.layers:
-        fully_shard(block, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+        fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=place)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=place)
 
     # Now each rank gives its own shards storage, and keeps its part of each initial value.
     model.to_empty(device=device)
