@@ -76,7 +76,7 @@ def frequency_hz(text: str, name: str = "frequency") -> float:
     Raises:
         UsageError: not a frequency, not positive, or infinite.
     """
-    units = {f"{p}{hz}": f for p, f in _DECIMAL.items() for hz in ("Hz", "hz")}
+    units: dict[str, float] = {f"{p}{hz}": f for p, f in _DECIMAL.items() for hz in ("Hz", "hz")}
     units |= {"mhz": 1e6, "ghz": 1e9}
     return _read(text, units, name, "a frequency such as 1980MHz")
 

@@ -100,7 +100,7 @@ def _grid(*headings: str, words: int = 1) -> Table:
 
 
 def _windows(attribution: Attribution) -> int:
-    return max(attribution.windows.num_rows, 1)
+    return max(int(attribution.windows.num_rows), 1)
 
 
 def _causes(console: Console, found: WhatIf) -> None:

@@ -57,6 +57,7 @@ _OF_LAUNCHING = [
         "preparation.profiler",
     )
 ]
+_BETWEEN = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("python", "unobserved")]
 _SPREAD = 1.5
 """Sizes of messages must differ by this much to tell a link's latency from its bandwidth."""
 
@@ -389,7 +390,13 @@ def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> in
         gone = inside[row]
         count += int(gone.sum()) + int(called.sum())
         scenario.without_events(place, gone)
-        scenario.without_host(place, inside[node.program.parts.span])
+        parts = node.program.parts
+        left_out = inside[parts.span]
+        # What lies between two such calls and is no operator is the loop that made them.
+        between = np.zeros(len(left_out), dtype=bool)
+        between[1:-1] = left_out[:-2] & left_out[2:]
+        left_out |= between & np.isin(parts.cause, _BETWEEN)
+        scenario.without_host(place, left_out)
         program = node.program
         calls = (program.waits_for >= 0) | program.waits_for_all
         scenario.calm[place] = calls & inside[np.where(calls & (program.row >= 0), program.row, -1)]

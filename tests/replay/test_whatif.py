@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -95,7 +96,7 @@ def test_an_operator_that_is_not_called_takes_its_kernels_along(
 
 def test_graphs_overlap_and_links_are_accepted(attribution: chopper.Attribution) -> None:
     for change in ({"graphs": True}, {"overlap": True}, {"link": "x2"}, {"link": "900GB/s"}):
-        assert chopper.whatif(attribution, **change).saved_ratio >= 0, change  # type: ignore[arg-type]
+        assert chopper.whatif(attribution, **change).saved_ratio >= 0, change
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_causes_go_by_id_end_or_plain_name(name: str, found: tuple[str, ...]) ->
         ({"fix": ["communication"], "overlap": True}, "nothing is left to overlap"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line(change: dict, message: str) -> None:
+def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         changes_of(**change)
     assert "\n" not in str(refused.value)
