@@ -94,7 +94,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                     world_size=world_size,
                     process_groups=_process_groups(part, world_size),
                     device_clock=of_rank(run, rank, "device_clock"),
-                device_limit=of_rank(run, rank, "device_limit"),
+                    device_limit=of_rank(run, rank, "device_limit"),
                     kernel_counter=run.table(rank, "kernel_counter"),
                     core_wait=run.table(rank, "core_wait"),
                 )
@@ -522,7 +522,7 @@ def _sampler_findings(run: Run) -> list[Finding]:
 def _core_findings(run: Run, results: list[RankResult]) -> list[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
     from chopper.manifest import Finding
-    from chopper.telemetry import core_wait_ratio
+    from chopper.telemetry import core_wait_ratio, thread_wait
 
     found = []
     for result in results:
@@ -530,18 +530,33 @@ def _core_findings(run: Run, results: list[RankResult]) -> list[Finding]:
         if not windows.num_rows:
             continue
         bounds = (windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py())
-        ratio = core_wait_ratio(run, result.rank, *bounds)
+        ratio, which = core_wait_ratio(run, result.rank, *bounds), "its main thread"
+        worst = thread_wait(run, result.rank, _launching_threads(run, result.rank), *bounds)
+        if worst is not None and worst[1] > (ratio or 0.0):
+            which, ratio = f"its thread {worst[0]}", worst[1]
         if ratio is not None and ratio >= _CORE_WAIT_RATIO:
             found.append(
                 Finding(
                     code="host.cores_taken",
                     severity="warning",
                     rank=result.rank,
-                    message=f"its main thread waited for a core in {ratio:.0%} of the time: other "
+                    message=f"{which} waited for a core in {ratio:.0%} of the time: other "
                     "programs, or more threads than cores, make what the host does take longer",
                 )
             )
     return found
+
+
+def _launching_threads(run: Run, rank: int) -> set[int]:
+    """Threads that the trace shows run operators or launch."""
+    import numpy as np
+
+    from chopper.analyzers.columns import ints, matching, strings
+
+    spans = run.table(rank, "host_span")
+    codes, names = strings(spans, "category", narrow=True)
+    working = matching(codes, names, ("cpu_op", "runtime", "driver").__contains__)
+    return {int(tid) for tid in np.unique(ints(spans, "tid")[working])}
 
 
 def _gathered(findings: list[Finding]) -> list[Finding]:

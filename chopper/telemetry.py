@@ -178,6 +178,40 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
     return None
 
 
+_LEAST_THREAD_SPAN_NS = 1_000_000_000
+"""Threads are read twice a second: over less time their share says nothing."""
+
+
+def thread_wait(
+    run: Run, rank: int, tids: set[int], start_ns: int, end_ns: int
+) -> tuple[str, float] | None:
+    """Of some threads of a rank the one that waited most for a core: its name, and the share.
+
+    From the growth of ``process_thread.run_delay_ns``; None where none of them was read over a
+    second and more.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if end_ns - start_ns < _LEAST_THREAD_SPAN_NS:
+        return None
+    table = table_beside(run, rank, "process_thread")
+    mine = pc.and_(
+        pc.and_(pc.equal(table["rank"], rank), pc.less_equal(table["time_ns"], end_ns)),
+        pc.is_in(table["tid"], value_set=pa.array(sorted(tids), pa.int64())),
+    )
+    table = table.filter(mine)
+    found: list[tuple[str, float]] = []
+    for tid in pc.unique(table["tid"]).to_pylist():
+        own = table.filter(pc.equal(table["tid"], tid))
+        # A row stands where the thread ran or waited: the last one before a moment holds then.
+        first = max(int(pc.sum(pc.less_equal(own["time_ns"], start_ns)).as_py()) - 1, 0)
+        total = own["run_delay_ns"]
+        waited = total[own.num_rows - 1].as_py() - total[first].as_py()
+        found.append((own["name"][0].as_py(), waited / (end_ns - start_ns)))
+    return max(found, key=lambda one: one[1], default=None)
+
+
 def canonical_uuid(uuid: str) -> str:
     """A UUID without prefix, dashes and case: drivers and torch write the same one apart.
 

@@ -14,6 +14,7 @@ from chopper.telemetry import (
     core_wait_ratio,
     of_rank,
     per_device,
+    thread_wait,
 )
 
 UUID = "1f2e3d4c-0000-0000-0000-00000000000a"
@@ -166,3 +167,41 @@ def test_a_log_of_several_devices_is_told_device_by_device() -> None:
     own = a_run([part(1)], {1: two})
     assert [n for n, _ in per_device(own, 1, "device_clock")] == [None]
     assert per_device(a_run([part(2)], {2: two}), 2, "device_clock") == []
+
+
+def delays(*rows: tuple[int, int, int]) -> pa.Table:
+    """(time in ms, thread, run delay in ms) of rank 0."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "time_ns": at * 10**6,
+                "span_ns": 0,
+                "rank": 0,
+                "pid": 7,
+                "tid": tid,
+                "name": f"thread {tid}",
+                "run_ns": 0,
+                "run_delay_ns": delay * 10**6,
+                "slice_count": 0,
+            }
+            for at, tid, delay in rows
+        ],
+        schema=TABLES["process_thread"].arrow,
+    )
+
+
+def test_the_training_thread_that_waited_most_is_named() -> None:
+    run = a_run([part(0)], {})
+    run.put(
+        0,
+        "process_thread",
+        delays((0, 7, 5), (0, 8, 0), (0, 9, 0), (900, 7, 105), (1000, 8, 300), (1000, 9, 900), (2500, 8, 999)),
+    )  # fmt: skip
+    # Thread 9 waited more, but does not train; what comes after the time does not count.
+    assert thread_wait(run, 0, {7, 8}, 100 * 10**6, 2100 * 10**6) == (
+        "thread 8",
+        pytest.approx(0.15),
+    )
+    assert thread_wait(run, 0, {7}, 100 * 10**6, 2100 * 10**6) == ("thread 7", pytest.approx(0.05))
+    assert thread_wait(run, 0, {1}, 100 * 10**6, 2100 * 10**6) is None
+    assert thread_wait(run, 0, {7, 8}, 0, 10**8) is None
