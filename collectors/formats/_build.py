@@ -51,13 +51,17 @@ def constant(value: str | None, count: int) -> Text:
 
 def triples(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> Text:
     """Three numbers as the JSON list that grids and blocks are recorded as; null where one is."""
-    stacked = np.stack([x, y, z], axis=1)
-    found, codes = np.unique(stacked, axis=0, return_inverse=True)
+    code = np.zeros(len(x), dtype=np.int64)
+    for column in (x, y, z):
+        # Sorting rows of three takes ten times as long as sorting numbers.
+        values, own = np.unique(column, return_inverse=True)
+        _, code = np.unique(code * len(values) + own, return_inverse=True)
+    _, first, codes = np.unique(code, return_index=True, return_inverse=True)
     texts = [
-        None if NO_VALUE in row else json.dumps(row, separators=(", ", ": "))
-        for row in found.tolist()
+        None if NO_VALUE in row else json.dumps(row)
+        for row in zip(x[first].tolist(), y[first].tolist(), z[first].tolist(), strict=True)
     ]
-    return codes.reshape(-1).astype(np.int32) + 1, [None, *texts]
+    return codes.astype(np.int32) + 1, [None, *texts]
 
 
 def blocks_of(threads: np.ndarray, per_block: np.ndarray) -> np.ndarray:
