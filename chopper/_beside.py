@@ -123,7 +123,7 @@ def _meeting(trace: ParsedTrace, other: ParsedTrace) -> tuple[float, int]:
     """(share of the trace's kernels that the other has, what to add to the other's times)."""
     ours, theirs = _starts(trace), _starts(other)
     shared = sorted(ours.keys() & theirs.keys(), key=lambda n: len(ours[n]) * len(theirs[n]))
-    differences = []
+    differences: list[np.ndarray] = []
     pairs = 0
     for name in shared:
         size = len(ours[name]) * len(theirs[name])
