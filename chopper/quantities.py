@@ -47,14 +47,14 @@ def size_bytes(text: str, name: str = "size") -> int:
 
 
 def rate_bytes_per_s(text: str, name: str = "rate") -> float:
-    """``50GB/s``, ``400Gb/s`` (bits), ``10Gbit/s``, ``400G`` of a network is refused as unclear.
+    """``50GB/s``, ``400Gb/s`` (bits), ``10Gbit/s``; ``400G`` is refused: bits or bytes?
 
     Raises:
         UsageError: not a rate, not positive, or infinite.
     """
     units: dict[str, float] = {}
     for prefix, factor in _PREFIXES.items():
-        units |= {f"{prefix}B/s": factor, f"{prefix}Bps": factor}
+        units |= dict.fromkeys((f"{prefix}B/s", f"{prefix}Bps"), float(factor))
         units |= dict.fromkeys(
             (f"{prefix}b/s", f"{prefix}bps", f"{prefix}bit/s", f"{prefix}bit"), factor / 8
         )

@@ -252,7 +252,7 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
         optimizer = (torch.optim.AdamW if adamw else torch.optim.SGD)(trained, lr=1e-3)
         # DTensor runs an operator once more, whole, when it first meets it: settle untracked.
         for _ in range(2):
-            tracker = FSDPMemTracker(module, optimizer) if fsdp else MemTracker()
+            tracker: Any = FSDPMemTracker(module, optimizer) if fsdp else MemTracker()
             if fsdp:
                 tracker.track_inputs(tuple(inputs))
             else:

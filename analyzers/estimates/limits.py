@@ -176,7 +176,7 @@ def latency_wall_flop(
         * layer_latency_s
     )
     n = laws.reference_parameters_count * (time_allowed_s / at_reference_s) ** (1 / power)
-    return 6 * laws.tokens_per_parameter_ratio * n**2
+    return float(6 * laws.tokens_per_parameter_ratio * n**2)
 
 
 _PARTS = ("compute", "memory", "network", "latency")

@@ -442,15 +442,15 @@ class _Step:
         ledger.drop(x)
         outer = [*weights, *self.head_gradients]
         for i in range(a.layers_count - 1, -1, -1):
-            x, kept, chosen, casts = left.pop()
+            entered, kept, chosen, casts = left.pop()
             self.gather(f"layer {i}", self.layer_count)
             if i:
                 self.prefetch(f"layer {i - 1}", self.layer_count)
-            if x is not None:
-                if x.size_bytes == 0:
-                    x = ledger.take("activations", self.x_bytes)
+            if entered is not None:
+                if entered.size_bytes == 0:
+                    entered = ledger.take("activations", self.x_bytes)
                 casts = self.casts()
-                out, kept = forward(ledger, self.block_ops, {"x": x}, keep=True, have=chosen)
+                out, kept = forward(ledger, self.block_ops, {"x": entered}, keep=True, have=chosen)
                 ledger.drop(out)
             gradients, weights = backward(
                 ledger,
@@ -465,8 +465,8 @@ class _Step:
                 ledger.drop(cast)
                 if of.checkpoint != "none" and self.cached:
                     ledger.drop(self.cached.pop())
-            if x is not None:
-                ledger.drop(x)
+            if entered is not None:
+                ledger.drop(entered)
             self.release(f"layer {i}")
             self.reduce(weights, self.layer_count)
         table = -(-(a.embedding_count + a.positions_count * a.width) // self.tp)

@@ -234,7 +234,7 @@ def operators(
             ),
             _bound_ns(flop, size, _rates(target, row["dtype"], _WHOLE)),
         ]
-        ops.append((kind, row["call_count"], row["time_ns"] / max(1, row["call_count"]), *rates))  # type: ignore[arg-type]
+        ops.append((kind, row["call_count"], row["time_ns"] / max(1, row["call_count"]), *rates))
     fixed = _fixed_ns(ops)
     totals: dict[str, list[float]] = {}
     known = [0.0, 0.0]
@@ -259,15 +259,15 @@ def operators(
         )
     ratio = known[1] / known[0]
     classes = []
-    for kind, (calls, time, projected, roof, here, unknown) in totals.items():
+    for kind, (count, time, projected, roofline, bound, unknown) in totals.items():
         classes.append(
             OfClass(
                 operator_class=kind,
-                calls_count=int(calls),
+                calls_count=int(count),
                 recorded_ns=round(time),
                 projected_ns=round(projected + unknown * ratio),
-                roofline_ns=round(roof),
-                of_roofline_ratio=here / (time - unknown) if time > unknown else None,
+                roofline_ns=round(roofline),
+                of_roofline_ratio=bound / (time - unknown) if time > unknown else None,
             )
         )
     everything = sum(mean * calls for _, calls, mean, *_ in ops)

@@ -145,8 +145,8 @@ def _partition(found: Memory) -> Grid:
     ranks = ranks if ranks > 1 else 64
     rows = []
     for stage in (0, 1, 2, 3):
-        whole = zero_states_bytes(psi, ranks, stage)  # type: ignore[arg-type]
-        less = zero_states_bytes(psi, ranks, stage, optimizer_bytes=0)  # type: ignore[arg-type]
+        whole = zero_states_bytes(psi, ranks, stage)
+        less = zero_states_bytes(psi, ranks, stage, optimizer_bytes=0)
         rows.append(
             (
                 f"stage {stage}" if stage else "data parallel",

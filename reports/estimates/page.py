@@ -14,6 +14,8 @@ from chopper.errors import UsageError, printable
 from chopper.reports.figures import Figure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chopper.analyzers.estimates import Estimate
 
 _ASSETS = Path(__file__).parent.parent / "assets"
@@ -26,7 +28,7 @@ class Grid:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     note: str = ""
     left: int = 1
     """Columns from the left that hold words; the others hold numbers."""

@@ -275,7 +275,7 @@ def test_nothing_is_left_behind() -> None:
         {"strategy": "fsdp1", "ranks_count": 4, "checkpoint": "full"},
         {"strategy": "zero2", "ranks_count": 4},
     ):
-        step = _Step(Training(architecture=SMALL, **options))  # type: ignore[arg-type]
+        step = _Step(Training(architecture=SMALL, **options))
         now = step.run().now
         assert {
             k: v for k, v in now.items() if k not in ("parameters", "optimizer", "gradients")

@@ -67,7 +67,8 @@ class GPT(nn.Module):
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 class GPTBlock(nn.Module):
@@ -85,7 +86,8 @@ class GPTBlock(nn.Module):
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(y.transpose(1, 2).reshape(b, s, h)))
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        out: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        return out
 
 
 def full(module: Any) -> Any:
@@ -126,7 +128,8 @@ def tensor_parallel(module: Any, mesh: DeviceMesh) -> Any:
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.wo(out.transpose(1, 2).reshape(b, s, -1))
+        projected: Tensor = self.wo(out.transpose(1, 2).reshape(b, s, -1))
+        return projected
 
     Attention.forward = attend  # type: ignore[method-assign]
     for layer in module.layers:

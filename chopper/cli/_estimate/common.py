@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
     from chopper.reports.estimates.page import Page
 
+    _ParamType = click.ParamType[Any]
+else:
+    # Generic to type checkers only in some versions of click.
+    _ParamType = click.ParamType
 
-class Quantity(click.ParamType):
+
+class Quantity(_ParamType):
     """A number with a unit; what cannot be read is one line, not a usage page."""
 
     def __init__(self, name: str, read: Callable[[str, str], Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -223,7 +223,7 @@ def _of_module(module: str, room: int | None, workspace: int, options: dict[str,
     found = capture(module, precision=precision, **request)
     return of_capture(
         found,
-        {"module": module, "precision": precision, **cast("dict[str, Any]", request)},
+        {"module": module, "precision": precision, **request},
         fragmentation_ratio=options["fragmentation"],
         workspace_bytes=workspace,
     )
