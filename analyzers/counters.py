@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper._kernel_names import base_name, plain
 from chopper.analyzers.columns import ints, strings
 from chopper.manifest import Finding
 
@@ -113,36 +114,6 @@ def join_counters(
     return EventCounters(_performed(values), busy, values.any, findings)
 
 
-def base_name(kernel: str) -> str:
-    """A kernel's function without what tools write differently around it.
-
-    Return type, template and function arguments, and the suffixes that AMD's tools add are left
-    out: ``void at::f<int>(int*) [clone .kd]`` is ``at::f``.
-    """
-    name = _plain(kernel).replace("(anonymousnamespace)", "{anonymous}")
-    kept: list[str] = []
-    depth = 0
-    for char in name:
-        depth += char in "<("
-        if not depth:
-            kept.append(char)
-        depth = max(depth - (char in ">)"), 0)
-    return "".join(kept) or name
-
-
-_SUFFIX = re.compile(r"\s*(?:\(\.kd\)|\[clone [^\]]*\]|\.kd)\s*$")
-_CAST = re.compile(r"\((?:unsigned |signed )?(?:int|bool|long|char|short)\)(?=-?\w)")
-
-
-def _plain(kernel: str) -> str:
-    """A name without blanks, casts of template arguments, return type and AMD's suffixes."""
-    name = kernel
-    while (shorter := _SUFFIX.sub("", name)) != name:
-        name = shorter
-    name = _CAST.sub("", name.removeprefix("void "))
-    return re.sub(r"\s+", "", name)
-
-
 def _match(
     events: pa.Table, counters: pa.Table, rank: int | None
 ) -> tuple[np.ndarray, list[Finding]]:
@@ -187,7 +158,7 @@ def _pair(
     """For each kernel of a file the place among ours that it is, -1 where nobody can tell."""
     found = np.full(len(theirs), -1, dtype=np.int64)
     taken = np.zeros(len(ours), dtype=bool)
-    for form in (_plain, base_name):
+    for form in (plain, base_name):
         left, right = np.flatnonzero(~taken), np.flatnonzero(found < 0)
         codes: dict[str, int] = {}
         a = _recode(names, ours[left], form, codes)

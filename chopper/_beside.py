@@ -154,19 +154,22 @@ def _meeting(trace: ParsedTrace, other: ParsedTrace) -> tuple[float, int]:
 
 def _starts(trace: ParsedTrace) -> dict[str, np.ndarray]:
     """Starts of kernels by name, ascending."""
-    from chopper.analyzers.columns import ints, strings
-    from chopper.analyzers.counters import base_name
+    from chopper._kernel_names import base_name
+    from chopper.collectors._arrays import to_numpy
 
     table = trace.tables["device_event"]
-    kinds, kind_names = strings(table, "kind")
-    kernel = kinds == (kind_names.index("kernel") if "kernel" in kind_names else -2)
-    codes, names = strings(table, "name")
-    short = {name: i for i, name in enumerate(dict.fromkeys(map(base_name, names)))}
-    of_name = np.array([short[base_name(name)] for name in names] + [-1])[codes]
-    start = ints(table, "start_ns")
+    kind, name = table["kind"].combine_chunks(), table["name"].combine_chunks()
+    kinds = kind.dictionary.to_pylist()
+    if "kernel" not in kinds:
+        return {}
+    kernel = to_numpy(kind.indices) == kinds.index("kernel")
+    short = [base_name(text) for text in name.dictionary.to_pylist()]
+    number = {text: i for i, text in enumerate(dict.fromkeys(short))}
+    of_name = np.array([number[text] for text in short])[to_numpy(name.indices)[kernel]]
+    start = to_numpy(table["start_ns"])[kernel]
     found = {}
-    for name, code in short.items():
-        mine = start[kernel & (of_name == code)]
+    for text, code in number.items():
+        mine = start[of_name == code]
         if len(mine):
-            found[name] = np.sort(mine)
+            found[text] = np.sort(mine)
     return found
