@@ -95,6 +95,7 @@ def _threads(attribution: Attribution, rank: int, start: int, end: int) -> list[
     )
     tids, time = ints(table, "tid"), ints(table, "time_ns")
     codes, labels = strings(table, "name")
+    totals = np.stack([ints(table, n) for n in ("run_ns", "run_delay_ns", "slice_count")])
     found = []
     for tid in np.unique(tids).tolist():
         mine = np.flatnonzero(tids == tid)
@@ -103,11 +104,7 @@ def _threads(attribution: Attribution, rank: int, start: int, end: int) -> list[
         last = int(np.searchsorted(time[mine], end, side="right")) - 1
         if last < first:
             continue
-        at = mine[[first, last]]
-        run, wait, slices = (
-            int(np.diff(ints(table, name)[at])[0])
-            for name in ("run_ns", "run_delay_ns", "slice_count")
-        )
+        run, wait, slices = (totals[:, mine[last]] - totals[:, mine[first]]).tolist()
         if min(run, wait, slices) < 0:
             continue
         found.append(
