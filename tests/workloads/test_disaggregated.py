@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from chopper.workloads import disaggregated as d
+from chopper.workloads.mixture import SourceError, make_sources, planner
+from chopper.workloads.planning import Cost, Limits
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("needs Ray: pip install 'chopper-profiler[ray]'", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+STEPS, RANKS = 24, 2
+
+
+def sources(fault="none", latency_s=2e-3):
+    return tuple(
+        make_sources(
+            count=6,
+            state_bytes=200_000,
+            latency_s=latency_s,
+            documents=300,
+            tokens=20,
+            longest=64,
+            seed=1,
+            fault=fault,
+        )
+    )
+
+
+def setup(name, *, fault="none", latency_s=2e-3, **changes):
+    options: dict[str, Any] = {
+        "name": name,
+        "sources": sources(fault, latency_s),
+        "batch": 4,
+        "ranks": RANKS,
+        "seed": 5,
+        "method": "kk",
+        "cost": Cost(1, 0.1),
+        "width": 64,
+        "loaders": 2,
+        "limits": Limits(threads=16, memory_bytes=1 << 30, most=3),
+        "prefetch": 4,
+    }
+    return d.Setup(**(options | changes))
+
+
+def planned(made, steps):
+    plans = planner(
+        made.sources,
+        batch=made.batch,
+        ranks=RANKS,
+        seed=made.seed,
+        cost=made.cost,
+        method=made.method,
+        ramp=made.ramp,
+    )
+    return [[Counter(plans.plan(step).of(rank)) for rank in range(RANKS)] for step in steps]
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A cluster for all tests of this file; nothing of it is left when they are done."""
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    with d.Cluster() as cluster:
+        import ray
+
+        directory = cluster._directory
+        yield ray
+    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+    assert directory is not None
+    assert not directory.exists()
+
+
+@pytest.fixture
+def started(ray):
+    """Start the actors of a setup; they end with the test."""
+    actors = []
+
+    def start(made):
+        actors.append(d.start_actors(made))
+        return actors[-1]
+
+    yield start
+    for pair in actors:
+        d.stop_actors(pair)
+
+
+def read(constructor, *, first=0, steps=STEPS, prefetch=4, at=None):
+    """Batches of all ranks, and something done at a step in the middle."""
+    streams = [
+        d.batches(constructor, rank=rank, first=first, steps=steps, prefetch=prefetch)
+        for rank in range(RANKS)
+    ]
+    out = []
+    for step in range(steps):
+        if at is not None and step == steps // 2:
+            at()
+        out.append([next(stream) for stream in streams])
+    assert all(next(stream, None) is None for stream in streams)
+    return out
+
+
+def samples(read_steps):
+    return [[Counter(batch.samples) for batch in ranks] for ranks in read_steps]
+
+
+def test_every_rank_gets_what_was_planned_whole_and_once(started):
+    made = setup("plain")
+    _, constructor = started(made)
+    found = read(constructor)
+    assert samples(found) == planned(made, range(STEPS))
+    for ranks in found:
+        total = sum(sum(map(sum, batch.documents)) for batch in ranks)
+        for batch in ranks:
+            assert batch.step_tokens == total
+            assert batch.tokens.shape == (len(batch.documents), 64)
+            for row, lengths in zip(batch.tokens, batch.documents, strict=True):
+                assert (row[: sum(lengths)] > 0).all()
+                assert (row[sum(lengths) :] == 0).all()
+
+
+def test_a_restart_goes_on_where_it_was_left(started):
+    whole = read(started(setup("whole"))[1])
+    later = read(started(setup("later"))[1], first=10, steps=STEPS - 10)
+    for a, b in zip(whole[10:], later, strict=True):
+        for one, other in zip(a, b, strict=True):
+            assert one.samples == other.samples
+            assert one.documents == other.documents
+            assert (one.tokens == other.tokens).all()
+
+
+@pytest.mark.parametrize("role", ["loader", "planner", "constructor"])
+def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, role):
+    made = setup(f"killed {role}")
+    planner_actor, constructor = started(made)
+    killed = []
+
+    def kill():
+        pid = {
+            "loader": lambda: ray.get(planner_actor.loaders.remote())[0][0],
+            "planner": lambda: ray.get(planner_actor.pid.remote()),
+            "constructor": lambda: ray.get(constructor.pid.remote()),
+        }[role]()
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+
+    assert samples(read(constructor, at=kill)) == planned(made, range(STEPS))
+    assert killed
+    assert not psutil.pid_exists(killed[0]) or psutil.Process(killed[0]).status() == "zombie"
+
+
+def test_a_source_is_open_in_one_loader_only(ray, started):
+    made = setup("opened", autoscale=False)
+    planner_actor, constructor = started(made)
+    read(constructor)
+    opened = [opened for _, opened in ray.get(planner_actor.loaders.remote())]
+    assert len(opened) == 2
+    assert sorted(s for here in opened for s in here) == list(range(6))
+
+
+def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, started):
+    made = setup(
+        "scaled",
+        loaders=1,
+        latency_s=0.02,
+        limits=Limits(threads=2, memory_bytes=1 << 30, most=3),
+    )
+    planner_actor, constructor = started(made)
+    found = read(constructor, steps=60)
+    assert samples(found) == planned(made, range(60))
+    assert len(ray.get(planner_actor.loaders.remote())) > 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("raises", r"source code-01, sample \d+: OSError: connection reset by storage")],
+)
+def test_what_a_source_fails_of_comes_in_one_line(started, fault, message):
+    _, constructor = started(setup(f"fault {fault}", fault=fault))
+    with pytest.raises(SourceError, match=message) as refused:
+        read(constructor)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_endless_source_ends_nothing(started):
+    made = setup("endless", fault="endless")
+    assert samples(read(started(made)[1])) == planned(made, range(STEPS))
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(d.LoaderError, match=r"pip install 'chopper-profiler\[ray\]'$"):
+        d.load_ray()
+
+
+def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(d, "_PREFIX", f"chopper-ray-test{os.getpid()}-")
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    mine, other = (tmp_path / f"{d._PREFIX}{pid}-x" for pid in (gone, os.getpid()))
+    mine.mkdir()
+    other.mkdir()
+    sleeps = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(path)])
+        for path in (mine, other)
+    ]
+    try:
+        assert d.clear_leftovers() == [sleeps[0].pid]
+        assert sleeps[0].wait(10) == -signal.SIGKILL
+        assert sleeps[1].poll() is None
+    finally:
+        for process in sleeps:
+            process.kill()
+            process.wait()
+    assert not mine.exists()
+    assert other.exists()
+    assert "ended 1 Ray processes that an earlier run left behind" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_a_process_and_of_one_that_is_gone_none():
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("/proc/PID/smaps_rollup of Linux")
+    assert d.memory_bytes([os.getpid()]) > 5_000_000
+    assert d.memory_bytes([2**22 + 1]) == 0
