@@ -13,12 +13,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from chopper._format import ranges
 from chopper.manifest import ClockAnchor, Device, RankManifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MKL_NUM", "KMP_")
 _ENVIRONMENT_NAMES = (
@@ -137,17 +135,6 @@ def affinity_nodes(root: str = "/") -> dict[int, int]:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     nodes = {n: len(allowed.intersection(cores)) for n, cores in _numa_nodes(root).items()}
     return {node: count for node, count in sorted(nodes.items()) if count}
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-3,8``: as taskset and the kernel write sets of cores."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def device_numa_node(device: str, root: str = "/") -> int | None:

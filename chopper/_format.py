@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9
@@ -210,6 +210,17 @@ def _shape(dims: object) -> str:
     if isinstance(dims[0], list):
         return f"({', '.join(_shape(d) or UNKNOWN for d in dims)})"
     return "×".join(map(str, dims))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3,8``: as taskset and the kernel write sets of cores."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from chopper._format import ranges
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -144,8 +145,6 @@ def socket_of(run: Run, rank: int) -> tuple[str, ...]:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """``0-3,7``."""
-    from chopper._environment import ranges
-
     return ranges(ranks)
 
 

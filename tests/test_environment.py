@@ -10,16 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from chopper import _environment
+from chopper._format import ranges
 
 
 def test_sets_of_cores_are_written_as_the_kernel_does() -> None:
-    assert _environment.ranges([8, 0, 1, 2, 3, 10]) == "0-3,8,10"
-    assert _environment.ranges([]) == ""
+    assert ranges([8, 0, 1, 2, 3, 10]) == "0-3,8,10"
+    assert ranges([]) == ""
 
 
 def test_the_manifest_names_the_cores_that_this_process_may_use() -> None:
     told = _environment.environment()
-    assert told["affinity"] == _environment.ranges(os.sched_getaffinity(0))
+    assert told["affinity"] == ranges(os.sched_getaffinity(0))
     assert told["cores_allowed"] == str(len(os.sched_getaffinity(0)))
 
 
