@@ -698,6 +698,7 @@ class Sampler:
             raise CollectorUnavailable("; ".join(refused) or "no source was asked for")
         self._start_ns = clock.monotonic_ns()
         self._flush_at_ns = self._start_ns + flush_ns
+        self._sources = [source for source, _ in opened]
         self._readers: list[_Reader] = []
         self._background: list[_BackgroundReader] = []
         for source, hz in opened:
@@ -897,7 +898,7 @@ class Sampler:
         absent = {k: v for k, v in status.absent.items() if k not in self._told}
         self._told.clear()
         for reader in readers:
-            told = reader.source.absent | reader.blocked(now_ns)
+            told = {**reader.source.absent, **reader.blocked(now_ns)}
             self._told.update(told)
             absent |= told
             if isinstance(reader.source, ClockSource):
@@ -908,8 +909,8 @@ class Sampler:
     def _close(self) -> None:
         if not self._stuck:
             # Shutting a library down waits for the call that does not return.
-            for reader in [*self._background, *self._readers]:
-                reader.source.close()
+            for source in self._sources:
+                source.close()
         for writer in self._writers.values():
             try:
                 writer.close()

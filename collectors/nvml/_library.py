@@ -448,6 +448,11 @@ class Structure:
         if self._code:
             raise ReadingFailed(self._code)
 
+    def read_anew(self) -> None:
+        """Make the call, whatever was read before."""
+        self.forget()
+        self.read()
+
     def reader(self, member: str, factor: int | float, *, signed: bool = False) -> Reader:
         """A column of it."""
         descriptor = getattr(type(self._structure), member)

@@ -303,8 +303,7 @@ class CounterSource(_Planned):
         )
         self._anew(device, shared.forget)
         self._calls.setdefault(
-            f"nvmlDeviceGetFieldValues ({shared.count} fields)",
-            lambda: (shared.forget(), shared.get()),
+            f"nvmlDeviceGetFieldValues ({shared.count} fields)", shared.read_anew
         )
         return readers
 
@@ -318,7 +317,7 @@ class CounterSource(_Planned):
                 readers |= dict.fromkeys((column for column, *_ in members), _refusing(exc))
                 continue
             self._anew(device, filled.forget)
-            self._calls.setdefault(name, lambda f=filled: (f.forget(), f.read()))  # type: ignore[misc]
+            self._calls.setdefault(name, filled.read_anew)
             for column, member, factor, signed in members:
                 readers[column] = filled.reader(member, factor, signed=signed)
         return readers
@@ -372,6 +371,11 @@ class _SharedFields:
             raise self._failed
         assert self._values is not None
         return self._values
+
+    def read_anew(self) -> None:
+        """Make the call, whatever was read before."""
+        self.forget()
+        self.get()
 
     def place(self, pair: tuple[int, int]) -> int:
         """Position of a field in the call."""

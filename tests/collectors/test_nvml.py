@@ -695,6 +695,24 @@ def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
     )
 
 
+def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "chopper", "doctor"],
+        env=play.environment(TWO + "set 0 temperature 60\n"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    text = done.stdout[done.stdout.index("✓ nvml: available") :]
+    lines = [line.strip() for line in text.splitlines()[1:4]]
+    costs = next(line for line in lines if line.startswith("one sample costs"))
+    calls = next(line for line in lines if line.startswith("calls of the driver"))
+    assert "nvml_clock" in costs
+    assert "nvmlDeviceGetClockInfo (SM)" in calls
+    assert calls.count("(p99 ") == 6
+
+
 def test_counters_that_are_blank_or_do_not_fit_are_unknown(play: Player) -> None:
     script = ONE + "set 0 field:83 18446744073709551615\n"
     script += "set 0 field:138:all 18014398509481984\nset 0 field:139:all 5\n"
