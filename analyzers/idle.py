@@ -238,6 +238,8 @@ def host_parts(
     owner, part_start, part_end, cause, span = (
         column[solid] for column in (owner, part_start, part_end, cause, span)
     )
+    if not ask.any():
+        return Parts(owner, part_start, part_end, cause, span)
     order = np.lexsort((part_start, owner))
     return Parts(owner[order], part_start[order], part_end[order], cause[order], span[order])
 
