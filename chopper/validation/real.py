@@ -116,7 +116,7 @@ _INJECTIONS: dict[str, Injection] = {
         (1, 2, 3),
         also=(Expected("idle.preparation", measured="around"),),
     ),
-    "item": Injection(Expected("idle.preparation"), (2000, 5000, 10000)),
+    "item": Injection(Expected("idle.preparation"), (4000, 8000, 16000)),
     "busy_neighbour": Injection(
         Expected("compute.core_wait", beside=("idle.preparation.core_wait",)), (1, 2, 3)
     ),
