@@ -19,6 +19,7 @@ from chopper.analyzers.nesting import activity, cut
 
 if TYPE_CHECKING:
     from chopper.analyzers.links import Links
+    from chopper.analyzers.nesting import Activity
     from chopper.analyzers.states import States
     from chopper.analyzers.trace import HostSpans
 
@@ -238,10 +239,44 @@ def host_parts(
     owner, part_start, part_end, cause, span = (
         column[solid] for column in (owner, part_start, part_end, cause, span)
     )
-    if not ask.any():
-        return Parts(owner, part_start, part_end, cause, span)
-    order = np.lexsort((part_start, owner))
-    return Parts(owner[order], part_start[order], part_end[order], cause[order], span[order])
+    parts = Parts(owner, part_start, part_end, cause, span)
+    if ask.any():
+        order = np.lexsort((part_start, owner))
+        parts = Parts(owner[order], part_start[order], part_end[order], cause[order], span[order])
+    return _beside_overhead(parts, host, acts, span_cause)
+
+
+def _beside_overhead(
+    parts: Parts, host: HostSpans, acts: Activity, span_cause: np.ndarray
+) -> Parts:
+    """What stands beside recorded overhead is that overhead, where it is the thread's own work.
+
+    CUPTI does not tell the thread: PyTorch writes all of its overhead under process -1. Requests
+    for a buffer and loading of code happen inside the call that needs them; flushing is left out,
+    which may have a thread of its own.
+    """
+    usable = host.of("overhead") & ~host.named(names.is_flush)
+    if not usable.any() or not len(parts.owner):
+        return parts
+    for thread in np.flatnonzero(host.nesting.thread_keys[:, 0] < 0):
+        ask = np.isin(parts.cause, (_UNOBSERVED, _PYTHON, _DISPATCH, _RUNTIME))
+        rows = np.flatnonzero(ask)
+        at = np.full(len(rows), thread)
+        sub, start, end, span = cut(acts, at, parts.start_ns[rows], parts.end_ns[rows])
+        of = rows[sub]
+        overhead = (span >= 0) & usable[span]
+        owner = np.concatenate([parts.owner[~ask], parts.owner[of]])
+        begin = np.concatenate([parts.start_ns[~ask], start])
+        cause = np.where(overhead, span_cause[span], parts.cause[of])
+        order = np.lexsort((begin, owner))
+        parts = Parts(
+            owner[order],
+            begin[order],
+            np.concatenate([parts.end_ns[~ask], end])[order],
+            np.concatenate([parts.cause[~ask], cause])[order],
+            np.concatenate([parts.span[~ask], np.where(overhead, span, parts.span[of])])[order],
+        )
+    return parts
 
 
 def _joined(parts: Parts) -> Parts:
@@ -295,7 +330,7 @@ def _own_cause(category: str, name: str, *, on_host: bool) -> int:
             return _SYNC
         return _ALLOCATOR if names.is_allocator_call(name) else _RUNTIME
     if category == "overhead":
-        return _PROFILER
+        return _RUNTIME if names.is_driver_overhead(name) else _PROFILER
     if names.is_backend_span(name):
         return _DISPATCH
     if category != "cpu_op" or name.startswith("chopper::"):

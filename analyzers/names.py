@@ -158,6 +158,9 @@ _ALLOCATOR = re.compile(
     r"|^hipMem(Create|Release|Map|Unmap)",
 )
 _HOST_ALLOCATION = re.compile(r"^aten::(empty|empty_strided|resize_)$")
+_DRIVER_OVERHEAD = re.compile(
+    r"driver compiler|module loading|lazy function loading|command buffer full", re.IGNORECASE
+)
 _SYNCHRONIZATION = re.compile(
     r"^(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
     r"|^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^hipMemcpyWithStream"
@@ -267,6 +270,16 @@ def is_host_allocation(name: str) -> bool:
 def is_synchronizing_call(name: str) -> bool:
     """A runtime call that blocks until the device is done."""
     return bool(_SYNCHRONIZATION.match(name))
+
+
+def is_driver_overhead(name: str) -> bool:
+    """Overhead in CUPTI's record that the driver has without a profiler as well."""
+    return bool(_DRIVER_OVERHEAD.search(name))
+
+
+def is_flush(name: str) -> bool:
+    """The profiler empties its buffers, which it may do on a thread of its own."""
+    return "flush" in name.lower()
 
 
 def is_synchronizing_operator(name: str) -> bool:

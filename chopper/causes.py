@@ -256,7 +256,7 @@ _CAUSES = (
     Cause(
         "idle.preparation.runtime",
         "Other runtime calls",
-        "Launch calls of other kernels and queries of the driver.",
+        "Launch calls of other kernels, queries of the driver, its loading and compiling of code.",
     ),
     Cause(
         "idle.preparation.profiler",

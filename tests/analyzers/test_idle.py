@@ -128,6 +128,35 @@ def test_synchronization_allocator_gc_and_runtime() -> None:
     ]
 
 
+def test_overhead_whose_thread_is_not_told_is_of_the_thread_that_works() -> None:
+    # CUPTI's overhead comes as of process -1. A buffer is asked for inside an operator; code is
+    # loaded, which the driver does without a profiler too; a flush may be on a thread of its own;
+    # waiting for the device stays what it was.
+    host = spans(
+        span(0, 1000, "ProfilerStep#0", "annotation"),
+        launch(1, 2, 1),
+        span(100, 200, "aten::mul"),
+        span(120, 150, "Activity Buffer Request", "overhead", pid=-1, tid=0),
+        span(160, 175, "Lazy Function Loading", "overhead", pid=-1, tid=0),
+        span(180, 190, "Buffer Flush", "overhead", pid=-1, tid=0),
+        span(205, 230, "cudaStreamSynchronize", "runtime", correlation_id=78),
+        span(210, 220, "Activity Buffer Request", "overhead", pid=-1, tid=0),
+        launch(230, 240, 2),
+    )
+    device = kernels(kernel(10, 100, correlation_id=1), kernel(250, 260, correlation_id=2))
+    assert gaps(attribute(host, device)) == [
+        (100, 120, "preparation.dispatch"),
+        (120, 150, "preparation.profiler"),
+        (150, 160, "preparation.dispatch"),
+        (160, 175, "preparation.runtime"),
+        (175, 200, "preparation.dispatch"),
+        (200, 205, "preparation.python"),
+        (205, 230, "preparation.synchronization"),
+        (230, 240, "call"),
+        (240, 250, "launch_latency"),
+    ]
+
+
 def test_a_kernel_without_a_launch_leaves_its_gap_unexplained() -> None:
     host = spans(launch(1, 2, 1))
     device = kernels(kernel(10, 20, correlation_id=1), kernel(50, 60, correlation_id=99))
