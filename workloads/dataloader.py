@@ -162,7 +162,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     warmup = workers or args.prefetch
     # The steps of actors are short: four times as many are still the shorter time.
     measured = -(-args.steps // workers) * workers if workers else 4 * args.steps
-    traced = workers or args.steps
+    traced = max(workers, args.steps // 3) if workers else args.steps
     sweep = args.sweep != "none"
     window = (0, 1) if sweep else (warmup + measured, warmup + measured + traced)
     with chopper.profile(args.output, steps=window) as prof:
@@ -268,7 +268,9 @@ def setup_of(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) ->
         cost=cost_of(args.width, VOCABULARY),
         width=args.longest,
         loaders=min(args.loaders, args.sources),
-        limits=Limits(threads=args.threads, memory_bytes=8 << 30, most=args.most),
+        limits=Limits(
+            threads=args.threads, memory_bytes=8 << 30, most=max(args.most, args.loaders)
+        ),
         prefetch=args.prefetch,
         ramp=args.ramp,
     )

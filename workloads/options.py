@@ -225,7 +225,7 @@ DATALOADER: tuple[Option, ...] = (
     ),
     Option(
         name="steps",
-        help="measured steps, at least; and as many traced ones",
+        help="measured steps, at least; traced ones come on top",
         default=24,
         type=positive,
     ),
@@ -242,7 +242,7 @@ DATALOADER: tuple[Option, ...] = (
         name="tuned", help="workers per rank of the tuned DataLoader", default=24, type=positive
     ),
     Option(name="loaders", help="loader actors to start with", default=2, type=positive),
-    Option(name="most", help="loader actors that autoscaling may have", default=4, type=positive),
+    Option(name="most", help="loader actors that autoscaling may have", default=2, type=positive),
     Option(name="threads", help="reads in flight per loader actor", default=256, type=positive),
     Option(name="prefetch", help="steps that actors load ahead", default=64, type=positive),
     Option(
