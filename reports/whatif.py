@@ -10,7 +10,6 @@ from rich.text import Text
 from chopper import _format as fmt
 from chopper.causes import CAUSES
 from chopper.errors import printable
-from chopper.replaying import recoverable
 from chopper.reports.text import _MIN_WIDTH, _console, _written
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def _causes(console: Console, found: WhatIf) -> None:
 def _recoverable(console: Console, attribution: Attribution) -> None:
     """What each cause gives back, the most first."""
     windows = _windows(attribution)
-    known = recoverable(attribution)
+    known = attribution.recoverable()
     leaves = [row for row in attribution.causes() if row.id in known]
     grid = _grid("taken away alone", "time", "gives back", "of the step")
     same = {(row.time_ns, row.parent) for row in leaves}
