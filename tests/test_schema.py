@@ -90,7 +90,7 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (("run", "fs"), ["plain,fsdp1", "plain,fsdp2"]),
+        (("run", "fsdp"), ["plain,fsdp1", "plain,fsdp2", "plain,fsdp"]),
         (("schema", "device_e"), ["plain,device_event"]),
         *(
             ((command, "runs/m"), ["file,runs/m"])
