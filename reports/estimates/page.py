@@ -228,7 +228,7 @@ def lines_figure(
         ],
         "layout": {
             "height": 380,
-            "margin": {"l": 8, "r": 24, "t": 36, "b": 44},
+            "margin": {"l": 8, "r": 24, "t": 36, "b": 84},
             "xaxis": {"title": {"text": x}, "type": "log" if log_x else "linear"},
             "yaxis": {
                 "title": {"text": y},
@@ -238,7 +238,7 @@ def lines_figure(
             },
             "shapes": shapes,
             "annotations": notes,
-            "legend": {"orientation": "h", "y": -0.2},
+            "legend": _LEGEND,
         },
     }
 
@@ -250,12 +250,12 @@ def stacked_figure(
     parts = list(dict.fromkeys(part for bar in rows.values() for part in bar))
     names = list(rows)
     layout: dict[str, Any] = {
-        "height": 130 + 44 * len(names),
+        "height": 150 + 44 * len(names),
         "barmode": "stack",
-        "margin": {"l": 8, "r": 24, "t": 36, "b": 44},
+        "margin": {"l": 8, "r": 24, "t": 36, "b": 84},
         "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "automargin": True, "autorange": "reversed"},
-        "legend": {"orientation": "h", "y": -0.35},
+        "legend": _LEGEND,
     }
     if line is not None:
         layout["shapes"] = [
@@ -295,4 +295,11 @@ def stacked_figure(
     }
 
 
+_LEGEND = {
+    "orientation": "h",
+    "yref": "container",
+    "y": 0,
+    "yanchor": "bottom",
+    "traceorder": "normal",
+}
 _COLORS = ["#3b6ea8", "#c9772b", "#4e9a6b", "#9a5aa6", "#b9524d", "#7d8a3c", "#4aa3b5", "#8a8f98"]
