@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
+
 from chopper.analyzers.estimates.limits import PUBLISHED, Hardware, Laws, Limits, Point
 from chopper.reports.estimates.page import Grid, Page, Plot, lines_figure
 
@@ -26,7 +30,7 @@ def page(found: Limits) -> Page:
     ]
     if last is not None:
         facts.append(f"largest size for which a layout finishes: {last:.1e} FLOP")
-    standard = found.hardware == Hardware() and found.laws == Laws()
+    standard = _alike(found.hardware, Hardware()) and _alike(found.laws, Laws())
     grid = Grid(
         title=f"Runs of {days:g} days: the fewest devices, and how well they are used",
         columns=(
@@ -69,6 +73,13 @@ def page(found: Limits) -> Page:
         grids=(grid,),
         plots=(Plot(name="limits", title="Utilization by size of the run", figure=figure),),
         assumptions=found.assumptions,
+    )
+
+
+def _alike(given: msgspec.Struct, default: msgspec.Struct) -> bool:
+    """The same numbers, but for what reading them as text rounds off."""
+    return all(
+        math.isclose(getattr(given, f), getattr(default, f)) for f in default.__struct_fields__
     )
 
 

@@ -108,3 +108,8 @@ def test_an_estimate_is_named_whatever_its_case() -> None:
     assert "per million tokens" in run("COST", "--price", "1", "--tokens-per-s", "10")
     with pytest.raises(UsageError):
         run("nothing")
+
+
+def test_published_utilizations_stand_beside_the_defaults_only() -> None:
+    assert run("limits", "--flop", "5e27").count("0.92") == 2
+    assert run("limits", "--flop", "5e27", "--layers-exponent", "0.3").count("0.92") <= 1
