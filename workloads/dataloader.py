@@ -227,7 +227,7 @@ def batches_of(
                 kind(sources, batch_s / workers_of(args.variant, args)),
                 (plans(args, sources, ranks), plans(args, sources, ranks)),
                 rank=rank,
-                first=args.start,
+                first=args.first,
                 steps=steps,
                 workers=workers_of(args.variant, args),
                 prefetch=4 if args.variant == "tuned" else 2,
@@ -242,7 +242,7 @@ def batches_of(
     yield actors.batches(
         actors.constructor(setup),
         rank=rank,
-        first=args.start,
+        first=args.first,
         steps=steps,
         prefetch=args.prefetch,
     )
@@ -454,7 +454,7 @@ def check(
     uneven, lost, twice = [], 0, 0
     sections: dict[int, Any] = {}
     for at in range(steps):
-        step = args.start + at
+        step = args.first + at
         planned = plan.plan(step)
         wanted = Counter(zip(planned.source.tolist(), planned.index.tolist(), strict=True))
         found = Counter(sample for rank in gathered for sample in rank[at])
@@ -467,8 +467,8 @@ def check(
     prof.measure("repeated_sample_count", twice, **labels)
     if not labels:
         for section, digest in sections.items():
-            first = max(args.start, section * SECTION_STEPS)
-            last = min(args.start + steps, (section + 1) * SECTION_STEPS) - 1
+            first = max(args.first, section * SECTION_STEPS)
+            last = min(args.first + steps, (section + 1) * SECTION_STEPS) - 1
             print(f"samples of steps {first:4d} to {last:4d}: {digest.hexdigest()[:16]}")
     print(f"{args.variant}: {lost} samples lost, {twice} came twice", flush=True)
 
@@ -488,13 +488,13 @@ def latency_of_a_batch(
     if rank == 0:
         sources = specs(args, latency_ms)
         setup = replace(setup_of(args, sources, ranks), name=f"probe {latency_ms}", prefetch=1)
-        steps = range(args.start, args.start + probes + 1)
+        steps = range(args.first, args.first + probes + 1)
         here = list(in_this_process(args, sources, steps))
         started = actors.start_actors(setup)
         there = []
         asked_s = time.perf_counter()
         for _ in actors.batches(
-            actors.constructor(setup), rank=0, first=args.start, steps=len(steps), prefetch=0
+            actors.constructor(setup), rank=0, first=args.first, steps=len(steps), prefetch=0
         ):
             there.append(time.perf_counter() - asked_s)
             asked_s = time.perf_counter()
@@ -580,4 +580,10 @@ if __name__ == "__main__":
         sys.exit(130)
     except ChopperError as error:
         print(f"dataloader: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except RuntimeError as error:
+        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
+            raise
+        # The rank that ended says why.
+        print("dataloader: another rank ended, and this one with it", file=sys.stderr, flush=True)
         sys.exit(1)

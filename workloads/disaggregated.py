@@ -248,7 +248,7 @@ class DataConstructor:
         import ray
 
         self._setup = setup
-        self._planner = ray.get_actor(f"planner {setup.name}")
+        self._planner: Any = ray.get_actor(f"planner {setup.name}")
         self._steps: dict[int, asyncio.Task[list[Batch]]] = {}
         self._taken: dict[int, int] = {}
         self._version = -1

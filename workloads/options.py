@@ -258,7 +258,7 @@ DATALOADER: tuple[Option, ...] = (
         type=not_negative,
     ),
     Option(
-        name="start", help="step to begin with, as after a restart", default=0, type=not_negative
+        name="first", help="step to begin with, as after a restart", default=0, type=not_negative
     ),
     Option(
         name="fault",

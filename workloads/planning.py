@@ -40,7 +40,7 @@ class Cost:
 
 def loads(costs: Floats, ranks_of: Ints, ranks: int) -> Floats:
     """Sum of costs per rank."""
-    return np.bincount(ranks_of, weights=costs, minlength=ranks)
+    return np.bincount(ranks_of, weights=costs, minlength=ranks).astype(np.float64)
 
 
 def imbalance(costs: Floats, ranks_of: Ints, ranks: int) -> float:
@@ -164,7 +164,8 @@ class Ramp:
         """Share of each source, which sum to 1."""
         share = min(1.0, step / self.steps) if self.steps else 0.0
         weights = (1 - share) * np.asarray(self.first) + share * np.asarray(self.last)
-        return weights / weights.sum()
+        shares: Floats = weights / weights.sum()
+        return shares
 
 
 class Planner:
@@ -271,7 +272,8 @@ class Planner:
             return (position % size * factor + offset) % size
         orders = [self._order(source, e, size) for e in epoch.tolist()]
         factors, offsets = np.array(orders, dtype=np.int64).T
-        return (position % size * factors + offsets) % size
+        out: Ints = (position % size * factors + offsets) % size
+        return out
 
     def _order(self, source: int, epoch: int, size: int) -> tuple[int, int]:
         """An affine map with a factor prime to the size visits each index once."""
@@ -385,7 +387,7 @@ class Autoscaler:
     limits: Limits
     memory: float = 0.8
     """Of the moving averages: the weight of what was before."""
-    patience: int = 3
+    patience: int = 30
     """So many observations in a row must agree before loaders are taken away: giving one too many
     costs memory, one too few costs throughput."""
     samples_per_s: float = 0.0

@@ -280,7 +280,8 @@ def observed(scaler, wait_s, count=400):
 
 
 def test_slower_storage_needs_more_loaders_and_faster_one_fewer_after_a_while():
-    scaler = Autoscaler(list(FOUR), Limits(threads=100, memory_bytes=1000, most=8), memory=0.0)
+    limits = Limits(threads=100, memory_bytes=1000, most=8)
+    scaler = Autoscaler(list(FOUR), limits, memory=0.0, patience=3)
     observed(scaler, 0.1)  # 400/s × 0.1 s = 40 in flight of 75
     assert scaler.decide(1, starving=True) == 1
     observed(scaler, 0.6)  # 240 in flight
