@@ -54,6 +54,7 @@ _PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
 _SHIFTED_COUNT = 3
 _SHIFTED_SPREAD_NS = 20_000
 """A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
+_ELEMENTS_MAX = 1 << 60
 LEFT_EARLY_NS = 50_000
 """A rank that left so long before the last one came did not wait for it, whatever clocks err by."""
 _ELEMENT_BYTES = {
@@ -374,6 +375,8 @@ class _Told:
         width = _ELEMENT_BYTES.get((found.dtype or "").lower())
         given, taken = found.in_elements_count or 0, found.out_elements_count or 0
         elements = max(given, taken)
+        # More than fits an address space is a damaged record.
+        elements = elements if elements < _ELEMENTS_MAX else 0
         message = elements * width if width and elements else None
         if what == _POINT_TO_POINT:
             return self._pair(found, name, group, members, message)
@@ -504,7 +507,7 @@ def _first_input(links: Links, row: int) -> tuple[int, int | None]:
         width = _ELEMENT_BYTES.get(str(kind).lower())
     except (msgspec.DecodeError, RecursionError, IndexError, KeyError, TypeError):
         return -1, None
-    if not 0 <= elements < 1 << 60:
+    if not 0 <= elements < _ELEMENTS_MAX:
         return -1, None
     return elements, elements * width if width else None
 

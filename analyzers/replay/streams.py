@@ -129,6 +129,8 @@ def _told(
     # A call for an event belongs to the next launch of all.
     follower = np.searchsorted(calls, asked, side="right")
     asked, follower = asked[follower < len(calls)], follower[follower < len(calls)]
+    if not len(asked):
+        return nothing, nothing
     launch, first = np.unique(calls[follower], return_index=True)
     of_launch = np.append(first[1:], len(asked)) - 1
     at = np.searchsorted(launch, links.launch_ns[launched])

@@ -126,6 +126,25 @@ def test_a_stream_that_was_told_to_wait_does() -> None:
     assert scenario.solve().windows(0).tolist() == [0, 530]
 
 
+def test_a_call_for_an_event_that_no_launch_follows_tells_nothing() -> None:
+    found = base(
+        tables(
+            [
+                make.span(0, 1000, "loop", "python"),
+                call(0, 10, 1),
+                call(30, 40, 2),
+                call(50, 52, 3, "cudaStreamWaitEvent"),
+            ],
+            [
+                make.kernel(20, 220, correlation_id=1),
+                make.kernel(230, 330, stream=9, correlation_id=2),
+            ],
+            make.steps((0, 1000)),
+        )
+    )
+    assert Scenario(found).solve().windows(0).tolist() == [0, 330]
+
+
 def test_the_critical_path_leads_back_to_the_program() -> None:
     found = late_second_launch()
     end = int(found.graph.ranks[0].end[1])
