@@ -180,7 +180,7 @@ scaled(const Column *column, uint64_t value, bool is_signed, Value *out)
     if (column->is_float)
         out->d = (is_signed ? (double)(int32_t)value : (double)value) * column->float_factor;
     else
-        out->i = (int64_t)((value & INT64_MAX) * (uint64_t)column->factor);
+        return !__builtin_mul_overflow((int64_t)(value & INT64_MAX), column->factor, &out->i);
     return true;
 }
 
@@ -199,15 +199,20 @@ field(const Column *column, const Place *place, const char *buffer, Value *out, 
     memcpy(&value, at + FIELD_VALUE, 8);
     double as_float;
     int64_t as_integer;
-    *known = true;
+    bool told = true;
+    *known = false;
     switch (type) {
-    case 0: as_float = value.d; as_integer = fabs(value.d) < 9.2e18 ? (int64_t)value.d : -1; break;
-    case 1: as_float = as_integer = value.ui; *known = value.ui != UINT32_MAX; break;
+    case 0:
+        as_float = value.d;
+        told = column->is_float || fabs(value.d) < 9.2e18;
+        as_integer = fabs(value.d) < 9.2e18 ? (int64_t)value.d : 0;
+        break;
+    case 1: as_float = as_integer = value.ui; told = value.ui != UINT32_MAX; break;
     case 2:
     case 3:
         as_float = (double)value.ull;
         as_integer = (int64_t)value.ull;
-        *known = value.ull != UINT64_MAX && (column->is_float || value.ull <= INT64_MAX);
+        told = value.ull != UINT64_MAX && (column->is_float || value.ull <= INT64_MAX);
         break;
     case 4: as_float = (double)value.sll; as_integer = value.sll; break;
     case 5: as_float = as_integer = value.si; break;
@@ -216,9 +221,9 @@ field(const Column *column, const Place *place, const char *buffer, Value *out, 
     }
     if (column->is_float) {
         out->d = as_float * column->float_factor;
-        *known &= isfinite(out->d);
+        *known = told && isfinite(out->d);
     } else
-        *known &= isfinite(as_float) && !__builtin_mul_overflow(
+        *known = told && isfinite(as_float) && !__builtin_mul_overflow(
             as_integer, place->tag ? place->tag : column->factor, &out->i);
     return 0;
 }
@@ -251,8 +256,8 @@ sum_of_fields(const Loop *loop, const Column *column, const char *buffer, Value 
         int code = field(column, &column->places[i], buffer, out, &one);
         if (code)
             return outcome(loop, code) == MOMENT ? 0 : code;
-        if (one)
-            sum += out->i;
+        if (!one || __builtin_add_overflow(sum, out->i, &sum))
+            return 0; /* a sum of some is not the sum */
     }
     out->i = sum;
     *known = true;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from chopper.errors import InputError
@@ -248,7 +249,7 @@ def _device(cell: str, uuids: dict[str, int]) -> int | None:
     text = cell.strip()
     if text.upper().startswith("GPU-"):
         return uuids.setdefault(text, len(uuids))
-    found = re.fullmatch(r"(?:[A-Za-z]*\[?)(\d+)\]?", text)
+    found = re.fullmatch(r"(?:[A-Za-z]*\[?)([0-9]{1,9})\]?", text)
     return int(found[1]) if found else None
 
 
@@ -260,9 +261,10 @@ def _value(cell: str, column: str, unit: str | None) -> Any:
         return None
     if column == "event_reasons":
         try:
-            return int(text, 0)
+            bits = int(text, 0)
         except ValueError:
             return None
+        return bits if 0 <= bits < _BEYOND else None
     found = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*([a-z°%]*)", text)
     if not found:
         return None
@@ -277,9 +279,16 @@ def _value(cell: str, column: str, unit: str | None) -> Any:
     else:
         return None
     value = float(found[1]) * factor
+    # A sensor may stand below 0 °C; nothing else may, and no counter of ours holds 2^63.
+    if not isfinite(value) or value >= _BEYOND or (value < 0 and wanted != "c"):
+        return None
     if wanted == "hz":
         return round(value) or None
     return round(value) if wanted == "bytes" else value
+
+
+_BEYOND = 1 << 63
+"""What a column of whole numbers does not hold."""
 
 
 _FORMATS = (
@@ -291,22 +300,24 @@ _FORMATS = (
 
 
 def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
-    """(Unix time, whether the text names its zone); None for what is no time."""
+    """(Unix time, whether the text names its zone); None for what is no time of 1970 to 2262."""
     text = cell.strip()
-    number = re.fullmatch(r"(\d+)(?:\.(\d{1,9})\d*)?", text)
+    number = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,9})[0-9]*)?", text)
     if number:
         # Seconds, ms, µs or ns since 1970, told apart by magnitude.
         digits = len(number[1])
         scale = 10 ** max(0, 9 - max(0, (digits - 10) // 3 * 3))
         fraction = int((number[2] or "0").ljust(9, "0")) * scale // 10**9
-        return int(number[1]) * scale + fraction, True
+        time_ns = int(number[1]) * scale + fraction
+        return (time_ns, True) if time_ns < _BEYOND else None
     made = _parsed(text)
     if made is None:
         return None
     named = made.tzinfo is not None
     aware = made if named else made.replace(tzinfo=zone or UTC)
     since = aware - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000, named
+    time_ns = (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
+    return (time_ns, named) if 0 <= time_ns < _BEYOND else None
 
 
 def _parsed(text: str) -> datetime | None:

@@ -463,7 +463,8 @@ class Structure:
             value = getattr(self._structure, member)
             return value * factor if value <= _LARGEST else None
 
-        return Reader(read, self.call, Column(NUMBER, 0, (place,), factor))
+        blank = descriptor.size == 8
+        return Reader(read, self.call, Column(NUMBER, 0, (place,), factor, sentinel=blank))
 
 
 def gpm_request(metrics: Sequence[int]) -> Any:

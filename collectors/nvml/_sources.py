@@ -297,7 +297,7 @@ class CounterSource(_Planned):
                 nvml.field_column(list(zip(map(shared.place, pairs), units, strict=True))),
             )
         readers["link_error_count"] = nvml.Reader(
-            lambda: sum(int(nvml.scaled(shared.value(pair), 1) or 0) for pair in errors),
+            lambda: _sum_of(nvml.scaled(shared.value(pair), 1) for pair in errors),
             shared.call,
             nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
         )
@@ -330,6 +330,16 @@ class CounterSource(_Planned):
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
         return self._calls
+
+
+def _sum_of(values: Iterable[float | None]) -> int | None:
+    """The sum; None where one is not known: a sum of some would look like a counter that fell."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += int(value)
+    return None if total > _LARGEST else total
 
 
 def _refusing(why: nvml.ReadingFailed) -> Callable[[], Any]:

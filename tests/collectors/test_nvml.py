@@ -732,6 +732,29 @@ def test_counters_that_are_blank_or_do_not_fit_are_unknown(play: Player) -> None
     assert [row["power_throttle_ns"] for row in found] == [7, None, None]
 
 
+@EITHER
+def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player, rows: str) -> None:
+    """Not 0: of an energy counter that would be a step backwards, of a sum of links as well."""
+    script = ONE + "set 0 field:83 5000\nset 0 temperature 50\nset 0 memory_used 7\n"
+    script += "".join(f"set 0 field:{i} 3\n" for i in (38, 45, 52, 94))
+    script += "set 0 field:83:type 3\nset 0 field:83:type 77 100\n"
+    script += "set 0 field:52 18446744073709551615 100\nset 0 field:52 3 200\n"
+    script += "set 0 memory_used 18446744073709551615 100\n"
+    found = play(
+        script,
+        f"""
+        from chopper.tables import TABLES
+        names = [c.name for c in TABLES["device_counter"].columns][2:]
+        found = {rows}(opened(_sources.CounterSource()), 0, 100, 200)
+        print(json.dumps([dict(zip(names, row[1:])) for row in found]))
+        """,
+    )
+    assert [row["energy_j"] for row in found] == [5.0, None, None]
+    assert [row["link_error_count"] for row in found] == [9, None, 9]
+    assert [row["pcie_replay_count"] for row in found] == [3, 3, 3]
+    assert [row["memory_used_bytes"] for row in found] == [7, None, None]
+
+
 def test_newer_devices_count_link_bytes_under_other_fields(play: Player) -> None:
     found = play(
         ONE + "set 0 field:202:all 12345\n",

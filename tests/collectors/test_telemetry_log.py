@@ -117,3 +117,27 @@ def test_other_tables_are_no_logs(text: str) -> None:
 def test_a_log_without_a_row_says_so() -> None:
     with pytest.raises(InputError, match=r"x\.csv: .* without a readable row \(1 could not be"):
         read_log("timestamp,gpu,power_w\nnever,0,1\n", "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("cells", "bad"),
+    [
+        ("2024/01/02 03:04:06, 0, 1e999 MHz, 1e999 W, 1e30 MiB, 0x1FFFFFFFFFFFFFFFF", 0),
+        ("2024/01/02 03:04:06, 0, -5, -300, -100, -1", 0),
+        (f"2024/01/02 03:04:06, 0, {'9' * 5000}, {'9' * 5000}, {'9' * 5000}, {'9' * 5000}", 0),
+        ("2024/01/02 03:04:06, 99999999999, 1, 1, 1, 1", 1),
+        (f"2024/01/02 03:04:06, {'1' * 5000}, 1, 1, 1, 1", 1),
+        ("9999/12/31 23:59:59, 0, 1, 1, 1, 1", 1),
+        ("0001-01-01 00:00:00, 0, 1, 1, 1, 1", 1),
+        ("9" * 19 + ", 0, 1, 1, 1, 1", 1),
+        ("1" * 5000 + ", 0, 1, 1, 1, 1", 1),
+    ],
+)
+def test_numbers_that_no_table_holds_are_unknown(cells: str, bad: int) -> None:
+    heading = "timestamp, index, clocks.sm [MHz], power.draw [W], memory.used [MiB], "
+    heading += "clocks_event_reasons.active\n"
+    log = read_log(f"{heading}2024/01/02 03:04:05, 0, 1980, 300, 100, 4\n{cells}\n", "x.csv")
+    assert log.bad_rows_count == bad
+    assert log.tables["device_clock"]["sm_clock_hz"].to_pylist() == [1_980_000_000]
+    assert log.tables["device_clock"]["power_w"].to_pylist() == [300.0]
+    assert log.tables["device_counter"]["memory_used_bytes"].to_pylist() == [100 << 20]

@@ -10,7 +10,8 @@
  * Times count from nvmlInit, from $NVML_SHIM_START_MS (CLOCK_MONOTONIC) where it is set, or from the
  * clock that shim_set_time_ms() sets (in-process tests).
  * Keys: sm mem (MHz) power (mW) reasons (bits) energy (mJ) temperature, mig, max_sm, application,
- * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), gpm:ID (double).
+ * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), field:ID:type (what its type is
+ * said to be), gpm:ID (double).
  *
  * Layouts follow nvml.h. What is not scripted is "not supported", as on a real device. */
 #include <stdint.h>
@@ -241,7 +242,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *h, memory_v2 *out) {
     int code = get(h, "nvmlDeviceGetMemoryInfo_v2", "memory_used", &used);
     if (code) return code;
     out->total = lookup(index_of(h), "memory_total", &total) ? (unsigned long long)total : 0;
-    out->used = (unsigned long long)used;
+    out->used = used >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)used;
     out->reserved = 0;
     out->free = out->total - out->used;
     return SUCCESS;
@@ -274,6 +275,8 @@ int nvmlDeviceGetFieldValues(void *h, int count, field_value *values) {
         /* Power in mW comes as unsigned int, everything else as unsigned long long. */
         if (v->fieldId >= 185 && v->fieldId <= 192) { v->valueType = 1; v->value.ui = (unsigned)value; }
         else { v->valueType = 3; v->value.ull = value >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)value; }
+        snprintf(key, sizeof key, "field:%u:type", v->fieldId);
+        if (lookup(index, key, &value)) v->valueType = (unsigned)value;
     }
     return SUCCESS;
 }
