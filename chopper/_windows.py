@@ -141,8 +141,11 @@ class TraceWindows:
         if self._capture is not None and self._span is None and self.mine:
             from torch.autograd.profiler import record_function
 
-            self._span = record_function(f"ProfilerStep#{self._log.number}")
+            name = f"ProfilerStep#{self._log.number}"
+            self._span = record_function(name)
+            before_ns = time.time_ns()
             self._span.__enter__()
+            self._trace.marks.append((name, before_ns, time.time_ns()))
 
     def start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""

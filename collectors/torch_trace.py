@@ -7,12 +7,12 @@ import gc
 import gzip
 import mmap
 import os
-import shutil
 import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 from chopper._forking import leave_without_destructors
+from chopper.collectors._alignment import Alignment
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
 from chopper.manifest import CollectorReport
@@ -66,6 +66,10 @@ class TorchTrace:
         False in the thread that takes it: it must have ended, and be exported or dropped, on
         return. With True in another thread: the trace is lost."""
         self.active = False
+        self.marks: list[tuple[str, int, int]] = []
+        """Spans of the trace with the wall clock just before and just after they began."""
+        self.alignment_error_ns: int | None = None
+        """The trace's clock differs from the wall clock by no more."""
         self.left_open = False
         """Whether spans were open when the last exported trace ended, or may have been.
 
@@ -131,6 +135,7 @@ class TorchTrace:
         finally:
             self._own_call = False
         self._owner = threading.current_thread()
+        self.marks = []
         self.active = True
 
     def end(self) -> None:
@@ -261,8 +266,12 @@ class TorchTrace:
         packed = self._directory / f"{TRACE}.gz"
         temporary = self._directory / f".{TRACE}.gz.tmp"
         try:
+            alignment = Alignment(self.marks)
             with plain.open("rb") as source, gzip.open(temporary, "wb", _GZIP_LEVEL) as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
+                while chunk := source.read(1 << 20):
+                    alignment.see(chunk)
+                    sink.write(chunk)
+            self.alignment_error_ns = alignment.error_ns
             temporary.replace(packed)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -280,7 +289,11 @@ class TorchTrace:
             self.abandon()
         else:
             self._discard()
-        return CollectorReport(name=self.name, status="obtained")
+        return CollectorReport(
+            name=self.name,
+            status="obtained",
+            clock_alignment_error_ns=self.alignment_error_ns,
+        )
 
     def _discard(self) -> None:
         """End and drop a trace, also one that was only prepared."""
