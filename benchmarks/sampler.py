@@ -345,8 +345,8 @@ def worker(rounds: int, steps: int, ways: list[str], output: str) -> None:
     torch.manual_seed(0)
     config = SIZES["debug"]
     model = Llama(config)
-    for block in model.layers:
-        fully_shard(block)
+    for layer in model.layers:
+        fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randint(config.vocabulary, (2, 128))

@@ -130,7 +130,9 @@ def command_page(name: str) -> str:
         for sub in command.list_commands(context):
             found = command.get_command(context, sub)
             if found is None:
-                raise PluginError(f"chopper {name} --help lists {sub}, and there is no such command")
+                raise PluginError(
+                    f"chopper {name} --help lists {sub}, and there is no such command"
+                )
             of_sub = click.Context(found, info_name=sub, parent=context)
             parts += described(found, of_sub, f"chopper {name} {sub}", level=2)
     return "\n\n".join(parts) + "\n"

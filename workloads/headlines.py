@@ -87,18 +87,18 @@ def interconnect(experiment: Experiment) -> tuple[Headline, ...]:
         )
     # n = 16 ranks, 12e9 weights of 2 bytes, all-reduced by a ring; T_c from the faster row.
     volume_bytes = 2 * 15 / 16 * 2 * 12e9
-    for rate, said in (
+    for bytes_per_s, said in (
         (1.25e9, "39.8 s/step over 10 GbE"),
         (400e9, "4.4 s/step over 8 × 400 Gb/s"),
     ):
         out.append(
             Headline(
                 system="Interconnect",
-                claim=f"12B fine-tune at {rate / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
+                claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
                 survey=said,
                 primary=None,
                 unit="s",
-                ours=4.29 + volume_bytes / rate,
+                ours=4.29 + volume_bytes / bytes_per_s,
                 configuration="model, not measured: consistent with the survey's rows, assuming two "
                 "nodes of 8, bf16 gradients all-reduced by a ring, nothing overlapped",
             )
@@ -305,7 +305,7 @@ def _losses(experiment: Experiment) -> float:
             abs(row.estimate.value - other.estimate.value)
             for row in experiment.rows
             if row.measure == "loss"
-            and (other := experiment.find("loss", **dict(row.labels))) is not None
+            and (other := experiment.find("loss", None, **dict(row.labels))) is not None
         ),
         default=float("nan"),
     )

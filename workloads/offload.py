@@ -33,6 +33,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -114,28 +115,30 @@ class DeepSpeedTrainer(Trainer):
             model=model, optimizer=adamw(model), config=config
         )
         super().__init__(engine, optimizer)
+        self.engine: Any = engine
+        self.partitioned: Any = optimizer
 
     def backward(self, loss: Tensor) -> None:
         """Through the engine, which reduces into its partitions."""
-        self.model.backward(loss)
+        self.engine.backward(loss)
 
     def update(self) -> None:
         """Through the engine, which gathers the weights again."""
-        self.model.step()
+        self.engine.step()
 
     def states(self) -> Iterable[Tensor]:
         """The wrapped optimizer's states and the partitions of weights that it updates."""
-        inner = self.optimizer.optimizer
+        inner = self.partitioned.optimizer
         for state in inner.state.values():
             yield from (v for v in state.values() if torch.is_tensor(v))
         for group in inner.param_groups:
             yield from group["params"]
         # Stage 3 puts its parts into the groups for the update only.
-        yield from getattr(self.optimizer, "fp32_partitioned_groups_flat", ())
+        yield from getattr(self.partitioned, "fp32_partitioned_groups_flat", ())
 
     def weights(self) -> Iterable[Tensor]:
         """Whole weights, or this rank's parts of them with stage 3."""
-        for weight in self.model.module.parameters():
+        for weight in self.engine.module.parameters():
             part = getattr(weight, "ds_tensor", None)
             yield weight if part is None else part
 
@@ -239,14 +242,14 @@ def train(
         begin_ns = time.perf_counter_ns()
     # The first step makes the optimizer's states.
     took_ns = statistics.median(periods_ns[1:] or periods_ns)
-    update_ns = statistics.median(updates_ns[1:] or updates_ns)
+    updating_ns = statistics.median(updates_ns[1:] or updates_ns)
     bound_ns = update_bound_ns(trainer)
     if dist.get_rank():
         return
     for step, value in enumerate(torch.stack(losses).tolist()):
         prof.measure("loss", value, step=step)
     prof.measure("median_step_ns", took_ns)
-    prof.measure("update_ns", update_ns)
+    prof.measure("update_ns", updating_ns)
     prof.measure("update_bound_ns", bound_ns)
     print(f"{args.variant}: {took_ns / 1e9:.3f} s per step", flush=True)
 

@@ -169,7 +169,8 @@ class Exchange:
 
     def random(self, *shape: int) -> Tensor:
         """Normal numbers, scaled so that products neither grow nor shrink."""
-        return (torch.randn(*shape, device=self.device) / shape[-1] ** 0.5).to(self.dtype)
+        made: Tensor = torch.randn(*shape, device=self.device) / shape[-1] ** 0.5
+        return made.to(self.dtype)
 
     def others(self) -> list[tuple[int, int]]:
         """(to whom, from whom) of each round: each rank begins with its neighbour."""
@@ -259,12 +260,12 @@ class GatherMatmul(Exchange):
         else:
             order = [(owner, c) for owner in range(self.ranks) for c in range(self.chunks)]
         for owner, chunk in order:
-            source = self.part(self.x, owner, chunk)
+            rows = self.part(self.x, owner, chunk)
             if owner == self.rank:
-                source = self.shard[chunk * self.step : (chunk + 1) * self.step]
+                rows = self.shard[chunk * self.step : (chunk + 1) * self.step]
             for work in coming.get((owner, chunk), []):
                 work.wait()
-            torch.mm(source, self.w, out=self.part(self.y, owner, chunk))
+            torch.mm(rows, self.w, out=self.part(self.y, owner, chunk))
         return self.y
 
     def compute(self) -> Tensor:

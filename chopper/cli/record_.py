@@ -51,7 +51,9 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
     help=f"Steps to trace, counted from 0.  [default: {DEFAULT_WINDOWS_TEXT}]",
 )
 @click.option("--no-trace", is_flag=True, help="Telemetry and steps only.")
-@click.option("--memory", is_flag=True, help="Trace each allocation too, and keep the allocator's history.")
+@click.option(
+    "--memory", is_flag=True, help="Trace each allocation too, and keep the allocator's history."
+)
 @click.option(
     "--live",
     is_flag=True,

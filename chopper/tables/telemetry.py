@@ -144,7 +144,10 @@ PROCESS_THREAD = Table(
         Column(name="name", type="string", doc="Name of the thread when it was first seen."),
         Column(name="run_ns", type="int64", unit="ns", doc="On a core."),
         Column(
-            name="run_delay_ns", type="int64", unit="ns", doc="Ready to run, and waiting for a core."
+            name="run_delay_ns",
+            type="int64",
+            unit="ns",
+            doc="Ready to run, and waiting for a core.",
         ),
         Column(name="slice_count", type="int64", unit="count", doc="Times that it was put on one."),
     ),

@@ -26,7 +26,8 @@ def readings(*rows: tuple[int | None, int], tid: int = 7) -> pa.Table:
 
 
 def waits(core_wait: pa.Table | None, *numbers: int) -> list[int]:
-    return wait_of_steps(core_wait, np.array(numbers))[0].tolist()
+    found: list[int] = wait_of_steps(core_wait, np.array(numbers))[0].tolist()
+    return found
 
 
 def test_a_step_waited_what_the_count_grew_by() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.counters import base_name, join_counters
+from chopper._kernel_names import base_name
+from chopper.analyzers.counters import join_counters
 from chopper.tables import TABLES
 
 MOPS = "SQ_INSTS_VALU_MFMA_MOPS_BF16"

@@ -46,7 +46,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(400):
-        found = ratio(2 * rng.lognormal(0, 0.2, 4), rng.lognormal(0, 0.05, 4))
+        found = ratio((2 * rng.lognormal(0, 0.2, 4)).tolist(), rng.lognormal(0, 0.05, 4).tolist())
         assert found is not None
         assert found.ci95 is not None
         hits += found.ci95[0] <= 2 <= found.ci95[1]

@@ -68,7 +68,11 @@ def test_defaults_exist() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "hint"),
-    [("hots", "did you mean host?"), ("torch", "torch_trace"), ("xyz", "there are allocator_history, amdsmi,")],
+    [
+        ("hots", "did you mean host?"),
+        ("torch", "torch_trace"),
+        ("xyz", "there are allocator_history, amdsmi,"),
+    ],
 )
 def test_an_unknown_name_is_a_usage_error_with_the_nearest(wrong: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"no collector is called '{wrong}'") as caught:

@@ -411,6 +411,53 @@ def test_it_never_outlives_its_parent(tmp_path: Path, forks: str) -> None:
             parent.stdout.close()
 
 
+class HangingSource:
+    """A driver that does not come back from being opened."""
+
+    name: ClassVar[str] = "hanging"
+    tables: ClassVar[tuple[str, ...]] = ("nic",)
+    absent: ClassVar[dict[str, str]] = {}
+
+    def open(self) -> None:
+        select.select([], [], [])
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """Never reached."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_a_driver_that_hangs_at_the_start_does_not_keep_it_alive(tmp_path: Path) -> None:
+    spec = f'factory="{__name__}:HangingSource", hz=1.0'
+    code = textwrap.dedent(PARENT).replace(
+        'factory="chopper.collectors.sampler:ClockSource", hz=50.0', spec
+    )
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            code.replace(".start()", ".start(ready_timeout_s=0.5)"),
+            str(tmp_path),
+            "alone",
+        ],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        assert parent.stdout is not None
+        sampler_pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(sampler_pid)
+        parent.kill()
+        until_gone_or_zombie(sampler_pid)
+    finally:
+        parent.kill()
+        parent.wait()
+        if parent.stdout is not None:
+            parent.stdout.close()
+
+
 def test_a_full_disk_is_said_and_what_was_written_is_kept(
     tmp_path: Path, started: Callable[..., SamplerProcess]
 ) -> None:

@@ -54,14 +54,20 @@ def test_training_over_a_shaped_link_is_slower_and_the_same(tmp_path):
     assert document["schema"] == ex.SCHEMA
     found = ex.load(path)
     for step in range(3):
-        losses = {found.find("loss", v, step=step).values for v in ("unshaped", "100mbit")}
+        losses = {
+            row.values for v in ("unshaped", "100mbit") if (row := found.find("loss", v, step=step))
+        }
         assert len(losses) == 1
     sent, ring = found.find("sent_bytes", "100mbit"), found.find("ring_bytes", "100mbit")
+    took = found.find("median_step_ns", "100mbit")
+    assert sent is not None
+    assert ring is not None
+    assert took is not None
     # Gloo sends the reduced gradients twice; headers and meetings add a little.
     assert ring.estimate.value < sent.estimate.value < 1.6 * ring.estimate.value
     # Sent through the bucket, that many bytes take this long at least; the burst goes ahead.
     least_s = (sent.estimate.value - 1e6) / 12.5e6
-    assert found.find("median_step_ns", "100mbit").estimate.value / 1e9 > 0.9 * least_s
+    assert took.estimate.value / 1e9 > 0.9 * least_s
     ratio = found.ratio("median_step_ns", "100mbit", "unshaped")
     assert ratio is not None
     assert ratio.value > 1.5

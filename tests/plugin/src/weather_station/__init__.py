@@ -35,9 +35,11 @@ class WeatherSource:
 
     def parts(self) -> list[Part]:
         """One part a thermometer."""
-        return [
-            Part(f"thermometer {i}", lambda sink, _now, i=i: self._read(sink, i)) for i in (0, 1)
-        ]
+
+        def part(number: int) -> Part:
+            return Part(f"thermometer {number}", lambda sink, _now: self._read(sink, number))
+
+        return [part(0), part(1)]
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """What is timed when sampling begins."""
