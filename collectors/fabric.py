@@ -6,6 +6,7 @@ RDMA traffic bypasses the kernel: /proc/net/dev does not see it. The ports' own 
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import re
 import socket
@@ -191,6 +192,8 @@ _SIOCETHTOOL = 0x8946
 _GET_STRINGS, _GET_STATS, _GET_SET_INFO = 0x1B, 0x1D, 0x37
 _STATS_SET = 1
 _NAME_BYTES = 32
+_SPARE = 4096
+"""Statistics that a driver may have got since its names were read."""
 _PAUSE = re.compile(r"^(rx|tx)_prio([0-7])_pause(_duration)?$")
 
 
@@ -209,7 +212,9 @@ class EthtoolStatistics:
         self._interface = interface.encode()
         try:
             self.names = self._names()
-            self._buffer = bytearray(8 + 8 * len(self.names))
+            # The kernel writes as many as there are by then, whatever was asked for: a driver that
+            # has got more queues since must find room.
+            self._buffer = bytearray(8 + 8 * (2 * len(self.names) + _SPARE))
         except OSError:
             self._socket.close()
             raise
@@ -225,7 +230,7 @@ class EthtoolStatistics:
         self._call(info)
         count = struct.unpack_from("I", info, 16)[0]
         strings = bytearray(struct.pack("III", _GET_STRINGS, _STATS_SET, count))
-        strings += bytes(_NAME_BYTES * count)
+        strings += bytes(_NAME_BYTES * (2 * count + _SPARE))
         self._call(strings)
         return [
             bytes(strings[12 + _NAME_BYTES * i : 12 + _NAME_BYTES * (i + 1)])
@@ -238,10 +243,13 @@ class EthtoolStatistics:
         """The statistics, in the order of ``names``.
 
         Raises:
-            OSError: the interface has gone.
+            OSError: the interface has gone, or another one has its name now.
         """
         struct.pack_into("II", self._buffer, 0, _GET_STATS, len(self.names))
         self._call(self._buffer)
+        (count,) = struct.unpack_from("I", self._buffer, 4)
+        if count != len(self.names):
+            raise OSError(errno.ESTALE, f"it counts {count} things now, {len(self.names)} before")
         return list(struct.unpack_from(f"{len(self.names)}Q", self._buffer, 8))
 
     def close(self) -> None:
@@ -276,21 +284,26 @@ class PauseSource:
         if names is None:
             names = [name for _, name in socket.if_nameindex()]
         for name in names:
-            try:
-                statistics = self._make(name)
-            except OSError:
-                continue
-            place = {
-                (int(match[2]), match[1], match[3] or ""): i
-                for i, label in enumerate(statistics.names)
-                if (match := _PAUSE.match(label))
-            }
-            if place:
-                self._open[name] = (statistics, place)
-            else:
-                statistics.close()
+            self._begin(name)
         if not self._open:
             raise CollectorUnavailable("no interface counts pause frames by priority")
+
+    def _begin(self, name: str) -> bool:
+        """Look which statistics of an interface are pauses; False where none is."""
+        try:
+            statistics = self._make(name)
+        except OSError:
+            return False
+        place = {
+            (int(match[2]), match[1], match[3] or ""): i
+            for i, label in enumerate(statistics.names)
+            if (match := _PAUSE.match(label))
+        }
+        if not place:
+            statistics.close()
+            return False
+        self._open[name] = (statistics, place)
+        return True
 
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per interface and priority."""
@@ -299,9 +312,11 @@ class PauseSource:
             try:
                 values = statistics.read()
             except OSError as exc:
-                self.absent[f"pause[{name}]"] = f"has gone: {exc.strerror}"
                 statistics.close()
                 del self._open[name]
+                # With other statistics now (queues were added), they are found anew.
+                if exc.errno != errno.ESTALE or not self._begin(name):
+                    self.absent[f"pause[{name}]"] = f"has gone: {exc.strerror}"
                 continue
             for priority in sorted({p for p, _, _ in place}):
                 found = [

@@ -1009,6 +1009,20 @@ def _settle(config: SamplerConfig, clock: SystemClock) -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
+def _end_with_parent(parent_pid: int, begun: threading.Event) -> None:
+    """End this process with its parent, also while a driver's call hangs at its start.
+
+    Once the sampler has begun, it looks itself.
+    """
+
+    def watch() -> None:
+        while not begun.wait(_WATCH_S):
+            if os.getppid() != parent_pid:
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="mortal").start()
+
+
 class _Refuse:
     """An import hook that makes numpy and pandas look absent."""
 
@@ -1046,6 +1060,8 @@ def main() -> int:
     config = msgspec.json.decode(line, type=SamplerConfig)
     clock = SystemClock(0, config.parent_pid)
     _settle(config, clock)
+    begun = threading.Event()
+    _end_with_parent(config.parent_pid, begun)
     try:
         _load_pyarrow()
         importlib.import_module("chopper.run")
@@ -1067,6 +1083,7 @@ def main() -> int:
         return 1
     try:
         # Not sys.exit: a thread inside a driver's call would be waited for.
+        begun.set()
         sampler.run_watched(os._exit)
     except OutputError as exc:
         sys.stderr.write(f"{exc}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
 from pathlib import Path
@@ -246,6 +247,36 @@ def test_an_interface_that_vanishes_is_left_out() -> None:
     made[1].gone = True
     with pytest.raises(CollectorUnavailable, match="all interfaces have gone"):
         rows(source, "pause")
+
+
+def test_an_interface_that_counts_other_things_now_is_looked_at_anew() -> None:
+    """More queues, or another interface of the same name: positions have moved."""
+    made: list[Scripted] = []
+
+    class Earlier(Scripted):
+        def read(self) -> list[int]:
+            if self.gone:
+                raise OSError(errno.ESTALE, "it counts 7 things now, 6 before")
+            return super().read()
+
+    class Later(Scripted):
+        names: ClassVar[list[str]] = ["rx9_packets", *Scripted.names]
+
+        def read(self) -> list[int]:
+            return [99, *super().read()]
+
+    def make(name: str) -> Scripted:
+        made.append(Later(name) if made else Earlier(name))
+        return made[-1]
+
+    source = PauseSource(["eth0"], make)
+    source.open()
+    before = rows(source, "pause")
+    made[0].gone = True
+    assert rows(source, "pause") == []
+    assert made[0].closed
+    assert rows(source, "pause") == before
+    assert source.absent == {}
 
 
 def test_this_machines_interfaces_answer_or_refuse() -> None:
