@@ -410,7 +410,7 @@ def _ceilings(run: Run, part: RankManifest, device: Device | None, *, on_host: b
     not_listed = (
         "the host's cores have no datasheet peak"
         if on_host
-        else f"device {device.name!r} is not in the table of peaks"
+        else _not_listed(device)
         if device is not None and device.name
         else "the trace does not say which device it was recorded on"
     )
@@ -436,11 +436,26 @@ def _ranks_beside(run: Run, part: RankManifest) -> int:
     return sum(other.hostname == part.hostname for other in run.manifest.ranks)
 
 
+def _not_listed(device: Device) -> str:
+    """Why a device with a name has no peaks."""
+    from chopper.devices import why_unknown
+
+    return why_unknown(
+        device.name or "",
+        multi_processor_count=device.multiprocessor_count,
+        memory_bytes=device.memory_bytes,
+    )
+
+
 def _no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
     """What a user can do about unknown peaks."""
     if part.devices:
-        name = f"device {device.name!r}" if device and device.name else "the device"
-        return f"{name} is not in the table of peaks (docs: device peaks)"
+        why = (
+            _not_listed(device)
+            if device and device.name
+            else "the device is not in the table of peaks"
+        )
+        return f"{why} (docs: device peaks)"
     if part.status == "imported":
         return "the machine that recorded it was not calibrated"
     return f"run `chopper calibrate --ranks {_ranks_beside(run, part)}` there, then analyze again"

@@ -170,6 +170,33 @@ def lookup(
     return found[0] if len(found) == 1 else None
 
 
+def why_unknown(
+    name: str, *, multi_processor_count: int | None = None, memory_bytes: int | None = None
+) -> str:
+    """Why :func:`lookup` has no peak for a device, in words."""
+    wanted = " ".join(name.split())
+    alike = [
+        device
+        for device in known_devices()
+        if any(re.fullmatch(pattern, wanted, re.IGNORECASE) for pattern in device.names)
+    ]
+    if not alike:
+        return f"device {name!r} is not in the table of peaks"
+    units = sorted({device.units.value for device in alike if device.units.value is not None})
+    if multi_processor_count is not None and multi_processor_count not in units:
+        listed = " or ".join(str(count) for count in units)
+        return (
+            f"device {name!r} reports {multi_processor_count} units and the table of peaks has it "
+            f"with {listed}: a partition, or another product"
+        )
+    if memory_bytes is not None:
+        return (
+            f"device {name!r} reports {memory_bytes / 1e9:.0f} GB of memory and the table of peaks "
+            "has it with another size: a partition, or another product"
+        )
+    return f"device {name!r} is several products in the table of peaks, and nothing tells which"
+
+
 def named(name: str) -> DevicePeaks:
     """The device that a person means: its id with or without the vendor, label, or driver's name.
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.devices import DTYPES, DevicePeaks, Sourced, known_devices, lookup
+from chopper.devices import DTYPES, DevicePeaks, Sourced, known_devices, lookup, why_unknown
 
 GIB = 2**30
 
@@ -271,3 +271,25 @@ def test_groups_that_have_all_links(name: str, devices: int, least: int | None) 
     found = lookup(name)
     assert found is not None
     assert found.least_group_count(devices) == least
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "memory", "reason"),
+    [
+        ("Tomorrow 1", 8, None, "is not in the table of peaks"),
+        (
+            "AMD Instinct MI300X",
+            38,
+            None,
+            "reports 38 units and the table of peaks has it with 304",
+        ),
+        ("NVIDIA H100 80GB HBM3", 132, 20 * 10**9, "reports 20 GB of memory"),
+        ("NVIDIA A100-SXM4", None, None, "is several products in the table of peaks"),
+    ],
+)
+def test_what_keeps_a_device_from_having_peaks_is_said(
+    name: str, units: int | None, memory: int | None, reason: str
+) -> None:
+    assert lookup(name, multi_processor_count=units, memory_bytes=memory) is None
+    told = why_unknown(name, multi_processor_count=units, memory_bytes=memory)
+    assert f"device {name!r} {reason}" in told
