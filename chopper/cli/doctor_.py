@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from chopper._patience import answered
+
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
 
@@ -223,16 +225,30 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         shown["remedy"] = "repair or remove the package that offers it"
         return shown
     try:
-        collector = kind()
-        answer = collector.probe(context)
-        shown |= {"available": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
-        if answer.ok and hasattr(collector, "call_costs_ns"):
-            shown["call_costs_ns"] = collector.call_costs_ns(context)
-        if answer.ok and hasattr(collector, "driver_calls"):
-            costs = collector.driver_calls(context)
-            shown["driver_calls"] = {name: msgspec.to_builtins(c) for name, c in costs.items()}
+        shown |= answered(lambda: _asked(kind, context), _ASKED_S)
+    except TimeoutError:
+        shown |= {
+            "available": False,
+            "reason": f"it has not answered for {_ASKED_S:g} s: a call of its driver hangs",
+        }
     except Exception as exc:  # noqa: BLE001 - the others are shown all the same
         shown |= {"available": False, "reason": f"its probe failed: {type(exc).__name__}: {exc}"}
+    return shown
+
+
+_ASKED_S = 20.0
+"""For a collector's probe and what its readings cost."""
+
+
+def _asked(kind: Any, context: CollectorContext) -> dict[str, Any]:
+    collector = kind()
+    answer = collector.probe(context)
+    shown = {"available": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
+    if answer.ok and hasattr(collector, "call_costs_ns"):
+        shown["call_costs_ns"] = collector.call_costs_ns(context)
+    if answer.ok and hasattr(collector, "driver_calls"):
+        costs = collector.driver_calls(context)
+        shown["driver_calls"] = {name: msgspec.to_builtins(c) for name, c in costs.items()}
     return shown
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from chopper._patience import DRIVER_S, answered
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -42,9 +43,18 @@ class AmdCollector(SampledCollector):
         del context
         from chopper.collectors.amd import _library as amd
 
-        try:
+        def devices() -> list[amd.AmdDevice]:
             with amd.session() as wrapper:
-                found = amd.devices(wrapper)
+                return amd.devices(wrapper)
+
+        try:
+            found = answered(devices, DRIVER_S)
+        except TimeoutError:
+            return Availability(
+                ok=False,
+                reason=f"AMD's driver has not answered for {DRIVER_S:g} s",
+                remedy="see whether amd-smi answers, and what dmesg says of the devices",
+            )
         except CollectorUnavailable as exc:
             return Availability(
                 ok=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from chopper._patience import DRIVER_S, answered
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -43,9 +44,18 @@ class NvmlCollector(SampledCollector):
         del context
         from chopper.collectors.nvml import _library as nvml
 
-        try:
+        def found() -> list[nvml.NvmlDevice]:
             with nvml.session():
-                devices = nvml.devices()
+                return nvml.devices()
+
+        try:
+            devices = answered(found, DRIVER_S)
+        except TimeoutError:
+            return Availability(
+                ok=False,
+                reason=f"NVIDIA's driver has not answered for {DRIVER_S:g} s",
+                remedy="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
+            )
         except CollectorUnavailable as exc:
             return Availability(
                 ok=False,

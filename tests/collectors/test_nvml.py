@@ -815,3 +815,24 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     samplers = [c for c in run.part(0).collectors if c.status == "obtained"]
     assert [c.name for c in samplers] == ["host", "nvml"]
     assert all(c.clock_alignment_error_ns is not None for c in samplers)
+
+
+def test_a_driver_that_hangs_at_its_start_holds_up_no_training(play: Player) -> None:
+    found = play(
+        ONE,
+        """
+        import select, threading
+        from pathlib import Path
+        from chopper.collectors import nvml as collector
+        from chopper.collectors.base import CollectorContext
+        never = threading.Event()
+        nvml._binding().nvmlInit = lambda: never.wait()
+        collector.DRIVER_S = 0.2
+        context = CollectorContext(directory=Path("."), run_path=Path("."), pid=1)
+        answer = collector.NvmlCollector().probe(context)
+        print(json.dumps([answer.ok, answer.reason, answer.remedy]))
+        """,
+    )
+    assert found[0] is False
+    assert found[1] == "NVIDIA's driver has not answered for 0.2 s"
+    assert "nvidia-smi" in found[2]
