@@ -520,12 +520,14 @@ class Matched:
         ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
             it is not matched on all ranks of its group.
         instance: number of the collective, the same on all its ranks; -1 where not matched.
-        offset_ns: how far this rank's clock is ahead of the others', by when they leave collectives.
+        offset_ns: how far this rank's clock is ahead of another's, by when they leave collectives.
+        offset_rank: whose: the lowest that collectives tie it to; None where none was asked.
     """
 
     ready_ns: np.ndarray
     instance: np.ndarray
     offset_ns: int = 0
+    offset_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,8 +572,8 @@ def match(
     found = rows[position]
     names = [rank for rank, _, _ in ranks]
     symmetric = np.array([key.what in _SYMMETRIC for key in keys], dtype=bool)
-    offsets = (
-        np.zeros(len(names), dtype=np.int64)
+    offsets, root = (
+        (np.zeros(len(names), dtype=np.int64), np.arange(len(names)))
         if one_clock
         else _clock_offsets(found, instance, symmetric, len(names))
     )
@@ -585,7 +587,7 @@ def match(
         ready[found.event[mine]] = last[instance[mine]] + offsets[number]
         of = np.full(len(links.events), -1, dtype=np.int64)
         of[found.event[mine]] = instance[mine]
-        result[rank] = Matched(ready, of, int(offsets[number]))
+        result[rank] = Matched(ready, of, int(offsets[number]), names[root[number]])
     return result
 
 
@@ -705,15 +707,16 @@ def _shifted(rows: _Rows, ranks: int) -> bool:
 
 def _clock_offsets(
     rows: _Rows, instance: np.ndarray, symmetric: np.ndarray, ranks: int
-) -> np.ndarray:
-    """Lead of each rank's clock over the lowest rank's that it is tied to by collectives.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lead of each rank's clock over the lowest rank's that it is tied to by collectives; and which.
 
     The median difference of ends over the collectives that two ranks share; those who share none
     are tied through others.
     """
     offsets = np.zeros(ranks, dtype=np.int64)
+    root = np.arange(ranks)
     if not len(instance):
-        return offsets
+        return offsets, root
     telling = symmetric[rows.key]
     if not telling.any():
         telling[:] = True
@@ -735,7 +738,6 @@ def _clock_offsets(
         one, other = divmod(int(pair[low]), ranks)
         ties.append((int(high - low), one, other, int(np.median(lead[low:high]))))
     ties.sort(reverse=True)
-    root = np.arange(ranks)
     for _, one, other, ahead in ties:
         if root[one] == root[other]:
             continue
@@ -745,7 +747,7 @@ def _clock_offsets(
         part = root == root[moved]
         offsets[part] += wanted - offsets[moved]
         root[part] = root[keep]
-    return offsets
+    return offsets, root
 
 
 def _walk(rows: _Rows, low: int, high: int) -> np.ndarray:

@@ -130,7 +130,7 @@ def _attribute(
     from chopper.checks import withheld
 
     summaries: list[RankSummary] = []
-    offsets_ns = {rank: m.offset_ns for rank, m in matched.items()}
+    offsets_ns = {rank: (m.offset_ns, m.offset_rank) for rank, m in matched.items()}
     results: list[RankResult] = []
     waiting = [*joined][::-1]
     if not keep:
@@ -461,8 +461,12 @@ def _no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
     return f"run `chopper calibrate --ranks {_ranks_beside(run, part)}` there, then analyze again"
 
 
-def _clock_findings(offsets_ns: dict[int, int]) -> list[Finding]:
-    """What was taken out of the ranks' times before anybody was called late."""
+def _clock_findings(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
+    """What was taken out of the ranks' times before anybody was called late.
+
+    Args:
+        offsets_ns: rank → how far its clock is ahead, and of whose.
+    """
     from chopper.manifest import Finding
 
     return [
@@ -471,9 +475,9 @@ def _clock_findings(offsets_ns: dict[int, int]) -> list[Finding]:
             severity="info",
             rank=rank,
             message=f"its clock is {abs(offset) / 1e3:.0f} µs {'ahead of' if offset > 0 else 'behind'} "
-            "the first rank's, by when both leave collectives: corrected before waiting was counted",
+            f"rank {other}'s, by when they leave collectives: corrected before waiting was counted",
         )
-        for rank, offset in offsets_ns.items()
+        for rank, (offset, other) in offsets_ns.items()
         if abs(offset) >= _CLOCK_OFFSET_SAID_NS
     ]
 

@@ -276,8 +276,8 @@ _CHECKS = (
     ),
     Check("run.no_common_time", "No common time", "The ranks' traces share no moment: their clocks "
         "disagree, or they are different windows.", _WAIT),
-    Check("run.clock_offset", "Clocks corrected", "A rank's clock differs from the first rank's, by "
-        "when both leave collectives; taken out before waiting was counted."),
+    Check("run.clock_offset", "Clocks corrected", "A rank's clock differs from another's, by when "
+        "they leave collectives; taken out before waiting was counted."),
     Check("run.no_trace", "No trace", "Logs or a snapshot alone: looked at, not attributed."),
     Check("run.rank_unknown", "Rank not named", "A file does not say which rank it is."),
     Check("run.rank_number", "Rank not believed", "A rank that no job has."),

@@ -446,6 +446,33 @@ def test_clocks_are_compared_through_common_partners() -> None:
     ]
     matched = match([(j.given.rank, j.links, j.communication) for j in ranks])
     assert [matched[r].offset_ns for r in range(3)] == [0, 30, 100]
+    assert [matched[r].offset_rank for r in range(3)] == [0, 0, 0]
+
+
+def test_clocks_of_groups_that_share_nothing_are_each_their_own() -> None:
+    def entry(ranks: list[int]) -> dict[str, Any]:
+        return meta(0, 1) | {"group_ranks": str(ranks), "group_name": str(ranks)}
+
+    lead = {0: 0, 1: 30, 2: -500, 3: 900}
+    ranks = [
+        joined(r, nccl(by, by + 100), metadata=[entry([0, 1] if r < 2 else [2, 3])], world=4)
+        for r, by in lead.items()
+    ]
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks])
+    assert {r: (m.offset_ns, m.offset_rank) for r, m in matched.items()} == {
+        0: (0, 0),
+        1: (30, 0),
+        2: (0, 2),
+        3: (1400, 2),
+    }
+
+
+def test_more_elements_than_can_be_are_no_size() -> None:
+    ranks = [joined(r, nccl(100, 200), metadata=[meta(0, 1, elements=1 << 62)]) for r in (0, 1)]
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks])
+    told = attribute_rank(ranks[0], matched[0]).communication
+    assert told["message_bytes"].to_pylist() == [None]
+    assert told["instance_id"].to_pylist() == [0]
 
 
 def test_many_ranks_and_collectives_all_find_each_other() -> None:
