@@ -58,9 +58,12 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
     import pyarrow.compute as pc
 
     own = of_rank(run, rank, name)
-    if own.num_rows:
-        return [(None, own)]
     part = run.part(rank)
+    if own.num_rows:
+        if part.device_id is not None or not _several(run, rank):
+            return [(None, own)]
+        # One device alone is in this table, and several in another: both name it alike.
+        return [(own["device_id"][0].as_py(), own)]
     table = run.table(rank, name)
     if part.device_id is not None or part.devices or not table.num_rows:
         return []
@@ -69,6 +72,14 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
         (number, table.filter(pc.equal(table["device_id"], number)).sort_by("time_ns"))
         for number in numbers
     ]
+
+
+def _several(run: Run, rank: int) -> bool:
+    """Whether a rank's readings are of more than one device."""
+    import pyarrow.compute as pc
+
+    tables = (run.table(rank, name) for name in ("device_clock", "device_counter"))
+    return any(len(pc.unique(table["device_id"])) > 1 for table in tables)
 
 
 def _ranks_beside(run: Run, rank: int) -> list[int]:

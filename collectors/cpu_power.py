@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -183,8 +184,12 @@ class _Domain:
         self._last_uj: int | None = None
         self._total_uj = 0
 
-    def joules(self) -> float | None:
-        """Energy since the first reading; None where a wrap cannot be undone.
+    def joules(self) -> float:
+        """Energy since the first reading, or since the counter was reset.
+
+        A counter that went back has wrapped at its range, unless that would mean more than half of
+        it since the last reading (a few minutes of a package): then, or without a range, it was
+        reset, and what this returns goes back too, so that nobody takes a difference over it.
 
         Raises:
             OSError: the domain has gone.
@@ -193,9 +198,10 @@ class _Domain:
         last_uj, self._last_uj = self._last_uj, now_uj
         grown_uj = now_uj - (now_uj if last_uj is None else last_uj)
         if grown_uj < 0:
-            if not self._range_uj:
-                return None
             grown_uj += self._range_uj
+            if not 0 <= grown_uj <= self._range_uj // 2:
+                self._total_uj = min(0, self._total_uj - 1)
+                grown_uj = 0
         self._total_uj += grown_uj
         return self._total_uj * 1e-6
 
@@ -238,12 +244,8 @@ class RaplSource:
         """One row per domain."""
         del now_ns
         for domain in self._domains:
-            try:
-                energy_j = domain.joules()
-            except (OSError, ValueError):
-                continue
-            if energy_j is not None:
-                sink.add("host_energy", domain.name, energy_j)
+            with contextlib.suppress(OSError, ValueError):
+                sink.add("host_energy", domain.name, domain.joules())
 
     def close(self) -> None:
         """Close the files."""

@@ -169,6 +169,19 @@ def test_a_log_of_several_devices_is_told_device_by_device() -> None:
     assert per_device(a_run([part(2)], {2: two}), 2, "device_clock") == []
 
 
+def test_a_device_has_one_name_in_all_tables_of_a_rank_that_names_none() -> None:
+    """Two devices have clocks, one of them counters as well: not a third device's counters."""
+    run = a_run([RankManifest(rank=0)], {0: clocks((10, 1, None), (20, 3, None))})
+    counter = {"time_ns": 10, "span_ns": 1, "device_id": 3, "energy_j": 1.0}
+    run.put(
+        0,
+        "device_counter",
+        pa.Table.from_pylist([counter], schema=TABLES["device_counter"].arrow),
+    )
+    assert [n for n, _ in per_device(run, 0, "device_counter")] == [3]
+    assert [n for n, _ in per_device(run, 0, "device_clock")] == [1, 3]
+
+
 def delays(*rows: tuple[int, int, int]) -> pa.Table:
     """(time in ms, thread, run delay in ms) of rank 0."""
     return pa.Table.from_pylist(

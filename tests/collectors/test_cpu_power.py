@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chopper._environment import affinity_nodes, environment
+from chopper.analyzers.energy import meter_of
 from chopper.collectors.cpu_power import CoreClockSource, RaplSource
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
@@ -76,15 +78,20 @@ def test_energy_counts_from_the_first_reading_and_survives_a_wrap(tmp_path: Path
     assert take(source)[0] == ("package-0", pytest.approx(0.2))
 
 
-def test_a_wrap_of_unknown_range_is_no_energy(tmp_path: Path) -> None:
-    file = domain(tmp_path, "amd-rapl:0", "package-0", 900, top_uj=None)
+@pytest.mark.parametrize("top_uj", [None, 1_000_000], ids=["no range", "too far for a wrap"])
+def test_energy_is_told_over_no_reset(tmp_path: Path, top_uj: int | None) -> None:
+    """The counter of the table goes back, so that the energy view leaves that time out."""
+    file = domain(tmp_path, "amd-rapl:0", "package-0", 10, top_uj=top_uj)
     source = RaplSource(str(tmp_path))
     source.open()
-    take(source)
-    file.write_text("100\n")
-    assert take(source) == []
-    file.write_text("1100\n")
-    assert take(source) == [("package-0", pytest.approx(0.001))]
+    found = []
+    for count in (10, 400_010, 20, 15, 500_015):
+        file.write_text(f"{count}\n")
+        found += [energy_j for _, energy_j in take(source)]
+    assert found == pytest.approx([0.0, 0.4, 0.0, -1e-6, 0.499999])
+    meter = meter_of(np.arange(5) * 10**9, np.array(found))
+    assert meter is not None
+    assert meter.broken.tolist() == [False, True, True, False]
 
 
 def test_without_a_domain_it_is_refused(tmp_path: Path) -> None:
