@@ -77,11 +77,11 @@ def products(steps: int = 4, device_name: str = "NVIDIA A100-SXM4-40GB", **how: 
 
 
 def clock_log(trace: Trace, *, after_ns: int = 0, clock: str = "1065", every_ns: int = MS) -> str:
-    """What ``nvidia-smi --format=csv`` would have written beside a trace."""
+    """What ``nvidia-smi --format=csv`` would have written beside a trace, its zone named."""
     lines = ["timestamp, index, clocks.current.sm [MHz], power.draw [W]"]
     for i in range(-3, 8):
         at = dt.datetime.fromtimestamp((trace.base_ns + after_ns + i * every_ns) / 1e9, dt.UTC)
-        lines.append(f"{at:%Y/%m/%d %H:%M:%S.%f}, 0, {clock}, 300.0 W")
+        lines.append(f"{at:%Y-%m-%dT%H:%M:%S.%f}+00:00, 0, {clock}, 300.0 W")
     return "\n".join(lines) + "\n"
 
 
