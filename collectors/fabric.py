@@ -68,6 +68,8 @@ class _Port:
         self.open_count = 0
         self.refused: dict[str, str] = {}
         """Column → why a counter that is there cannot be read."""
+        self.unread: dict[str, str] = {}
+        """Column → why some reading of it is not known."""
         for column, (paths, unit) in _COUNTERS.items():
             file, factor = None, unit
             for path in paths:
@@ -89,7 +91,7 @@ class _Port:
             OSError: the port has gone.
         """
         found: list[int | None] = []
-        for i, (file, factor) in enumerate(self._files):
+        for column, (file, factor) in zip(_COUNTERS, self._files, strict=True):
             if file is None:
                 found.append(None)
                 continue
@@ -99,19 +101,29 @@ class _Port:
                 if not self.folder.exists():
                     raise
                 # One counter that is refused now (EINVAL, EIO) harms no other.
-                del exc
+                self.unread[column] = f"some of its readings failed: {exc.strerror}"
                 found.append(None)
                 continue
             found.append(_number(text, factor))
             if found[-1] is None:
+                self.unread[column] = _NO_NUMBER
+        return found
+
+    def leave_out(self) -> None:
+        """Ask no more for counters that tell no number ("N/A (no PMA)") from the start."""
+        for i, (column, (file, factor)) in enumerate(zip(_COUNTERS, self._files, strict=True)):
+            if file is not None and self.unread.get(column) == _NO_NUMBER:
                 file.close()
                 self._files[i] = (None, factor)
-        return found
+        self.unread.clear()
 
     def close(self) -> None:
         for file, _ in self._files:
             if file is not None:
                 file.close()
+
+
+_NO_NUMBER = "some of its readings were no number"
 
 
 def _number(text: bytes, factor: int) -> int | None:
@@ -159,9 +171,10 @@ class PortSource:
         if not self._ports:
             why = next(iter(refused.values()), f"{self._folder}: no counter can be read")
             raise CollectorUnavailable(why)
-        for column, values in zip(
-            _COUNTERS, zip(*(p.values() for p in self._ports), strict=True), strict=True
-        ):
+        first = [port.values() for port in self._ports]
+        for port in self._ports:
+            port.leave_out()
+        for column, values in zip(_COUNTERS, zip(*first, strict=True), strict=True):
             if all(value is None for value in values):
                 self.absent[f"fabric_port.{column}"] = refused.get(column, "no port here counts it")
 
@@ -178,6 +191,9 @@ class PortSource:
                 port.close()
                 self._ports.remove(port)
                 continue
+            for column, why in port.unread.items():
+                self.absent[f"fabric_port.{column}[{port.device}/{port.number}]"] = why
+            port.unread.clear()
             sink.add("fabric_port", port.device, port.number, *values)
         if not self._ports:
             raise CollectorUnavailable("all ports have gone")

@@ -9,7 +9,8 @@
  * and time[v] = anchor[v] where no edge enters. An edge of weight INT64_MIN is not there. Beside
  * the times comes, where wanted, the edge that decided each moment (-1 for none), and with it the
  * critical path. Arrays are contiguous; their lengths are checked, their numbers by the caller's
- * construction and here: an edge that does not come from an earlier moment is refused.
+ * construction and here: an edge that does not come from an earlier moment is refused. Sums that
+ * overflow wrap around, as numpy's do.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -46,13 +47,13 @@ pass(const int64_t *first, const int32_t *source, const int64_t *weight, const i
                 return at;
             if (weight[at] == ABSENT)
                 continue;
-            int64_t reached = time[u] + weight[at];
+            int64_t reached = (int64_t)((uint64_t)time[u] + (uint64_t)weight[at]);
             if (reached > best) {
                 best = reached;
                 by = (int32_t)at;
             }
         }
-        time[v] = by < 0 ? anchor[v] : best + lag[v];
+        time[v] = by < 0 ? anchor[v] : (int64_t)((uint64_t)best + (uint64_t)lag[v]);
         if (decided != NULL)
             decided[v] = by;
     }

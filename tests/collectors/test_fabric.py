@@ -182,6 +182,21 @@ def test_a_device_that_is_renamed_goes_on_under_its_first_name(tmp_path: Path) -
     source.close()
 
 
+def test_a_reading_that_is_no_number_costs_that_reading_and_is_named(tmp_path: Path) -> None:
+    folder = port(tmp_path, "mlx5_0")
+    write(folder, counters__port_xmit_data="1", counters__port_rcv_data="2")
+    source = opened(tmp_path)
+    counter = folder / "counters/port_xmit_data"
+    found = []
+    for text in ("1", "", "18446744073709551615", "N/A", "7"):
+        counter.write_text(f"{text}\n")
+        found += [(row["tx_bytes"], row["rx_bytes"]) for row in rows(source, "fabric_port")]
+    assert found == [(4, 8), (None, 8), (None, 8), (None, 8), (28, 8)]
+    key = "fabric_port.tx_bytes[mlx5_0/1]"
+    assert source.absent[key] == "some of its readings were no number"
+    source.close()
+
+
 def test_a_machine_without_such_a_network_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(CollectorUnavailable, match="no InfiniBand, RoCE or EFA device"):
         opened(tmp_path)
