@@ -6,6 +6,7 @@ costs the training nothing but the reader's own time.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import manifest as m
 from chopper.errors import RunFormatError
+from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,6 +146,10 @@ class LiveRun:
         self._ranks: dict[int, LiveRank] = {}
         self._devices: dict[tuple[str, int], LiveDevice] = {}
         self._hosts: dict[str, str] = {}
+        self._read_ns: dict[tuple[str, int, str], int] = {}
+        """Host, device and table → its newest row."""
+        self._newest_ns: dict[str, int] = {}
+        """Host → its newest row of any kind of telemetry."""
 
     def poll(self) -> Snapshot:
         """Read what was flushed since the last call."""
@@ -161,9 +167,20 @@ class LiveRun:
         return Snapshot(
             time.time_ns(),
             [self._ranks[rank] for rank in sorted(self._ranks)],
-            [self._devices[key] for key in sorted(self._devices)],
+            [self._known_now(self._devices[key]) for key in sorted(self._devices)],
             sorted(self.path.glob("rank-*/trace*.json.gz"), key=lambda p: p.name),
         )
+
+    def _known_now(self, device: LiveDevice) -> LiveDevice:
+        """The device without what was last read long before its host's newest readings."""
+        host, number = device.hostname, device.device_id
+        gone = {
+            name: None
+            for table, names in _DEVICE_COLUMNS.items()
+            if self._newest_ns[host] - self._read_ns.get((host, number, table), 0) > _STALE_NS
+            for name in names
+        }
+        return dataclasses.replace(device, **gone)  # type: ignore[arg-type]
 
     def _host(self, folder: Path) -> str:
         if folder.name not in self._hosts:
@@ -185,6 +202,7 @@ class LiveRun:
             return
         # Of the telemetry only the newest row of each device or rank is shown.
         for row in batch.slice(max(batch.num_rows - _NEWEST, 0)).to_pylist():
+            self._newest_ns[host] = max(self._newest_ns.get(host, 0), row["time_ns"])
             if table == "process":
                 owner = self._ranks.setdefault(row["rank"], LiveRank(row["rank"]))
                 owner.cpu_ratio, owner.rss_bytes = row["cpu_ratio"], row["rss_bytes"]
@@ -196,6 +214,7 @@ class LiveRun:
                 )
                 device.uuid = row["device_uuid"]
                 device.time_ns = max(device.time_ns, row["time_ns"])
+                self._read_ns[host, row["device_id"], table] = row["time_ns"]
                 for name in _SHOWN & row.keys():
                     setattr(device, name, row[name])
 
@@ -208,3 +227,8 @@ class LiveRun:
 _NEWEST = 64
 """Rows at a batch's end in which every device of a host occurs."""
 _SHOWN = frozenset(LiveDevice.__dataclass_fields__) - {"hostname", "device_id", "uuid", "time_ns"}
+_DEVICE_COLUMNS = {
+    table: _SHOWN & {column.name for column in TABLES[table].columns} for table in _DEVICE_TABLES
+}
+_STALE_NS = 10_000_000_000
+"""A device that fell off the bus is not shown as it last was."""

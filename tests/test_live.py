@@ -126,6 +126,37 @@ def test_ranks_and_devices_of_a_run_that_grows(tmp_path: Path) -> None:
     clocks.close()
 
 
+def test_a_device_that_is_lost_is_not_shown_as_it_last_was(tmp_path: Path) -> None:
+    live = LiveRun(tmp_path)
+    part = RunWriter(tmp_path, 0)
+    part.manifest.hostname = "here"
+    part.save()
+    clocks = StreamWriter(part.directory / "device_clock.arrow", "device_clock")
+
+    def read(at_s: int, *devices: int) -> list[tuple[int, int | None, float | None]]:
+        clocks.write(
+            {
+                "time_ns": [at_s * 10**9] * len(devices),
+                "span_ns": [0] * len(devices),
+                "device_id": list(devices),
+                "device_uuid": [f"GPU-{d}" for d in devices],
+                "sm_clock_hz": [1_980_000_000] * len(devices),
+                "memory_clock_hz": [None] * len(devices),
+                "power_w": [650.0] * len(devices),
+                "event_reasons": [4] * len(devices),
+            }
+        )
+        return [(d.device_id, d.sm_clock_hz, d.power_w) for d in live.poll().devices]
+
+    here = [(d, 1_980_000_000, 650.0) for d in (0, 1)]
+    assert read(1, 0, 1) == here
+    assert read(9, 0) == here
+    assert read(12, 0) == [here[0], (1, None, None)]
+    assert read(13, 0, 1) == here
+    live.close()
+    clocks.close()
+
+
 def snapshot() -> Snapshot:
     return Snapshot(
         0,
