@@ -45,7 +45,8 @@ def test_every_collector_is_answered_for() -> None:
         assert collector["available"] or collector["reason"]
     host = collectors["host"]
     assert host["available"]
-    assert set(host["call_costs_ns"]) == {"cores", "ranks", "machine", "nics", "clock"}
+    # What else there is (threads, events) depends on the kernel and on permissions.
+    assert set(host["call_costs_ns"]) >= {"cores", "ranks", "machine", "nics", "clock"}
     assert found["environment"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["calibrations"]["stored"] == []
 
