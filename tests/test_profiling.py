@@ -1233,7 +1233,12 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TERMINATED).format(wait=wait, handler=handler))
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, cwd=tmp_path, text=True
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+        # The tests may run under nohup, and the program would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
