@@ -765,7 +765,10 @@ def test_the_manifest_says_what_there_was(task):
     with chopper.profile("run", name="digits") as prof:
         running = Run.open(Path("run"))
         assert running.part(0).status == "running"
-        assert [f.code for f in running.manifest.findings] == ["run.rank_died"]
+        assert [f.code for f in running.manifest.findings] == [
+            "run.rank_died",
+            "run.manifest_missing",
+        ]
         for _ in range(10):
             task.step()
     run = Run.open(Path("run"))
