@@ -412,6 +412,9 @@ DEVICE_COUNTER = Table(
         _maybe("board_limit_throttle_ns", "int64", "ns", "The same for the board's limit, total."),
         _maybe("reliability_throttle_ns", "int64", "ns", "The same for reliability, total."),
         _maybe("application_clock_ns", "int64", "ns", "Time held at application clocks, total."),
+        _maybe("software_thermal_ns", "int64", "ns", "Time slowed by the driver for heat, total."),
+        _maybe("hardware_thermal_ns", "int64", "ns", "Time slowed by the chip for heat, total."),
+        _maybe("power_brake_ns", "int64", "ns", "Time slowed by the board's power brake, total."),
     ),
 )
 

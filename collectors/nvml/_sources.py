@@ -254,6 +254,9 @@ _COUNTER_FIELDS: dict[str, tuple[tuple[int, float | int], ...]] = {
     "board_limit_throttle_ns": ((77, 1),),
     "reliability_throttle_ns": ((79, 1),),
     "application_clock_ns": ((80, 1),),
+    "software_thermal_ns": ((269, 1),),
+    "hardware_thermal_ns": ((270, 1),),
+    "power_brake_ns": ((271, 1),),
 }
 _OF_ALL_LINKS = ("link_tx_bytes", "link_rx_bytes")
 

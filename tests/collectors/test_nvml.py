@@ -417,7 +417,7 @@ def test_a_field_value_is_as_long_as_the_bindings() -> None:
 def test_python_and_c_read_the_same_counters(play: Player) -> None:
     """Blanks, counters too large, alternatives, sums, negative temperatures, refusals in between."""
     script = TWO + "".join(
-        f"set 0 field:{i} {7 * i}\n" for i in (3, 4, 74, 75, 76, 77, 79, 82, 185)
+        f"set 0 field:{i} {7 * i}\n" for i in (3, 4, 74, 75, 76, 77, 79, 82, 185, 269, 270, 271)
     )
     script += """
         set 0 field:83 12500
@@ -464,6 +464,8 @@ def test_python_and_c_read_the_same_counters(play: Player) -> None:
     assert first[0]["device_utilization_ratio"] == pytest.approx(0.07)
     assert first[0]["link_error_count"] == 6
     assert [row["board_limit_throttle_ns"] for row in first] == [539] * 3 + [None] * 4
+    slowed = ("software_thermal_ns", "hardware_thermal_ns", "power_brake_ns")
+    assert [first[0][name] for name in slowed] == [7 * 269, 7 * 270, 7 * 271]
     assert rows[1]["link_tx_bytes"] == 99
 
 
