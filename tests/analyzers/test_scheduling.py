@@ -131,12 +131,21 @@ def test_a_real_recording_has_the_ranks_threads(tmp_path: Any) -> None:
     """The main thread of this process sleeps, then works; both are told in their own time."""
     import time
 
+    from chopper.live import StreamTail
+
+    threads = StreamTail(tmp_path / "run" / "rank-00000" / "process_thread.arrow")
+    sampled: set[int] = set()
     with chopper.profile(tmp_path / "run", trace=False, collect=("host",)) as prof:
-        for _ in range(3):
+        for step in range(60):
             end = time.monotonic() + 0.5
             while time.monotonic() < end:
                 sum(range(1000))
             prof.step()
+            for batch in threads.poll():
+                sampled.update(batch["time_ns"].to_pylist())
+            if step >= 2 and len(sampled) > 2:
+                break
+    threads.close()
     rows = view(chopper.attribute(chopper.load(tmp_path / "run")), "scheduling").to_pylist()
     assert rows[0]["thread"] is None
     assert rows[0]["reason"] is None
