@@ -171,6 +171,11 @@ def _book(
     if task.collective is not None:
         ready = max(task.collective.ready_ns, task.start_ns)
         transfer = max(task.end_ns - ready, 1)
+        together = recording.machine.peaks.least_group_count(len(recording.ranks))
+        if together is None or len(task.collective.members) < together:
+            # These ranks have only some of their links between them: nobody knows their peak.
+            spent["communication.transfer.no_peak"] += time_ns
+            return
         at_peak = min(task.collective.bus_ns * min(time_ns / transfer, 1.0), time_ns)
         spent["communication.transfer.at_peak"] += at_peak
         spent["communication.transfer.below_peak"] += time_ns - at_peak
