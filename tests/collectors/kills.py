@@ -73,6 +73,8 @@ def trial(victim: str, after_s: float) -> Trial:
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # A shell's background jobs ignore it, and would pass that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert program.stdout is not None
     try:

@@ -366,7 +366,11 @@ def test_nothing_is_left_after_a_signal(tmp_path: Path, number: signal.Signals) 
     before = {p.pid for p in programs()}
     job = msgspec.json.encode(one_plan("slow_link", 1e8, tmp_path, pairs_count=200)).decode()
     running = subprocess.Popen(
-        [sys.executable, "-c", _RUNS, job], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", _RUNS, job],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        # A shell's background jobs ignore it, and would pass that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         # The run directory is there once both ranks train, over the link.
