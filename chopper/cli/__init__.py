@@ -7,7 +7,6 @@ or a failed gate, 2 a wrong command line; ``record`` and ``run`` pass the comman
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import NoReturn
 import click
 
 from chopper._version import __version__
+from chopper.cli._lazy import LazyGroup
 from chopper.cli._light import without_pandas
 from chopper.errors import ChopperError, printable
 
@@ -39,22 +39,9 @@ _COMMANDS = {
 _WITHOUT_PANDAS = frozenset(("analyze", "compare", "report", "import", "whatif"))
 
 
-class _Group(click.Group):
-    """Loads a subcommand's module only when it is named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"chopper.cli.{name}_")
-        command: click.Command = module.command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+class _Group(LazyGroup):
+    summaries = _COMMANDS
+    module = "chopper.cli.{}_"
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
+from chopper.cli._lazy import LazyGroup
 from chopper.quantities import one_of
 
 _COMMANDS = {
@@ -18,22 +17,9 @@ _COMMANDS = {
 }
 
 
-class _Group(click.Group):
-    """Loads a subcommand's module only when it is named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"chopper.cli._estimate.{name}")
-        command: click.Command = module.command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+class _Group(LazyGroup):
+    summaries = _COMMANDS
+    module = "chopper.cli._estimate.{}"
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,0 +1,37 @@
+"""A group of commands of which only the one that is named is loaded."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class LazyGroup(click.Group):
+    """Commands by name, each the ``command`` of a module of its own.
+
+    Set ``summaries`` (name → one line) and ``module`` (of a name, with ``{}`` in its place).
+    """
+
+    summaries: Mapping[str, str]
+    module: str
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names in the order of their declaration."""
+        return list(self.summaries)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        """Load a command; None when there is none of this name."""
+        if name not in self.summaries:
+            return None
+        command: click.Command = importlib.import_module(self.module.format(name)).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list without loading any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.summaries.items()))
