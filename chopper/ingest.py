@@ -20,6 +20,7 @@ from chopper.run import (
     MOST_RANKS,
     Run,
     StreamWriter,
+    is_experiment,
     is_run,
     rank_dir_name,
     write_atomic,
@@ -176,6 +177,12 @@ def _in_directory(path: Path) -> list[Path]:
     from chopper.collectors import readers
 
     entries = sorted(path.iterdir())
+    if is_experiment(path):
+        first = next((p for p in entries if p.is_dir() and is_run(p)), None)
+        hint = "" if first is None else f"pass one of them: {first}; or: "
+        raise InputError(
+            f"{path}: the runs of an experiment, not one run; {hint}chopper report {path}"
+        )
     files = [p for p in entries if not p.name.startswith(".") and p.is_file()]
     inside = [p for p in files if readers.may_hold_traces(p)]
     tables = [p for p in files if readers.is_csv(p)]

@@ -172,3 +172,20 @@ def test_a_workload_is_recorded_as_an_experiment(tmp_path):
     assert 1e7 < row["value"] < 1e13
     assert (tmp_path / "g" / "report.html").is_file()
     assert (tmp_path / "g" / "random-1" / "manifest.json").is_file()
+
+
+def test_its_page_is_written_again_by_report(made, tmp_path):
+    from chopper.cli.report_ import command
+
+    page = tmp_path / "page.md"
+    done = CliRunner().invoke(command, [str(made), "-o", str(page)], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert "(2.00×)" in page.read_text()
+
+
+def test_where_a_run_is_wanted_an_experiment_says_which_it_holds(made):
+    import chopper
+
+    with pytest.raises(InputError) as refused:
+        chopper.load(made)
+    assert f"pass one of them: {made / 'a-1'}; or: chopper report {made}" in str(refused.value)

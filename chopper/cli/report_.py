@@ -10,7 +10,7 @@ import click
 from chopper.cli._complete import paths
 from chopper.cli._progress import progress
 from chopper.errors import InputError, OutputError, printable
-from chopper.run import run_around
+from chopper.run import is_experiment, run_around
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
@@ -29,7 +29,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
     """Write the report of a run as one file that needs no network.
 
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
-    same run make one.
+    same run make one. Of an experiment that "chopper run" recorded, it is what the variants measured.
 
     \b
     Examples:
@@ -46,21 +46,36 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
 
         # Compressing Plotly takes as long as reading a trace and needs nothing of it.
         plotly_script.prefetch()
+    shown = _rendered(sources, kind)
+    with progress("writing the report"):
+        from chopper.run import write_atomic
+
+        data = shown.encode("utf-8", "replace")
+        write_atomic(output, data)
+    click.echo(output)
+    click.echo(_closing(output, len(data), sources, open_it), err=True)
+    if open_it:
+        click.launch(output.resolve().as_uri())
+
+
+def _rendered(sources: tuple[str, ...], kind: str) -> str:
+    """The report of a run, or of an experiment."""
+    if len(sources) == 1 and is_experiment(Path(sources[0])):
+        from chopper import experiment
+        from chopper.reports import experiment as page
+
+        with progress("attributing"):
+            found = experiment.load(Path(sources[0]))
+        return page.render(found, kind)
+    from chopper import reports
     from chopper.api import attribute, load
 
     with progress("reading the run"):
         run = load(list(sources))
     with progress("attributing"):
         attribution = attribute(run)
-    with progress("writing the report"):
-        from chopper.run import write_atomic
-
-        data = reports.render(attribution, kind).encode("utf-8", "replace")
-        write_atomic(output, data)
-    click.echo(output)
-    click.echo(_closing(output, len(data), sources, open_it), err=True)
-    if open_it:
-        click.launch(output.resolve().as_uri())
+    with progress("rendering"):
+        return reports.render(attribution, kind)
 
 
 def _check(output: Path, sources: tuple[str, ...], *, force: bool) -> None:
