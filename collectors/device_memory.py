@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chopper.collectors._step_readings import StepReadings
 from chopper.collectors.base import Availability
 from chopper.errors import CollectorUnavailable
 from chopper.manifest import CollectorReport
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chopper.collectors.base import CollectorContext, Scope
-    from chopper.run import StreamWriter
 
 TABLE = "device_memory"
-_FLUSH_NS = 1_000_000_000
 _KEYS = (
     "allocated_bytes.all.current",
     "reserved_bytes.all.current",
@@ -70,11 +69,7 @@ class DeviceMemoryCollector:
     def __init__(self) -> None:
         self._device_id = 0
         self._read: Callable[[], Stats] | None = None
-        self._writer: StreamWriter | None = None
-        self._rows: list[tuple[Any, ...]] = []
-        self._costs_ns: list[int] = []
-        self._flushed_ns = 0
-        self._problem: str | None = None
+        self._readings = StepReadings(TABLE)
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where torch has an accelerator whose allocator counts."""
@@ -109,19 +104,14 @@ class DeviceMemoryCollector:
             CollectorUnavailable: there is no accelerator.
             OutputError: the file cannot be written.
         """
-        from chopper.run import StreamWriter
-
         self._device_id, self._read = _allocator(context.device)
-        self._writer = StreamWriter(context.directory / f"{TABLE}.arrow", TABLE)
+        self._readings.open(context.directory)
         self._sample(None)
-        self._flush()
 
     def on_step(self, step: int) -> None:
         """Read once; the rows go to disk about once a second."""
-        if self._problem is None:
+        if self._readings.problem is None:
             self._sample(step)
-            if time.monotonic_ns() - self._flushed_ns > _FLUSH_NS:
-                self._flush()
 
     def _sample(self, step: int | None) -> None:
         assert self._read is not None
@@ -131,41 +121,17 @@ class DeviceMemoryCollector:
             stats = self._read()
         except RuntimeError as exc:
             # A lost device fails the program soon enough; this must not be what fails it.
-            self._problem = f"the allocator's counters could not be read: {exc}".splitlines()[0]
+            self._readings.problem = (
+                f"the allocator's counters could not be read: {exc}".splitlines()[0]
+            )
             return
         span_ns = time.monotonic_ns() - before_ns
-        self._costs_ns.append(span_ns)
-        self._rows.append(
-            (time_ns + span_ns // 2, span_ns, self._device_id, step, *map(stats.get, _KEYS))
-        )
-
-    def _flush(self) -> None:
-        self._flushed_ns = time.monotonic_ns()
-        if self._rows and self._writer is not None:
-            from chopper.tables import TABLES
-
-            names = [column.name for column in TABLES[TABLE].columns]
-            columns = zip(*self._rows, strict=True)
-            self._rows = []
-            self._writer.write(dict(zip(names, columns, strict=True)))
+        middle_ns = time_ns + span_ns // 2
+        row = (middle_ns, span_ns, self._device_id, step, *map(stats.get, _KEYS))
+        self._readings.add(row, span_ns)
 
     def stop(self) -> CollectorReport:
         """Take the last reading, close the file."""
-        if self._problem is None:
+        if self._readings.problem is None:
             self._sample(None)
-        assert self._writer is not None
-        try:
-            self._flush()
-        finally:
-            self._writer.close()
-        costs_ns = sorted(self._costs_ns)
-        return CollectorReport(
-            name=self.name,
-            status="obtained" if self._problem is None else "failed",
-            reason=self._problem,
-            files=(f"{TABLE}.arrow",),
-            samples_count=len(costs_ns),
-            dropped_count=0,
-            call_p50_ns=costs_ns[len(costs_ns) // 2] if costs_ns else None,
-            call_p99_ns=costs_ns[len(costs_ns) * 99 // 100] if costs_ns else None,
-        )
+        return self._readings.close(self.name)
