@@ -218,7 +218,7 @@ WORKLOADS: dict[str, Workload] = {
         summary="all-reduce, all-gather, reduce-scatter, all-to-all and broadcast over sizes: "
         "time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
         options="COLLECTIVES",
-        check="chopper.workloads.collectives:needs",
+        check="chopper.workloads.sweep:needs",
         measures=True,
         repeats=3,
     ),
@@ -242,7 +242,7 @@ WORKLOADS: dict[str, Workload] = {
         summary="copy, scale, add and triad over array sizes, as STREAM defines them: bandwidth "
         "of each cache and of memory",
         options="MEMBW",
-        check="chopper.workloads.membw:needs",
+        check="chopper.workloads.sweep:needs",
         ranks=1,
         measures=True,
         repeats=3,

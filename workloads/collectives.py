@@ -14,30 +14,18 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 import chopper
 from chopper.workloads import options
-from chopper.workloads.machine import BACKEND, Needs
+from chopper.workloads.machine import BACKEND, wait
 from chopper.workloads.ranks import joined
+from chopper.workloads.sweep import sizes
 
 WARMUP = 3
-
-
-def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
-    """Three arrays of the largest size: what is sent, what comes back, what gloo stages."""
-    if args.smallest > args.largest:
-        raise ValueError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
-    if args.factor < 2:
-        raise ValueError(f"--factor {args.factor}: sizes must grow, take 2 or more")
-    return Needs(
-        memory_bytes=3 * args.largest,
-        what=f"--largest {args.largest}",
-        remedy="take a smaller --largest",
-    )
 
 
 def main() -> None:
@@ -53,23 +41,28 @@ def main() -> None:
 def measure(args: argparse.Namespace, device: torch.device) -> None:
     """Time each collective at each size; rank 0 keeps the medians and the fit through them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    factors = bus_factors(ranks)
+    for name in list(factors):
+        why = lacking(name, ranks, device)
+        if why is not None:
+            del factors[name]
+            if rank == 0:
+                print(
+                    f"{name}: left out, {BACKEND[device.type]} does not have it: {why}", flush=True
+                )
     # Tracing costs as much as a small message: one pass is traced, what is measured is not.
     with chopper.profile(args.output, steps=(0, 1)) as prof:
-        for name in bus_factors(ranks):
-            call = collective(name, [*sizes(args, ranks)][-1], ranks, device)
+        largest = max(sizes(args, 4 * ranks))
+        for name in factors:
+            call = collective(name, largest, ranks, device)
             for _ in range(WARMUP):
-                if call is not None:
-                    call()
+                call()
         wait(device)
         prof.step()
-        for name, factor in bus_factors(ranks).items():
+        for name, factor in factors.items():
             times: list[tuple[int, float]] = []
-            for size_bytes in sizes(args, ranks):
+            for size_bytes in sizes(args, 4 * ranks):
                 call = collective(name, size_bytes, ranks, device)
-                if call is None:
-                    if rank == 0:
-                        print(f"{name}: {BACKEND[device.type]} does not have it", flush=True)
-                    break
                 time_s = median_time_s(call, args.repeats, device)
                 times.append((size_bytes, time_s))
                 prof.step()
@@ -102,19 +95,10 @@ def bus_factors(ranks: int) -> dict[str, float]:
     }
 
 
-def sizes(args: argparse.Namespace, ranks: int) -> Iterator[int]:
-    """Bytes of the whole array, rounded up so that each rank has as many float32 as the others."""
-    quantum = 4 * ranks
-    size = args.smallest
-    while size <= args.largest:
-        yield -(-size // quantum) * quantum
-        size *= args.factor
-
-
 def collective(
     name: str, size_bytes: int, ranks: int, device: torch.device
-) -> Callable[[], object] | None:
-    """A call that runs the collective once; None when the backend does not have it."""
+) -> Callable[[], object]:
+    """A call that runs the collective once."""
     whole = torch.randn(size_bytes // 4, device=device)
     part = torch.randn(size_bytes // 4 // ranks, device=device)
     other = torch.empty_like(whole)
@@ -125,11 +109,16 @@ def collective(
         "all_to_all": lambda: dist.all_to_all_single(other, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
     }
-    try:
-        calls[name]()
-    except (RuntimeError, NotImplementedError):
-        return None
     return calls[name]
+
+
+def lacking(name: str, ranks: int, device: torch.device) -> str | None:
+    """What the backend says when it does not have a collective; None when it has."""
+    try:
+        collective(name, 4 * ranks, ranks, device)()
+    except (RuntimeError, NotImplementedError) as exc:
+        return str(exc).partition("\n")[0]
+    return None
 
 
 def median_time_s(call: Callable[[], object], repeats: int, device: torch.device) -> float:
@@ -147,12 +136,6 @@ def median_time_s(call: Callable[[], object], repeats: int, device: torch.device
     slowest = torch.tensor(times, device=device, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(statistics.median(slowest.tolist()))
-
-
-def wait(device: torch.device) -> None:
-    """Wait for what was issued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def fit(times: list[tuple[int, float]]) -> tuple[float, float]:

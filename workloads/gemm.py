@@ -20,7 +20,7 @@ from torch import Tensor
 
 import chopper
 from chopper.workloads import options
-from chopper.workloads.machine import Needs, choose_device
+from chopper.workloads.machine import Needs, choose_device, wait
 
 SWEEP = {
     "cpu": ("256x256x256", "512x512x512", "1024x1024x1024", "1024x64x1024", "64x1024x1024"),
@@ -126,8 +126,7 @@ def run(a: Tensor, b: Tensor, seconds: int, device: torch.device) -> list[float]
         begin = time.perf_counter()
         for _ in range(batch):
             torch.mm(a, b, out=out)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
         took_s = time.perf_counter() - begin
         if took_s < 0.01 and batch < 10_000:
             # Too short to be timed, or to keep a device busy between two synchronizations.

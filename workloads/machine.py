@@ -52,6 +52,12 @@ def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
     return "cpu", f"{found}, {local_ranks} ranks need one each"
 
 
+def wait(device: torch.device) -> None:
+    """Wait for what was issued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def dtype_problem(device_type: str, dtype: str) -> str | None:
     """Say what this kind of device lacks to compute in ``dtype``, or None."""
     if device_type == "cpu" or dtype != "bfloat16":

@@ -9,32 +9,19 @@ Small arrays stay in a cache: the steps of the curve are its levels, and its end
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 import chopper
 from chopper.workloads import options
-from chopper.workloads.machine import Needs, choose_device
+from chopper.workloads.machine import choose_device, wait
+from chopper.workloads.sweep import sizes
 
 WARMUP = 2
-
-
-def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
-    """Three arrays of the largest size."""
-    if args.smallest > args.largest:
-        raise ValueError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
-    if args.factor < 2:
-        raise ValueError(f"--factor {args.factor}: sizes must grow, take 2 or more")
-    return Needs(
-        memory_bytes=3 * args.largest,
-        what=f"--largest {args.largest}",
-        remedy="take a smaller --largest",
-    )
 
 
 def main() -> None:
@@ -49,7 +36,7 @@ def main() -> None:
             call()
         wait(device)
         prof.step()
-        for size_bytes in sizes(args):
+        for size_bytes in sizes(args, 4):
             for name, (passes, call) in kernels(size_bytes, device).items():
                 time_s = median_time_s(call, args.repeats, passes * size_bytes, device)
                 moved = passes * size_bytes
@@ -57,14 +44,6 @@ def main() -> None:
                     "bandwidth_bytes_per_s", moved / time_s, kernel=name, array_bytes=size_bytes
                 )
             prof.step()
-
-
-def sizes(args: argparse.Namespace) -> Iterator[int]:
-    """Bytes of one array, whole float32 numbers."""
-    size = args.smallest
-    while size <= args.largest:
-        yield -(-size // 4) * 4
-        size *= args.factor
 
 
 def kernels(size_bytes: int, device: torch.device) -> dict[str, tuple[int, Callable[[], object]]]:
@@ -92,12 +71,6 @@ def median_time_s(
         if repeat >= WARMUP:
             times_s.append((time.perf_counter() - begin) / batch)
     return statistics.median(times_s)
-
-
-def wait(device: torch.device) -> None:
-    """Wait for what was issued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

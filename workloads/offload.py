@@ -45,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 import chopper
 from chopper.workloads import fsdp1, fsdp2, options
 from chopper.workloads.llama import SIZES, Llama, initial_value, parameter_count, training_bytes
-from chopper.workloads.machine import Needs
+from chopper.workloads.machine import Needs, wait
 from chopper.workloads.ranks import joined
 from chopper.workloads.training import batches
 
@@ -252,12 +252,6 @@ def train(
     prof.measure("update_ns", updating_ns)
     prof.measure("update_bound_ns", bound_ns)
     print(f"{args.variant}: {took_ns / 1e9:.3f} s per step", flush=True)
-
-
-def wait(device: torch.device) -> None:
-    """Wait for what was issued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class Saver:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 import chopper
 from chopper.workloads import link, options
-from chopper.workloads.machine import Needs
+from chopper.workloads.machine import Needs, wait
 from chopper.workloads.processes import rank_of, run_ranks
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -145,8 +145,7 @@ def timed(
             dist.barrier()
             begin = time.perf_counter()
             run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            wait(device)
             if step >= WARMUP:
                 times_s[name].append(time.perf_counter() - begin)
         if prof is not None:

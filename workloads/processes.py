@@ -40,6 +40,8 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
     Raises:
         SystemExit: a rank failed, with its exit code, or the link cannot be made.
     """
+    # In a namespace of their own nobody else listens.
+    port = "29500" if linked else _free_port()
     channels = [socket.socketpair() for _ in range(ranks)]
     started: list[subprocess.Popen[bytes]] = []
     with _ended(started):
@@ -50,7 +52,7 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
                         *(sys.executable, "-m", module),
                         *(*sys.argv[1:], "--channel", str(theirs.fileno())),
                     ],
-                    env=os.environ | _environment(rank, ranks, linked=linked),
+                    env=os.environ | _environment(rank, ranks, port, linked=linked),
                     pass_fds=[theirs.fileno()],
                 )
             )
@@ -67,15 +69,14 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
         _check(started)
 
 
-def _environment(rank: int, ranks: int, *, linked: bool) -> dict[str, str]:
+def _environment(rank: int, ranks: int, port: str, *, linked: bool) -> dict[str, str]:
     found = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": link.ADDRESSES[0] if linked else "127.0.0.1",
-        # Of a namespace where nobody else listens; else chosen once, for all ranks.
-        "MASTER_PORT": "29500" if linked else _free_port(),
+        "MASTER_PORT": port,
     }
     if linked:
         # The second: it warns that nobody names the addresses, which are nobody's.
@@ -84,11 +85,9 @@ def _environment(rank: int, ranks: int, *, linked: bool) -> dict[str, str]:
 
 
 def _free_port() -> str:
-    if "CHOPPER_WORKLOAD_PORT" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ["CHOPPER_WORKLOAD_PORT"] = str(probe.getsockname()[1])
-    return os.environ["CHOPPER_WORKLOAD_PORT"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def _check(started: list[subprocess.Popen[bytes]]) -> None:
