@@ -18,7 +18,7 @@ AHEAD = 3
 """Tensors that backward has brought, or asked for, before it uses them."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Saved:
     """One tensor on its way to the host, there, or on its way back."""
 
@@ -56,6 +56,8 @@ class OverlappedOffload:
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=True)
         self._side.wait_stream(torch.cuda.current_stream())
+        # Forward may let go of it at once: its memory waits for the copy, too.
+        tensor.record_stream(self._side)
         with torch.cuda.stream(self._side):
             host.copy_(tensor, non_blocking=True)
             out = torch.cuda.Event()
@@ -72,10 +74,13 @@ class OverlappedOffload:
     def _unpack(self, packed: Tensor | _Saved) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        at = self._order.index(packed)
-        for earlier in self._order[max(0, at - AHEAD) : at + 1]:
-            self._fetch(earlier)
-        del self._order[at:]
+        # Backward runs against forward's order: what was saved before comes next.
+        at = next((i for i, saved in enumerate(self._order) if saved is packed), None)
+        if at is not None:
+            for saved in self._order[max(0, at - AHEAD) : at]:
+                self._fetch(saved)
+            del self._order[at]
+        self._fetch(packed)
         assert packed.back is not None
         assert packed.home is not None
         torch.cuda.current_stream().wait_event(packed.home)
