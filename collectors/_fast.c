@@ -132,7 +132,7 @@ now_ns(clockid_t clock)
     return now.tv_sec * SECOND + now.tv_nsec;
 }
 
-/* As Quantiles of sampler.py counts: 1/16 of a power of two. */
+/* As Quantiles of the sampler counts: 1/16 of a power of two. */
 static void
 count(uint64_t *buckets, int64_t value)
 {

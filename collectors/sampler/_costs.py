@@ -1,0 +1,79 @@
+"""What readings and the calls of a driver cost, measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.collectors.sampler._clocks import SystemClock
+from chopper.collectors.sampler._source import Sink
+from chopper.collectors.sampler._status import Quantiles
+from chopper.manifest import CallCost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from chopper.collectors.sampler._clocks import Clock
+    from chopper.collectors.sampler._source import Source
+
+_CALIBRATION_CALLS = 50
+_CALIBRATION_NS = 10_000_000
+"""For each call, at the start."""
+
+
+def call_costs(source: Source, clock: Clock) -> dict[str, CallCost]:
+    """What each call of the driver costs that a source makes, measured now, by name.
+
+    Calls that fail are left out.
+    """
+    offered = getattr(source, "calls", None)
+    found: dict[str, CallCost] = {}
+    for name, call in (offered() if offered is not None else {}).items():
+        costs: list[int] = []
+        begun_ns = clock.monotonic_ns()
+        try:
+            while len(costs) < _CALIBRATION_CALLS:
+                before_ns = clock.monotonic_ns()
+                call()
+                after_ns = clock.monotonic_ns()
+                costs.append(after_ns - before_ns)
+                if after_ns - begun_ns > _CALIBRATION_NS and len(costs) >= 3:
+                    break
+        except Exception:  # noqa: BLE001 - whatever a driver refuses now, its source names
+            continue
+        costs.sort()
+        found[name] = CallCost(
+            p50_ns=costs[len(costs) // 2],
+            p99_ns=costs[min(len(costs) * 99 // 100, len(costs) - 1)],
+            count=len(costs),
+        )
+    return found
+
+
+def measure_call_ns(
+    make: Callable[[], Source], *, repeats: int = 30, clock: Clock | None = None
+) -> Mapping[str, int]:
+    """Cost of one reading of a source in this process: its median and 99th percentile.
+
+    Returns:
+        ``p50_ns`` and ``p99_ns``.
+
+    Raises:
+        CollectorUnavailable: it cannot be read here.
+    """
+    clock = clock or SystemClock()
+    source = make()
+    source.open()
+    sink = Sink()
+    costs = Quantiles()
+    try:
+        for _ in range(repeats):
+            before_ns = clock.monotonic_ns()
+            source.sample(sink, before_ns)
+            costs.add(clock.monotonic_ns() - before_ns)
+            sink.take()
+    finally:
+        source.close()
+    p50_ns, p99_ns = costs.at(0.5), costs.at(0.99)
+    assert p50_ns is not None
+    assert p99_ns is not None
+    return {"p50_ns": p50_ns, "p99_ns": p99_ns}

@@ -1,0 +1,170 @@
+"""The sampler's process as its parent sees it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+import chopper
+from chopper.collectors.sampler._source import SourceSpec
+from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
+from chopper.errors import CaptureError, CollectorUnavailable
+
+# sys.path gets chopper's own parent at its end: a program that was started in a clone, or that
+# changed sys.path, has a sampler all the same. -P keeps the current directory out.
+_BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from chopper.collectors.sampler._child import main; sys.exit(main())"
+)
+
+
+class SamplerProcess:
+    """The sampler as its parent sees it.
+
+    Args:
+        collector: name of the collector it works for.
+        directory: the rank's folder.
+        specs: what to read, and how often.
+        flush_ns: longest time that rows stay in the sampler's memory.
+        nice: added to the sampler's niceness.
+    """
+
+    def __init__(
+        self,
+        collector: str,
+        directory: Path,
+        specs: list[SourceSpec],
+        *,
+        flush_ns: int = 1_000_000_000,
+        nice: int = NICE,
+    ) -> None:
+        self._config = SamplerConfig(
+            collector=collector,
+            directory=str(directory.resolve()),
+            parent_pid=os.getpid(),
+            specs=specs,
+            flush_ns=flush_ns,
+            nice=nice,
+        )
+        self._directory = directory.resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+
+    @property
+    def pid(self) -> int | None:
+        """The sampler's process, None before the start."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, *, ready_timeout_s: float = 5.0) -> None:
+        """Spawn the process and wait until it samples, or has said why it cannot.
+
+        One that is merely slow to start is left to it.
+
+        Raises:
+            CollectorUnavailable: no source can be read here.
+            CaptureError: the process could not be started.
+        """
+        status_file(self._directory, self._config.collector).unlink(missing_ok=True)
+        package_parent = str(Path(chopper.__file__).resolve().parent.parent)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CHOPPER_")}
+        # numpy comes with pyarrow; its BLAS would start a thread per core.
+        environment.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOTSTRAP, package_parent],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=environment,
+                bufsize=0,
+                # Ctrl-C reaches the whole process group of the terminal; the parent decides when
+                # the sampler ends.
+                process_group=0,
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+        except OSError as exc:
+            raise CaptureError(f"the sampler process cannot be started ({exc})") from exc
+        self._await_ready(ready_timeout_s)
+
+    def _await_ready(self, timeout_s: float) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        if not readable:
+            return
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise CaptureError(f"the sampler process ended at its start: {self._last_words()}")
+        error = msgspec.json.decode(line).get("error")
+        if error is not None:
+            self._process.wait()
+            raise CollectorUnavailable(error)
+
+    def stop(self, *, timeout_s: float = 5.0) -> SamplerStatus | None:
+        """End the process, by force when it does not answer, and return its last status.
+
+        None when it left none, or was stopped before. In a process forked from the one that started it this does nothing:
+        the sampler is not theirs.
+        """
+        if self._process is None or self._stopped or os.getpid() != self._config.parent_pid:
+            return None
+        self._stopped = True
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        died = process.poll() is not None
+        forced = False
+        if not died:
+            try:
+                # Words, not just the end of the file: a forked data loader worker may hold a copy
+                # of this end of the pipe.
+                process.stdin.write(b"stop\n")
+            except OSError:
+                died = True
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                forced = True
+        process.stdin.close()
+        process.stdout.close()
+        status = self.status()
+        if status is not None and status.state == "running":
+            status.state = "failed"
+            status.error = (
+                f"the sampler did not stop within {timeout_s:g} s and was killed"
+                if forced
+                else f"the sampler process died ({self._how_it_ended()})"
+            )
+            status.error += "; what it had flushed is kept"
+        self._stderr.close()
+        return status
+
+    def status(self) -> SamplerStatus | None:
+        """The status as it was last written."""
+        try:
+            data = status_file(self._directory, self._config.collector).read_bytes()
+            return msgspec.json.decode(data, type=SamplerStatus)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode if self._process is not None else None
+        if code is not None and code < 0:
+            return f"signal {-code}"
+        return f"exit code {code}: {self._last_words()}"
+
+    def _last_words(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"

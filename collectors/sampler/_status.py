@@ -1,0 +1,165 @@
+"""What a sampler is told, what it says of itself, and how that stands in the manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from chopper.collectors.sampler._source import SourceSpec
+from chopper.manifest import CallCost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from chopper.manifest import CollectorReport
+
+COMM = "chopper-sampler"
+"""Name of the sampler's process as the kernel shows it; 15 characters is what fits."""
+NICE = 5
+
+
+class SourceStatus(msgspec.Struct, kw_only=True):
+    """How well one source was read. Counts are totals since the start."""
+
+    name: str
+    requested_hz: float
+    period_ns: int
+    """Time between samples now; longer than requested where a reading costs too much."""
+    native: bool = False
+    """Read in C, by a thread of its own."""
+    parts_count: int = 1
+    """What is read apart (devices); samples are counted for each."""
+    elapsed_ns: int = 0
+    """From the first to the last sample, summed over the parts."""
+    samples_count: int = 0
+    late_count: int = 0
+    """Samples that began more than half a period after their time."""
+    dropped_count: int = 0
+    """Samples left out: their time had passed, the reading failed, or the ring was full."""
+    overflowed_count: int = 0
+    """Those of them that the ring had no room for."""
+    jitter_p50_ns: int | None = None
+    jitter_p99_ns: int | None = None
+    call_p50_ns: int | None = None
+    call_p99_ns: int | None = None
+    note: str | None = None
+    """Why it was left out, slowed down, or what last failed."""
+
+    @property
+    def achieved_hz(self) -> float | None:
+        """Samples per second of one part; None before its second sample."""
+        if self.samples_count <= self.parts_count or self.elapsed_ns <= 0:
+            return None
+        return (self.samples_count - self.parts_count) / (self.elapsed_ns / 1e9)
+
+
+class SamplerStatus(msgspec.Struct, kw_only=True):
+    """What the sampler says about itself, written to a file with every fifth flush."""
+
+    collector: str
+    state: Literal["running", "complete", "orphaned", "failed"] = "running"
+    error: str | None = None
+    pid: int
+    start_ns: int
+    wall_ns: int = 0
+    cpu_ns: int = 0
+    """CPU time of its whole process in ``wall_ns``, start-up left out."""
+    startup_cpu_ns: int = 0
+    files: tuple[str, ...] = ()
+    absent: dict[str, str] = {}
+    clock_alignment_error_ns: int | None = None
+    calls: dict[str, CallCost] = {}
+    """Each call of the driver, measured at the start."""
+    sources: list[SourceStatus] = []
+
+
+class SamplerConfig(msgspec.Struct, kw_only=True):
+    """What the sampler process is told at its start, as one line of JSON."""
+
+    collector: str
+    directory: str
+    parent_pid: int
+    specs: list[SourceSpec]
+    flush_ns: int = 1_000_000_000
+    nice: int = NICE
+
+
+def status_file(directory: Path, collector: str) -> Path:
+    """File in which a collector's sampler keeps its status."""
+    return directory / f"sampler-{collector}.json"
+
+
+class Quantiles:
+    """Quantiles of integers in bounded memory.
+
+    Counts fall into buckets of 1/16 of a power of two: a quantile is within 3.2 % of the truth.
+
+    Args:
+        counts: what was counted elsewhere, by bucket.
+    """
+
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self._counts: dict[int, int] = dict(counts or {})
+        self._total = sum(self._counts.values())
+
+    def add(self, value: int) -> None:
+        """Count a value; what is negative counts as 0."""
+        value = max(value, 0)
+        shift = max(value.bit_length() - 5, 0)
+        key = (shift << 6) | (value >> shift)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        self._total += 1
+
+    def at(self, ratio: float) -> int | None:
+        """The value below or at which ``ratio`` of all lie; None when nothing was counted."""
+        if not self._total:
+            return None
+        wanted = ratio * self._total
+        seen = 0
+        last = 0
+        for key in sorted(self._counts):
+            seen += self._counts[key]
+            shift, mantissa = key >> 6, key & 63
+            last = (mantissa << shift) + ((1 << shift) >> 1)
+            if seen >= wanted:
+                break
+        return last
+
+
+def to_report(name: str, status: SamplerStatus | None) -> CollectorReport:
+    """A sampler's status as the manifest's report. The rates are those of its fastest source."""
+    from chopper.manifest import CollectorReport
+
+    if status is None or not status.sources:
+        return CollectorReport(
+            name=name, status="failed", reason="the sampler left no status: it died at its start"
+        )
+    fastest = min(status.sources, key=lambda s: 1 / s.requested_hz)
+    notes = [f"{s.name}: {s.note}" for s in status.sources if s.note is not None]
+    failed = status.state == "failed"
+    return CollectorReport(
+        name=name,
+        status="failed" if failed else "obtained",
+        reason=status.error if failed else "; ".join(notes) or None,
+        files=status.files,
+        requested_hz=fastest.requested_hz,
+        achieved_hz=fastest.achieved_hz,
+        samples_count=sum(s.samples_count for s in status.sources),
+        dropped_count=sum(s.dropped_count for s in status.sources),
+        late_count=sum(s.late_count for s in status.sources),
+        jitter_p50_ns=fastest.jitter_p50_ns,
+        jitter_p99_ns=fastest.jitter_p99_ns,
+        call_p50_ns=_total(s.call_p50_ns for s in status.sources),
+        call_p99_ns=_total(s.call_p99_ns for s in status.sources),
+        calls=status.calls,
+        cpu_ratio=status.cpu_ns / status.wall_ns if status.wall_ns else None,
+        clock_alignment_error_ns=status.clock_alignment_error_ns,
+        absent=status.absent,
+    )
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
