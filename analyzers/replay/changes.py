@@ -321,9 +321,15 @@ def set_link(
     for place, fact in enumerate(facts):
         node = fact.node
         transfer = node.transfer_ns
+        if place in scenario.run_ns:
+            asked = scenario.run_ns[place]
+            transfer = np.where(asked >= 0, asked, transfer)
         fixed = np.minimum(transfer, link.latency_ns)
-        changed = wanted + (transfer - fixed) / bandwidth_ratio
-        scenario.run_ns[place] = np.where(node.coupled, np.rint(changed), -1).astype(np.int64)
+        changed = np.where(transfer > 0, wanted + (transfer - fixed) / bandwidth_ratio, 0.0)
+        run = np.where(node.coupled, np.rint(changed), -1).astype(np.int64)
+        if place in scenario.run_ns:
+            run = np.where(node.coupled, run, scenario.run_ns[place])
+        scenario.run_ns[place] = run
 
 
 def families(node: RankNodes) -> tuple[np.ndarray, list[str]]:

@@ -1,0 +1,25 @@
+"""Replays of a run: what it would take with something changed, and what each cause gives back.
+
+``asked`` has the changes, ``answers`` what comes back, ``replay`` the graph that is run again.
+"""
+
+from __future__ import annotations
+
+from chopper.replaying.answers import SCHEMA, Recoverable, WhatIf
+from chopper.replaying.asked import ALIASES, Changes, causes_named, changes_of
+from chopper.replaying.path import critical_path
+from chopper.replaying.replay import Replay, recoverable, replay_of
+
+__all__ = [
+    "ALIASES",
+    "SCHEMA",
+    "Changes",
+    "Recoverable",
+    "Replay",
+    "WhatIf",
+    "causes_named",
+    "changes_of",
+    "critical_path",
+    "recoverable",
+    "replay_of",
+]

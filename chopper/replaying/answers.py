@@ -1,0 +1,140 @@
+"""What a replay answers: a changed run beside the observed one, and what each cause gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution, CauseRow
+
+SCHEMA = "chopper.whatif/1"
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Recoverable:
+    """What removing one cause gives back.
+
+    Attributes:
+        time_ns: summed over ranks and steps, as the cause's own time; None where not known.
+        reason: why it is not known.
+    """
+
+    time_ns: int | None
+    reason: str | None = None
+
+
+@dataclass
+class WhatIf:
+    """A changed run beside the observed one.
+
+    Attributes:
+        changes: what is different, in words.
+        observed_step_ns, predicted_step_ns: mean over steps of the longest window of all ranks.
+        predicted_ci95_ns, saved_ci95_ns: 95 % intervals of the predicted step time and of what is
+            saved, resampling steps; None with fewer than two.
+        steps: number → (observed, predicted) nanoseconds.
+        error_ratio: how far the unmodified replay is from what was observed.
+        notes: what limits the prediction.
+        attribution: of the replayed schedule.
+        reference_rank: rank that all are taken to be like, where stragglers are removed.
+        path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
+    """
+
+    source: str
+    changes: list[str]
+    observed_step_ns: float
+    predicted_step_ns: float
+    predicted_ci95_ns: tuple[float, float] | None
+    saved_ci95_ns: tuple[float, float] | None
+    steps: dict[int | None, tuple[int, int]]
+    error_ratio: float
+    notes: list[str]
+    attribution: Attribution
+    observed: Attribution
+    reference_rank: int | None = None
+    path: list[tuple[str, str, float]] = field(default_factory=list)
+
+    @property
+    def saved_ratio(self) -> float:
+        """Share of the step that is saved."""
+        return 1 - self.predicted_step_ns / self.observed_step_ns if self.observed_step_ns else 0.0
+
+    @property
+    def next_bottleneck(self) -> CauseRow | None:
+        """The largest cause of the changed run that something could take away."""
+        from chopper.analyzers.replay.changes import NOT_FIXABLE
+
+        return next((c for c in self.attribution.leaves() if c.id not in NOT_FIXABLE), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form, schema ``chopper.whatif/1``."""
+        following = self.next_bottleneck
+        total = sum(time for _, _, time in self.path)
+        return {
+            "schema": SCHEMA,
+            "run": self.source,
+            "changes": self.changes,
+            "observed_step_ns": round(self.observed_step_ns),
+            "predicted_step_ns": round(self.predicted_step_ns),
+            "predicted_ci95_ns": _rounded(self.predicted_ci95_ns),
+            "saved_step_ns": round(self.observed_step_ns - self.predicted_step_ns),
+            "saved_ratio": self.saved_ratio,
+            "saved_ci95_ns": _rounded(self.saved_ci95_ns),
+            "steps": [
+                {"number": n, "observed_ns": a, "predicted_ns": b}
+                for n, (a, b) in self.steps.items()
+            ],
+            "unmodified_error_ratio": self.error_ratio,
+            "reference_rank": self.reference_rank,
+            "notes": self.notes,
+            "next_bottleneck": None
+            if following is None
+            else {"id": following.id, "label": following.label, "time_ns": following.time_ns},
+            "causes": [
+                {
+                    "id": c.id,
+                    "parent": c.parent,
+                    "label": c.label,
+                    "time_ns": c.time_ns,
+                    "share_ratio": c.share_ratio,
+                }
+                for c in self.attribution.causes()
+            ],
+            "critical_path": [
+                {
+                    "cause": cause,
+                    "name": name,
+                    "time_ns": round(time),
+                    "share_ratio": time / total if total else None,
+                }
+                for cause, name, time in self.path
+            ],
+        }
+
+
+def _rounded(interval: tuple[float, float] | None) -> list[int] | None:
+    return None if interval is None else [round(v) for v in interval]
+
+
+def summary(
+    pairs: list[tuple[int, int]],
+) -> tuple[float, float, tuple[float, float] | None, tuple[float, float] | None]:
+    """Means of observed and predicted steps; 95 % intervals of the predicted mean and the saving."""
+    import numpy as np
+
+    values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    if not len(values):
+        return 0.0, 0.0, None, None
+    observed, predicted = (float(v) for v in values.mean(axis=0))
+    if len(values) < 2:
+        return observed, predicted, None, None
+    rng = np.random.default_rng(0)
+    drawn = values[rng.integers(len(values), size=(_RESAMPLES, len(values)))].mean(axis=1)
+    low, high = np.percentile(drawn[:, 1], [2.5, 97.5])
+    less, more = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5])
+    return observed, predicted, (float(low), float(high)), (float(less), float(more))
+
+
+__all__ = ["SCHEMA", "Recoverable", "WhatIf", "summary"]

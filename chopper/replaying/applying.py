@@ -1,0 +1,180 @@
+"""Changes applied to a run: what its recording has data for, and what limits the prediction."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from chopper import _format as fmt
+from chopper.analyzers.replay import changes as change
+from chopper.causes import CAUSES
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.analyzers.replay.scenario import Scenario
+    from chopper.replaying.asked import Changes
+    from chopper.replaying.replay import Replay
+
+_SAID_CLOCK_RATIO = 0.95
+
+
+@dataclass
+class Applied:
+    """A scenario while changes are applied to it.
+
+    Attributes:
+        replay: of the run.
+        scenario: what is changed.
+        said: the changes in words.
+        notes: what limits the prediction.
+    """
+
+    replay: Replay
+    scenario: Scenario
+    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def fix(self, causes: Sequence[str]) -> None:
+        """Causes take no time."""
+        if "communication.wait" in causes and not self.replay.coupled_ratio:
+            raise UsageError(
+                "--fix straggler: no collective was seen on all ranks of its group; give the "
+                "traces of all ranks"
+            )
+        change.remove_causes(self.scenario, self.replay.facts, causes)
+        spent = {row.id for row in self.replay.attribution.causes() if row.time_ns}
+        for cause in causes:
+            self.said.append(f"without {CAUSES[cause].label.lower()} ({cause})")
+            if cause not in spent:
+                self.notes.append(f"{cause}: takes no time in this run")
+
+    def clock(self, clock_hz: float | None) -> None:
+        """The device's clock; None for that of each peak."""
+        reached = change.set_clock(self.scenario, self.replay.facts, clock_hz)
+        if not reached.changed_ns:
+            raise UsageError(
+                "--clock: no clock of the device was sampled in this run, or nothing tells how "
+                "its kernels depend on it"
+            )
+        wanted = "the reference" if clock_hz is None else fmt.hertz(clock_hz)
+        self.said.append(f"device clock at {wanted}")
+        if reached.ratio is not None and reached.ratio < _SAID_CLOCK_RATIO:
+            self.notes.append(
+                f"the clock is known for {reached.ratio:.0%} of the kernels' time; the rest "
+                "stays as observed"
+            )
+
+    def link(self, changes: Changes) -> None:
+        """Bandwidth and latency between ranks."""
+        facts = self.replay.facts
+        link = change.observed_link(facts)
+        if link.bytes_per_s is None:
+            raise UsageError(
+                "--link: no collective whose size is known was seen on all ranks of its group"
+            )
+        ceilings = [f.node.joined.ceiling for f in facts]
+        peaks = {c.link_bytes_per_s for c in ceilings if c is not None}
+        peak = next(iter(peaks)) if len(peaks) == 1 else None
+        ratio = changes.bandwidth_ratio or 1.0
+        if changes.bandwidth_bytes_per_s is not None:
+            now = peak or link.bytes_per_s
+            ratio = changes.bandwidth_bytes_per_s / now
+            self.notes.append(
+                f"the link now: {fmt.rate(now)}, "
+                + ("its peak" if peak else "what the largest transfers reached")
+            )
+        latency = changes.latency_ns
+        if changes.latency_ratio is not None:
+            latency = link.latency_ns * changes.latency_ratio
+        if latency is not None and not link.told:
+            raise UsageError(
+                "--latency: the run's messages are all of about one size, which does not tell a "
+                "link's latency from its bandwidth"
+            )
+        change.set_link(self.scenario, facts, link, ratio, latency)
+        if ratio != 1.0:
+            self.said.append(f"link bandwidth {fmt.factor(ratio)}")
+        if latency is not None:
+            now = fmt.duration(link.latency_ns)
+            self.said.append(f"link latency {fmt.duration(latency)} (now {now})")
+
+    def faster(self, what: str, times: float) -> None:
+        """Kernels of a family, or found by a regular expression, are so many times as fast."""
+        facts, families = self.replay.facts, ", ".join(change.FAMILIES)
+        try:
+            count = change.make_faster(self.scenario, facts, what, times)
+        except re.error as exc:
+            raise UsageError(
+                f"--faster {what!r}: neither a family ({families}) nor a regular expression ({exc})"
+            ) from exc
+        if not count:
+            hint = _hint(what, [*change.FAMILIES, *change.operator_names(facts)])
+            raise UsageError(
+                f"--faster {what!r}: finds no kernel and no operator; expected a family "
+                f"({families}) or a regular expression of names{hint}"
+            )
+        self.said.append(
+            f"{what} {fmt.factor(times)} as fast ({fmt.plural(count, 'device event')})"
+        )
+
+    def without(self, name: str) -> None:
+        """An operator is not called."""
+        facts = self.replay.facts
+        try:
+            count = change.remove_operator(self.scenario, facts, name)
+        except re.error as exc:
+            raise UsageError(
+                f"--without {name!r}: no operator and no regular expression ({exc})"
+            ) from exc
+        if not count:
+            hint = _hint(name, change.operator_names(facts))
+            raise UsageError(f"--without {name!r}: no operator of this run is called so{hint}")
+        self.said.append(f"without operator {name}")
+
+    def graphs(self) -> None:
+        """Each step is launched as one graph."""
+        if any(f.node.joined.host_only for f in self.replay.facts):
+            raise UsageError("--graphs: there is no device, so nothing is launched")
+        change.launch_graphs(self.scenario, self.replay.facts)
+        self.said.append("each step launched as one graph")
+
+    def overlap(self) -> None:
+        """Nothing but communication waits for communication."""
+        self.scenario.overlap = True
+        self.said.append("communication overlaps perfectly")
+
+
+def apply(changes: Changes, replay: Replay) -> Applied:
+    """A scenario with these changes.
+
+    Raises:
+        UsageError: a change that this run has no data for, or that names nothing in it.
+    """
+    applied = Applied(replay, replay.scenario())
+    if changes.fix:
+        applied.fix(changes.fix)
+    if changes.clock_hz is not None or changes.reference_clock:
+        applied.clock(changes.clock_hz)
+    if changes.of_link:
+        applied.link(changes)
+    for what, times in changes.faster:
+        applied.faster(what, times)
+    for name in changes.without:
+        applied.without(name)
+    if changes.graphs:
+        applied.graphs()
+    if changes.overlap:
+        applied.overlap()
+    return applied
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+__all__ = ["Applied", "apply"]

@@ -1,0 +1,191 @@
+"""What is asked of a replay: changes, as people write them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from chopper.causes import CAUSES
+from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HOST = "idle.preparation."
+ALIASES: dict[str, tuple[str, ...]] = {
+    "data_wait": (_HOST + "data",),
+    "data_loading": (_HOST + "data",),
+    "launch_gaps": (
+        "idle.call",
+        "idle.launch_latency",
+        _HOST + "dispatch",
+        _HOST + "runtime",
+    ),
+    "sync": (_HOST + "synchronization",),
+    "synchronizations": (_HOST + "synchronization",),
+    "item": (_HOST + "synchronization",),
+    "straggler": ("communication.wait",),
+    "exposed_communication": ("communication",),
+    "recomputation": ("compute.recompute",),
+    "garbage_collection": (_HOST + "gc",),
+    "exposed_copies": ("copy",),
+}
+"""Plain names of what one wants to be rid of, beside the ids of causes and their last parts."""
+
+
+def causes_named(name: str) -> tuple[str, ...]:
+    """The causes that a name means: an id, the end of one, or a plain name.
+
+    Raises:
+        UsageError: there is none, or several; or nothing takes that cause away.
+    """
+    from chopper.analyzers.replay.changes import not_fixable
+
+    asked = name.strip().lower().replace("-", "_").replace(" ", "_")
+    found = (asked,) if asked in CAUSES else ALIASES.get(asked, ())
+    if not found:
+        ends = [c for c in CAUSES if c.endswith("." + asked)]
+        top = [c for c in ends if not any(o != c and c.startswith(o + ".") for o in ends)]
+        if len(top) > 1:
+            raise UsageError(f"--fix {name!r}: several causes are called so: {', '.join(top)}")
+        found = tuple(top)
+    if not found:
+        short = {c.rpartition(".")[2]: c for c in CAUSES}
+        known = [*CAUSES, *ALIASES, *short]
+        near = get_close_matches(asked, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`chopper analyze RUN` lists them"
+        raise UsageError(f"--fix {name!r}: no cause is called so; {hint}")
+    for cause in found:
+        why = not_fixable(cause)
+        if why:
+            raise UsageError(f"--fix {name!r}: {CAUSES[cause].label} cannot be taken away: {why}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What is different.
+
+    Attributes:
+        fix: ids of causes that take no time.
+        clock_hz: of the devices; ``reference_clock`` for that of each peak.
+        bandwidth_bytes_per_s, bandwidth_ratio: of the link between ranks; one of both.
+        latency_ns, latency_ratio: of that link; one of both.
+        faster: (family or regular expression of kernels, how many times faster).
+        without: operators that are not called.
+        graphs: each step is launched as one graph.
+        overlap: nothing but communication waits for communication.
+    """
+
+    fix: tuple[str, ...] = ()
+    clock_hz: float | None = None
+    reference_clock: bool = False
+    bandwidth_bytes_per_s: float | None = None
+    bandwidth_ratio: float | None = None
+    latency_ns: float | None = None
+    latency_ratio: float | None = None
+    faster: tuple[tuple[str, float], ...] = ()
+    without: tuple[str, ...] = ()
+    graphs: bool = False
+    overlap: bool = False
+
+    @property
+    def of_link(self) -> bool:
+        """Whether the link changes."""
+        return any(
+            v is not None
+            for v in (
+                self.bandwidth_bytes_per_s,
+                self.bandwidth_ratio,
+                self.latency_ns,
+                self.latency_ratio,
+            )
+        )
+
+    def __bool__(self) -> bool:
+        return self != Changes()
+
+    def __post_init__(self) -> None:
+        if self.clock_hz is not None and self.reference_clock:
+            raise UsageError("--clock: give a frequency or `reference`, not both")
+        gone = [c for c in self.fix if c in ("communication", "communication.transfer")]
+        if gone and self.of_link:
+            raise UsageError(f"--link with --fix {gone[0]}: nothing is transferred then; drop one")
+        if self.overlap and "communication" in self.fix:
+            raise UsageError("--overlap with --fix communication: nothing is left to overlap")
+
+
+_TIMES = re.compile(r"(?:x\s*([\d.]+)|([\d.]+)\s*[x×])", re.IGNORECASE)
+
+
+def changes_of(
+    *,
+    fix: Sequence[str] = (),
+    clock: str | None = None,
+    link: str | None = None,
+    latency: str | None = None,
+    faster: Sequence[str] = (),
+    without: Sequence[str] = (),
+    graphs: bool = False,
+    overlap: bool = False,
+) -> Changes:
+    """Changes as people write them, see :func:`chopper.whatif`.
+
+    Raises:
+        UsageError: one that is none, or that contradicts another.
+    """
+    from chopper import quantities
+
+    named = [part for text in fix for part in text.split(",") if part.strip()]
+    causes = tuple(dict.fromkeys(c for name in named for c in causes_named(name)))
+    reference = clock is not None and clock.strip().lower() in ("reference", "ref")
+    bandwidth_ratio = None if link is None else _ratio(link, "--link")
+    latency_ratio = None if latency is None else _ratio(latency, "--latency")
+    return Changes(
+        fix=causes,
+        clock_hz=None if clock is None or reference else quantities.frequency_hz(clock, "--clock"),
+        reference_clock=reference,
+        bandwidth_bytes_per_s=None
+        if link is None or bandwidth_ratio is not None
+        else quantities.rate_bytes_per_s(link, "--link"),
+        bandwidth_ratio=bandwidth_ratio,
+        latency_ns=None
+        if latency is None or latency_ratio is not None
+        else quantities.seconds(latency, "--latency") * 1e9,
+        latency_ratio=latency_ratio,
+        faster=tuple(_faster(text) for text in faster),
+        without=tuple(without),
+        graphs=graphs,
+        overlap=overlap,
+    )
+
+
+def _ratio(text: str, option: str) -> float | None:
+    """``x2``, ``2x``: a factor; None for what is written as a quantity."""
+    match = _TIMES.fullmatch(text.strip())
+    if match is None:
+        return None
+    return _positive(match[1] or match[2], f"{option} {text!r}")
+
+
+def _positive(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise UsageError(f"{where}: {text!r} is no factor; expected more than zero, such as x2")
+    return value
+
+
+def _faster(text: str) -> tuple[str, float]:
+    what, separator, times = text.rpartition("=")
+    match = _TIMES.fullmatch(times.strip())
+    if not separator or not what or match is None:
+        raise UsageError(f"--faster {text!r}: expected WHAT=FACTOR, such as gemm=2x")
+    return what.strip(), _positive(match[1] or match[2], f"--faster {text!r}")
+
+
+__all__ = ["ALIASES", "Changes", "causes_named", "changes_of"]

@@ -1,0 +1,283 @@
+"""The dependency graph of an attributed run, run again with changes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper import api
+from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
+from chopper.analyzers.replay.graph import build
+from chopper.analyzers.replay.path import LAG, causes_of, path_of
+from chopper.analyzers.replay.scenario import Base, Scenario
+from chopper.causes import LEAVES
+from chopper.errors import InputError
+from chopper.replaying import traces
+from chopper.replaying.answers import Recoverable, WhatIf, summary
+from chopper.replaying.applying import apply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.analyzers.replay.path import Path as CriticalPath
+    from chopper.analyzers.replay.scenario import Outcome
+    from chopper.attribution import Attribution
+    from chopper.replaying.asked import Changes
+
+ERROR_RATIO = 0.01
+"""An unmodified replay that is further from the observed time says nothing about changes."""
+_SAID_LAUNCHED_RATIO = 0.99
+_LAG_RATIO = 0.1
+_COUPLED_RATIO = 0.5
+_FREE_RATIO = 0.01
+_CONTRADICTED_RATIO = 0.1
+
+
+class Replay:
+    """The dependency graph of an attributed run, to be run again with changes.
+
+    Raises:
+        InputError: the run cannot be replayed: what it lacks.
+    """
+
+    def __init__(self, attribution: Attribution) -> None:
+        run = attribution.run
+        joined, _ = api._join(run)
+        matched = api._match(run, joined)
+        usable = [j for j in joined if len(j.windows)]
+        source = run.source
+        if not usable:
+            raise InputError(
+                f"{source}: cannot be replayed: no device event and no operator was recorded"
+            )
+        traces.check_launches(source, usable)
+        self.attribution = attribution
+        self.base: Base = Base(build([(j, matched.get(j.given.rank)) for j in usable]))
+        self.unmodified: Outcome = Scenario(self.base).solve()
+        ranks = attribution.pieces["rank"].to_numpy()
+        alone = len(attribution.ranks) == 1
+        self.facts: list[RankFacts] = [
+            RankFacts(
+                node,
+                attribution.pieces if alone else attribution.pieces.filter(ranks == node.rank),
+                attribution.factors.get(node.rank),
+            )
+            for node in self.base.graph.ranks
+        ]
+        self.error_ratio = self._error()
+        if self.error_ratio > ERROR_RATIO:
+            raise InputError(
+                f"{source}: cannot be replayed: unchanged, the replay is {self.error_ratio:.1%} off "
+                f"(bar {ERROR_RATIO:.0%}); the order of its events contradicts what they depend on"
+            )
+
+    def scenario(self) -> Scenario:
+        """A scenario without changes."""
+        return Scenario(self.base)
+
+    def _error(self) -> float:
+        """How far the unmodified replay is from the observed time."""
+        observed = sum(
+            int(n.joined.windows.bounds_ns[-1] - n.joined.windows.bounds_ns[0])
+            for n in self.base.graph.ranks
+        )
+        found = self.totals(self.unmodified)
+        return abs(sum(found) - observed) / max(observed, 1)
+
+    @cached_property
+    def coupled_ratio(self) -> float | None:
+        """Share of the communication events that are matched on all ranks; None without any."""
+        sent = coupled = 0
+        for node in self.base.graph.ranks:
+            rows = node.joined.communication.event_row
+            sent += len(rows)
+            coupled += int(node.coupled[rows].sum())
+        return coupled / sent if sent else None
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What limits every prediction for this run."""
+        graph = self.base.graph
+        notes = []
+        events = self.base.events
+        if graph.free > _FREE_RATIO * events:
+            notes.append(
+                f"{graph.free / events:.1%} of the device events wait for nothing that was recorded: "
+                "they stay where they were"
+            )
+        edges = len(graph.source) + graph.contradicted
+        if graph.contradicted > _CONTRADICTED_RATIO * edges:
+            notes.append(
+                f"{graph.contradicted / edges:.1%} of the dependencies were observed in another order "
+                "and are left out"
+            )
+        beside = [n.joined.links for n in graph.ranks if not n.joined.host_only]
+        count = sum(len(links.events) for links in beside)
+        launched = sum(int(links.has_launch.sum()) for links in beside)
+        if launched < _SAID_LAUNCHED_RATIO * count:
+            notes.append(
+                f"{1 - launched / count:.0%} of the device events have no recorded launch: they follow "
+                "what ran before them, or what the host did last"
+            )
+        lag_ratio = self._lag_ratio()
+        if lag_ratio > _LAG_RATIO:
+            notes.append(
+                f"{lag_ratio:.0%} of the critical path is waiting that no recorded dependency explains: "
+                "it is taken to last as long whatever changes"
+            )
+        if self.coupled_ratio is not None and self.coupled_ratio < _COUPLED_RATIO:
+            notes.append(
+                "collectives are not matched on all their ranks: each takes as long as observed, "
+                "whenever it begins"
+            )
+        return notes
+
+    def _lag_ratio(self) -> float:
+        """Share of the critical path on which nothing recorded was waited for."""
+        path = path_of(self.unmodified)
+        length = path.length_ns
+        return float(length[path.kind == LAG].sum() / max(length.sum(), 1))
+
+    def totals(self, outcome: Outcome) -> list[int]:
+        """Time of all windows of each rank."""
+        found = []
+        for place in range(len(self.base.graph.ranks)):
+            bounds = outcome.windows(place)
+            found.append(int(bounds[-1] - bounds[0]) if len(bounds) else 0)
+        return found
+
+    def reference(self, outcome: Outcome) -> int | None:
+        """Place of the rank that all are taken to be like; None unless ranks are uncoupled.
+
+        Without stragglers every rank takes as long as the middle one does on its own: of two, the
+        quicker.
+        """
+        if not outcome.scenario.uncoupled:
+            return None
+        totals = self.totals(outcome)
+        order = sorted(range(len(totals)), key=totals.__getitem__)
+        return order[(len(order) - 1) // 2]
+
+    def step_times(self, outcome: Outcome) -> dict[int | None, int]:
+        """Number of each step → the longest window of all ranks."""
+        alike = self.reference(outcome)
+        longest: dict[int | None, int] = {}
+        for place, node in enumerate(self.base.graph.ranks):
+            if alike is not None and place != alike:
+                continue
+            lengths = np.diff(outcome.windows(place)).tolist()
+            for number, length in zip(node.joined.windows.numbers.tolist(), lengths, strict=True):
+                key = None if number < 0 else int(number)
+                longest[key] = max(longest.get(key, 0), int(length))
+        return dict(sorted(longest.items(), key=lambda item: -1 if item[0] is None else item[0]))
+
+    def gives_back(self, causes: Sequence[str]) -> int:
+        """What removing causes gives back, summed over ranks and steps."""
+        scenario = self.scenario()
+        remove_causes(scenario, self.facts, causes)
+        outcome = scenario.solve()
+        before = self.totals(self.unmodified)
+        after = self.totals(outcome)
+        alike = self.reference(outcome)
+        if alike is not None:
+            after = [after[alike]] * len(after)
+        return max(sum(before) - sum(after), 0)
+
+    def recoverable(self) -> dict[str, Recoverable]:
+        """What each cause with time in it would give back if it were gone."""
+        found: dict[str, Recoverable] = {}
+        # A parent whose only leaf with time is its child gives back the same.
+        by_leaves: dict[frozenset[str], int] = {}
+        rows = self.attribution.causes()
+        spent = {row.id for row in rows if row.time_ns}
+        for row in rows:
+            why = row.withheld or not_fixable(row.id) or self._needs_all_ranks(row.id)
+            if why:
+                found[row.id] = Recoverable(None, why)
+                continue
+            whole = row.id in ("communication", "communication.transfer")
+            leaves = frozenset(
+                [c for c in LEAVES if c in spent and (c == row.id or c.startswith(row.id + "."))]
+                + ([row.id] if whole else [])
+            )
+            if leaves not in by_leaves:
+                by_leaves[leaves] = self.gives_back([row.id] if whole else sorted(leaves))
+            found[row.id] = Recoverable(by_leaves[leaves])
+        return found
+
+    def _needs_all_ranks(self, cause: str) -> str | None:
+        if cause == "communication.wait" and not self.coupled_ratio:
+            return "no collective was seen on all ranks of its group"
+        return None
+
+    def whatif(self, changes: Changes) -> WhatIf:
+        """The run with changes, beside what was observed."""
+        applied = apply(changes, self)
+        outcome = applied.scenario.solve()
+        observed = self.step_times(self.unmodified)
+        predicted = self.step_times(outcome)
+        pairs = {n: (observed[n], predicted.get(n, 0)) for n in observed}
+        mean_observed, mean_predicted, interval, saved = summary(list(pairs.values()))
+        alike = self.reference(outcome)
+        run = self.attribution.run
+        replayed = api.attribute(traces.replayed(self, outcome, alike))
+        closed = sum(replayed.step_time_ns()) / max(len(pairs), 1)
+        if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
+            applied.notes.append(
+                "the causes of the changed run cut its steps a little elsewhere: events without a "
+                "launch are placed by their time"
+            )
+        path = causes_of(outcome, path_of(outcome, alike), self.facts)
+        rows = sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2])
+        return WhatIf(
+            source=run.source,
+            changes=applied.said,
+            observed_step_ns=mean_observed,
+            predicted_step_ns=mean_predicted,
+            predicted_ci95_ns=interval,
+            saved_ci95_ns=saved,
+            steps=pairs,
+            error_ratio=self.error_ratio,
+            notes=[*self.notes, *applied.notes],
+            attribution=replayed,
+            observed=self.attribution,
+            reference_rank=None if alike is None else self.base.graph.ranks[alike].rank,
+            path=rows,
+        )
+
+    def critical_path(self) -> CriticalPath:
+        """The critical path of the run as it was."""
+        return path_of(self.unmodified)
+
+
+def replay_of(attribution: Attribution) -> Replay:
+    """The replay of an attribution, made once.
+
+    Raises:
+        InputError: the run cannot be replayed.
+    """
+    cache = attribution._cache
+    if "replay" not in cache:
+        cache["replay"] = Replay(attribution)
+    found: Replay = cache["replay"]
+    return found
+
+
+def recoverable(attribution: Attribution) -> dict[str, Recoverable]:
+    """What each cause would give back if it were gone; null with the reason where not known."""
+    cache = attribution._cache
+    if "recoverable" not in cache:
+        try:
+            cache["recoverable"] = replay_of(attribution).recoverable()
+        except InputError as exc:
+            reason = str(exc).partition(": ")[2]
+            cache["recoverable"] = {
+                row.id: Recoverable(None, reason) for row in attribution.causes()
+            }
+    found: dict[str, Recoverable] = cache["recoverable"]
+    return found
+
+
+__all__ = ["ERROR_RATIO", "Replay", "recoverable", "replay_of"]
