@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -20,6 +20,7 @@ from chopper._claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
 from chopper.errors import ChopperError, UsageError
 
 if TYPE_CHECKING:
+    from chopper._launch import Output
     from chopper.experiment import Experiment, Headline
 
 
@@ -76,6 +77,9 @@ class Workload:
     repeats: int = 1
     """How often each variant runs unless the user says otherwise."""
 
+    seconds: int
+    """About what all of it takes at its default size on two quiet CPU cores."""
+
     packages: tuple[str, ...] = ()
     """Importable names, besides torch, that it cannot do without."""
 
@@ -104,6 +108,10 @@ class Needs(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What the user should know before it starts."""
 
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Variants that cannot run here as asked, and why."""
+
 
 _FSDP = ("chopper.workloads.fsdp1", "chopper.workloads.fsdp2")
 
@@ -114,6 +122,7 @@ WORKLOADS: dict[str, Workload] = {
         "gather per block, limited prefetch",
         options="TRAINING",
         check="chopper.workloads.llama:needs",
+        seconds=20,
     ),
     "fsdp2": Workload(
         module=_FSDP[1],
@@ -121,6 +130,7 @@ WORKLOADS: dict[str, Workload] = {
         "of each gather, deterministic memory",
         options="TRAINING",
         check="chopper.workloads.llama:needs",
+        seconds=20,
     ),
     "fsdp": Workload(
         module=_FSDP[0],
@@ -143,6 +153,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="fsdp1",
         repeats=2,
+        seconds=60,
     ),
     "interconnect": Workload(
         module="chopper.workloads.interconnect",
@@ -162,6 +173,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="unshaped",
         repeats=2,
+        seconds=90,
     ),
     "overlap": Workload(
         module="chopper.workloads.overlap",
@@ -176,6 +188,11 @@ WORKLOADS: dict[str, Workload] = {
             Variant(name="library", summary="the collectives of torch.distributed"),
             Variant(name="chunked", summary="chunk by chunk, what is here or awaited first"),
             Variant(name="unswizzled", summary="chunk by chunk, in the order of the rows"),
+            Variant(
+                name="symmetric",
+                summary="torch's fused operators on symmetric memory",
+                needs_gpu=True,
+            ),
             Variant(name="triton", summary="one kernel that waits for flags", needs_gpu=True),
             Variant(
                 name="triton-unswizzled",
@@ -185,6 +202,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="sequential",
         repeats=2,
+        seconds=60,
     ),
     "offload": Workload(
         module="chopper.workloads.offload",
@@ -212,6 +230,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="ddp",
         packages=("deepspeed",),
+        seconds=110,
     ),
     "collectives": Workload(
         module="chopper.workloads.collectives",
@@ -221,6 +240,7 @@ WORKLOADS: dict[str, Workload] = {
         check="chopper.workloads.sweep:needs",
         measures=True,
         repeats=3,
+        seconds=60,
     ),
     "gemm": Workload(
         module="chopper.workloads.gemm",
@@ -236,6 +256,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="random",
         repeats=3,
+        seconds=100,
     ),
     "membw": Workload(
         module="chopper.workloads.membw",
@@ -246,6 +267,7 @@ WORKLOADS: dict[str, Workload] = {
         ranks=1,
         measures=True,
         repeats=3,
+        seconds=30,
     ),
     "dataloader": Workload(
         module="chopper.workloads.dataloader",
@@ -263,6 +285,7 @@ WORKLOADS: dict[str, Workload] = {
             Variant(name="balanced", summary="and each rank has as much to compute"),
         ),
         baseline="loader",
+        seconds=110,
     ),
 }
 
@@ -364,10 +387,24 @@ class Launch:
             return [*agent, "-", module, "--ranks", str(self.ranks), *words]
         return [*agent, str(self.ranks), module, *words]
 
-    def run(self, output: Path, variant: Variant | None = None) -> int:
+    @property
+    def expected_s(self) -> float | None:
+        """About how long all of it takes; None when the size is not the default one."""
+        workload = self.workload
+        declared = {o.name: o.default for o in options_of(self.name)}
+        changed = any(declared[k] != v for k, v in self.options.items() if k in declared)
+        if changed or self.ranks != workload.ranks or self.device != "cpu":
+            return None
+        of_all = sum(not v.needs_gpu for v in workload.variants) or 1
+        share = (len(self.variants) or 1) / of_all * self.repeats / workload.repeats
+        return workload.seconds * share
+
+    def run(
+        self, output: Path, variant: Variant | None = None, *, output_to: Output | None = None
+    ) -> int:
         """Run it to its end, recorded into ``output``, and return its exit code.
 
-        All output of the ranks goes to stderr. Signals are passed on, and no process is left
+        All output of the ranks goes to stderr, or is given to ``output_to``. Signals are passed on, and no process is left
         behind: see ``chopper._launch.launch``. Must be called from the main thread.
         """
         from chopper._launch import launch
@@ -377,7 +414,7 @@ class Launch:
         env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.ranks)))
         env[OUTPUT_VARIABLE] = str(output.resolve())
         env[LAUNCHED_VARIABLE] = "1"
-        return launch(self.command(variant), env=env)
+        return launch(self.command(variant), env=env, output=output_to)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -421,7 +458,9 @@ def prepare(
     words = [*options]
     if steps is not None:
         if all(option.name != "steps" for option in _declared(workload)):
-            raise UsageError(f"--steps: {name} has no steps; see its options: chopper workloads")
+            raise UsageError(
+                f"--steps: {name} has no steps; see its options: chopper run {name} --help"
+            )
         if any(word == "--steps" or word.startswith("--steps=") for word in options):
             raise UsageError("--steps is given twice, before and after the --: give it once")
         words += ["--steps", str(steps)]
@@ -436,13 +475,18 @@ def prepare(
             )
     # What the check of a workload estimates depends on which of them run.
     parsed.variants = tuple(variant.name for variant in chosen)
-    ranks, device, notes = _settle(name, workload, ranks, parsed)
-    if device == "cpu" and any(v.needs_gpu for v in chosen):
-        left_out = [v.name for v in chosen if v.needs_gpu]
-        chosen = tuple(v for v in chosen if not v.needs_gpu)
-        if not chosen:
-            raise WorkloadUnavailable(f"{name}: {', '.join(left_out)} needs a GPU, none is here")
-        notes += (f"left out, for they need a GPU: {', '.join(left_out)}",)
+    ranks, device, notes, absent = _settle(name, workload, ranks, parsed)
+    if device == "cpu":
+        absent |= {v.name: "needs a GPU, none is used here" for v in chosen if v.needs_gpu}
+    reasons: dict[str, list[str]] = {}
+    for variant in chosen:
+        if variant.name in absent:
+            reasons.setdefault(absent[variant.name], []).append(variant.name)
+    lines = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+    chosen = tuple(v for v in chosen if v.name not in absent)
+    if reasons and not chosen:
+        raise WorkloadUnavailable(f"{name} {'; '.join(lines)}")
+    notes += tuple(f"left out: {line}" for line in lines)
     words = [*_without(words, "--device"), "--device", device]
     return Launch(
         name=name,
@@ -499,8 +543,8 @@ def _without(words: Sequence[str], option: str) -> list[str]:
 
 def _settle(
     name: str, workload: Workload, ranks: int | None, options: argparse.Namespace
-) -> tuple[int, str, tuple[str, ...]]:
-    """Choose ranks and device; raise when the machine cannot do it."""
+) -> tuple[int, str, tuple[str, ...], dict[str, str]]:
+    """Choose ranks and device, with notes and absent variants; raise when the machine cannot do it."""
     import torch
 
     from chopper.workloads.machine import choose_device, dtype_problem
@@ -547,7 +591,7 @@ def _settle(
             f"{needs.what} needs about {needed / 1e9:.0f} GB, {where} can have "
             f"{available / 1e9:.0f} GB: {needs.remedy}"
         )
-    return ranks, device, tuple(notes)
+    return ranks, device, tuple(notes), dict(needs.absent)
 
 
 def usable_cores() -> int:

@@ -23,7 +23,7 @@ from chopper.errors import InputError, OutputError
 
 SCHEMA = "chopper.calibration/1"
 
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     "float64": "fp64",
     "double": "fp64",
     "float32": "fp32",
@@ -32,6 +32,7 @@ _DTYPE_NAMES = {
     "half": "fp16",
     "bfloat16": "bf16",
 }
+"""Torch's name of a type → the short one."""
 
 
 class Measured(msgspec.Struct, kw_only=True, frozen=True):
@@ -84,6 +85,8 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """Time from issuing the smallest operator to knowing that it has run."""
     absent: dict[str, str] = {}
     """What could not be measured, and why."""
+    fed: dict[str, str] = {}
+    """Section (``gemm``, ``memory``, ``link``) → the experiment that it was taken from."""
 
     def flop_per_s(self, dtype: str) -> float | None:
         """Best rate of a matrix product of this type, None when it was not measured.
@@ -92,7 +95,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
             dtype: ``bf16`` or ``bfloat16`` or ``torch.bfloat16``.
         """
         name = dtype.removeprefix("torch.").lower()
-        shapes = self.gemm.get(_DTYPE_NAMES.get(name, name), [])
+        shapes = self.gemm.get(DTYPE_NAMES.get(name, name), [])
         return max((shape.best_per_s for shape in shapes), default=None)
 
     @property

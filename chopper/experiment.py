@@ -8,7 +8,7 @@ its steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -91,8 +91,16 @@ class Headline:
     ours: float | None
     """None when it was not measured; ``why`` says why."""
     ci95: tuple[float, float] | None = None
+    stated: float | None = None
+    """The one number, in ``unit``, that ours can be held against: the primary source's, or the
+    survey's where the primary has none; None where they state a range, or something else."""
     configuration: str = ""
     why: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over what is stated."""
+        return None if self.ours is None or not self.stated else self.ours / self.stated
 
 
 @dataclass(frozen=True)
@@ -199,7 +207,7 @@ class Experiment:
 def headline_to_dict(headline: Headline) -> dict[str, Any]:
     """A headline as plain data."""
     plain: dict[str, Any] = msgspec.to_builtins(headline)
-    return plain
+    return plain | {"ratio": headline.ratio}
 
 
 def quotient(over: Row | None, under: Row | None) -> Estimate | None:
@@ -207,6 +215,24 @@ def quotient(over: Row | None, under: Row | None) -> Estimate | None:
     from chopper.analyzers import repeats
 
     return None if over is None or under is None else repeats.ratio(over.values, under.values)
+
+
+def between(of: Sequence[float], to: Sequence[float], *, ratio: bool = False) -> Estimate | None:
+    """How much more, or how many times, the repetitions of ``of`` are; None without one of them."""
+    from chopper.analyzers import repeats
+
+    if not of or not to:
+        return None
+    return repeats.ratio(of, to) if ratio else repeats.difference(of, to)
+
+
+def line(
+    x: Sequence[float], y: Sequence[float]
+) -> tuple[float, float, tuple[float, float] | None, float]:
+    """a, b, the 95 % interval of b, and R², of y = a + b·x through a point per repetition."""
+    from chopper.analyzers import repeats
+
+    return repeats.line(x, y)
 
 
 def load(path: Path) -> Experiment:

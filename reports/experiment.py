@@ -164,14 +164,30 @@ def times(estimate: Estimate | None) -> str:
 
 
 def ours(headline: Headline) -> str:
-    """A headline's number here, with its interval; the reason where there is none."""
+    """A headline's number here; the reason where there is none."""
     if headline.ours is None:
         return headline.why or fmt.UNKNOWN
     mark = "" if headline.unit in ("×", "") else " "
-    said = f"{headline.ours:.3g}{mark}{headline.unit}"
-    if headline.ci95 is not None:
-        said += f" ({headline.ci95[0]:.3g} … {headline.ci95[1]:.3g})"
-    return said
+    return f"{_number(headline.ours)}{mark}{headline.unit}"
+
+
+def interval(headline: Headline) -> str:
+    """Its 95 % interval: ``1.71 … 1.96``."""
+    if headline.ours is None or headline.ci95 is None:
+        return fmt.UNKNOWN
+    return f"{_number(headline.ci95[0])} … {_number(headline.ci95[1])}"
+
+
+def against(headline: Headline) -> str:
+    """How many times what is stated it is: ``1.05×``."""
+    return fmt.UNKNOWN if headline.ratio is None else f"{headline.ratio:.2f}×"
+
+
+def _number(value: float) -> str:
+    size = f"{abs(value):.3g}"
+    if "e" in size:
+        size = f"{abs(value):.0f}" if abs(value) >= 1 else f"{abs(value):.4f}"
+    return ("−" if value < 0 else "") + size
 
 
 def told(comparison: Comparison) -> list[Change]:
@@ -222,7 +238,12 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
         for who, said in (("survey", headline.survey), ("primary", headline.primary)):
             if said is not None:
                 console.print(Text(f"  {who:<8} {said}"))
-        console.print(Text(f"  {'here':<8} {ours(headline)}"))
+        said = ours(headline)
+        if headline.ours is not None and headline.ci95 is not None:
+            said += f" (95 %: {interval(headline)})"
+        if headline.ratio is not None:
+            said += f", {against(headline)} what is stated"
+        console.print(Text(f"  {'here':<8} {said}"))
         if headline.configuration:
             console.print(Text(f"  {headline.configuration}", style="dim"))
     return _written(console)
@@ -247,10 +268,20 @@ def markdown(experiment: Experiment) -> str:
 
 
 def headline_table(headlines: tuple[Headline, ...]) -> list[str]:
-    """Headlines as the lines of a Markdown table."""
-    head = ("system", "number", "survey", "primary source", "here", "configuration")
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """Headlines as the lines of a Markdown table; the ratio is ours over what is stated."""
+    head = (
+        "system",
+        "number",
+        "survey",
+        "primary source",
+        "here",
+        "95 %",
+        "ratio",
+        "configuration",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     for h in headlines:
-        cells = (h.system, h.claim, h.survey or fmt.UNKNOWN, h.primary or fmt.UNKNOWN, ours(h))
-        lines.append("| " + " | ".join(escape(c) for c in (*cells, h.configuration)) + " |")
+        said = (h.survey or fmt.UNKNOWN, h.primary or fmt.UNKNOWN)
+        cells = (h.system, h.claim, *said, ours(h), interval(h), against(h), h.configuration)
+        lines.append("| " + " | ".join(escape(c) for c in cells) + " |")
     return lines

@@ -9,7 +9,7 @@ from chopper import _format as fmt
 from chopper.errors import printable
 from chopper.reports import page
 from chopper.reports.comparison_html import waterfall
-from chopper.reports.experiment import facts, grids, ours
+from chopper.reports.experiment import against, facts, grids, interval, ours
 from chopper.reports.figures import plain
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def render(experiment: Experiment) -> str:
                 "survey": h.survey or fmt.UNKNOWN,
                 "primary": h.primary or fmt.UNKNOWN,
                 "ours": ours(h),
+                "interval": interval(h),
+                "against": against(h),
                 "configuration": h.configuration,
             }
             for h in experiment.headlines

@@ -63,7 +63,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
             times: list[tuple[int, float]] = []
             for size_bytes in sizes(args, 4 * ranks):
                 call = collective(name, size_bytes, ranks, device)
-                time_s = median_time_s(call, args.repeats, device)
+                call_s = times_s(call, args.repeats, device)
+                time_s = statistics.median(call_s)
                 times.append((size_bytes, time_s))
                 prof.step()
                 if rank:
@@ -75,6 +76,9 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
                 prof.measure("time_ns", time_s * 1e9, **labels)
                 prof.measure("algorithm_bandwidth_bytes_per_s", size_bytes / time_s, **labels)
                 prof.measure("bus_bandwidth_bytes_per_s", size_bytes / time_s * factor, **labels)
+                prof.measure(
+                    "best_bus_bandwidth_bytes_per_s", size_bytes / min(call_s) * factor, **labels
+                )
             if rank == 0 and len(times) > 1:
                 latency_s, bytes_per_s = fit(times)
                 prof.measure("latency_ns", latency_s * 1e9, collective=name)
@@ -121,8 +125,8 @@ def lacking(name: str, ranks: int, device: torch.device) -> str | None:
     return None
 
 
-def median_time_s(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median over repetitions of the time of the slowest rank, in seconds."""
+def times_s(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Seconds that the slowest rank took for each repetition."""
     times = []
     for repeat in range(WARMUP + repeats):
         # Without it, one rank's lateness would count as the collective's slowness.
@@ -135,7 +139,7 @@ def median_time_s(call: Callable[[], object], repeats: int, device: torch.device
             times.append(time.perf_counter() - begin)
     slowest = torch.tensor(times, device=device, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(statistics.median(slowest.tolist()))
+    return [float(s) for s in slowest.tolist()]
 
 
 def fit(times: list[tuple[int, float]]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import chopper
 from chopper.workloads import options
-from chopper.workloads.machine import Needs, choose_device, wait
+from chopper.workloads.machine import Needs, own_device, wait
 
 SWEEP = {
     "cpu": ("256x256x256", "512x512x512", "1024x1024x1024", "1024x64x1024", "64x1024x1024"),
@@ -84,17 +84,16 @@ def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
 def main() -> None:
     """Measure every shape in every type."""
     args = options.parse(options.GEMM, prog="gemm", description="Measure matrix products.")
-    kind, _ = choose_device(args.device, local_ranks=1)
-    device = torch.device("cuda:0" if kind == "cuda" else "cpu")
+    device = own_device(args.device)
     torch.manual_seed(args.seed)
     # Tracing costs time: one product of each is traced, what is measured is not.
     with chopper.profile(args.output, steps=(0, 1)) as prof:
-        for dtype in chosen_dtypes(args, kind):
-            for m, n, k in chosen_shapes(args, kind):
+        for dtype in chosen_dtypes(args, device.type):
+            for m, n, k in chosen_shapes(args, device.type):
                 run(*operands(args.variant, (m, n, k), dtype, device), 0, device)
         prof.step()
-        for dtype in chosen_dtypes(args, kind):
-            for m, n, k in chosen_shapes(args, kind):
+        for dtype in chosen_dtypes(args, device.type):
+            for m, n, k in chosen_shapes(args, device.type):
                 a, b = operands(args.variant, (m, n, k), dtype, device)
                 times_s = run(a, b, args.seconds, device)
                 labels = {"dtype": dtype, "shape": f"{m}x{n}x{k}"}

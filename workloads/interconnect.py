@@ -63,6 +63,7 @@ def main() -> None:
                 prof.measure("link_bytes_per_s", rate / 8)
             prof.measure("sent_bytes", (sent_bytes() - before) / args.steps)
             prof.measure("ring_bytes", ring_bytes(model, RANKS))
+            prof.measure("gloo_bytes", ring_bytes(model, RANKS, reductions=2))
 
 
 def sent_bytes() -> int:
@@ -75,18 +76,18 @@ def sent_bytes() -> int:
     raise OSError(f"{link.INTERFACE}: no such interface in this namespace")
 
 
-def ring_bytes(model: nn.Module, ranks: int) -> float:
+def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
     """Bytes that each rank of a ring sends per step of this sharding.
 
     Each weight is gathered for forward and its gradient reduced and scattered; those of the blocks,
     which are dropped after forward, are gathered again for backward. Each of the three sends
-    (n − 1) / n of the whole.
+    (n − 1) / n of the whole. An all-reduce in place of the reduce-scatter sends that twice.
     """
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
     dropped = sum(
         p.numel() * p.element_size() for name, p in model.named_parameters() if "layers." in name
     )
-    return (ranks - 1) / ranks * (2 * whole + dropped)
+    return (ranks - 1) / ranks * ((1 + reductions) * whole + dropped)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,6 +29,9 @@ class Needs:
     notes: tuple[str, ...] = ()
     """What the user should know before it starts."""
 
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Variants that cannot run here as asked, and why."""
+
 
 def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
     """Choose the kind of device for ``local_ranks`` ranks on this host, and say why.
@@ -50,6 +55,16 @@ def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
             "ask for fewer ranks, or for --device cpu"
         )
     return "cpu", f"{found}, {local_ranks} ranks need one each"
+
+
+def own_device(asked: str) -> torch.device:
+    """The device of this rank, or of the only process, that ``choose_device`` chose."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    kind, _ = choose_device(asked, local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if kind == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device(f"cuda:{local_rank}")
 
 
 def wait(device: torch.device) -> None:

@@ -126,7 +126,10 @@ OVERLAP: tuple[Option, ...] = (
         name="variant",
         help="how product and transfer are ordered",
         default="chunked",
-        choices=("library", "sequential", "chunked", "unswizzled", "triton", "triton-unswizzled"),
+        choices=(
+            *("library", "sequential", "chunked", "unswizzled", "symmetric"),
+            *("triton", "triton-unswizzled"),
+        ),
     ),
     Option(name="m", help="rows of the product, over all ranks", default=1024, type=positive),
     Option(name="k", help="inner dimension", default=2048, type=positive),

@@ -14,7 +14,8 @@ summed into the rank that owns the rows. Both exchange directly, rank to rank, i
     chunked      each chunk's product while later chunks travel; each rank begins with the rows that
                  it has (or sends first what others wait for): the swizzle of Triton-distributed
     unswizzled   the same in the order of the rows, which is the same order on every rank
-    triton       one kernel whose tiles wait for the flag of the chunk they need (GPUs only)
+    symmetric    torch's fused operators on symmetric memory (several GPUs that reach each other)
+    triton       one kernel whose tiles wait for the flag of the chunk they need (one GPU)
 
 Overlap alone cannot make it more than 2× faster: T_sequential = T_compute + T_transfer, and no order
 takes less than the larger of the two and the first chunk. What is beyond that against a library is
@@ -28,6 +29,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -56,6 +58,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     if ranks == 1 and device == "cpu":
         raise ValueError("--ranks 1: one rank has nobody to exchange with, except on a GPU")
     notes = []
+    absent = _absent(ranks) if device == "cuda" else {}
     if device == "cpu" and args.rate != "none":
         reason = link.unavailable() if ranks == 2 else "it has two ends"
         if reason is not None:
@@ -69,7 +72,22 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         what=f"--m {args.m} --k {args.k} --n {args.n}",
         remedy="take smaller matrices",
         notes=tuple(notes),
+        absent=absent,
     )
+
+
+def _absent(ranks: int) -> dict[str, str]:
+    """Variants that so many GPUs cannot run, and why."""
+    if ranks == 1:
+        why = "needs another rank; --ranks 1 takes the shards from pinned host memory"
+        return {"library": why, "symmetric": why}
+    beside_nccl = "takes --ranks 1: beside NCCL's kernels, tiles that wait could fill the GPU"
+    absent = {"triton": beside_nccl, "triton-unswizzled": beside_nccl}
+    for other in range(1, ranks):
+        if not torch.cuda.can_device_access_peer(0, other):
+            absent["symmetric"] = f"needs GPUs that reach each other's memory; 0 and {other} do not"
+            break
+    return absent
 
 
 def main() -> None:
@@ -156,6 +174,14 @@ def timed(
     return {name: float(t) for name, t in zip(runs, middle, strict=True)}
 
 
+def group_name() -> str:
+    """Of all ranks, for the operators on symmetric memory, which this defines."""
+    import torch.distributed._symmetric_memory  # noqa: F401
+
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.group_name
+
+
 class Exchange:
     """A product and the transfer around it, in all variants, on fresh random numbers."""
 
@@ -196,8 +222,13 @@ class Exchange:
             "sequential": self.sequential,
             "chunked": lambda: self.chunked(swizzle=True),
             "unswizzled": lambda: self.chunked(swizzle=False),
+            "symmetric": self.symmetric,
         }
         return operations[variant]
+
+    def symmetric(self) -> Tensor:
+        """Torch's fused operator: shards are read from (written to) the other ranks' memory."""
+        raise NotImplementedError
 
     def library(self) -> Tensor:
         """The collective of torch.distributed, and the whole product."""
@@ -266,6 +297,14 @@ class GatherMatmul(Exchange):
                 work.wait()
             torch.mm(rows, self.w, out=self.part(self.y, owner, chunk))
         return self.y
+
+    def symmetric(self) -> Tensor:
+        """A shard's product while the next one is copied."""
+        group = group_name()
+        _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
+            self.shard, [self.w], 0, group, return_A=False
+        )
+        return cast(Tensor, y)
 
     def compute(self) -> Tensor:
         """The product alone."""
@@ -338,6 +377,11 @@ class MatmulScatter(Exchange):
         for work in works:
             work.wait()
         return self._sum(self.part(self.partial, self.rank))
+
+    def symmetric(self) -> Tensor:
+        """A shard's product while the one before it is written to its owner."""
+        y = torch.ops.symm_mem.fused_matmul_reduce_scatter(self.x, self.w, "sum", 0, group_name())
+        return cast(Tensor, y)
 
     def _sum(self, mine: Tensor) -> Tensor:
         self.y.copy_(mine)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from chopper.workloads.machine import BACKEND, choose_device
+from chopper.workloads.machine import BACKEND, own_device
 
 
 @contextlib.contextmanager
@@ -23,12 +23,10 @@ def joined(asked: str, *, prog: str) -> Iterator[torch.device]:
     # torchrun starts one process per rank and says in the environment which one this is.
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(f"{prog}: start it with `chopper run {prog}` or through torchrun")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    kind, _ = choose_device(asked, local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
-    device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(BACKEND[kind], device_id=device if kind == "cuda" else None)
+    device = own_device(asked)
+    dist.init_process_group(
+        BACKEND[device.type], device_id=device if device.type == "cuda" else None
+    )
     try:
         yield device
         # Gloo's threads need Python's lock to let go of the last tensors. Waiting here leaves it

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from rich.console import Console
+
     from chopper.attribution import CauseRow
     from chopper.live import Snapshot
 
@@ -69,6 +71,28 @@ class Watch:
 
 
 @contextlib.contextmanager
+def scrolling(console: Console) -> Iterator[Callable[[IO[bytes]], None]]:
+    """Gives what takes a command's output: its lines scroll by above what the console keeps."""
+    pumps: list[threading.Thread] = []
+
+    def pump(stream: IO[bytes]) -> None:
+        for line in iter(stream.readline, b""):
+            text = line.decode(errors="replace").rstrip("\n")
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def take(stream: IO[bytes]) -> None:
+        pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
+        pumps[-1].start()
+
+    try:
+        yield take
+    finally:
+        # All that held the pipe has ended, or was ended: what is left of it comes at once.
+        for thread in pumps:
+            thread.join(timeout=_DRAIN_S)
+
+
+@contextlib.contextmanager
 def panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
     """A panel at the bottom of the terminal; gives what takes the command's output.
 
@@ -81,28 +105,15 @@ def panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
 
     console = Console(stderr=True)
     watch = Watch(path, attribute=True)
-    pumps: list[threading.Thread] = []
-
-    def pump(stream: IO[bytes]) -> None:
-        for line in iter(stream.readline, b""):
-            text = line.decode(errors="replace").rstrip("\n")
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def take(stream: IO[bytes]) -> None:
-        pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
-        pumps[-1].start()
-
     with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as shown:
         watch.changed.append(
             lambda: shown.update(rendering.panel(watch.latest, title, watch.causes), refresh=True)
         )
         watch.start()
         try:
-            yield take
+            with scrolling(console) as take:
+                yield take
         finally:
-            # All that held the pipe has ended, or was ended: what is left of it comes at once.
-            for thread in pumps:
-                thread.join(timeout=_DRAIN_S)
             watch.stop()
             watch.poll()
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper.errors import InputError
+from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from chopper.calibration import Calibration, Measured
 
+_SECTIONS = {"gemm": "matrix products", "memory": "memory", "link": "link"}
 # Above this the quartiles of a measurement lie so far apart that something else was running.
 _BUSY_RATIO = 0.2
 
@@ -40,6 +41,14 @@ _BUSY_RATIO = 0.2
     help="Threads of each.  [default: cores divided by ranks]",
 )
 @click.option("--quick", is_flag=True, help="Under 10 s instead of 30: fewer shapes and repeats.")
+@click.option(
+    "--from",
+    "experiments",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="DIR",
+    help="Take the rates of a recorded experiment of gemm, membw or collectives; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Measure again what was measured before.")
 @click.option(
     "-o",
@@ -53,6 +62,7 @@ def command(
     ranks: int,
     threads: int | None,
     quick: bool,
+    experiments: tuple[Path, ...],
     force: bool,
     output: Path | None,
     as_json: bool,
@@ -64,17 +74,25 @@ def command(
     with as many as you train with, while nothing else runs. What is stored for the same device,
     ranks and threads is shown, not measured again, unless --force is given.
 
+    With --from nothing is measured: what the microbenchmarks of "chopper run" measured takes the
+    place of the stored rates of the same machine, ranks and threads.
+
     \b
     Examples:
       chopper calibrate
       chopper calibrate --device cpu --ranks 2
       chopper calibrate --quick --force --json
+      chopper calibrate --from runs/gemm --from runs/membw --from runs/collectives
     """
     from chopper import calibration
     from chopper.cli._progress import progress
     from chopper.collectors import calibration as measuring
 
     path = output or calibration.default_path()
+    if experiments:
+        _refuse_beside_from()
+        _feed(experiments, path, as_json=as_json)
+        return
     # What cannot end well is said before time is spent.
     measuring.require_torch()
     calibration.check_writable(path)
@@ -101,6 +119,31 @@ def command(
             "measure again on an idle machine with --force",
             err=True,
         )
+
+
+def _refuse_beside_from() -> None:
+    """Nothing is measured with --from, so nothing can be said of how."""
+    given = click.get_current_context().get_parameter_source
+    for name in ("device", "ranks", "threads", "quick", "force"):
+        if given(name) == click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{name}: not with --from, which takes what the experiments say")
+
+
+def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
+    from chopper import _ceilings, calibration
+    from chopper.cli._progress import progress
+
+    calibration.check_writable(path)
+    with progress("reading the experiments"):
+        changed = _ceilings.feed(experiments, path)
+    for found in changed:
+        calibration.save(found, path)
+    click.echo(f"stored in {path}", err=True)
+    if as_json:
+        documents = [calibration.to_manifest(found) for found in changed]
+        click.echo(json.dumps(documents, indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(map(to_text, changed)), nl=False)
 
 
 def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibration | None:
@@ -147,6 +190,7 @@ def to_text(found: Calibration) -> str:
     width = max(len(name) for name, _, _ in rows)
     lines = [found.source[:1].upper() + found.source[1:] + ":", ""]
     lines.extend(f"  {n:<{width}}  {v:>14}  {s}".rstrip() for n, v, s in rows)
+    lines.extend(f"  {_SECTIONS[what]} from {said}" for what, said in sorted(found.fed.items()))
     lines.extend(f"  no {what}: {why}" for what, why in sorted(found.absent.items()))
     return "\n".join(lines) + "\n"
 

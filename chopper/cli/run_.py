@@ -22,10 +22,19 @@ if TYPE_CHECKING:
 
 class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--help" in args:
+            from chopper._workloads import WORKLOADS
+            from chopper.cli.workloads_ import described
+
+            # The first that can be one: an output's directory may be called like a workload.
+            named = next((word for word in args if word in WORKLOADS), None)
+            if named is not None:
+                click.echo(described(named), nl=False)
+                ctx.exit()
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
-            hint = "Options of the workload go behind --, see: chopper workloads"
+            hint = "Options of the workload go behind --, see: chopper run WORKLOAD --help"
             raise click.UsageError(f"{exc.format_message()} {hint}", ctx) from exc
 
 
@@ -35,7 +44,7 @@ class _Command(click.Command):
 @click.option(
     "--ranks", type=int, metavar="N", help="Processes. [default: one per GPU, or 2 without GPUs]"
 )
-@click.option("--steps", type=int, metavar="N", help="Optimizer steps. [default: the workload's]")
+@click.option("--steps", type=int, metavar="N", help="Steps. [default: the workload's]")
 @click.option(
     "--variants",
     metavar="A,B",
@@ -78,6 +87,8 @@ def command(
     each other, and which causes the difference lies in; every repetition is a run of its own in
     the output directory.
 
+    What each workload runs, how long it takes and its options: chopper run WORKLOAD --help.
+
     The workload's own output goes to stderr, the result to stdout; with --json in the form that
     "chopper analyze --json" prints, or schema chopper.experiment/1 for workloads that measure. The
     exit code is the workload's own.
@@ -95,7 +106,9 @@ def command(
     from chopper.run import new_output
 
     if compare and not find(workload).variants:
-        raise UsageError(f"--compare: {workload} runs in one way only; see chopper workloads")
+        raise UsageError(
+            f"--compare: {workload} runs in one way only; see chopper run {workload} --help"
+        )
     with progress("looking at this machine"):
         launch = prepare(
             workload,
@@ -164,6 +177,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     from chopper import experiment as ex
     from chopper._version import __version__
     from chopper._workloads import Variant
+    from chopper.cli._bar import bar
     from chopper.run import finalize
 
     variants = launch.variants or (Variant(name=launch.name, summary=launch.workload.summary),)
@@ -183,20 +197,22 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         variants=[ex.VariantPlan(name=v.name, summary=v.summary) for v in variants],
     )
     ex.write_plan(place, plan)
-    total = launch.repeats * len(variants)
     click.echo(
         f"chopper: recording {launch.name}: {len(variants)} variants × {launch.repeats} "
         f"repetitions with {launch.ranks} ranks into {path}",
         err=True,
     )
-    done = exit_code = 0
-    for repeat in range(launch.repeats):
-        for variant, planned in zip(variants, plan.variants, strict=True):
-            done += 1
-            name = f"{variant.name}-{repeat + 1}"
-            click.echo(f"chopper: {done} of {total}: {name}", err=True)
+    exit_code = 0
+    runs = [
+        (f"{variant.name}-{repeat + 1}", variant, planned)
+        for repeat in range(launch.repeats)
+        for variant, planned in zip(variants, plan.variants, strict=True)
+    ]
+    with bar(len(runs), expected_s=launch.expected_s) as shown:
+        for name, variant, planned in runs:
+            shown.begin(name)
             (place / name).mkdir()
-            exit_code = launch.run(place / name, variant)
+            exit_code = launch.run(place / name, variant, output_to=shown.sink)
             try:
                 finalize(
                     place / name,
@@ -211,8 +227,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
             if exit_code:
                 _ended(name, exit_code, path)
                 break
-        if exit_code:
-            break
+            shown.end()
     try:
         _show_experiment(path, as_json=as_json)
     except ChopperError as exc:

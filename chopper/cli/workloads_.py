@@ -3,67 +3,121 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from chopper import _format as fmt
+from chopper.cli._complete import workloads
 
-@click.command("workloads", short_help="List the reference workloads and their options.")
+if TYPE_CHECKING:
+    from chopper._workloads import Variant, Workload
+
+_WIDTH = 100
+
+
+@click.command("workloads", short_help="List the reference workloads, or describe one.")
+@click.argument("workload", required=False, shell_complete=workloads)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def command(as_json: bool) -> None:
-    """List the reference workloads and their options.
+def command(workload: str | None, as_json: bool) -> None:
+    """List the reference workloads, or describe one with its variants and options.
 
     \b
     Examples:
       chopper workloads
+      chopper workloads overlap
       chopper workloads --json | jq '.workloads[].name'
     """
-    from chopper._workloads import WORKLOADS, OptionInfo, options_of
+    from chopper._workloads import WORKLOADS, find
 
-    described = [
-        {
-            "name": name,
-            "summary": workload.summary,
-            "module": workload.module,
-            "ranks": workload.ranks,
-            "options": [
-                {
-                    "name": f"--{option.name}",
-                    "help": option.help,
-                    "default": option.default,
-                    "choices": option.choices,
-                }
-                for option in options_of(name)
-            ],
-        }
-        for name, workload in WORKLOADS.items()
-    ]
+    if workload is not None:
+        find(workload)
     if as_json:
-        document = {"schema": "chopper.workloads/1", "workloads": described}
-        click.echo(json.dumps(document, indent=2))
-        return
+        names = [*WORKLOADS] if workload is None else [workload]
+        document = {"schema": "chopper.workloads/1", "workloads": [_plain(n) for n in names]}
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    elif workload is not None:
+        click.echo(described(workload), nl=False)
+    else:
+        out = click.HelpFormatter(width=_WIDTH)
+        out.write_dl([(name, f"{w.summary}. {_facts(w)}.") for name, w in WORKLOADS.items()])
+        click.echo(out.getvalue(), nl=False)
+        click.echo("next: chopper run fsdp2 --help", err=True)
 
-    def rows(options: tuple[OptionInfo, ...]) -> list[tuple[str, str]]:
-        return [
-            (
-                f"--{o.name} " + ("|".join(o.choices) if o.choices else "N"),
-                f"{o.help} [default: {o.default}]",
-            )
-            for o in options
-        ]
 
-    # Workloads with the same options are shown together, their options once.
-    together: dict[tuple[OptionInfo, ...], list[str]] = {}
-    for name in WORKLOADS:
-        together.setdefault(options_of(name), []).append(name)
-    for options, names in together.items():
-        out = click.HelpFormatter(width=100)
+def described(name: str) -> str:
+    """One workload for people: what it runs, what it takes, what can be set."""
+    from chopper._workloads import find, options_of
+
+    workload = find(name)
+    out = click.HelpFormatter(width=_WIDTH)
+    out.write_usage("chopper run", f"{name} [OPTIONS] [-- WORKLOAD OPTIONS]")
+    out.write_paragraph()
+    with out.indentation():
+        out.write_text(f"{workload.summary[:1].upper()}{workload.summary[1:]}.")
+        out.write_paragraph()
+        out.write_text(f"{_facts(workload)}.")
+    if workload.variants:
+        with out.section("Variants, all or those of --variants A,B"):
+            out.write_dl([(v.name, _summary(workload, v)) for v in workload.variants])
+    with out.section("Options of the workload, behind --"):
         out.write_dl(
             [
-                (n, f"{WORKLOADS[n].summary} (ranks without GPUs: {WORKLOADS[n].ranks})")
-                for n in names
+                (
+                    f"--{o.name} " + ("|".join(o.choices) if o.choices else "N"),
+                    o.help if o.default is None else f"{o.help} [default: {o.default}]",
+                )
+                for o in options_of(name)
             ]
         )
-        with out.section("Options, behind --"):
-            out.write_dl(rows(options))
-        click.echo(out.getvalue(), nl=False)
-    click.echo("next: chopper run fsdp2 --ranks 2 -- --sequence 512", err=True)
+    out.write_paragraph()
+    out.write_text("Options before the --: chopper run --help")
+    return out.getvalue()
+
+
+def _facts(workload: Workload) -> str:
+    """What it takes at its default size, in a line."""
+    variants = [v for v in workload.variants if not v.needs_gpu]
+    said = [fmt.plural(workload.ranks, "rank") + " without GPUs"]
+    if workload.experiment:
+        times = fmt.plural(workload.repeats, "time")
+        said.append(f"{fmt.plural(len(variants), 'variant')}, {times} each" if variants else times)
+    said.append(f"about {workload.seconds} s on two cores")
+    if workload.packages:
+        said.append(f"needs {', '.join(workload.packages)}")
+    return "; ".join(said)
+
+
+def _summary(workload: Workload, variant: Variant) -> str:
+    marks = ["the baseline"] * (variant.name == workload.baseline)
+    marks += ["needs a GPU"] * variant.needs_gpu
+    return variant.summary + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _plain(name: str) -> dict[str, Any]:
+    from chopper._workloads import WORKLOADS, options_of
+
+    workload = WORKLOADS[name]
+    return {
+        "name": name,
+        "summary": workload.summary,
+        "module": workload.module,
+        "ranks": workload.ranks,
+        "repeats": workload.repeats,
+        "seconds": workload.seconds,
+        "packages": workload.packages,
+        "baseline": workload.baseline,
+        "variants": [
+            {"name": v.name, "summary": v.summary, "needs_gpu": v.needs_gpu}
+            for v in workload.variants
+        ],
+        "options": [
+            {
+                "name": f"--{option.name}",
+                "help": option.help,
+                "default": option.default,
+                "choices": option.choices,
+            }
+            for option in options_of(name)
+        ],
+    }

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -8,8 +11,9 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from chopper import experiment as ex  # noqa: E402
-from chopper._workloads import WorkloadUnavailable, prepare  # noqa: E402
+from chopper._workloads import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
 from chopper.reports import experiment as report  # noqa: E402
+from chopper.workloads import options  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -29,9 +33,75 @@ def test_impossible_shapes_are_refused(ranks, options, message):
 def test_variants_for_gpus_are_left_out_with_a_note_or_refused():
     launch = prepare("overlap", options=["--device", "cpu"])
     assert [v.name for v in launch.variants] == ["sequential", "library", "chunked", "unswizzled"]
-    assert any("left out, for they need a GPU: triton" in note for note in launch.notes)
-    with pytest.raises(WorkloadUnavailable, match="triton needs a GPU, none is here"):
+    assert (
+        "left out: symmetric, triton, triton-unswizzled: needs a GPU, none is used here"
+        in launch.notes
+    )
+    with pytest.raises(WorkloadUnavailable, match="overlap triton: needs a GPU, none is used here"):
         prepare("overlap", variants="triton", options=["--device", "cpu"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reach", "left"),
+    [
+        (1, True, ["sequential", "chunked", "unswizzled", "triton", "triton-unswizzled"]),
+        (4, True, ["sequential", "library", "chunked", "unswizzled", "symmetric"]),
+        (4, False, ["sequential", "library", "chunked", "unswizzled"]),
+    ],
+)
+def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach, left):
+    from chopper.workloads import overlap
+
+    asked = []
+
+    def can_reach(one, other):
+        asked.append((one, other))
+        return reach
+
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_reach)
+    args = options.parse(options.OVERLAP, [], prog="overlap")
+    absent = overlap.needs(args, ranks, "cuda").absent
+    assert [v.name for v in WORKLOADS["overlap"].variants if v.name not in absent] == left
+    assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
+
+
+SYMMETRIC = """
+import argparse, sys, torch, torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+from chopper.workloads.overlap import GatherMatmul, MatmulScatter
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(rank)
+# What torch puts in place of the operators where they are only traced: the same sums, on any device.
+for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+    symmetric.lib.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
+args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")
+for kind in (GatherMatmul, MatmulScatter):
+    problem = kind(args, torch.device("cpu"))
+    error = problem.error(problem.operation("symmetric"))
+    assert error < 1e-6, (kind.__name__, error)
+print("ok")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchs_fused_operators_are_asked_for_the_same_product(tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SYMMETRIC, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in (0, 1)
+    ]
+    for process in ranks:
+        out, err = process.communicate(timeout=120)
+        assert out == "ok\n", err[-2000:]
 
 
 @pytest.mark.slow

@@ -42,14 +42,57 @@ def test_listing_needs_no_torch():
     assert size["default"] == "debug"
 
 
-def test_listing_for_people_names_all_workloads_and_options():
+def test_listing_for_people_names_all_workloads_and_what_they_take():
     from chopper.cli.workloads_ import command
 
-    shown = CliRunner().invoke(command).stdout
-    for name in WORKLOADS:
-        assert name in shown
-        for option in options_of(name):
-            assert f"--{option.name} " in shown
+    shown = " ".join(CliRunner().invoke(command).stdout.split())
+    for name, workload in WORKLOADS.items():
+        assert f"{name} {workload.summary}. " in shown
+        assert f"about {workload.seconds} s on two cores" in shown
+        assert all(package in shown for package in workload.packages)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_each_is_described_with_variants_options_and_time(name):
+    from chopper.cli import run_, workloads_
+
+    shown = CliRunner().invoke(run_.command, [name, "--help"]).stdout
+    assert shown == CliRunner().invoke(workloads_.command, [name]).stdout
+    assert shown == CliRunner().invoke(run_.command, ["-o", "x", name, "--", "--help"]).stdout
+    assert f"about {WORKLOADS[name].seconds} s on two cores" in shown
+    for option in options_of(name):
+        assert f"--{option.name} " in shown
+    for variant in WORKLOADS[name].variants:
+        assert f"  {variant.name} " in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_what_is_left_is_told_from_the_runs_that_ended(monkeypatch, capsys):
+    from chopper.cli import _bar
+
+    now_s = 100.0
+    monkeypatch.setattr(_bar.time, "monotonic", lambda: now_s)
+    with _bar.bar(3, expected_s=60) as shown:
+        shown.begin("a-1")
+        now_s = 110.0
+        shown.end()
+        shown.begin("b-1")
+        now_s = 140.0
+        shown.end()
+        shown.begin("a-2")
+    assert capsys.readouterr().err.splitlines() == [
+        "chopper: 1 of 3: a-1, about 1 min 00 s left",
+        "chopper: 2 of 3: b-1, about 20 s left",
+        "chopper: 3 of 3: a-2, about 20 s left",
+    ]
+
+
+def test_how_long_it_takes_is_said_of_the_default_size_alone():
+    launch = prepare("overlap", options=["--device", "cpu"])
+    assert launch.expected_s == WORKLOADS["overlap"].seconds
+    half = prepare("overlap", variants="sequential,chunked", options=["--device", "cpu"])
+    assert half.expected_s == WORKLOADS["overlap"].seconds / 2
+    assert prepare("overlap", options=["--device", "cpu", "--m", "2048"]).expected_s is None
 
 
 @pytest.mark.parametrize(
