@@ -16,6 +16,7 @@ import pytest
 import chopper
 from chopper import cache, ingest
 from chopper.errors import InputError
+from chopper.ingest import assembling, reading
 from chopper.run import Run, RunWriter, StreamWriter
 from chopper.tables import TABLES
 from tests.kineto_writer import BASE_NS, Trace, encode, merged, small_trace
@@ -145,13 +146,13 @@ def run_dir(tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Raw files that are read from now on."""
     seen: list[Path] = []
-    read = ingest._read
+    read = reading.read
 
     def counted(file: Any) -> Any:
         seen.append(file)
         return read(file)
 
-    monkeypatch.setattr(ingest, "_read", counted)
+    monkeypatch.setattr(reading, "read", counted)
     return seen
 
 
@@ -271,8 +272,8 @@ def test_the_rank_of_a_recorded_run_is_its_own_process(run_dir: Path) -> None:
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As if any trace were large and slow to read; returns the cache's directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(ingest, "_SLOW_S", 0.0)
-    monkeypatch.setattr(ingest, "_QUICK_BYTES", 0)
+    monkeypatch.setattr(assembling, "_SLOW_S", 0.0)
+    monkeypatch.setattr(reading, "_QUICK_BYTES", 0)
     return tmp_path / "cache" / "chopper"
 
 

@@ -1,0 +1,228 @@
+"""Which rank each trace is, and whether they can be of one run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chopper.errors import InputError
+from chopper.manifest import Finding, RankManifest
+from chopper.run import MOST_RANKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.collectors.kineto import ParsedTrace
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_HANDLER_NAME = re.compile(r"(.+)_(\d{1,10})\.\d+\.pt\.trace\.json")
+"""As ``torch.profiler.tensorboard_trace_handler`` names files: host, process, milliseconds."""
+_APART_NS = 3600 * 10**9
+"""Ranks of one run overlap in time; files an hour apart are two runs."""
+
+Numbered = dict[int, "tuple[Path, ParsedTrace]"]
+
+
+def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
+    """Ranks as recorded, else from the file's name, else in order.
+
+    Further devices of a process come after all ranks.
+    """
+    numbered: Numbered = {}
+    main = [item for item in traces if item[1].main]
+    others = [item for item in traces if not item[1].main]
+    rest: list[tuple[Path, ParsedTrace]] = []
+    for file, trace in main:
+        rank = trace.rank
+        if rank is None:
+            rest.append((file, trace))
+            continue
+        if rank in numbered:
+            raise InputError(
+                f"two traces claim rank {rank}: {numbered[rank][0]} and {file}; pass one of them "
+                "(they may be two windows of that rank, or two runs), or analyze them apart"
+            )
+        numbered[rank] = (file, trace)
+    named: Numbered = {}
+    for file, trace in rest:
+        match = _RANK_IN_NAME.search(file.name)
+        rank = int(match.group(1)) if match else None
+        if rank is None or rank in named or rank in numbered:
+            named = {}
+            break
+        named[rank] = (file, trace)
+    if len(named) == len(rest):
+        numbered |= named
+    else:
+        free = (i for i in range(len(main) + len(numbered)) if i not in numbered)
+        numbered |= {next(free): item for item in rest}
+    first = max([*numbered, *(t.world_size - 1 for _, t in main if t.world_size), -1]) + 1
+    return numbered | {first + i: item for i, item in enumerate(others)}
+
+
+def rank_in(file: Path, ranks: Sequence[int]) -> int | None:
+    """The rank that a file's name says, where there is that rank."""
+    match = _RANK_IN_NAME.search(file.name)
+    return int(match.group(1)) if match and int(match.group(1)) in ranks else None
+
+
+def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
+    """What a trace says about the rank that it is of."""
+    span = trace.span_ns
+    return RankManifest(
+        rank=rank,
+        label=_label(rank, file, trace),
+        world_size=trace.world_size,
+        start_ns=span[0] if span else None,
+        end_ns=span[1] if span else None,
+        status="imported",
+        backend=trace.backend,
+        process_groups=trace.process_groups,
+        environment=trace.environment,
+        devices=trace.devices,
+        device_id=trace.device_id,
+        traces=(str(file.resolve()),),
+        findings=trace.findings,
+        pid=trace.host_pid,
+        hostname=_host(file, trace),
+    )
+
+
+def _host(file: Path, trace: ParsedTrace) -> str | None:
+    """The host that a trace was recorded on, by its header or by the name torch gives the file."""
+    named = trace.environment.get("host_name")
+    if named is None:
+        match = _HANDLER_NAME.match(file.name)
+        if match is not None and int(match[2]) == trace.host_pid:
+            return match[1]
+    return named
+
+
+def _label(rank: int, file: Path, trace: ParsedTrace) -> str | None:
+    """What is shown instead of a rank's number, where the number alone says too little."""
+    if trace.rank is not None:
+        named = f"rank {trace.rank}"
+    else:
+        named = f"{file.name} {trace.process}" if trace.process else file.name
+    if not trace.main:
+        return f"{named} device {trace.device_id}"
+    return named if trace.rank != rank else None
+
+
+def credible(traces: list[ParsedTrace]) -> list[Finding]:
+    """Forget ranks and job sizes that no job has: all that counts ranks would believe them."""
+    findings: list[Finding] = []
+    for trace in traces:
+        if trace.rank is not None and trace.rank >= MOST_RANKS:
+            findings.append(
+                Finding(
+                    code="run.rank_number",
+                    severity="warning",
+                    message=f"{trace.source}: says it is rank {trace.rank}; not believed",
+                )
+            )
+            trace.rank = None
+        if trace.world_size is not None and trace.world_size > MOST_RANKS:
+            findings.append(
+                Finding(
+                    code="run.world_size",
+                    severity="warning",
+                    message=f"{trace.source}: says it is of a job of {trace.world_size} ranks; "
+                    "not believed",
+                )
+            )
+            trace.world_size = None
+    return findings
+
+
+def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
+    """Refuse files that cannot be of one run."""
+    if len(traces) < 2:
+        return []
+    worlds: dict[int, Path] = {}
+    for file, trace in traces:
+        if trace.world_size is not None:
+            worlds.setdefault(trace.world_size, file)
+    if len(worlds) > 1:
+        told = ", ".join(f"{file.name} says {world}" for world, file in sorted(worlds.items()))
+        raise InputError(
+            f"traces of different runs: world sizes differ ({told}); pass the files of one run"
+        )
+    spans = sorted(
+        ((trace.span_ns, file) for file, trace in traces if trace.span_ns), key=lambda s: s[0]
+    )
+    if not spans:
+        return []
+    end, last = spans[0][0][1], spans[0][1]
+    for (start, this_end), file in spans[1:]:
+        if start - end > _APART_NS:
+            hours = (start - end) / 3.6e12
+            raise InputError(
+                f"traces of different runs: {file.name} starts {hours:.1f} h after {last.name} "
+                "ended; pass the files of one run"
+            )
+        if this_end > end:
+            end, last = this_end, file
+    overlap = max(s[0] for s, _ in spans) < min(s[1] for s, _ in spans)
+    if overlap:
+        return []
+    return [
+        Finding(
+            code="run.no_common_time",
+            severity="warning",
+            message="the ranks' traces share no moment in time: their clocks disagree, or they "
+            "are different windows; ranks are attributed alone",
+        )
+    ]
+
+
+def check_ranks(numbered: Numbered) -> list[Finding]:
+    """What the ranks that are there say about those that should be."""
+    findings: list[Finding] = []
+    main = {rank: item for rank, item in numbered.items() if item[1].main}
+    worlds = {t.world_size for _, t in main.values() if t.world_size}
+    if not worlds:
+        return findings
+    world = max(worlds)
+    unknown = [file.name for file, t in main.values() if t.rank is None]
+    if unknown and len(main) > 1:
+        findings.append(
+            Finding(
+                code="run.rank_unknown",
+                severity="warning",
+                count=len(unknown),
+                message=f"{some(unknown)} do not say which rank they are, beside files of a job "
+                f"of {world}: they may be of another run, and their numbers are guessed",
+            )
+        )
+    beyond = [rank for rank in main if rank >= world]
+    if beyond:
+        findings.append(
+            Finding(
+                code="run.rank_beyond_world",
+                severity="warning",
+                count=len(beyond),
+                message=f"rank {some(beyond)} of a job of {world}: ranks count from 0 to "
+                f"{world - 1}",
+            )
+        )
+    missing = sorted(set(range(world)) - set(main))
+    if missing:
+        findings.append(_missing_ranks(missing, world))
+    return findings
+
+
+def _missing_ranks(missing: list[int], world: int) -> Finding:
+    return Finding(
+        code="run.ranks_missing",
+        severity="warning" if len(missing) < world - 1 else "info",
+        count=len(missing),
+        message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for them cannot "
+        "be told from transfer",
+    )
+
+
+def some(values: Sequence[object]) -> str:
+    """The first of them, for a message."""
+    return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
