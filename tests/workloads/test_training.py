@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,23 +16,35 @@ from chopper.workloads.llama import SIZES, Llama, initial_value  # noqa: E402
 from chopper.workloads.tokens import token_loader  # noqa: E402
 
 STEPS, BATCH, SEQUENCE = 3, 1, 32
-SHORT = ["--steps", f"{STEPS}", "--batch", f"{BATCH}", "--sequence", f"{SEQUENCE}"]
+"""As in train_variants.py."""
 
 
-def trained(workload, output, *options, ranks=2):
-    """Losses that rank 0 prints, by a launch with torchrun itself."""
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
-    words = [*SHORT, "--device", "cpu", "--output", str(output)]
+def trained(directory, *variants, ranks):
+    """Losses that rank 0 prints, by variant; one launch with torchrun itself for all of them."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    script = Path(__file__).parent / "train_variants.py"
     done = subprocess.run(
-        [sys.executable, "-m", *torchrun, f"chopper.workloads.{workload}", *words, *options],
+        [sys.executable, "-m", *torchrun, str(script), str(directory), *variants],
         capture_output=True,
         text=True,
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"s per step, [\d,]+ tokens/s", done.stdout)
     assert "Warning" not in done.stderr
-    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    losses = {}
+    for variant in variants:
+        printed = (directory / f"{variant}.txt").read_text()
+        assert re.search(r"s per step, [\d,]+ tokens/s", printed)
+        losses[variant] = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    return losses
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Losses of two ranks, by workload and options."""
+    options = ["--checkpoint,none", "--checkpoint,full", "--dtype,bfloat16"]
+    variants = [f"{workload}:{words}" for workload in ("fsdp1", "fsdp2") for words in options]
+    return trained(tmp_path_factory.mktemp("sharded"), *variants, ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -72,33 +86,33 @@ def reference():
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["none", "full"])
 @pytest.mark.parametrize("workload", ["fsdp1", "fsdp2"])
-def test_sharded_losses_are_those_of_an_unsharded_model(workload, checkpoint, reference, tmp_path):
-    losses = trained(workload, tmp_path / "run", "--checkpoint", checkpoint)
+def test_sharded_losses_are_those_of_an_unsharded_model(workload, checkpoint, reference, sharded):
+    losses = sharded[f"{workload}:--checkpoint,{checkpoint}"]
     assert losses == pytest.approx(reference, abs=2e-4)  # four decimals are printed
     assert losses[0] > losses[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["fsdp1", "fsdp2"])
-def test_bfloat16_losses_are_near(workload, reference, tmp_path):
-    losses = trained(workload, tmp_path / "run", "--dtype", "bfloat16")
+def test_bfloat16_losses_are_near(workload, reference, sharded):
+    losses = sharded[f"{workload}:--dtype,bfloat16"]
     assert losses == pytest.approx(reference, abs=0.02)
     assert losses != pytest.approx(reference, abs=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["fsdp1", "fsdp2"])
-def test_one_rank_is_a_world_too(workload, tmp_path):
-    losses = trained(workload, tmp_path / "run", ranks=1)
-    assert len(losses) == STEPS
+def test_one_rank_is_a_world_too(tmp_path):
+    losses = trained(tmp_path, "fsdp1", "fsdp2", ranks=1)
+    assert [len(found) for found in losses.values()] == [STEPS, STEPS]
 
 
 @pytest.mark.parametrize("workload", ["fsdp1", "fsdp2"])
-def test_outside_torchrun_it_says_how_to_start_it(workload):
-    done = subprocess.run(
-        [sys.executable, "-m", f"chopper.workloads.{workload}"], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"{workload}: start it with `chopper run {workload}` or through torchrun\n"
+def test_outside_torchrun_it_says_how_to_start_it(workload, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("sys.argv", [workload])
+    with pytest.raises(SystemExit) as refused:
+        importlib.import_module(f"chopper.workloads.{workload}").main()
+    # As the interpreter ends with it: on stderr, with exit code 1.
+    assert refused.value.code == (
+        f"{workload}: start it with `chopper run {workload}` or through torchrun"
     )
