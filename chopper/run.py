@@ -481,18 +481,7 @@ def finalize(
         raise RunFormatError(
             f"{path}: no rank recorded anything; did the command import torch and run a step?"
         )
-    worlds = {p.world_size for p in parts if p.world_size}
-    if len(worlds) == 1 and len(parts) < max(worlds):
-        missing = sorted(set(range(max(worlds))) - {p.rank for p in parts})
-        findings.append(
-            m.Finding(
-                code="run.ranks_missing",
-                severity="warning",
-                count=len(missing),
-                message=f"{len(missing)} of {max(worlds)} ranks are not in this run: "
-                f"{_some(missing)}; waiting for them cannot be told from transfer",
-            )
-        )
+    findings += _missing_ranks(parts)
     _embed_calibration(parts)
     run = m.RunManifest(
         chopper_version=__version__,
@@ -507,6 +496,23 @@ def finalize(
     )
     write_atomic(path / MANIFEST, m.encode(run))
     return run
+
+
+def _missing_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
+    """Ranks of the job that left nothing, where all parts agree on how many there were."""
+    worlds = {p.world_size for p in parts if p.world_size}
+    if len(worlds) != 1 or len(parts) >= max(worlds):
+        return []
+    missing = sorted(set(range(max(worlds))) - {p.rank for p in parts})
+    return [
+        m.Finding(
+            code="run.ranks_missing",
+            severity="warning",
+            count=len(missing),
+            message=f"{len(missing)} of {max(worlds)} ranks are not in this run: "
+            f"{_some(missing)}; waiting for them cannot be told from transfer",
+        )
+    ]
 
 
 def _embed_calibration(parts: list[m.RankManifest]) -> None:
@@ -607,6 +613,7 @@ class Run:
             )
         else:
             findings.insert(0, damage)
+        findings += _missing_ranks(parts)
         return cls(
             m.RunManifest(
                 chopper_version=__version__,
@@ -686,7 +693,16 @@ class Run:
 
 
 _TRACE_TABLE_NAMES = frozenset(
-    ("host_span", "thread", "device_event", "collective", "step", "memory_event", "counter")
+    (
+        "host_span",
+        "thread",
+        "device_event",
+        "collective",
+        "step",
+        "memory_event",
+        "counter",
+        "synchronization",
+    )
 )
 
 
