@@ -7,6 +7,9 @@
  * one producer, one consumer, and a counter of what did not fit. Python takes the records as Arrow's
  * buffers a few times a second.
  *
+ * What one sample of a device touches lies in one block of memory: between two samples the training
+ * has had the caches, and what is not touched need not be fetched again.
+ *
  * A call that does not return holds up the devices behind it. relieve(), called from outside, gives
  * those to a new thread; the device that blocked stays with its own thread from then on.
  */
@@ -27,41 +30,61 @@
 
 #define SECOND INT64_C(1000000000)
 #define MAX_COLUMNS 32
+#define MAX_PLACES 64
+#define MAX_CAPACITY (1 << 24)
+#define LINE 64 /* bytes of a cache line */
+#define ALIGNED(bytes) (((bytes) + 15) & ~(size_t)15)
+#define LONGEST_WAIT_NS (3600 * SECOND)
 #define BUCKETS 4096
 
 /* What an error code takes away; anything else costs this reading. */
 enum { MOMENT, SENSOR, DEVICE };
 
 /* How a column is made of what a call wrote. */
-enum { NUMBER, FIELD, MEAN, RESIDENCY, SUM };
+enum { NUMBER, FIELD, MEAN, RESIDENCY, SUM, METRIC };
 
 /* nvmlFieldValue_t. */
 enum { FIELD_TYPE = 24, FIELD_CODE = 28, FIELD_VALUE = 32, FIELD_BYTES = 40 };
 enum { VERSION_MISMATCH = 25 };
 
+/* nvmlGpmMetric_t. */
+enum { METRIC_CODE = 4, METRIC_VALUE = 8, METRIC_BYTES = 40 };
+
+/* A call that has nothing to tell yet: no driver returns it, and it costs this reading. */
+enum { NOT_YET = INT32_MIN };
+
 typedef struct {
-    Py_ssize_t offset;
-    int width;
+    int32_t offset, width;
     int64_t tag; /* NUMBER: 1 for a signed one; FIELD, SUM: what one unit is, 0 for the column's
                     factor; MEAN: 1 for an item of the mean; RESIDENCY: the bit, 0 for the ticks */
     uint64_t last;
-    bool had;
     int refused;
+    bool had;
 } Place;
 
 typedef struct {
     int kind, call;
     Place *places;
-    Py_ssize_t place_count;
+    int place_count;
+    int refused; /* the code that took it away */
     bool is_float, nonzero, sentinel;
     bool had; /* RESIDENCY: there was a reading before */
-    int64_t factor;
-    double float_factor;
-    int refused; /* the code that took it away */
+    union { int64_t factor; double float_factor; };
+    int64_t most; /* NUMBER, METRIC: what is larger, or less than 0, is no value; 0 for no such end */
 } Column;
+
+/* What a driver computes between two snapshots of its counters (GPM). */
+typedef struct {
+    int (*compute)(void *);
+    void *snapshots[2];
+    int32_t at[2]; /* where the request names the older and the newer one */
+    int newer; /* of the snapshots, the one that is taken next */
+    bool has_older;
+} Interval;
 
 typedef struct {
     void *function, *handle, *buffer;
+    Interval *interval; /* NULL: the function itself fills the buffer */
     Py_ssize_t size;
     unsigned argument;
     bool with_argument;
@@ -82,6 +105,8 @@ typedef struct {
 typedef struct {
     int32_t id;
     int32_t name; /* its code in the dictionary of the second column, -1 for none */
+    char *block; /* calls, their buffers, columns, places */
+    size_t used, block_bytes;
     Call *calls;
     Py_ssize_t call_count;
     Column *columns;
@@ -108,7 +133,7 @@ struct Loop {
     PyObject_HEAD
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    bool ready, stopping, keep_empty;
+    bool stopping, keep_empty;
     int64_t period_ns;
     Device *devices;
     Py_ssize_t device_count;
@@ -153,9 +178,35 @@ outcome(const Loop *loop, int code)
     return MOMENT;
 }
 
+/* Take a snapshot and compute what lies between it and the one before. While the driver has nothing
+ * to tell of so short a time, the older one stays: the next reading covers the time of both. */
+static int
+make_interval(const Call *call)
+{
+    Interval *interval = call->interval;
+    void **snapshots = interval->snapshots;
+    int code = ((int (*)(void *, void *))call->function)(call->handle, snapshots[interval->newer]);
+    if (code)
+        return code;
+    if (!interval->has_older) {
+        interval->has_older = true;
+        interval->newer ^= 1;
+        return NOT_YET;
+    }
+    char *request = call->buffer;
+    memcpy(request + interval->at[0], &snapshots[interval->newer ^ 1], sizeof(void *));
+    memcpy(request + interval->at[1], &snapshots[interval->newer], sizeof(void *));
+    code = interval->compute(request);
+    if (!code)
+        interval->newer ^= 1;
+    return code;
+}
+
 static int
 make_call(Call *call)
 {
+    if (call->interval != NULL)
+        return make_interval(call);
     if (call->with_argument)
         return ((int (*)(void *, unsigned, void *))call->function)(call->handle, call->argument,
                                                                    call->buffer);
@@ -175,7 +226,7 @@ number_at(const char *buffer, const Place *place, bool sentinel, uint64_t *out)
 static bool
 scaled(const Column *column, uint64_t value, bool is_signed, Value *out)
 {
-    if (column->nonzero && !value)
+    if ((column->nonzero && !value) || (column->most && value > (uint64_t)column->most))
         return false;
     if (column->is_float)
         out->d = (is_signed ? (double)(int32_t)value : (double)value) * column->float_factor;
@@ -232,7 +283,7 @@ field(const Column *column, const Place *place, const char *buffer, Value *out, 
 static int
 first_field(const Loop *loop, Column *column, const char *buffer, Value *out, bool *known)
 {
-    for (Py_ssize_t i = 0; i < column->place_count; i++) {
+    for (int i = 0; i < column->place_count; i++) {
         Place *place = &column->places[i];
         if (place->refused)
             continue;
@@ -251,7 +302,7 @@ static int
 sum_of_fields(const Loop *loop, const Column *column, const char *buffer, Value *out, bool *known)
 {
     int64_t sum = 0;
-    for (Py_ssize_t i = 0; i < column->place_count; i++) {
+    for (int i = 0; i < column->place_count; i++) {
         bool one = false;
         int code = field(column, &column->places[i], buffer, out, &one);
         if (code)
@@ -264,18 +315,33 @@ sum_of_fields(const Loop *loop, const Column *column, const char *buffer, Value 
     return 0;
 }
 
+/* The value of an nvmlGpmMetric_t, or the code that it failed with. */
+static int
+metric(const Column *column, const char *buffer, Value *out, bool *known)
+{
+    const char *at = buffer + column->places[0].offset;
+    int32_t code;
+    double value;
+    memcpy(&code, at + METRIC_CODE, sizeof code);
+    memcpy(&value, at + METRIC_VALUE, sizeof value);
+    out->d = value * column->float_factor;
+    *known = !code && isfinite(value) &&
+             (!column->most || (value >= 0 && value <= (double)column->most));
+    return code;
+}
+
 static bool
 mean(const Column *column, const char *buffer, Value *out)
 {
     uint64_t sum = 0, items = 0, value;
-    for (Py_ssize_t i = 0; i < column->place_count; i++)
+    for (int i = 0; i < column->place_count; i++)
         if (column->places[i].tag && number_at(buffer, &column->places[i], true, &value) && value)
             sum += value, items++;
     if (items) {
         out->i = llrint((double)(sum * (uint64_t)column->factor) / (double)items);
         return true;
     }
-    for (Py_ssize_t i = 0; i < column->place_count; i++)
+    for (int i = 0; i < column->place_count; i++)
         if (!column->places[i].tag && number_at(buffer, &column->places[i], true, &value))
             return scaled(column, value, false, out);
     return false;
@@ -286,10 +352,10 @@ static bool
 residency(Column *column, const char *buffer, Value *out)
 {
     bool before = column->had, back = false, any = false, has_ticks = false;
-    uint64_t value[64], ticks = 0;
-    bool has[64];
-    Py_ssize_t n = column->place_count;
-    for (Py_ssize_t i = 0; i < n; i++) {
+    uint64_t value[MAX_PLACES], ticks = 0;
+    bool has[MAX_PLACES];
+    int n = column->place_count;
+    for (int i = 0; i < n; i++) {
         has[i] = number_at(buffer, &column->places[i], true, &value[i]);
         if (column->places[i].tag)
             any |= has[i];
@@ -299,7 +365,7 @@ residency(Column *column, const char *buffer, Value *out)
     if (!has_ticks || !any)
         return false;
     out->i = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         Place *place = &column->places[i];
         if (before && place->had && has[i]) {
             back |= value[i] < place->last;
@@ -353,7 +419,7 @@ sample(Loop *loop, Device *device, int64_t *begun_ns)
         uint64_t value;
         switch (column->kind) {
         case NUMBER:
-            for (Py_ssize_t p = 0; p < column->place_count && !known; p++)
+            for (int p = 0; p < column->place_count && !known; p++)
                 if (number_at(buffer, &column->places[p], column->sentinel, &value)) {
                     known = scaled(column, value, column->places[p].tag, out);
                     break;
@@ -368,6 +434,16 @@ sample(Loop *loop, Device *device, int64_t *begun_ns)
                 return;
             }
             column->refused = code;
+            break;
+        }
+        case METRIC: {
+            int code = metric(column, buffer, out, &known);
+            int kind = code ? outcome(loop, code) : MOMENT;
+            if (kind == DEVICE) {
+                device->lost = code;
+                return;
+            }
+            column->refused = kind == SENSOR ? code : 0;
             break;
         }
         case MEAN: known = mean(column, buffer, out); break;
@@ -553,6 +629,10 @@ loop_stop(Loop *self, PyObject *args)
     long long timeout_ns;
     if (!PyArg_ParseTuple(args, "L", &timeout_ns))
         return NULL;
+    if (timeout_ns < 0 || timeout_ns > LONGEST_WAIT_NS) {
+        PyErr_SetString(PyExc_ValueError, "a time to wait is between 0 and an hour");
+        return NULL;
+    }
     long stuck = 0;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&self->lock);
@@ -735,53 +815,135 @@ loop_statistics(Loop *self, PyObject *none)
 
 /* ------------------------------------------------------------------ the plan */
 
-static bool
-take_places(Column *column, PyObject *given, const Device *device)
+/* The next part of the device's block; its size was counted before. */
+static void *
+part_of(Device *device, size_t bytes)
 {
-    column->place_count = PyTuple_Size(given);
-    if (column->place_count < 0 || column->place_count > 64)
-        return false;
-    column->places = calloc(column->place_count ? column->place_count : 1, sizeof(Place));
+    void *part = device->block + device->used;
+    device->used += ALIGNED(bytes);
+    return device->used <= device->block_bytes ? part : NULL;
+}
+
+/* How large a device's block is; 0 with an exception, or for what is no device. */
+static size_t
+bytes_of(PyObject *calls, PyObject *columns)
+{
+    size_t bytes = ALIGNED(PyTuple_GET_SIZE(calls) * sizeof(Call)) +
+                   ALIGNED(PyTuple_GET_SIZE(columns) * sizeof(Column));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(calls); i++) {
+        PyObject *call = PyTuple_GET_ITEM(calls, i);
+        PyObject *buffer = PyTuple_Check(call) && PyTuple_GET_SIZE(call) == 5
+            ? PyTuple_GET_ITEM(call, 3) : NULL;
+        if (buffer == NULL || !PyBytes_Check(buffer))
+            return 0;
+        bytes += ALIGNED(PyBytes_GET_SIZE(buffer)) + ALIGNED(sizeof(Interval));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(columns); i++) {
+        PyObject *column = PyTuple_GET_ITEM(columns, i);
+        if (column == Py_None)
+            continue;
+        PyObject *places = PyTuple_Check(column) && PyTuple_GET_SIZE(column) == 7
+            ? PyTuple_GET_ITEM(column, 2) : NULL;
+        if (places == NULL || !PyTuple_Check(places) || PyTuple_GET_SIZE(places) > MAX_PLACES)
+            return 0;
+        bytes += ALIGNED(PyTuple_GET_SIZE(places) * sizeof(Place));
+    }
+    return bytes;
+}
+
+static bool
+take_places(Column *column, PyObject *given, Device *device)
+{
+    column->place_count = (int)PyTuple_GET_SIZE(given);
+    column->places = part_of(device, column->place_count * sizeof(Place));
     if (column->places == NULL)
         return false;
-    for (Py_ssize_t i = 0; i < column->place_count; i++) {
+    for (int i = 0; i < column->place_count; i++) {
         Place *place = &column->places[i];
         long long tag;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "niL", &place->offset, &place->width, &tag))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "iiL", &place->offset, &place->width, &tag))
             return false;
         place->tag = tag;
         bool is_field = column->kind == FIELD || column->kind == SUM;
-        Py_ssize_t bytes = is_field ? FIELD_BYTES : place->width;
+        int bytes = is_field ? FIELD_BYTES : column->kind == METRIC ? METRIC_BYTES : place->width;
         int w = place->width;
         if ((w != 1 && w != 2 && w != 4 && w != 8) || place->offset < 0 ||
-            place->offset + bytes > device->calls[column->call].size)
+            (Py_ssize_t)place->offset + bytes > device->calls[column->call].size)
             return false;
     }
     return column->place_count > 0;
 }
 
 static bool
-take_column(Column *column, PyObject *given, const Device *device)
+take_column(Column *column, PyObject *given, Device *device)
 {
     column->call = -1;
     if (given == Py_None)
         return true;
     PyObject *places, *factor;
     int nonzero, sentinel;
-    if (!PyArg_ParseTuple(given, "iiO!Opp", &column->kind, &column->call, &PyTuple_Type, &places,
-                          &factor, &nonzero, &sentinel))
+    long long most;
+    if (!PyArg_ParseTuple(given, "iiO!OppL", &column->kind, &column->call, &PyTuple_Type, &places,
+                          &factor, &nonzero, &sentinel, &most))
         return false;
     if (column->call < 0 || column->call >= device->call_count || column->kind < NUMBER ||
-        column->kind > SUM)
+        column->kind > METRIC || most < 0)
         return false;
     column->nonzero = nonzero;
     column->sentinel = sentinel;
+    column->most = most;
     column->is_float = PyFloat_Check(factor);
     if (column->is_float)
         column->float_factor = PyFloat_AsDouble(factor);
     else
         column->factor = PyLong_AsLongLong(factor);
-    return !PyErr_Occurred() && take_places(column, places, device);
+    return !PyErr_Occurred() && (column->kind != METRIC || column->is_float) &&
+           take_places(column, places, device);
+}
+
+static bool
+take_interval(Call *call, PyObject *given, Device *device)
+{
+    unsigned long long compute, older, newer;
+    int at_older, at_newer;
+    if (!PyTuple_Check(given))
+        return false;
+    if (!PyArg_ParseTuple(given, "KKKii", &compute, &older, &newer, &at_older, &at_newer))
+        return false;
+    Py_ssize_t last = call->size - (Py_ssize_t)sizeof(void *);
+    if (!compute || at_older < 0 || at_newer < 0 || at_older > last || at_newer > last)
+        return false;
+    Interval *interval = call->interval = part_of(device, sizeof(Interval));
+    if (interval == NULL)
+        return false;
+    interval->compute = (int (*)(void *))(uintptr_t)compute;
+    interval->snapshots[0] = (void *)(uintptr_t)older;
+    interval->snapshots[1] = (void *)(uintptr_t)newer;
+    interval->at[0] = at_older;
+    interval->at[1] = at_newer;
+    return true;
+}
+
+static bool
+take_call(Call *call, PyObject *given, Device *device)
+{
+    unsigned long long function, handle;
+    PyObject *argument, *interval;
+    const char *buffer;
+    if (!PyArg_ParseTuple(given, "KKOy#O", &function, &handle, &argument, &buffer, &call->size,
+                          &interval) ||
+        !function)
+        return false;
+    call->function = (void *)(uintptr_t)function;
+    call->handle = (void *)(uintptr_t)handle;
+    call->with_argument = argument != Py_None;
+    if (call->with_argument)
+        call->argument = (unsigned)PyLong_AsUnsignedLong(argument);
+    call->buffer = part_of(device, call->size);
+    if (call->buffer == NULL || PyErr_Occurred())
+        return false;
+    memcpy(call->buffer, buffer, call->size);
+    return interval == Py_None || take_interval(call, interval, device);
 }
 
 static bool
@@ -795,31 +957,23 @@ take_device(Loop *loop, Device *device, PyObject *given)
     device->id = id;
     device->name = name;
     device->call_count = PyTuple_GET_SIZE(calls);
-    device->calls = calloc(device->call_count ? device->call_count : 1, sizeof(Call));
-    device->columns = calloc(loop->column_count ? loop->column_count : 1, sizeof(Column));
-    device->records = malloc(loop->capacity * loop->record_bytes);
-    if (!device->calls || !device->columns || !device->records ||
-        device->call_count > MAX_COLUMNS || PyTuple_GET_SIZE(columns) != loop->column_count)
+    device->block_bytes = bytes_of(calls, columns);
+    if (device->call_count > MAX_COLUMNS || PyTuple_GET_SIZE(columns) != loop->column_count)
         return false;
-    for (Py_ssize_t i = 0; i < device->call_count; i++) {
-        Call *call = &device->calls[i];
-        unsigned long long function, handle;
-        PyObject *argument;
-        const char *buffer;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(calls, i), "KKOy#", &function, &handle, &argument,
-                              &buffer, &call->size) ||
-            !function)
-            return false;
-        call->function = (void *)(uintptr_t)function;
-        call->handle = (void *)(uintptr_t)handle;
-        call->with_argument = argument != Py_None;
-        if (call->with_argument)
-            call->argument = (unsigned)PyLong_AsUnsignedLong(argument);
-        call->buffer = malloc(call->size ? call->size : 1);
-        if (call->buffer == NULL || PyErr_Occurred())
-            return false;
-        memcpy(call->buffer, buffer, call->size);
+    device->block = aligned_alloc(LINE, (device->block_bytes + LINE) / LINE * LINE);
+    device->records = aligned_alloc(LINE, (loop->capacity * loop->record_bytes + LINE) / LINE * LINE);
+    if (device->block == NULL || device->records == NULL) {
+        PyErr_NoMemory();
+        return false;
     }
+    memset(device->block, 0, device->block_bytes);
+    device->calls = part_of(device, device->call_count * sizeof(Call));
+    device->columns = part_of(device, loop->column_count * sizeof(Column));
+    if (device->calls == NULL || device->columns == NULL)
+        return false;
+    for (Py_ssize_t i = 0; i < device->call_count; i++)
+        if (!take_call(&device->calls[i], PyTuple_GET_ITEM(calls, i), device))
+            return false;
     for (Py_ssize_t i = 0; i < loop->column_count; i++)
         if (!take_column(&device->columns[i], PyTuple_GET_ITEM(columns, i), device))
             return false;
@@ -832,35 +986,25 @@ take_device(Loop *loop, Device *device, PyObject *given)
     return true;
 }
 
-static int
-loop_init(Loop *self, PyObject *args, PyObject *keywords)
+static bool
+take_plan(Loop *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"period_ns", "capacity", "column_count", "outcomes", "keep_empty", "devices", NULL};
     long long period_ns;
     unsigned long long capacity;
     PyObject *outcomes, *devices;
     int keep_empty;
-    if (self->ready) {
-        PyErr_SetString(PyExc_RuntimeError, "made already");
-        return -1;
-    }
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "LKnO!pO!", names, &period_ns, &capacity,
                                      &self->column_count, &PyTuple_Type, &outcomes, &keep_empty,
                                      &PyTuple_Type, &devices))
-        return -1;
-    if (period_ns <= 0 || !capacity || capacity & (capacity - 1) || self->column_count < 0 ||
-        self->column_count > MAX_COLUMNS) {
+        return false;
+    if (period_ns <= 0 || !capacity || capacity & (capacity - 1) || capacity > MAX_CAPACITY ||
+        self->column_count < 0 || self->column_count > MAX_COLUMNS) {
         PyErr_SetString(PyExc_ValueError,
-                        "wanted: a positive period, a capacity that is a power of two, at most 32 columns");
-        return -1;
+                        "wanted: a positive period, a capacity that is a power of two up to 2^24, "
+                        "at most 32 columns");
+        return false;
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_mutex_init(&self->lock, NULL);
-    pthread_cond_init(&self->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
-    self->ready = true;
     self->period_ns = period_ns;
     self->capacity = capacity;
     self->keep_empty = keep_empty;
@@ -871,27 +1015,45 @@ loop_init(Loop *self, PyObject *args, PyObject *keywords)
     self->devices = calloc(device_count ? device_count : 1, sizeof(Device));
     if (self->outcomes == NULL || self->devices == NULL) {
         PyErr_NoMemory();
-        return -1;
+        return false;
     }
     for (Py_ssize_t i = 0; i < self->outcome_count; i++)
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(outcomes, i), "ii", &self->outcomes[i].code,
                               &self->outcomes[i].kind))
-            return -1;
+            return false;
     for (; self->device_count < device_count; self->device_count++)
         if (!take_device(self, &self->devices[self->device_count],
                          PyTuple_GET_ITEM(devices, self->device_count))) {
             self->device_count++; /* what of it was made is freed with the rest */
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_ValueError, "a device of the plan does not fit");
-            return -1;
+            return false;
         }
-    return 0;
+    return true;
+}
+
+/* There is no loop without its plan: everything is made here, nothing is left to __init__. */
+static PyObject *
+loop_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    Loop *self = (Loop *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    if (!take_plan(self, args, keywords))
+        Py_CLEAR(self);
+    return (PyObject *)self;
 }
 
 static void
 loop_dealloc(Loop *self)
 {
-    if (self->ready && !self->leaked) {
+    if (!self->leaked) {
         bool running = false;
         for (Worker *worker = self->workers; worker != NULL; worker = worker->next)
             running |= !worker->joined;
@@ -903,30 +1065,22 @@ loop_dealloc(Loop *self)
             PyErr_Clear();
         }
     }
-    if (self->ready && !self->leaked) {
-        for (Py_ssize_t i = 0; i < self->device_count; i++) {
-            Device *device = &self->devices[i];
-            for (Py_ssize_t c = 0; device->calls != NULL && c < device->call_count; c++)
-                free(device->calls[c].buffer);
-            for (Py_ssize_t c = 0; device->columns != NULL && c < self->column_count; c++)
-                free(device->columns[c].places);
-            free(device->calls);
-            free(device->columns);
-            free(device->records);
-        }
-        free(self->devices);
-        free(self->outcomes);
-        while (self->workers != NULL) {
-            Worker *worker = self->workers;
-            self->workers = worker->next;
-            free(worker);
-        }
-        pthread_mutex_destroy(&self->lock);
-        pthread_cond_destroy(&self->wake);
-    }
     /* A thread that is still inside a driver's call goes on using the loop: it is never freed. */
     if (self->leaked)
         return;
+    for (Py_ssize_t i = 0; i < self->device_count; i++) {
+        free(self->devices[i].block);
+        free(self->devices[i].records);
+    }
+    free(self->devices);
+    free(self->outcomes);
+    while (self->workers != NULL) {
+        Worker *worker = self->workers;
+        self->workers = worker->next;
+        free(worker);
+    }
+    pthread_mutex_destroy(&self->lock);
+    pthread_cond_destroy(&self->wake);
     PyTypeObject *type = Py_TYPE(self);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
@@ -943,7 +1097,7 @@ static PyMethodDef loop_methods[] = {
 };
 
 static PyType_Slot loop_slots[] = {
-    {Py_tp_init, loop_init},
+    {Py_tp_new, loop_new},
     {Py_tp_dealloc, loop_dealloc},
     {Py_tp_methods, loop_methods},
     {Py_tp_doc, "Calls a driver's functions at absolute deadlines. See _fast.pyi."},

@@ -17,8 +17,10 @@ class Loop:
             tuple[
                 int,
                 int,
-                tuple[tuple[int, int, int | None, bytes], ...],
-                tuple[tuple[int, int, tuple[Place, ...], int | float, bool, bool] | None, ...],
+                tuple[
+                    tuple[int, int, int | None, bytes, tuple[int, int, int, int, int] | None], ...
+                ],
+                tuple[tuple[int, int, tuple[Place, ...], int | float, bool, bool, int] | None, ...],
             ],
             ...,
         ],
@@ -27,13 +29,13 @@ class Loop:
 
         Args:
             period_ns: between deadlines.
-            capacity: records of a device's ring, a power of two.
+            capacity: records of a device's ring, a power of two up to 2^24.
             column_count: at most 32.
             outcomes: code → what it takes away: 1 the sensor, 2 the device; others this reading.
             keep_empty: also keep readings of which no value is known.
             devices: id, code of the name (-1: none), calls (function, handle, second argument, what the buffer holds at
-                first) and columns (kind, call, places, factor, whether 0 is unknown, whether all
-                bits one is).
+                first, what is computed between two snapshots) and columns (kind, call, places,
+                factor, whether 0 is unknown, whether all bits one is, the largest value).
 
         Raises:
             ValueError: something of it does not fit together.

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 AVAILABLE = Loop is not None
 """Whether the part in C is there."""
 
-NUMBER, FIELD, MEAN, RESIDENCY, SUM = range(5)
+NUMBER, FIELD, MEAN, RESIDENCY, SUM, METRIC = range(6)
 """How a column is made: the first place that is available (tagged 1: a signed one); the first
 ``nvmlFieldValue_t`` that is not refused (tagged with what one unit is, 0 for the column's factor); the
 mean of the places tagged 1, else the first other; bits (the tags) of the places that grew, the one
-tagged 0 being the ticks in which they count; the sum of several ``nvmlFieldValue_t``."""
+tagged 0 being the ticks in which they count; the sum of several ``nvmlFieldValue_t``; the one
+``nvmlGpmMetric_t``."""
 
 SENSOR, DEVICE = 1, 2
 """What an error code takes away. Codes that are not named cost one reading."""
@@ -37,14 +38,31 @@ _RING_S = 8
 _RING_MIN = 1024
 
 
+class Interval(NamedTuple):
+    """What a driver computes between two snapshots of its counters."""
+
+    compute: int
+    """``int f(buffer)``."""
+    older: int
+    newer: int
+    """The two snapshots; they are swapped at each reading."""
+    older_at: int
+    newer_at: int
+    """Where the buffer names them."""
+
+
 class Call(NamedTuple):
-    """One function of the driver: ``int f(handle[, argument], buffer)``."""
+    """One function of the driver: ``int f(handle[, argument], buffer)``.
+
+    With an interval it is ``int f(handle, snapshot)``, and what that computes fills the buffer.
+    """
 
     function: int
     handle: int
     argument: int | None
     buffer: bytes
     """What the buffer holds before the first call."""
+    interval: Interval | None = None
 
 
 class Column(NamedTuple):
@@ -61,6 +79,8 @@ class Column(NamedTuple):
     """0 says that it is not known."""
     sentinel: bool = False
     """All bits one say that it is not known."""
+    most: int = 0
+    """A number that is larger, or less than 0, is no value; 0 for no such end."""
 
 
 class PlannedDevice(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from ctypes import byref, c_int32, c_uint, c_ulonglong
+from ctypes import byref, c_int32, c_uint, c_ulonglong, sizeof
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
@@ -453,18 +453,20 @@ class Structure:
         self.forget()
         self.read()
 
-    def reader(self, member: str, factor: int | float, *, signed: bool = False) -> Reader:
-        """A column of it."""
+    def reader(
+        self, member: str, factor: int | float, *, signed: bool = False, most: int = _LARGEST
+    ) -> Reader:
+        """A column of it; what is larger than ``most`` is no value."""
         descriptor = getattr(type(self._structure), member)
         place = (descriptor.offset, descriptor.size, int(signed))
 
         def read() -> int | float | None:
             self.read()
             value = getattr(self._structure, member)
-            return value * factor if value <= _LARGEST else None
+            return value * factor if value <= most else None
 
-        blank = descriptor.size == 8
-        return Reader(read, self.call, Column(NUMBER, 0, (place,), factor, sentinel=blank))
+        column = Column(NUMBER, 0, (place,), factor, sentinel=descriptor.size == 8)
+        return Reader(read, self.call, column._replace(most=0 if most == _LARGEST else most))
 
 
 def gpm_request(metrics: Sequence[int]) -> Any:
@@ -478,12 +480,19 @@ def gpm_request(metrics: Sequence[int]) -> Any:
     return request
 
 
-def counter_structures() -> list[tuple[str, Any, list[tuple[str, str, int | float, bool]]]]:
+def gpm_metric_offset(position: int) -> int:
+    """Where a metric lies in the structure that asks for them."""
+    pynvml = _binding()
+    first: int = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
+    return first + position * sizeof(pynvml.c_nvmlGpmMetric_t)
+
+
+def counter_structures() -> list[tuple[str, Any, list[tuple[str, str, int | float, bool, int]]]]:
     """Calls of the medium tier that fill a structure.
 
     Returns:
         Function, what is passed to it, and of each column: its name, the member of the structure,
-        what one unit is, and whether the member is signed.
+        what one unit is, whether the member is signed, and the largest value.
     """
     pynvml = _binding()
     temperature = pynvml.c_nvmlTemperature_v1_t()
@@ -491,16 +500,24 @@ def counter_structures() -> list[tuple[str, Any, list[tuple[str, str, int | floa
     memory = pynvml.c_nvmlMemory_v2_t()
     memory.version = MEMORY_V2
     return [
-        ("nvmlDeviceGetTemperatureV", temperature, [("temperature_c", "temperature", 1.0, True)]),
+        (
+            "nvmlDeviceGetTemperatureV",
+            temperature,
+            [("temperature_c", "temperature", 1.0, True, _LARGEST)],
+        ),
         (
             "nvmlDeviceGetUtilizationRates",
             pynvml.c_nvmlUtilization_t(),
             [
-                ("device_utilization_ratio", "gpu", 0.01, False),
-                ("memory_utilization_ratio", "memory", 0.01, False),
+                ("device_utilization_ratio", "gpu", 0.01, False, 100),
+                ("memory_utilization_ratio", "memory", 0.01, False, 100),
             ],
         ),
-        ("nvmlDeviceGetMemoryInfo_v2", memory, [("memory_used_bytes", "used", 1, False)]),
+        (
+            "nvmlDeviceGetMemoryInfo_v2",
+            memory,
+            [("memory_used_bytes", "used", 1, False, _LARGEST)],
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, Plan, PlannedDevice
 from chopper.collectors.nvml import _library as nvml
+from chopper.collectors.nvml._gpm import METRICS, Gpm
 from chopper.collectors.sampler import Gone, Part
 from chopper.errors import CollectorUnavailable
 
@@ -22,7 +23,6 @@ _SM, _MEMORY = 1, 2
 """Clock types of NVML."""
 _FIELD_POWER_AVERAGE = 185
 _KIB = 1024
-_MIB = 1 << 20
 
 
 class _Sensor:
@@ -321,8 +321,8 @@ class CounterSource(_Planned):
                 continue
             self._anew(device, filled.forget)
             self._calls.setdefault(name, filled.read_anew)
-            for column, member, factor, signed in members:
-                readers[column] = filled.reader(member, factor, signed=signed)
+            for column, member, factor, signed, most in members:
+                readers[column] = filled.reader(member, factor, signed=signed, most=most)
         return readers
 
     def __init__(self) -> None:
@@ -427,23 +427,7 @@ _LARGEST = (1 << 63) - 1
 """What a table holds; a counter above it is no count."""
 
 
-# Column of `device_activity` → GPM metric, and what one unit of it is.
-_GPM: dict[str, tuple[int, float]] = {
-    "sm_utilization_ratio": (2, 0.01),
-    "sm_occupancy_ratio": (3, 0.01),
-    "tensor_utilization_ratio": (5, 0.01),
-    "dram_utilization_ratio": (10, 0.01),
-    "fp64_utilization_ratio": (11, 0.01),
-    "fp32_utilization_ratio": (12, 0.01),
-    "fp16_utilization_ratio": (13, 0.01),
-    "pcie_tx_bytes_per_s": (20, _MIB),
-    "pcie_rx_bytes_per_s": (21, _MIB),
-    "link_rx_bytes_per_s": (60, _MIB),
-    "link_tx_bytes_per_s": (61, _MIB),
-}
-
-
-class ActivitySource(_Source):
+class ActivitySource(_Planned):
     """GPU performance monitoring of Hopper and later: what the units were busy with.
 
     -> DEVICE_ACTIVITY. Each row covers the time since the device's previous one. GPM wants 100 ms
@@ -455,15 +439,15 @@ class ActivitySource(_Source):
 
     def __init__(self) -> None:
         super().__init__()
-        self._gpm: list[_Gpm] = []
+        self._gpm: list[Gpm] = []
 
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        gpm = _Gpm(device)
+        gpm = Gpm(device)
         self._gpm.append(gpm)
         self._anew(device, gpm.advance)
         return [
-            _Sensor(column, device, lambda m=metric, u=unit: gpm.reader(m, u))  # type: ignore[misc]
-            for column, (metric, unit) in _GPM.items()
+            _Sensor(column, device, lambda m=metric: gpm.reader(m))  # type: ignore[misc]
+            for column, metric in METRICS.items()
         ]
 
     def calls(self) -> dict[str, Callable[[], object]]:
@@ -476,72 +460,6 @@ class ActivitySource(_Source):
         for gpm in self._gpm:
             gpm.free()
         super().close()
-
-
-class _Gpm:
-    """Two GPM samples of a device, swapped at each reading."""
-
-    def __init__(self, device: nvml.NvmlDevice) -> None:
-        self._device = device
-        self._samples: list[Any] = []
-        self._get: Any = None
-        self._taken = 0
-        self._metrics: list[int] = []
-        self._values: dict[int, float | nvml.ReadingFailed] = {}
-        self._problem: nvml.ReadingFailed | None = None
-        try:
-            support = nvml.asked("nvmlGpmQueryDeviceSupport", device.handle)
-            if not support.isSupportedDevice:
-                raise nvml.ReadingFailed(_NOT_SUPPORTED)
-            self._samples = [nvml.asked("nvmlGpmSampleAlloc") for _ in range(2)]
-            self._get = nvml.gpm_request([metric for metric, _ in _GPM.values()])
-        except nvml.ReadingFailed as exc:
-            self._problem = exc
-
-    @property
-    def offered(self) -> bool:
-        """Whether the device has it."""
-        return self._problem is None
-
-    def reader(self, metric: int, unit: float) -> Callable[[], float | None]:
-        if self._problem is not None:
-            raise self._problem
-
-        def read() -> float | None:
-            value = self._values.get(metric)
-            return None if value is None else nvml.scaled(value, unit)
-
-        return read
-
-    def advance(self) -> None:
-        """Take a sample; from the second on, compute the metrics of the interval between."""
-        self._values = {}
-        if self._problem is not None or self._device.lost is not None:
-            return
-        try:
-            nvml.asked("nvmlGpmSampleGet", self._device.handle, self._samples[self._taken % 2])
-            self._taken += 1
-            if self._taken < 2:
-                return
-            self._get.sample1 = self._samples[self._taken % 2]
-            self._get.sample2 = self._samples[(self._taken + 1) % 2]
-            nvml.asked("nvmlGpmMetricsGet", self._get)
-        except nvml.ReadingFailed as exc:
-            self._values = {metric: exc for metric, _ in _GPM.values()}
-            return
-        for metric in self._get.metrics[: self._get.numMetrics]:
-            self._values[metric.metricId] = (
-                nvml.ReadingFailed(metric.nvmlReturn) if metric.nvmlReturn else metric.value
-            )
-
-    def free(self) -> None:
-        for sample in self._samples:
-            with contextlib.suppress(nvml.ReadingFailed):
-                nvml.asked("nvmlGpmSampleFree", sample)
-        self._samples = []
-
-
-_NOT_SUPPORTED = 3
 
 
 class LimitSource(_Source):

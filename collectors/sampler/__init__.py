@@ -16,6 +16,7 @@ A driver call that hangs takes no other collector with it, since each has a proc
 no other device: what blocks is left to the thread that is in it, and another one goes on with the
 rest.
 """
+
 from __future__ import annotations
 
 from chopper.collectors.sampler._clocks import Clock, ClockSource, SystemClock

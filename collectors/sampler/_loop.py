@@ -66,12 +66,10 @@ class Sampler:
         self._error: BaseException | None = None
         self._stuck = False
         self._flushes = 0
-        self._start_cpu_ns = clock.cpu_ns()
         self.status = SamplerStatus(
             collector=collector,
             pid=os.getpid(),
             start_ns=clock.time_ns(),
-            startup_cpu_ns=self._start_cpu_ns,
         )
         opened: list[tuple[Source, float]] = []
         refused: list[str] = []
@@ -88,6 +86,7 @@ class Sampler:
         if not opened:
             raise CollectorUnavailable("; ".join(refused) or "no source was asked for")
         self._start_ns = clock.monotonic_ns()
+        self._start_cpu_ns = self.status.startup_cpu_ns = clock.cpu_ns()
         self._flush_at_ns = self._start_ns + flush_ns
         self._sources = [source for source, _ in opened]
         self._readers: list[Reader] = []

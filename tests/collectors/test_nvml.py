@@ -95,6 +95,18 @@ def native_rows(source, *times_ms):
         source.learn(started.totals()[0])
         found += [[plan.table, *row] for row in taken(started)]
     return found
+def stepped_rows(source, *times_ms):
+    at(times_ms[0])
+    started = background(source.plan(), 2_000_000)
+    def ticks():
+        return started.totals()[3]
+    for ms in times_ms:
+        at(ms)
+        before = ticks()
+        until(lambda: ticks() >= before + 2 or all(d.lost for d in started.totals()[0]))
+    assert started.stop(10**9) == 0
+    source.learn(started.totals()[0])
+    return [[source.tables[0], *row] for row in taken(started)]
 """
 
 needs_native = pytest.mark.skipif(not AVAILABLE, reason="the extension in C is not built")
@@ -248,6 +260,56 @@ def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
     assert found[0]["tensor_utilization_ratio"] == 0.625
     assert found[0]["pcie_tx_bytes_per_s"] == 2 * 1024 * 1024
     assert found[0]["sm_utilization_ratio"] is None
+
+
+@needs_native
+def test_python_and_c_read_the_same_activity(play: Player) -> None:
+    """Too short a time, no numbers, shares above the whole, refusals, a device that is lost."""
+    script = (
+        TWO
+        + """
+        set 0 gpm 1
+        set 1 gpm 1
+        set 0 gpm:2 50
+        set 0 gpm:5 62.5
+        set 0 gpm:10 101
+        set 0 gpm:11 -1
+        set 0 gpm:12 nan
+        set 0 gpm:20 2
+        set 0 gpm:60 1e300
+        set 1 gpm:3 25
+        fail 0 gpm:5 999 350 450
+        fail 0 gpm:2 4 550
+        fail 1 nvmlGpmSampleGet 15 650
+        fail 0 nvmlGpmMetricsGet 10 750 850
+    """
+    )
+    found = play(
+        script,
+        """
+        times = (0, 50, 200, 400, 600, 700, 800, 1000)
+        python, native = opened(_sources.ActivitySource()), opened(_sources.ActivitySource())
+        print(json.dumps([
+            [rows(python, *times), dict(python.absent)],
+            [stepped_rows(native, *times), dict(native.absent)],
+        ]))
+        """,
+    )
+    assert found[0] == found[1]
+    names = [column.name for column in TABLES["device_activity"].columns][2:]
+    rows = [dict(zip(names, row[1:], strict=True)) for row in found[1][0]]
+    first = [row for row in rows if row["device_id"] == 0]
+    # At 200, 400, 600, 700 and 1000 ms: what the time-out at 800 kept back, the next row covers.
+    assert [row["sm_utilization_ratio"] for row in first] == [0.5, 0.5, None, None, None]
+    assert [row["tensor_utilization_ratio"] for row in first] == [0.625, None, 0.625, 0.625, 0.625]
+    for column in ("dram", "fp64", "fp32"):
+        assert {row[f"{column}_utilization_ratio"] for row in first} == {None}
+    assert {row["pcie_tx_bytes_per_s"] for row in first} == {2 * 1024 * 1024}
+    assert {row["link_rx_bytes_per_s"] for row in first} == {None}
+    assert len(rows) - len(first) == 3  # device 1 is lost at 700 ms
+    absent = found[1][1]
+    assert absent["device_activity[device 1]"] == "the device has fallen off the bus"
+    assert absent["device_activity.sm_utilization_ratio[device 0]"] == "no permission to read it"
 
 
 def test_gpm_is_refused_on_devices_without_it(play: Player) -> None:
@@ -411,6 +473,11 @@ def test_python_and_c_read_the_same_rows(play: Player) -> None:
 
 def test_a_field_value_is_as_long_as_the_bindings() -> None:
     assert ctypes.sizeof(pynvml.c_nvmlFieldValue_t) == FIELD_BYTES
+
+
+def test_a_metric_lies_where_c_reads_it() -> None:
+    metric = pynvml.c_nvmlGpmMetric_t
+    assert (metric.nvmlReturn.offset, metric.value.offset, ctypes.sizeof(metric)) == (4, 8, 40)
 
 
 @needs_native

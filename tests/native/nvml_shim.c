@@ -24,7 +24,7 @@
 #define MAX_LINES 8192
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
 
-typedef struct { int gpu, next; char key[48]; double value; int64_t from_ms; } setting;
+typedef struct { int next; uint64_t key; double value; int64_t from_ms; } setting;
 typedef struct { int gpu; char what[64]; int code; int64_t from_ms, to_ms, block_ms; } failure;
 typedef struct { int gpu; unsigned type, value; int64_t at_ms; } buffered;
 typedef struct { char uuid[80], name[96]; } gpu;
@@ -32,7 +32,8 @@ typedef struct { char uuid[80], name[96]; } gpu;
 static gpu gpus[MAX_GPUS];
 static int gpu_count;
 static setting settings[MAX_LINES];
-static int setting_count, first_setting[MAX_GPUS];
+enum { SLOTS = 64 };
+static int setting_count, first_setting[MAX_GPUS][SLOTS];
 static buffered samples[MAX_LINES];
 static int sample_count;
 static failure failures[MAX_LINES];
@@ -53,6 +54,25 @@ static int64_t at_ms(void) { return fixed_ms >= 0 ? fixed_ms : monotonic_ms() - 
 void shim_set_time_ms(int64_t ms) { fixed_ms = ms; }
 int shim_calls(void) { return calls; }
 
+/* A key as a number, so that a lookup costs little beside what is measured: the text's hash; of a field
+ * its id with what follows it. */
+enum { PLAIN = 1, ALL_LINKS, TYPE };
+static uint64_t of_field(unsigned id, unsigned what) { return (uint64_t)id << 2 | what; }
+static uint64_t of_metric(unsigned id) { return of_field(id, 0); }
+static uint64_t of_name(const char *name) {
+    uint64_t hash = 14695981039346656037u;
+    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 1099511628211u;
+    return hash | UINT64_C(1) << 63;
+}
+static uint64_t of_key(const char *key) {
+    unsigned id;
+    char rest[8] = "";
+    if (sscanf(key, "gpm:%u", &id) == 1) return of_metric(id);
+    if (sscanf(key, "field:%u:%7s", &id, rest) < 1) return of_name(key);
+    return of_field(id, !strcmp(rest, "all") ? ALL_LINKS : !strcmp(rest, "type") ? TYPE : PLAIN);
+}
+static int slot_of(uint64_t key) { return (int)((key ^ key >> 32) % SLOTS); }
+
 static void load(void) {
     gpu_count = setting_count = failure_count = sample_count = init_code = 0;
     memset(first_setting, -1, sizeof first_setting);
@@ -69,12 +89,11 @@ static void load(void) {
         if (sscanf(line, "gpu %d %79s %95[^\n]", &index, g.uuid, g.name) == 3) {
             if (index >= 0 && index < MAX_GPUS) { gpus[index] = g; if (index >= gpu_count) gpu_count = index + 1; }
         } else if (sscanf(line, "set %d %47s %lf %lld", &index, what, &value, &from) >= 3) {
-            setting s = {index, 0, "", value, from};
-            strncpy(s.key, what, sizeof s.key - 1);
             if (setting_count < MAX_LINES && index >= 0 && index < MAX_GPUS) {
-                s.next = first_setting[index];
-                first_setting[index] = setting_count;
-                settings[setting_count++] = s;
+                uint64_t key = of_key(what);
+                int *first = &first_setting[index][slot_of(key)];
+                settings[setting_count] = (setting){*first, key, value, from};
+                *first = setting_count++;
             }
         } else if (sscanf(line, "fail %d %63s %d %lld %lld", &index, what, &code, &from, &to) >= 3) {
             failure f = {index, "", code, from, to, 0};
@@ -101,6 +120,7 @@ static int index_of(void *handle) {
 }
 
 static int failed(int index, const char *what) {
+    if (!failure_count) return SUCCESS;
     int64_t now = at_ms();
     for (int i = 0; i < failure_count; i++) {
         failure *f = &failures[i];
@@ -114,13 +134,20 @@ static int failed(int index, const char *what) {
     return SUCCESS;
 }
 
+static int failed_number(int index, const char *kind, unsigned id) {
+    if (!failure_count) return SUCCESS;
+    char what[48];
+    snprintf(what, sizeof what, "%s:%u", kind, id);
+    return failed(index, what);
+}
+
 /* The latest setting of a key that is in force; 0 when there is none. */
-static int lookup(int index, const char *key, double *value) {
+static int lookup(int index, uint64_t key, double *value) {
     int64_t now = at_ms(), best = -1;
     /* The last line of the script comes first. */
-    for (int i = first_setting[index]; i >= 0; i = settings[i].next) {
+    for (int i = first_setting[index][slot_of(key)]; i >= 0; i = settings[i].next) {
         setting *s = &settings[i];
-        if (now >= s->from_ms && s->from_ms > best && !strcmp(s->key, key)) {
+        if (s->key == key && now >= s->from_ms && s->from_ms > best) {
             best = s->from_ms;
             *value = s->value;
         }
@@ -134,7 +161,7 @@ static int get(void *handle, const char *function, const char *key, double *valu
     if (index < 0) return INVALID_ARGUMENT;
     int code = failed(index, function);
     if (code) return code;
-    return lookup(index, key, value) ? SUCCESS : NOT_SUPPORTED;
+    return lookup(index, of_name(key), value) ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlInitWithFlags(unsigned flags) {
@@ -232,7 +259,7 @@ int nvmlDeviceGetUtilizationRates(void *h, utilization *out) {
     int code = get(h, "nvmlDeviceGetUtilizationRates", "utilization", &value);
     if (code) return code;
     out->gpu = (unsigned)value;
-    out->memory = lookup(index_of(h), "memory_utilization", &value) ? (unsigned)value : 0;
+    out->memory = lookup(index_of(h), of_name("memory_utilization"), &value) ? (unsigned)value : 0;
     return SUCCESS;
 }
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
@@ -241,7 +268,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *h, memory_v2 *out) {
     if (out->version != (sizeof(memory_v2) | 2u << 24)) return 25;
     int code = get(h, "nvmlDeviceGetMemoryInfo_v2", "memory_used", &used);
     if (code) return code;
-    out->total = lookup(index_of(h), "memory_total", &total) ? (unsigned long long)total : 0;
+    out->total = lookup(index_of(h), of_name("memory_total"), &total) ? (unsigned long long)total : 0;
     out->used = used >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)used;
     out->reserved = 0;
     out->free = out->total - out->used;
@@ -264,19 +291,16 @@ int nvmlDeviceGetFieldValues(void *h, int count, field_value *values) {
     if (code) return code;
     for (int i = 0; i < count; i++) {
         field_value *v = &values[i];
-        char key[48];
         double value;
-        snprintf(key, sizeof key, "field:%u", v->fieldId);
         v->timestamp = at_ms() * 1000;
-        v->nvmlReturn = failed(index, key);
+        v->nvmlReturn = failed_number(index, "field", v->fieldId);
         if (v->nvmlReturn) continue;
-        if (v->scopeId == 0xFFFFFFFFu) strncat(key, ":all", sizeof key - strlen(key) - 1);
+        uint64_t key = of_field(v->fieldId, v->scopeId == 0xFFFFFFFFu ? ALL_LINKS : PLAIN);
         if (!lookup(index, key, &value)) { v->nvmlReturn = NOT_SUPPORTED; continue; }
         /* Power in mW comes as unsigned int, everything else as unsigned long long. */
         if (v->fieldId >= 185 && v->fieldId <= 192) { v->valueType = 1; v->value.ui = (unsigned)value; }
         else { v->valueType = 3; v->value.ull = value >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)value; }
-        snprintf(key, sizeof key, "field:%u:type", v->fieldId);
-        if (lookup(index, key, &value)) v->valueType = (unsigned)value;
+        if (lookup(index, of_field(v->fieldId, TYPE), &value)) v->valueType = (unsigned)value;
     }
     return SUCCESS;
 }
@@ -302,14 +326,15 @@ int nvmlGpmSampleGet(void *h, gpm_sample *sample) {
 }
 int nvmlGpmMetricsGet(gpm_request *request) {
     if (request->version != 1) return 25;
+    int code = failed(request->second->gpu, "nvmlGpmMetricsGet");
+    if (code) return code;
     /* The hardware's counters are read at most every 100 ms. */
     if (request->second->ms - request->first->ms < 100) return NO_DATA;
     for (unsigned i = 0; i < request->count; i++) {
         gpm_metric *m = &request->metrics[i];
-        char key[48];
-        snprintf(key, sizeof key, "gpm:%u", m->metricId);
-        m->nvmlReturn = failed(request->second->gpu, key);
-        if (!m->nvmlReturn && !lookup(request->second->gpu, key, &m->value)) m->nvmlReturn = NOT_SUPPORTED;
+        int gpu = request->second->gpu;
+        m->nvmlReturn = failed_number(gpu, "gpm", m->metricId);
+        if (!m->nvmlReturn && !lookup(gpu, of_metric(m->metricId), &m->value)) m->nvmlReturn = NOT_SUPPORTED;
     }
     return SUCCESS;
 }
