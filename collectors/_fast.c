@@ -364,6 +364,9 @@ residency(Column *column, const char *buffer, Value *out)
     }
     if (!has_ticks || !any)
         return false;
+    for (int i = 0; i < n && before; i++)
+        if (!column->places[i].tag && column->places[i].had && value[i] == column->places[i].last)
+            return false; /* not refreshed since */
     out->i = 0;
     for (int i = 0; i < n; i++) {
         Place *place = &column->places[i];

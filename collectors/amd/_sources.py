@@ -57,7 +57,7 @@ class _Residency:
         self._last_ns: int | None = None
         self.totals_ns = {"power": 0.0, "thermal": 0.0}
 
-    def reasons(self, metrics: Any, now_ns: int) -> int | None:
+    def reasons(self, metrics: Any, now_ns: int | None) -> int | None:
         """Bits of the reasons that held since the previous reading; None where nothing tells.
 
         0 says that the device counts residencies and none grew.
@@ -69,20 +69,64 @@ class _Residency:
             return None
         now["accumulation_counter"] = ticks
         before, before_ns = self._last, self._last_ns
+        if before is not None and before["accumulation_counter"] == ticks and before_ns is not None:
+            return None  # not refreshed since
         self._last, self._last_ns = now, now_ns
-        if before is None or before_ns is None:
+        if before is None:
             return None
         grown = {name: now[name] - before.get(name, now[name]) for name in now}
         if min(grown.values()) < 0 or not grown["accumulation_counter"]:
-            return None  # reset, or not refreshed since
+            return None  # reset
         bits = 0
+        shares = {"power": 0.0, "thermal": 0.0}
         for name, reason in _RESIDENCIES.items():
             share = grown.get(name, 0) / grown["accumulation_counter"]
             if share:
                 bits |= reason
-                kind = "power" if reason == _REASON_POWER_CAP else "thermal"
+                shares["power" if reason == _REASON_POWER_CAP else "thermal"] += share
+        for kind, share in shares.items():
+            # Several sensors may be hot at once: no more than all of the time.
+            if now_ns is not None and before_ns is not None:
                 self.totals_ns[kind] += min(share, 1.0) * (now_ns - before_ns)
         return bits
+
+
+class _Traffic:
+    """Bytes over PCIe since the first reading, from the accumulated rate.
+
+    At each tick of ``accumulation_counter`` the firmware adds the rate of both directions in GB/s.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int, int] | None = None
+        self._total_bytes = 0.0
+
+    def bytes_until(self, metrics: Any, now_ns: int | None) -> int | None:
+        """What was sent and received so far; None where a reading does not tell."""
+        rate_sum, ticks = (
+            amd.known(metrics, name) for name in ("pcie_bandwidth_acc", "accumulation_counter")
+        )
+        if rate_sum is None or ticks is None:
+            return None
+        if now_ns is None:
+            return 0
+        before, self._last = self._last, (rate_sum, ticks, now_ns)
+        if before is None:
+            return 0
+        grown, passed = rate_sum - before[0], ticks - before[1]
+        if grown < 0 or passed < 0:
+            return None  # reset: counts from here
+        if not passed:
+            self._last = before  # not refreshed since
+        elif grown / passed <= _MOST_GB_PER_S:
+            self._total_bytes += grown / passed * (now_ns - before[2])
+        else:
+            return None
+        return round(self._total_bytes)
+
+
+_MOST_GB_PER_S = 1024
+"""What exceeds the fastest PCIe several times is a counter that jumped."""
 
 
 class _Source:
@@ -129,7 +173,7 @@ class _Source:
 
         names = [column.name for column in TABLES[self.tables[0]].columns][4:]
         live = [(d, m) for d, m in self._metrics if d.lost is None]
-        rows = [list(self._values(device, metrics.now, 0)) for device, metrics in live]
+        rows = [list(self._values(device, metrics.now, None)) for device, metrics in live]
         for name, values in zip(names, zip(*rows, strict=True), strict=True):
             if all(value is None for value in values) and name not in self._later:
                 self.absent[f"{self.tables[0]}.{name}"] = "not available on this device"
@@ -137,8 +181,11 @@ class _Source:
     _later: ClassVar[frozenset[str]] = frozenset()
     """Columns that need two readings."""
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int) -> Iterable[Any]:
-        """A row's values after the device, in the order of the table's columns."""
+    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
+        """A row's values after the device, in the order of the table's columns.
+
+        ``now_ns`` is None for the first reading, which makes no row.
+        """
         raise NotImplementedError
 
     def parts(self) -> list[Part]:
@@ -198,7 +245,7 @@ class ClockSource(_Source):
         super().__init__()
         self._residency: dict[int, _Residency] = {}
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int) -> Iterable[Any]:
+    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
         residency = self._residency.setdefault(id(device), _Residency())
         return (
             _gfx_clock_hz(metrics),
@@ -311,10 +358,18 @@ class CounterSource(_Source):
     def __init__(self) -> None:
         super().__init__()
         self._residency: dict[int, _Residency] = {}
+        self._traffic: dict[int, _Traffic] = {}
+        self._links: dict[tuple[int, str], _Links] = {}
         self._columns: list[str] = []
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int) -> Iterable[Any]:
+    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
         residency = self._residency.setdefault(id(device), _Residency())
+        traffic = self._traffic.setdefault(id(device), _Traffic())
+
+        def over_links(name: str) -> int | None:
+            links = self._links.setdefault((id(device), name), _Links())
+            return links.sum_bytes(amd.items(metrics, name))
+
         counted = residency.reasons(metrics, now_ns) is not None
         energy = amd.known(metrics, "energy_accumulator")
         found: dict[str, Any] = {
@@ -327,9 +382,15 @@ class CounterSource(_Source):
             "device_utilization_ratio": _percent(amd.known(metrics, "average_gfx_activity")),
             "memory_utilization_ratio": _percent(amd.known(metrics, "average_umc_activity")),
             "memory_used_bytes": self._memory_used_bytes(device),
-            "link_tx_bytes": _sum_kib(amd.known_items(metrics, "xgmi_write_data_acc")),
-            "link_rx_bytes": _sum_kib(amd.known_items(metrics, "xgmi_read_data_acc")),
+            "link_tx_bytes": over_links(_WRITE_KB),
+            "link_rx_bytes": over_links(_READ_KB),
+            "pcie_bytes": traffic.bytes_until(metrics, now_ns),
             "pcie_replay_count": _held(amd.known(metrics, "pcie_replay_count_acc")),
+            "pcie_nak_count": _sum_of(
+                amd.known(metrics, "pcie_nak_sent_count_acc"),
+                amd.known(metrics, "pcie_nak_rcvd_count_acc"),
+            ),
+            "pcie_recovery_count": _held(amd.known(metrics, "pcie_l0_to_recov_count_acc")),
         }
         if counted:
             found["power_throttle_ns"] = int(residency.totals_ns["power"])
@@ -356,8 +417,26 @@ def _percent(value: int | None) -> float | None:
     return value / 100 if value is not None and value <= 100 else None
 
 
-def _sum_kib(values: list[int]) -> int | None:
-    return _held(sum(values) * _KIB) if values else None
+class _Links:
+    """The sum over a device's links: always over the same ones, or it would seem to jump."""
+
+    def __init__(self) -> None:
+        self._counted: set[int] | None = None
+
+    def sum_bytes(self, items_kib: list[int | None]) -> int | None:
+        """Bytes over all links that the first reading told; None where one of them is missing."""
+        if self._counted is None:
+            self._counted = {i for i, value in enumerate(items_kib) if value is not None}
+        values = [items_kib[i] for i in self._counted]
+        if not values or None in values:
+            return None
+        return _kib(sum(value for value in values if value is not None))
+
+
+def _sum_of(*values: int | None) -> int | None:
+    """The sum of counters; None where one is not known."""
+    known = [value for value in values if value is not None]
+    return _held(sum(known)) if len(known) == len(values) else None
 
 
 def _held(value: int | None) -> int | None:
@@ -374,7 +453,7 @@ class LimitSource(_Source):
     name: ClassVar[str] = "amdsmi_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int) -> Iterable[Any]:
+    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
         del now_ns
         wrapper, handle = self._wrapper, device.handle
         clock = wrapper.amdsmi_clk_info_t()
@@ -452,7 +531,7 @@ class PartitionSource(_Source):
     name: ClassVar[str] = "amdsmi_partition"
     tables: ClassVar[tuple[str, ...]] = ("device_partition",)
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int) -> Iterable[Any]:
+    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
         del metrics, now_ns
         wrapper, handle = self._wrapper, device.handle
         text = create_string_buffer(16)

@@ -215,6 +215,65 @@ def test_counters_have_their_units(play: Player) -> None:
 
 
 @needs_amdsmi
+def test_bytes_over_pcie_come_from_the_rate_that_the_firmware_adds_up(play: Player) -> None:
+    """GB/s summed over ticks: a reading that is not refreshed, one without a value, a reset."""
+    ticks = (100, 100, 200, 200, 300, 400, 50, 150)
+    sums = (7, 7, 2007, 2007, (1 << 64) - 1, 4007, 0, 500)
+    lines = [ONE]
+    for n, (tick, total) in enumerate(zip(ticks, sums, strict=True)):
+        lines += [play.set(0, "accumulation_counter", tick, n)]
+        lines += [play.set(0, "pcie_bandwidth_acc", total, n)]
+    lines += [play.set(0, "pcie_nak_sent_count_acc", 3), play.set(0, "pcie_nak_rcvd_count_acc", 4)]
+    lines += [play.set(0, "pcie_l0_to_recov_count_acc", 5)]
+    lines += [play.set(0, "pcie_nak_sent_count_acc", 0xFFFFFFFF, 7)]
+    code = (
+        "print(json.dumps(rows(opened(_sources.CounterSource()), *(n * 10**9 for n in range(7)))))"
+    )
+    found = play(lines, code)
+    # Readings 1 to 7, a second apart: 20 GB/s over the second in which the ticks moved, 10 GB/s
+    # over the three since then, nothing known around the reset, 5 GB/s after it.
+    told = [0, 20, 20, None, 50 + 0, None, 55]
+    assert [row["pcie_bytes"] for row in found] == [
+        None if gigabytes is None else gigabytes * 10**9 for gigabytes in told
+    ]
+    assert [row["pcie_nak_count"] for row in found] == [7] * 6 + [None]
+    assert found[0]["pcie_recovery_count"] == 5
+
+
+@needs_amdsmi
+def test_a_rate_that_no_link_carries_is_no_traffic(play: Player) -> None:
+    lines = [ONE]
+    for n, total in enumerate((0, 0, 10**12, 10**12 + 100)):
+        lines += [play.set(0, "accumulation_counter", 10 * n, n)]
+        lines += [play.set(0, "pcie_bandwidth_acc", total, n)]
+    code = "print(json.dumps(rows(opened(_sources.CounterSource()), 0, 10**9, 2 * 10**9)))"
+    assert [row["pcie_bytes"] for row in play(lines, code)] == [0, None, 10 * 10**9]
+
+
+@needs_amdsmi
+def test_a_link_that_does_not_answer_makes_no_smaller_sum(play: Player) -> None:
+    blank = (1 << 64) - 1
+    lines = [ONE, *(play.set(0, "xgmi_read_data_acc", 10, item=i) for i in range(3))]
+    lines += [play.set(0, "xgmi_read_data_acc", blank, 2, item=1)]
+    lines += [play.set(0, "xgmi_read_data_acc", 12, 3, item=1)]
+    lines += [play.set(0, "xgmi_read_data_acc", 500, 3, item=7)]  # not among those of the start
+    code = "print(json.dumps(rows(opened(_sources.CounterSource()), 1, 2, 3)))"
+    found = [row["link_rx_bytes"] for row in play(lines, code)]
+    assert found == [30 * 1024, None, 32 * 1024]
+
+
+@needs_amdsmi
+def test_several_hot_sensors_are_no_more_than_all_of_the_time(play: Player) -> None:
+    hot = ("socket_thm_residency_acc", "vr_thm_residency_acc", "hbm_thm_residency_acc")
+    lines = [ONE, play.set(0, "accumulation_counter", 0)]
+    lines += [play.set(0, "accumulation_counter", 100, 2)]
+    for name in hot:
+        lines += [play.set(0, name, 0), play.set(0, name, 90, 2)]
+    found = play(lines, "print(json.dumps(rows(opened(_sources.CounterSource()), 0, 10**9)))")
+    assert found[1]["thermal_throttle_ns"] == 10**9
+
+
+@needs_amdsmi
 def test_devices_are_numbered_as_hip_does(play: Player) -> None:
     lines = ["gpu 0 1 GPU-b SPX", "gpu 1 0 GPU-a SPX"]
     lines += [play.set(0, "current_gfxclk", 1000), play.set(1, "current_gfxclk", 2000)]
