@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from chopper.attribution import Attribution
 
 _KEY = "analyzers.clock_views"
+_ROUNDING = 1e-9
 _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 
 
@@ -73,12 +74,13 @@ def clock_by_step(attribution: Attribution) -> pa.Table:
     order = np.argsort(place)
     at = order[np.searchsorted(place[order], ints(made, "rank") * width + ints(made, "step_index"))]
     observed = (ints(windows, "end_ns") - ints(windows, "start_ns"))[at]
+    reference = made["at_reference_ns"].combine_chunks()
     saved = ints(made, "time_ns") - ints(made, "at_reference_ns")
     made = made.drop_columns(["step_index", "at_reference_ns"])
     for name, values in (
         ("number", nullable(ints(windows, "number")[at])),
         ("observed_ns", pa.array(observed)),
-        ("at_reference_ns", pa.array(observed - saved)),
+        ("at_reference_ns", pa.array(observed - saved, mask=~reference.is_valid().to_numpy(False))),
     ):
         made = made.append_column(name, values)
     declared = TABLES["clock_by_step"]
@@ -94,8 +96,10 @@ class Clocked:
         time_ns: exclusive time of each.
         loss_ns, error_ns: attributed clock loss, and how far it may be off.
         at_reference_ns: the time at the reference clock; as it is where that is not known.
+        judged: mask of the rows whose clock and reference are both known.
         clock_hz, clock_error_hz, power_w, sensitivity: NaN where not known.
-        labels: (rows, labels) share of the time under each, 0 where the clock is not known.
+        labels: (rows, labels) share of the time under each, of what is ``told``.
+        told: share of the time whose reason the readings name.
     """
 
     events: Events
@@ -104,11 +108,13 @@ class Clocked:
     loss_ns: np.ndarray
     error_ns: np.ndarray
     at_reference_ns: np.ndarray
+    judged: np.ndarray
     clock_hz: np.ndarray
     clock_error_hz: np.ndarray
     power_w: np.ndarray
     sensitivity: np.ndarray
     labels: np.ndarray
+    told: np.ndarray
 
     def table(
         self,
@@ -125,21 +131,23 @@ class Clocked:
         order = np.argsort(-time, kind="stable") if by_time else np.arange(count)
         known = ~np.isnan(self.clock_hz)
 
-        def total(values: np.ndarray) -> pa.Array:
+        judged = np.bincount(group[self.judged], minlength=count) > 0
+
+        def total(values: np.ndarray, *, of_judged: bool = True) -> pa.Array:
             summed = np.zeros(count, dtype=np.int64)
             np.add.at(summed, group, np.rint(values).astype(np.int64))
-            return pa.array(summed[order])
+            return pa.array(summed[order], mask=~judged[order] if of_judged else None)
 
-        def mean(values: np.ndarray) -> np.ndarray:
+        def mean(values: np.ndarray, weights: np.ndarray = self.time_ns) -> np.ndarray:
             some = ~np.isnan(values)
-            weight = self.time_ns[some].astype(np.float64)
+            weight = weights[some].astype(np.float64)
             whole = np.bincount(group[some], weights=weight, minlength=count)
             summed = np.bincount(group[some], weights=weight * values[some], minlength=count)
             return np.divide(summed, whole, out=np.full(count, np.nan), where=whole > 0)[order]
 
         clocked = np.bincount(group[known], weights=self.time_ns[known], minlength=count)
         columns: dict[str, pa.Array] = {
-            "time_ns": total(self.time_ns),
+            "time_ns": total(self.time_ns, of_judged=False),
             "known_ratio": pa.array((clocked / np.maximum(time, 1))[order]),
             "clock_mean_hz": _hertz(mean(self.clock_hz)),
             "clock_error_hz": _hertz(mean(self.clock_error_hz)),
@@ -153,8 +161,12 @@ class Clocked:
             self.clock_hz[known], self.time_ns[known], group[known], count, _QUANTILES.values()
         )
         columns |= {q: _hertz(values[order]) for q, values in zip(_QUANTILES, at, strict=True)}
-        for label, share in zip(CLOCK_LABELS, self.labels.T, strict=True):
-            columns[f"{label}_ratio"] = _real(mean(np.where(known, share, np.nan)))
+        named = np.where(known, self.told, 0.0)
+        for label, share in zip(CLOCK_LABELS[:-1], self.labels.T, strict=False):
+            with np.errstate(invalid="ignore"):
+                of_named = np.where(named > 0, share / named, np.nan)
+            columns[f"{label}_ratio"] = _real(mean(of_named, self.time_ns * named))
+        columns[f"{CLOCK_LABELS[-1]}_ratio"] = _real(mean(np.where(known, 1 - named, np.nan)))
         for key, values in keys.items():
             if isinstance(values, tuple):
                 columns[key] = dictionary(values[0][self.rows][first][order], values[1])
@@ -188,7 +200,8 @@ def _join(attribution: Attribution) -> Clocked | None:
     clock = np.full(len(events), np.nan)
     error, power, sensitivity = clock.copy(), clock.copy(), clock.copy()
     slower, unsure = np.zeros(len(events)), np.zeros(len(events))
-    labels = np.zeros((len(events), len(CLOCK_LABELS)))
+    labels, told = np.zeros((len(events), len(CLOCK_LABELS))), np.zeros(len(events))
+    judged = np.zeros(len(events), dtype=bool)
     for rank in sampled:
         mine = rows[events.rank[rows] == rank]
         factors, of = attribution.factors[rank], events.row[mine]
@@ -196,6 +209,7 @@ def _join(attribution: Attribution) -> Clocked | None:
         error[mine] = factors.clocks.error_hz[of]
         sensitivity[mine] = factors.sensitivity[of]
         ln = np.log(factors.reference_hz[of] / clock[mine])
+        judged[mine] = np.isfinite(ln)
         slower[mine] = np.nan_to_num(sensitivity[mine] * ln)
         relative = error[mine] / clock[mine]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -205,7 +219,8 @@ def _join(attribution: Attribution) -> Clocked | None:
             some = mine[(events.device_id[mine] == device) & ~np.isnan(clock[mine])]
             at = series.place(events.start_ns[some], (events.start_ns + events.dur_ns)[some])
             power[some] = series.mean_power(at)
-            labels[some] = series.label_time(at)
+            labels[some], read = series.label_time(at)
+            told[some] = _share(read - labels[some, -1])
     return Clocked(
         events,
         rows,
@@ -213,11 +228,13 @@ def _join(attribution: Attribution) -> Clocked | None:
         loss[rows],
         loss[rows] * unsure[rows],
         time[rows] * np.exp(-slower[rows]),
+        judged[rows],
         clock[rows],
         error[rows],
         power[rows],
         sensitivity[rows],
         labels[rows],
+        told[rows],
     )
 
 
@@ -264,6 +281,14 @@ def _quantiles(
         hit = np.flatnonzero(reached)[::-1]
         first[of[hit]] = ordered[hit]
         found.append(first)
+    return found
+
+
+def _share(values: np.ndarray) -> np.ndarray:
+    """Shares without what rounding left of none and of all."""
+    found: np.ndarray = np.where(
+        values < _ROUNDING, 0.0, np.where(values > 1 - _ROUNDING, 1.0, values)
+    )
     return found
 
 

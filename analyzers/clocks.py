@@ -370,8 +370,13 @@ class ClockSeries:
         found[found.sum(axis=1) <= 0, _UNLABELLED] = 1
         return found
 
-    def label_time(self, at: Place) -> np.ndarray:
-        """(intervals, labels): share of each interval in which a label held."""
-        return np.stack(
-            [self.mean(np.ascontiguousarray(column), at) for column in self.labels.T], axis=1
-        )
+    def label_time(self, at: Place) -> tuple[np.ndarray, np.ndarray]:
+        """Share of each interval in which each label held, and in which reasons were read at all.
+
+        Returns:
+            (intervals, labels) and (intervals,). Time without a reason counts for no label, not even
+            for the last one.
+        """
+        told = (self.reasons >= 0).astype(np.float64)
+        shares = (self.mean(np.ascontiguousarray(c * told), at) for c in self.labels.T)
+        return np.stack(list(shares), axis=1), self.mean(told, at)

@@ -29,10 +29,13 @@ MIN_SPAN_NS = 5_000_000_000
 """Over less than this a difference of energy counters says nothing."""
 MAX_ERROR_RATIO = 0.1
 """With edges known worse than this share of the energy, nothing is claimed."""
+_NAMED = 4
+"""Devices that a reason names."""
 _MAX_POWER_GAP_NS = 1_500_000_000
 """Between power readings further apart the power is not known."""
 _GROUPS = 200
 """Rows of groups of steps of one device at most: longer runs have longer groups."""
+_NO_TOKENS = "none per token: nobody counted the tokens of these steps (prof.step(tokens=…) does)"
 _BREAK_RATIO = 0.01
 """Steps further apart than this share of a step do not follow each other."""
 
@@ -76,7 +79,11 @@ class Meter:
         """How far from a moment the readings around it lie, or the counter's own step."""
         last = len(self.time_ns) - 2
         at = int(np.clip(np.searchsorted(self.time_ns, time_ns, side="right") - 1, 0, last))
-        return max(float(self.time_ns[at + 1] - self.time_ns[at]), self.lag_ns)
+        gap = self.time_ns[at + 1] - self.time_ns[at]
+        if self.time_ns[at] == time_ns and at > 0:
+            # A reading itself, the last one before a break it may be: the shorter gap beside it.
+            gap = min(gap, self.time_ns[at] - self.time_ns[at - 1])
+        return max(float(gap), self.lag_ns)
 
 
 def meter_of(time_ns: np.ndarray, total_j: np.ndarray) -> Meter | None:
@@ -110,10 +117,10 @@ def _in_order(time_ns: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def energy(attribution: Attribution) -> pa.Table:
-    """Energy per step, token and phase. DEVICE_COUNTER, HOST_ENERGY, STEP -> ENERGY.
+    """Energy per step, token and phase. DEVICE_COUNTER, HOST_ENERGY, ENERGY_WINDOW, STEP -> ENERGY.
 
     One row for all devices together, then per device and host domain the whole of its steps,
-    groups of steps of at least 5 s each, and phases.
+    groups of steps of at least 5 s each, and phases; then the spans that another tool measured.
     """
     units = [*_devices(attribution), *_hosts(attribution)]
     rows: list[dict[str, Any]] = []
@@ -127,7 +134,11 @@ def energy(attribution: Attribution) -> pa.Table:
     together = _together([(u, r) for u, r in whole if u.device])
     if together is not None:
         rows.insert(0, together)
-    order = {"run": 0, "phase": 1, "steps": 2}
+    for row in rows:
+        if row["step_count"] and "energy_j" in row and "tokens_count" not in row:
+            row["reason"] = _NO_TOKENS
+    rows += _of_windows(attribution)
+    order = {"run": 0, "phase": 1, "window": 2, "steps": 3}
     rows.sort(key=lambda row: order[str(row["scope"])])
     return pa.Table.from_pylist(rows, schema=TABLES["energy"].arrow)
 
@@ -178,7 +189,8 @@ def _devices(attribution: Attribution) -> list[_Unit]:
         counters = dict(per_device(run, ranks[0], "device_counter"))
         clocks = dict(per_device(run, ranks[0], "device_clock"))
         for number in dict.fromkeys([*counters, *clocks]):
-            meter = _device_meter(counters.get(number), clocks.get(number))
+            counter, clock = counters.get(number), clocks.get(number)
+            meter = _device_meter(counter, clock)
             device = run.part(ranks[0]).device_id if number is None else number
             found.append(
                 _unit(
@@ -186,7 +198,7 @@ def _devices(attribution: Attribution) -> list[_Unit]:
                     f"device {ranks[0] if device is None else device}",
                     tuple(ranks),
                     meter,
-                    "neither energy nor power of the device was recorded",
+                    _why_no_meter(counter, clock),
                     device=True,
                 )
             )
@@ -203,6 +215,24 @@ def _device_meter(counter: pa.Table | None, clock: pa.Table | None) -> Meter | N
     if meter is None and counter is not None:
         meter = meter_of_power(ints(counter, "time_ns"), _real(counter, "power_average_w"))
     return meter
+
+
+def _why_no_meter(counter: pa.Table | None, clock: pa.Table | None) -> str:
+    read = {
+        "its energy counter": (counter, "energy_j"),
+        "its power": (clock, "power_w"),
+        "its average power": (counter, "power_average_w"),
+    }
+    counts = {
+        what: int(np.isfinite(_real(table, name)).sum())
+        for what, (table, name) in read.items()
+        if table is not None
+    }
+    if not any(counts.values()):
+        return "neither energy nor power of the device was recorded"
+    if counts.get("its energy counter", 0) > 1:
+        return "its energy counter did not move, and its power was not recorded"
+    return f"{' and '.join(w for w, n in counts.items() if n)} was read once only"
 
 
 def _hosts(attribution: Attribution) -> list[_Unit]:
@@ -306,26 +336,55 @@ def _of_steps(unit: _Unit) -> list[dict[str, Any]]:
     known = [(g, r) for g, r in zip(groups, rows, strict=True) if r.get("reason") is None]
     if not known:
         return [whole | {"reason": rows[0]["reason"]}, *rows]
-    for name in ("span_ns", "energy_j", "energy_error_j"):
-        whole[name] = sum(row[name] for _, row in known)
-    whole["power_mean_w"] = whole["energy_j"] / (whole["span_ns"] / 1e9)
-    whole["start_ns"] = known[0][1]["start_ns"]
+    whole |= _summed([row for _, row in known])
     _per_step(whole, unit, np.concatenate([np.arange(a, b + 1) for (a, b), _ in known]))
     whole |= {"first_step": known[0][1]["first_step"], "last_step": known[-1][1]["last_step"]}
     return [whole, *rows] if len(rows) > 1 else [whole]
 
 
 def _of_readings(meter: Meter) -> dict[str, Any]:
-    """Energy of all that was read, where nothing tells steps."""
-    start, end = int(meter.time_ns[0]), int(meter.time_ns[-1])
-    if end - start < MIN_SPAN_NS:
-        return {"reason": f"readings span {(end - start) / 1e9:.2g} s, below "
-                f"{MIN_SPAN_NS / 1e9:.0f} s an energy counter says nothing"}  # fmt: skip
-    if meter.broken.any():
-        good = np.diff(meter.time_ns)[~meter.broken].sum()
-        return {"reason": f"known of {good / (end - start):.0%} of the time only: the counter went "
-                "backwards, or power was not read for too long"}  # fmt: skip
-    return _difference(meter, start, end)
+    """Energy of all that was read, where nothing tells steps: of stretches without a break."""
+    time = meter.time_ns
+    begins = np.concatenate([[0], np.flatnonzero(meter.broken) + 1])
+    ends = np.append(begins[1:] - 1, len(time) - 1)
+    long = time[ends] - time[begins] >= MIN_SPAN_NS
+    if not long.any():
+        return {"reason": _why_no_readings(meter, int((time[ends] - time[begins]).max()))}
+    parts = [
+        _difference(meter, int(time[a]), int(time[b]))
+        for a, b in zip(begins[long].tolist(), ends[long].tolist(), strict=True)
+    ]
+    return _summed(parts)
+
+
+def _why_no_readings(meter: Meter, longest_ns: int) -> str:
+    if not meter.broken.any():
+        return (
+            f"readings span {longest_ns / 1e9:.2g} s; an energy counter says nothing below "
+            f"{MIN_SPAN_NS / 1e9:.0f} s"
+        )
+    if meter.basis == "counter":
+        broken = "the counter went backwards"
+    else:
+        every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
+        broken = (
+            f"power was read every {every_s:.2g} s; between readings more than "
+            f"{_MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
+        )
+    return f"{broken}: no {MIN_SPAN_NS / 1e9:.0f} s are known without a break"
+
+
+def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Differences of several spans as one; the first reason where none has an energy."""
+    good = [part for part in parts if "reason" not in part]
+    if not good:
+        return parts[0]
+    row: dict[str, Any] = {
+        name: sum(part[name] for part in good) for name in ("span_ns", "energy_j", "energy_error_j")
+    }
+    row["power_mean_w"] = row["energy_j"] / (row["span_ns"] / 1e9)
+    row["start_ns"] = good[0]["start_ns"]
+    return row
 
 
 def _groups(meter: Meter, steps: np.ndarray) -> list[tuple[int, int]]:
@@ -426,16 +485,66 @@ def _of_phases(attribution: Attribution, unit: _Unit) -> list[dict[str, Any]]:
             _difference(unit.meter, a, b)
             for a, b in zip(start[long].tolist(), end[long].tolist(), strict=True)
         ]
-        good = [p for p in parts if "reason" not in p]
-        if not good:
-            rows.append(row | parts[0])
-            continue
-        for name in ("span_ns", "energy_j", "energy_error_j"):
-            row[name] = sum(part[name] for part in good)
-        row["power_mean_w"] = row["energy_j"] / (row["span_ns"] / 1e9)
-        row["start_ns"] = good[0]["start_ns"]
-        rows.append(row)
+        rows.append(row | _summed(parts))
     return rows
+
+
+_SINCE_1970_NS = 10**17
+"""Later than 1973: what counts from the start of a host never gets there."""
+
+
+def _of_windows(attribution: Attribution) -> list[dict[str, Any]]:
+    """Spans that another tool measured and named, by device and over all of them."""
+    run = attribution.run
+    rows = []
+    for rank in run.ranks:
+        table = run.table(rank, "energy_window")
+        windows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+        for one in table.to_pylist():
+            row = _window_row(rank, run.part(rank).hostname, one)
+            windows.setdefault((one["time_ns"], one["span_ns"], one["window"]), []).append(row)
+        for same in windows.values():
+            if len(same) > 1:
+                rows.append(_of_all(same))
+            rows += same
+    return rows
+
+
+def _window_row(rank: int, host: str | None, one: dict[str, Any]) -> dict[str, Any]:
+    span_ns = one["span_ns"]
+    start_ns = one["time_ns"] - span_ns // 2
+    row = {
+        "scope": "window",
+        "source": f"device {one['device_id']}",
+        "host": host,
+        "ranks": ranks_text([rank]),
+        "step_count": 0,
+        "window": one["window"],
+        "span_ns": span_ns,
+        "start_ns": start_ns if start_ns > _SINCE_1970_NS else None,
+        "basis": "counter",
+    }
+    if span_ns < MIN_SPAN_NS:
+        return row | {
+            "reason": f"lasts {span_ns / 1e9:.2g} s; an energy counter says nothing below "
+            f"{MIN_SPAN_NS / 1e9:.0f} s"
+        }
+    if not one["energy_j"]:
+        return row | {"reason": "the counter did not move"}
+    return row | {
+        "energy_j": one["energy_j"],
+        "power_mean_w": one["energy_j"] / (span_ns / 1e9),
+    }
+
+
+def _of_all(same: list[dict[str, Any]]) -> dict[str, Any]:
+    row = same[0] | {"source": "all devices"}
+    refused = next((one["reason"] for one in same if "reason" in one), None)
+    if refused is not None:
+        return {k: v for k, v in row.items() if k not in ("energy_j", "power_mean_w")} | {
+            "reason": refused
+        }
+    return row | {name: sum(one[name] for one in same) for name in ("energy_j", "power_mean_w")}
 
 
 def _stretches(attribution: Attribution, rank: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
@@ -469,9 +578,13 @@ def _together(units: Sequence[tuple[_Unit, dict[str, Any]]]) -> dict[str, Any] |
         "ranks": ranks_text(ranks),
         "step_count": min(r["step_count"] for r in rows),
     }
-    refused = [f"{unit.name}: {r['reason']}" for unit, r in units if r.get("reason")]
+    refused: dict[str, list[str]] = {}
+    for unit, r in units:
+        if r.get("reason"):
+            refused.setdefault(r["reason"], []).append(unit.name)
     if refused:
-        return row | {"reason": "; ".join(dict.fromkeys(refused))}
+        told = (f"{_few(names)}: {reason}" for reason, names in refused.items())
+        return row | {"reason": "; ".join(told)}
     per_step = sum(r.get("energy_per_step_j", 0.0) for r in rows)
     row |= {
         "energy_per_step_j": per_step or None,
@@ -492,6 +605,12 @@ def _together(units: Sequence[tuple[_Unit, dict[str, Any]]]) -> dict[str, Any] |
             "energy_per_token_j": per_step / per_step_tokens,
         }
     return row
+
+
+def _few(names: list[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
+    return ", ".join(distinct[:_NAMED]) + more
 
 
 def _real(table: pa.Table, name: str) -> np.ndarray:

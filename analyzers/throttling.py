@@ -191,7 +191,7 @@ def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, pa.
         nothing = pa.array([None] * count, type=pa.string())
         none = np.full(count, -1, dtype=np.int64)
         return {
-            "loss_ns": pa.array(loss),
+            "loss_ns": nullable(none),
             "time_ns": pa.array(busy),
             "kernel_count": pa.array(hits),
             "op": dictionary(none, []),
@@ -212,7 +212,7 @@ def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, pa.
     weight = np.where(loss[at] > 0, found.loss_ns[mine], found.time_ns[mine])
     op = _most(at, events.op[0][rows], weight, count)
     return {
-        "loss_ns": pa.array(loss),
+        "loss_ns": pa.array(loss, mask=hits == 0),
         "time_ns": pa.array(busy),
         "kernel_count": pa.array(hits),
         "op": dictionary(op, events.op[1]),

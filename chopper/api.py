@@ -31,6 +31,8 @@ _CLOCKS_DISAGREE = (
     "by when the ranks leave their collectives"
 )
 _DROPPED_RATIO = 0.01
+_APART_NS = 5_000_000
+"""Half of a period of the samplers: clocks that are further apart move readings to other kernels."""
 _CORE_WAIT_RATIO = 0.1
 """From so much on, host causes tell of the machine more than of the program."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
@@ -97,6 +99,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                     device_limit=of_rank(run, rank, "device_limit"),
                     kernel_counter=run.table(rank, "kernel_counter"),
                     core_wait=run.table(rank, "core_wait"),
+                    synchronization=run.table(rank, "synchronization"),
                 )
             )
         )
@@ -516,7 +519,8 @@ def _matching_findings(findings: list[Finding], matched_ratio: float | None) -> 
 
 
 def _sampler_findings(run: Run) -> list[Finding]:
-    """Holes that samplers left because they could not write as fast as they sampled."""
+    """Holes that samplers left because they could not write as fast, and clocks that differ."""
+    from chopper._format import duration
     from chopper.manifest import Finding
 
     found = []
@@ -533,6 +537,17 @@ def _sampler_findings(run: Run) -> list[Finding]:
                         count=dropped,
                         message=f"{report.name}: {dropped} of {dropped + kept} samples "
                         f"({share:.1%}) were dropped: its telemetry has holes",
+                    )
+                )
+            apart_ns = report.clock_alignment_error_ns or 0
+            if apart_ns > _APART_NS:
+                found.append(
+                    Finding(
+                        code="telemetry.clock_apart",
+                        severity="warning",
+                        rank=part.rank,
+                        message=f"{report.name}: its clock may be {duration(apart_ns)} from that of "
+                        "the run's other recordings: what is joined to them in time is off by as much",
                     )
                 )
     return found

@@ -181,6 +181,14 @@ _CHECKS = (
         "`--by step`.",
     ),
     Check(
+        "launch.without_kernel",
+        "Kernels missing",
+        "Launches between others whose kernels were recorded have none themselves: their kernels "
+        "ran, and their time counts as idle, mostly as latency of the launch after them. From a fifth "
+        "of the launches on, the causes of idle time are withheld.",
+        ("idle.causes",),
+    ),
+    Check(
         "event.without_launch",
         "Device events without launch",
         "Kernels whose launching call was not recorded belong to a step by their place, and gaps "
@@ -234,6 +242,12 @@ _CHECKS = (
         "telemetry.dropped",
         "Dropped samples",
         "The sampler could not write as fast as it sampled: there are holes.",
+    ),
+    Check(
+        "telemetry.clock_apart",
+        "Clocks apart",
+        "How far a recording's clock may be from the others' is measured at marks; from 5 ms on, "
+        "readings may be joined to other kernels than those that ran.",
     ),
     Check(
         "host.cores_taken",

@@ -32,6 +32,8 @@ _OPERATORS = 8
 """Operators with a row of their own in the distribution."""
 _KERNELS = 12
 _EPISODES = 6
+_ENERGY_ROWS = 12
+_ENERGY_SCOPES = ("run", "phase", "window")
 _POINTS = 1600
 _LEAST_TIME = 0.005
 """Operators below this share of the computing time are left to the tables."""
@@ -48,6 +50,7 @@ class Frequency:
         facts: label, figure, what qualifies it.
         kernels: rows of the table of kernels.
         episodes: rows of the longest throttle episodes; ``more_episodes`` are not shown.
+        energy: rows of the whole run and of phases; ``more_energy`` are not shown.
         figures: name → figure.
     """
 
@@ -56,6 +59,8 @@ class Frequency:
     kernels: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     more_episodes: int
+    energy: list[dict[str, Any]]
+    more_energy: int
     figures: dict[str, Figure] = field(default_factory=dict)
 
 
@@ -70,6 +75,7 @@ def build(attribution: Attribution, story: Story) -> Frequency | None:
     steps = view(attribution, "clock_by_step").to_pylist() if found is not None else []
     reference = _reference(attribution, found)
     episodes = view(attribution, "throttle_episodes")
+    energy = [r for r in view(attribution, "energy").to_pylist() if r["scope"] in _ENERGY_SCOPES]
     made = {
         "frequency_clocks": _distribution(found, readings, reference),
         "frequency_power": _power(readings, reference),
@@ -77,10 +83,12 @@ def build(attribution: Attribution, story: Story) -> Frequency | None:
     }
     return Frequency(
         _lead(attribution, story, found, steps, reference),
-        _facts(attribution, story, found, steps, readings, reference),
+        _facts(attribution, story, found, steps, readings, reference, energy),
         _kernel_rows(attribution, story),
         [_episode(e) for e in episodes.slice(0, _EPISODES).to_pylist()],
         max(episodes.num_rows - _EPISODES, 0),
+        [_energy(row) for row in energy[:_ENERGY_ROWS]],
+        max(len(energy) - _ENERGY_ROWS, 0),
         {name: figure for name, figure in made.items() if figure is not None},
     )
 
@@ -169,14 +177,17 @@ def _lead(
             "not claimed; at which clock the time was spent is."
         )
     loss = sum(row.time_ns for row in attribution.leaves() if row.id.startswith("compute.clock."))
-    if not loss or not steps:
+    judged = [s for s in steps if s["at_reference_ns"] is not None]
+    if not loss or not judged:
         return f"No time was lost to a clock below the reference of {fmt.hertz(reference)}."
-    observed = sum(s["observed_ns"] for s in steps) / len(steps)
-    at_reference = sum(s["at_reference_ns"] for s in steps) / len(steps)
+    observed = sum(s["observed_ns"] for s in judged) / len(judged)
+    at_reference = sum(s["at_reference_ns"] for s in judged) / len(judged)
+    left_out = len(steps) - len(judged)
+    of = f", of {len(judged)} of {len(steps)} whose clock is known" if left_out else ""
     return (
         f"With its kernels at the reference clock of {fmt.hertz(reference)} and all else as it was, "
         f"a {story.unit} would take {fmt.duration(at_reference)} instead of "
-        f"{fmt.duration(observed)}. The clock's share beside the other causes is "
+        f"{fmt.duration(observed)}{of}. The clock's share beside the other causes is "
         f"{fmt.duration(loss / story.windows)}."
     )
 
@@ -188,6 +199,7 @@ def _facts(
     steps: list[dict[str, Any]],
     readings: list[_Readings],
     reference: float | None,
+    energy: list[dict[str, Any]],
 ) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
     if found is not None:
@@ -200,13 +212,14 @@ def _facts(
         facts.append(
             ("Clock while computing", fmt.hertz(mean), f"{of}; known of {fmt.ratio(covered)}")
         )
-    if steps and reference:
-        observed = sum(s["observed_ns"] for s in steps)
-        saved = observed - sum(s["at_reference_ns"] for s in steps)
+    judged = [s for s in steps if s["at_reference_ns"] is not None]
+    if judged and reference:
+        observed = sum(s["observed_ns"] for s in judged)
+        saved = observed - sum(s["at_reference_ns"] for s in judged)
         facts.append(
             (
                 f"{story.unit.capitalize()} at the reference clock",
-                fmt.duration((observed - saved) / len(steps)),
+                fmt.duration((observed - saved) / len(judged)),
                 f"{fmt.ratio(saved / observed)} less than observed"
                 if saved >= 0
                 else "more: some ran above it",
@@ -231,16 +244,14 @@ def _facts(
                 f"lowest {np.nanmin(heat):.0f} °C, mean {np.nanmean(heat):.0f} °C",
             )
         )
-    energy = next(iter(view(attribution, "energy").to_pylist()), None)
-    if energy is not None:
-        facts.append(_energy_fact(energy, story))
+    facts += [_energy_fact(row, story) for row in energy[:1]]
     return facts
 
 
 def _energy_fact(row: dict[str, Any], story: Story) -> tuple[str, str, str]:
     label = f"Energy per {story.unit}, {row['source']}"
     if row["energy_per_step_j"] is None:
-        return label, fmt.UNKNOWN, (row["reason"] or "").partition("; device")[0]
+        return label, fmt.UNKNOWN, row["reason"] or "no steps"
     words = f"± {fmt.joules(row['energy_error_j'] / max(row['step_count'], 1))}"
     if row["energy_per_token_j"] is not None:
         words = f"{fmt.joules(row['energy_per_token_j'])} per token; {words}"
@@ -496,6 +507,7 @@ def _power(readings: list[_Readings], reference: float | None) -> Figure | None:
 
 def _steps(steps: list[dict[str, Any]], story: Story) -> Figure | None:
     """Each step as it would be at the reference clock, what the clock adds, and the clock."""
+    steps = [s for s in steps if s["at_reference_ns"] is not None]
     if not steps:
         return None
     by_number: dict[Any, list[dict[str, Any]]] = {}
@@ -588,11 +600,11 @@ def _kernel_rows(attribution: Attribution, story: Story) -> list[dict[str, Any]]
         return []
     mean = sum(r["clock_mean_hz"] * r["time_ns"] for r in rows) / whole
     if any(r["loss_ns"] for r in rows):
-        rows.sort(key=lambda r: -r["loss_ns"])
         rows = [r for r in rows if r["loss_ns"]]
+        rows.sort(key=lambda r: -r["loss_ns"])
     else:
         rows.sort(key=lambda r: (r["clock_mean_hz"] - mean) * r["time_ns"])
-    most = max(rows[0]["loss_ns"], 1)
+    most = max(rows[0]["loss_ns"] or 0, 1)
     return [
         {
             "kernel": fmt.kernel_name(r["kernel"]),
@@ -605,8 +617,8 @@ def _kernel_rows(attribution: Attribution, story: Story) -> list[dict[str, Any]]
             "power": fmt.UNKNOWN if r["power_mean_w"] is None else _watts(r["power_mean_w"]),
             "depends": fmt.ratio(r["sensitivity_ratio"]),
             "held": _held_words(r),
-            "lost": fmt.duration(r["loss_ns"] / story.windows),
-            "width": round(100 * r["loss_ns"] / most, 1),
+            "lost": fmt.duration(None if r["loss_ns"] is None else r["loss_ns"] / story.windows),
+            "width": round(100 * (r["loss_ns"] or 0) / most, 1),
         }
         for r in rows[:_KERNELS]
     ]
@@ -614,9 +626,34 @@ def _kernel_rows(attribution: Attribution, story: Story) -> list[dict[str, Any]]
 
 def _held_words(row: dict[str, Any]) -> str:
     """The two labels that held for most of a row's time."""
-    shares = [(row[f"{label}_ratio"] or 0.0, label) for label in CLOCK_LABELS]
+    unnamed = row["unlabelled_ratio"] or 0.0
+    shares = [
+        (
+            unnamed if label == "unlabelled" else (row[f"{label}_ratio"] or 0.0) * (1 - unnamed),
+            label,
+        )
+        for label in CLOCK_LABELS
+    ]
     shares.sort(reverse=True)
     return ", ".join(f"{label_of(n)} {fmt.ratio(s)}" for s, n in shares[:2] if s >= 0.005) or "–"
+
+
+def _energy(row: dict[str, Any]) -> dict[str, Any]:
+    joules = None
+    if row["energy_j"] is not None:
+        joules = fmt.joules(row["energy_j"])
+        if row["energy_error_j"] is not None:
+            joules += f" ± {fmt.joules(row['energy_error_j'])}"
+    return {
+        "of": row["phase"] or row["window"] or "whole run",
+        "source": row["source"],
+        "per_step": fmt.cell("energy_j", row["energy_per_step_j"]),
+        "per_token": fmt.cell("energy_j", row["energy_per_token_j"]),
+        "power": fmt.cell("power_w", row["power_mean_w"]),
+        "energy": joules,
+        "span": fmt.duration(row["span_ns"]),
+        "reason": row["reason"],
+    }
 
 
 def _episode(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from chopper import _format as fmt
 from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
@@ -566,7 +568,11 @@ def _collectors(attribution: Attribution) -> list[dict[str, Any]]:
             # What was sampled differs by rank; a refusal is the same everywhere.
             alone = part.rank if report.samples_count is not None else None
             key = (report.name, report.status, report.reason, alone)
-            rows.setdefault(key, (report, []))[1].append(part.rank)
+            first, ranks = rows.setdefault(key, (report, []))
+            ranks.append(part.rank)
+            worst = max(first.clock_alignment_error_ns or 0, report.clock_alignment_error_ns or 0)
+            if worst:
+                rows[key] = msgspec.structs.replace(first, clock_alignment_error_ns=worst), ranks
     tones = {"obtained": "ok", "refused": "warning", "failed": "error"}
     return [
         {
@@ -582,6 +588,8 @@ def _collectors(attribution: Attribution) -> list[dict[str, Any]]:
             "jitter": _pair(report.jitter_p50_ns, report.jitter_p99_ns),
             "call": _pair(report.call_p50_ns, report.call_p99_ns),
             "cpu": fmt.ratio(report.cpu_ratio),
+            "clock": _within(report.clock_alignment_error_ns),
+            "absent": [f"{name}: {why}" for name, why in sorted(report.absent.items())],
         }
         for report, ranks in sorted(rows.values(), key=lambda r: (r[0].name, r[1]))
     ]
@@ -593,6 +601,10 @@ def _rate(report: CollectorReport) -> str:
     if report.requested_hz is None:
         return fmt.hertz(report.achieved_hz)
     return f"{fmt.hertz(report.achieved_hz)} of {fmt.hertz(report.requested_hz)}"
+
+
+def _within(error_ns: int | None) -> str:
+    return fmt.UNKNOWN if error_ns is None else f"± {fmt.duration(error_ns)}"
 
 
 def _pair(low: int | None, high: int | None) -> str:

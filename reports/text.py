@@ -13,6 +13,7 @@ from chopper import _format as fmt
 from chopper.errors import printable
 from chopper.reports.palette import color
 from chopper.reports.story import Story, Views, tell
+from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,8 +83,8 @@ def render_view(
 ) -> str:
     """One view as text: its title, what it shows, and its first rows.
 
-    Columns stand in order of importance: those that do not fit are named below the table, and
-    those without any value are left out.
+    Columns stand in order of importance: those that do not fit are named below the table, and so
+    are those without any value. Why a row has none stands there too, in full.
 
     Args:
         view: which one.
@@ -101,8 +102,11 @@ def render_view(
         console.print(Text(nothing(view)))
         return _written(console)
     shown = table.slice(0, _VIEW_ROWS if top is None else top)
-    known = [n for n in shown.column_names if table[n].null_count < table.num_rows]
-    columns = [_Column(n, shown) for n in known]
+    why = [n for n in _REASONS if n in shown.column_names and _is_optional(view, n)]
+    known = [n for n in shown.column_names if n not in why]
+    empty = [n for n in known if table[n].null_count == table.num_rows]
+    columns = [_Column(n, shown) for n in known if n not in empty]
+    empty = [n for n in empty if n not in _ALSO_NAMING]
     fitting = _fitted(columns, width)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     for column in fitting:
@@ -110,15 +114,60 @@ def render_view(
     for row in zip(*(c.cells for c in fitting), strict=True):
         grid.add_row(*(Text(cell) for cell in row))
     console.print(grid)
+    for line in _reasons(shown, why):
+        console.print(line)
     notes = []
     if table.num_rows > shown.num_rows:
         notes.append(f"{fmt.plural(table.num_rows - shown.num_rows, 'more row')} (--top N)")
     hidden = [fmt.heading(c.name) for c in columns[len(fitting) :]]
     if hidden:
         notes.append(f"not shown, but in --csv and --json: {', '.join(hidden)}")
+    if empty:
+        notes.append(f"not known of any row: {', '.join(fmt.heading(n) for n in empty)}")
     for note in notes:
         console.print(Text(f"… {note}", style="dim"))
     return _written(console)
+
+
+_REASONS = ("reason", "no_correlation")
+"""Columns that say why others are null."""
+_ALSO_NAMING = ("phase", "window")
+"""Columns that tell rows apart, wherever they stand."""
+_NAMED_ROWS = 4
+
+
+def _is_optional(view: View, name: str) -> bool:
+    return any(c.name == name and c.nullable for c in TABLES[view.name].columns)
+
+
+def _reasons(table: pa.Table, columns: list[str]) -> list[Text]:
+    """Why rows lack values: each reason once, with the rows that it is of."""
+    naming = []
+    for field in table.schema:
+        if not (fmt.is_number_of(field.name) or str(field.type).startswith("dict")):
+            break
+        naming.append(field.name)
+    naming += [n for n in _ALSO_NAMING if n in table.column_names and n not in naming]
+    rows: dict[str, list[str]] = {}
+    for row in table.to_pylist():
+        for name in columns:
+            if row[name] is not None:
+                words = (_named(n, row[n]) for n in naming if row[n] is not None)
+                rows.setdefault(row[name], []).append(printable(", ".join(words)))
+    lines = []
+    for reason, names in rows.items():
+        distinct = list(dict.fromkeys(names))
+        shown = "; ".join(distinct[:_NAMED_ROWS])
+        if len(distinct) > _NAMED_ROWS:
+            shown += f" and {len(distinct) - _NAMED_ROWS} more"
+        line = Text(f"{fmt.UNKNOWN} {shown}: ", style="dim")
+        lines.append(line.append(printable(reason), style="not dim"))
+    return lines
+
+
+def _named(column: str, value: object) -> str:
+    text = fmt.cell(column, value)
+    return f"{fmt.heading(column)} {text}" if isinstance(value, int) or column == "ranks" else text
 
 
 def nothing(view: View) -> str:

@@ -158,6 +158,23 @@ def test_dropped_samples_are_said(tmp_path):
     assert "10 of 100 samples (10.0%)" in found.message
 
 
+def test_clocks_that_are_far_apart_are_said_and_all_are_in_the_report(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_bytes(small_trace().encode())
+    run = chopper.load(path)
+    run.part(0).collectors = [
+        CollectorReport(name="torch_trace", status="obtained", clock_alignment_error_ns=6_860),
+        CollectorReport(name="nvml", status="obtained", clock_alignment_error_ns=7_000_000),
+        CollectorReport(name="host", status="obtained", absent={"host_energy": "no RAPL domain"}),
+    ]
+    attribution = chopper.attribute(run)
+    (found,) = [f for f in attribution.findings if f.code == "telemetry.clock_apart"]
+    assert found.message.startswith("nvml: its clock may be 7.00 ms from that of")
+    page = render(attribution, "html")
+    assert '<td class="num">± 6.86 µs</td>' in page
+    assert "<summary>1 not read</summary><ul><li>host_energy: no RAPL domain</li></ul>" in page
+
+
 @pytest.mark.parametrize(("delay_ns", "said"), [(500, False), (9_000, True)])
 def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
     path = tmp_path / "rank0.json"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import chopper
 from chopper.attribution import Attribution
+from chopper.run import Run
 from chopper.views import view
 from tests.analyzers.clock_script import Script
 from tests.kineto_writer import Trace
@@ -24,6 +28,13 @@ STEPS, PRODUCTS = 4, 100
 @pytest.fixture(scope="module")
 def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attribution:
     """Four steps of products at 80 % of the peak; the clock falls after the second."""
+    run, clocks = throttled(tmp_path_factory.mktemp("clocked"))
+    run.put(0, "device_clock", clocks)
+    return chopper.attribute(run)
+
+
+def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
+    """The run, and what a sampler would have read."""
     begin = 5 * MS
     fall = begin + int(2 * PRODUCTS * IDEAL_NS / 0.8)
     script = Script(((0, HIGH), (fall, LOW)), 1000 * MS)
@@ -47,13 +58,12 @@ def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attribution:
             op=op,
             args={"grid": [16, 10, 1]},
         )
-    path: Path = tmp_path_factory.mktemp("clocked") / "trace.json"
+    path = folder / "trace.json"
     path.write_bytes(trace.encode())
     run = chopper.load(path)
-    table = script.samples(200, reasons={HIGH: 0, LOW: 0x4}, power_w=390.0)
+    table = script.samples(200, **{"reasons": {HIGH: 0, LOW: 0x4}, "power_w": 390.0, **more})
     moved = table["time_ns"].to_numpy() + trace.base_ns
-    run.put(0, "device_clock", table.set_column(0, table.schema.field("time_ns"), [moved]))
-    return chopper.attribute(run)
+    return run, table.set_column(0, table.schema.field("time_ns"), [moved])
 
 
 def test_causes_of_the_run(attribution: Attribution) -> None:
@@ -122,6 +132,45 @@ def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attribution) 
     assert row["power_mean_w"] == pytest.approx(390)
     third = attribution.windows.to_pylist()[2]
     assert row["start_ns"] == pytest.approx(third["start_ns"], abs=5 * MS)
+
+
+NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited")
+
+
+def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
+    run, clocks = throttled(tmp_path, reasons=None)
+    run.put(0, "device_clock", clocks)
+    attribution = chopper.attribute(run)
+    for name in ("clock_by_phase", "clock_by_operator", "clock_by_kernel", "clock_by_step"):
+        for row in view(attribution, name).to_pylist():
+            assert [row[f"{label}_ratio"] for label in NAMED] == [None] * len(NAMED)
+            assert row["unlabelled_ratio"] == 1
+    times = {c.id: c.time_ns for c in attribution.causes() if c.id.startswith("compute.clock.")}
+    assert [c for c, time_ns in times.items() if time_ns] == ["compute.clock.unlabelled"]
+    assert view(attribution, "throttle_episodes").num_rows == 0
+
+
+def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None:
+    """Reasons are read of the throttled steps only: of those all was the power cap."""
+    run, clocks = throttled(tmp_path, reasons={LOW: 0x4})
+    run.put(0, "device_clock", clocks)
+    (row,) = view(chopper.attribute(run), "clock_by_phase").to_pylist()
+    fast, slow = IDEAL_NS / 0.8, IDEAL_NS / 0.8 * HIGH / LOW
+    assert row["unlabelled_ratio"] == pytest.approx(fast / (fast + slow), rel=0.02)
+    assert row["power_cap_ratio"] == pytest.approx(1)
+    assert row["thermal_ratio"] == 0
+
+
+def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
+    run, clocks = throttled(tmp_path)
+    third = chopper.attribute(run).windows.to_pylist()[2]
+    run.put(0, "device_clock", clocks.filter(pc.less(clocks["time_ns"], third["start_ns"])))
+    rows = view(chopper.attribute(run), "clock_by_step").to_pylist()
+    unknown = ("loss_ns", "loss_error_ns", "at_reference_ns", "clock_mean_hz")
+    for name in unknown:
+        assert [row[name] is None for row in rows] == [False, False, False, True]
+    assert rows[3]["known_ratio"] == 0
+    assert rows[3]["observed_ns"] > 0
 
 
 def test_sensitivity_shows_what_it_rests_on(attribution: Attribution) -> None:

@@ -159,7 +159,60 @@ def test_a_counter_that_stands_still_is_no_energy_of_zero() -> None:
     still = counter(power_w=0)
     rows = energy_of(a_run(device_counter=still))
     assert rows[0]["energy_j"] is None
-    assert rows[0]["reason"] == "neither energy nor power of the device was recorded"
+    assert rows[0]["reason"] == "its energy counter did not move, and its power was not recorded"
+
+
+def test_tokens_that_nobody_counted_are_said_to_be_unknown() -> None:
+    whole = energy_of(a_run(device_counter=counter()))[0]
+    assert whole["energy_per_step_j"] == pytest.approx(400)
+    assert whole["energy_per_token_j"] is None
+    assert whole["reason"].startswith("none per token")
+
+
+def power_log(every_s: list[float]) -> Run:
+    """A log of power alone, at 300 W, read so far apart."""
+    time_s = np.cumsum([0.0, *every_s])
+    rows = [
+        {"time_ns": BASE + round(t * S), "span_ns": 0, "device_id": 0, "power_w": 300.0}
+        for t in time_s.tolist()
+    ]
+    part = m.RankManifest(rank=0)
+    run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
+    run.put(0, "device_clock", table("device_clock", rows))
+    return run
+
+
+def test_of_a_log_with_a_break_the_stretches_on_either_side_count() -> None:
+    (row,) = energy_of(power_log([0.25] * 40 + [4.0] + [0.25] * 24 + [4.0] + [0.25] * 8))
+    assert row["span_ns"] == 16 * S  # 10 s and 6 s; the last 2 s are too short
+    assert row["energy_j"] == pytest.approx(300 * 16)
+
+
+def test_power_read_too_rarely_says_how_rarely() -> None:
+    (row,) = energy_of(power_log([5.0] * 30))
+    assert row["energy_j"] is None
+    assert row["reason"].startswith("power was read every 5 s; between readings more than 1.5 s")
+
+
+def test_windows_of_another_tool_are_rows_of_their_own() -> None:
+    """Two devices over 8 s, then over 2 s, which an energy counter cannot tell."""
+    rows = [
+        {"time_ns": BASE + s * S, "span_ns": n * S, "device_id": d, "window": w, "energy_j": e * n}
+        for s, n, w in ((4, 8, "epoch"), (20, 2, "step"))
+        for d, e in ((0, 100.0), (1, 150.0))
+    ]
+    part = m.RankManifest(rank=0)
+    run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
+    run.put(0, "energy_window", table("energy_window", rows))
+    found = {(r["window"], r["source"]): r for r in energy_of(run)}
+    assert {r["scope"] for r in found.values()} == {"window"}
+    assert found["epoch", "all devices"]["energy_j"] == 2000
+    assert found["epoch", "all devices"]["power_mean_w"] == 250
+    assert found["epoch", "device 1"]["energy_j"] == 1200
+    assert found["epoch", "device 1"]["start_ns"] == BASE
+    for source in ("all devices", "device 0"):
+        assert found["step", source]["energy_j"] is None
+        assert "2 s" in found["step", source]["reason"]
 
 
 def test_power_is_integrated_where_there_is_no_counter() -> None:

@@ -72,6 +72,37 @@ def test_an_empty_view_says_why() -> None:
     assert f"No rows: {VIEWS['cpu_use'].needs}." in " ".join(shown.split())
 
 
+ENERGY_ROW = {"scope": "run", "ranks": "0", "step_count": 5}
+
+
+def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
+    reason = "0.21 s of steps in a row were read; an energy counter says nothing below 5 s"
+    rows = [
+        ENERGY_ROW | {"source": "device 0", "energy_j": 12.0, "power_mean_w": 300.0},
+        ENERGY_ROW | {"source": "device 1", "reason": reason},
+        ENERGY_ROW | {"source": "device 1", "scope": "phase", "phase": "forward", "reason": "why"},
+        *(ENERGY_ROW | {"source": f"device {i}", "reason": reason} for i in range(2, 8)),
+    ]
+    table = pa.Table.from_pylist(rows, schema=TABLES["energy"].arrow)
+    shown = " ".join(text.render_view(VIEWS["energy"], table, width=80).split())
+    told = (
+        f"– run, device 1, ranks 0; run, device 2, ranks 0; run, device 3, ranks 0; run, device 4, "
+        f"ranks 0 and 3 more: {reason}"
+    )
+    assert told in shown
+    assert "– phase, device 1, ranks 0, forward: why" in shown
+    assert "not known of any row: energy per step, energy per token," in shown
+    assert text.render_view(VIEWS["energy"], table.slice(0, 1)).count("– run") == 0
+
+
+def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
+    row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
+    row |= {"source": "reasons", "start_ns": 1}
+    table = pa.Table.from_pylist([row], schema=TABLES["throttle_episodes"].arrow)
+    shown = text.render_view(VIEWS["throttle_episodes"], table).splitlines()
+    assert any(line.startswith("rank  reason ") for line in shown)
+
+
 def test_top_limits_the_rows_of_a_view() -> None:
     table = view(EXACT, "kernels")
     shown = text.render_view(VIEWS["kernels"], table, top=2)

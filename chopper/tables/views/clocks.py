@@ -8,24 +8,49 @@ from chopper.tables.views._columns import column, count, maybe, ns
 _CLOCKS = (
     ns("time_ns", "Computing time that they alone account for (level 1)."),
     maybe("clock_mean_hz", "int64", "Mean SM clock, weighted by time.", "hz"),
-    ns("loss_ns", "Attributed to a clock below the reference."),
-    ns(
+    maybe(
+        "loss_ns",
+        "int64",
+        "Attributed to a clock below the reference; null where the clock or the reference is not "
+        "known of any of it.",
+        "ns",
+    ),
+    maybe(
         "loss_error_ns",
+        "int64",
         "How far that may be off: error of the sensitivity and of clocks between samples, added up.",
+        "ns",
     ),
     maybe("clock_p5_hz", "int64", "5 % of the time was at this clock or below.", "hz"),
     maybe("clock_median_hz", "int64", "Half of the time was.", "hz"),
     maybe("clock_p95_hz", "int64", "95 % of the time was.", "hz"),
     maybe("power_mean_w", "float64", "Mean power of the whole board in that time.", "w"),
-    maybe("power_cap_ratio", "float64", "Share of the time under a power limit.", "ratio"),
+    maybe(
+        "power_cap_ratio",
+        "float64",
+        "Share under a power limit, as the four below of the time whose reason was recorded; null "
+        "where none was.",
+        "ratio",
+    ),
     maybe("thermal_ratio", "float64", "Share under a thermal limit.", "ratio"),
     maybe("application_ratio", "float64", "Share at a clock that was set.", "ratio"),
     maybe("idle_ramp_ratio", "float64", "Share at a clock still low from idling.", "ratio"),
     maybe("host_limited_ratio", "float64", "Share in which nothing held it down.", "ratio"),
-    maybe("unlabelled_ratio", "float64", "Share whose reason was not recorded.", "ratio"),
+    maybe(
+        "unlabelled_ratio",
+        "float64",
+        "Share of all that time whose reason was not recorded.",
+        "ratio",
+    ),
     column("known_ratio", "float64", "Share of the time whose clock is known.", "ratio"),
     maybe("clock_error_hz", "int64", "Bound of a kernel's clock from sampling, mean.", "hz"),
     maybe("sensitivity_ratio", "float64", "Mean dependence on the clock, 0 to 1.", "ratio"),
+)
+_AT_REFERENCE = maybe(
+    "at_reference_ns",
+    "int64",
+    "What the same kernels would take at the reference clock; null as the loss.",
+    "ns",
 )
 
 CLOCK_BY_PHASE = Table(
@@ -37,7 +62,7 @@ CLOCK_BY_PHASE = Table(
         column("rank", "int32", "Rank."),
         column("phase", "string", "forward, recompute, backward, optimizer, data or other."),
         *_CLOCKS,
-        ns("at_reference_ns", "What the same kernels would take at the reference clock."),
+        _AT_REFERENCE,
     ),
 )
 
@@ -48,7 +73,7 @@ CLOCK_BY_OPERATOR = Table(
     (
         maybe("op", "string", "Operator; null for kernels that no operator launched."),
         *_CLOCKS,
-        ns("at_reference_ns", "What the same kernels would take at the reference clock."),
+        _AT_REFERENCE,
     ),
 )
 
@@ -62,7 +87,7 @@ CLOCK_BY_KERNEL = Table(
         maybe("op", "string", "Operator; null for kernels that no operator launched."),
         maybe("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
         *_CLOCKS,
-        ns("at_reference_ns", "What the same kernels would take at the reference clock."),
+        _AT_REFERENCE,
         column("kernel", "string", "Kernel."),
     ),
 )
@@ -75,10 +100,12 @@ CLOCK_BY_STEP = Table(
         column("rank", "int32", "Rank."),
         maybe("number", "int64", "Step; null for a whole trace."),
         ns("observed_ns", "Length of the step."),
-        ns(
+        maybe(
             "at_reference_ns",
+            "int64",
             "Its length less what its kernels would be faster at the reference clock (more, where "
-            "they ran above it); idle and communication as they were.",
+            "they ran above it); idle and communication as they were. Null as the loss.",
+            "ns",
         ),
         *_CLOCKS,
     ),
@@ -177,7 +204,13 @@ THROTTLE_EPISODES = Table(
         maybe("device_id", "int32", "Device ordinal of the rank."),
         column("reason", "string", "power_cap, thermal or application."),
         ns("dur_ns", "How long it lasted."),
-        ns("loss_ns", "Attributed to the clock of kernels in the middle of which it held."),
+        maybe(
+            "loss_ns",
+            "int64",
+            "Attributed to the clock of kernels in the middle of which it held; null where none is "
+            "in the trace.",
+            "ns",
+        ),
         maybe("clock_mean_hz", "int64", "Mean SM clock.", "hz"),
         maybe("clock_low_hz", "int64", "Lowest reading.", "hz"),
         maybe("power_mean_w", "float64", "Mean power of the board.", "w"),
@@ -205,7 +238,10 @@ ENERGY = Table(
     "off by up to 5 % each, which no reading shows.",
     (
         column(
-            "scope", "string", "run (all steps read), phase, or steps (a group of at least 5 s)."
+            "scope",
+            "string",
+            "run (all steps read), phase, steps (a group of at least 5 s), or window (a span that "
+            "another tool measured).",
         ),
         column(
             "source", "string", "all devices, device N, or a domain: package-0, package-0/dram."
@@ -224,6 +260,7 @@ ENERGY = Table(
         maybe("span_ns", "int64", "Time that it was taken over.", "ns"),
         count("step_count", "Steps within."),
         maybe("phase", "string", "Phase, of rows about one."),
+        maybe("window", "string", "Name of the window, of rows about one."),
         maybe("first_step", "int64", "First step within."),
         maybe("last_step", "int64", "Last step within."),
         maybe("tokens_count", "int64", "Tokens of these steps, of all its ranks.", "count"),
@@ -233,6 +270,6 @@ ENERGY = Table(
         maybe("basis", "string", "counter, or power (readings integrated)."),
         maybe("host", "string", "Host."),
         maybe("start_ns", "int64", "Start, Unix time.", "ns"),
-        maybe("reason", "text", "Why nothing is claimed."),
+        maybe("reason", "text", "Why nothing is claimed, or nothing per token."),
     ),
 )
