@@ -188,6 +188,8 @@ _SHARDING_COPY = re.compile(
 )
 _EVENT_WAIT = re.compile(r"^(cuda|hip|cu)StreamWaitEvent")
 _GRAPH_LAUNCH = re.compile(r"^(cuda|hip)GraphLaunch|^cuGraphLaunch")
+_KERNEL_LAUNCH = re.compile(r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(?!HostFunc)")
+_CAPTURE = re.compile(r"^(?:cuda|hip|cu)Stream(Begin|End)Capture")
 
 
 def is_communication(name: str) -> bool:
@@ -352,6 +354,21 @@ def is_backend_span(name: str) -> bool:
 def is_graph_launch(name: str) -> bool:
     """A call that replays a whole graph."""
     return bool(_GRAPH_LAUNCH.match(name))
+
+
+def is_kernel_launch(name: str) -> bool:
+    """A call that starts kernels: one, or those of a graph."""
+    return bool(_KERNEL_LAUNCH.match(name))
+
+
+def is_capture_begin(name: str) -> bool:
+    """From this call on, launches become nodes of a graph and start nothing."""
+    return (found := _CAPTURE.match(name)) is not None and found[1] == "Begin"
+
+
+def is_capture_end(name: str) -> bool:
+    """After this call, launches start kernels again."""
+    return (found := _CAPTURE.match(name)) is not None and found[1] == "End"
 
 
 _LAYER = re.compile(r"^chopper::(?:layer|recompute)::(.+)$")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers import names
+from chopper.analyzers.columns import ints
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
@@ -113,6 +115,18 @@ def check_rank(
             missing,
             *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
         )
+    lost, launches = (0, 0) if host_only else _lost_kernels(links)
+    if lost:
+        share = lost / launches
+        add(
+            "launch.without_kernel",
+            "warning" if share > 0.01 else "info",
+            f"{lost} of {launches} kernel launches ({share:.1%}) have no kernel in the trace, while "
+            "others before and after them have: records were lost, and the time of those kernels "
+            "counts as idle",
+            lost,
+            *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
+        )
     overlapping, longest = _stream_overlaps(links)
     if overlapping:
         add(
@@ -199,6 +213,34 @@ def _outside(windows: Windows, settling_count: int) -> str:
     return (
         f"{settling}; nor are {after:.3f} ms after the last step" if windows.after_ns else settling
     )
+
+
+def _lost_kernels(links: Links) -> tuple[int, int]:
+    """How many launches have no kernel, of how many between the first and the last that has one.
+
+    Launches at the edges may have run outside of what was recorded, and what is captured into a
+    graph runs when that is launched.
+    """
+    host = links.host
+    if not len(host):
+        return 0, 0
+    correlation = ints(host.table, "correlation_id")
+    calls = np.flatnonzero(host.named(names.is_kernel_launch) & (correlation > 0))
+    start_ns = ints(host.table, "start_ns")
+    begins, ends = (
+        start_ns[host.named(name)] for name in (names.is_capture_begin, names.is_capture_end)
+    )
+    if len(begins):
+        opened = np.searchsorted(begins, start_ns[calls], side="right")
+        calls = calls[opened <= np.searchsorted(ends, start_ns[calls], side="right")]
+    has_kernel = np.isin(correlation[calls], ints(links.events.table, "correlation_id"))
+    ran = np.flatnonzero(has_kernel)
+    if len(ran) == len(calls) or not len(ran):
+        return 0, 0
+    between = slice(int(ran[0]), int(ran[-1]) + 1)
+    # A call of the runtime and that of the driver within it share an id.
+    ids, first = np.unique(correlation[calls[between]], return_index=True)
+    return int((~has_kernel[between][first]).sum()), len(ids)
 
 
 def _stream_overlaps(links: Links) -> tuple[int, int]:

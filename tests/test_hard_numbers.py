@@ -270,6 +270,40 @@ def test_kernels_without_a_launch(tmp_path):
     assert "4 of 8 device events (50.0%) have no launch" in reasons(found)["idle.causes"]
 
 
+def test_launches_whose_kernels_were_lost(tmp_path):
+    trace = Trace()
+    for s in range(8):
+        at = s * MS
+        trace.step(s, at, MS)
+        trace.launch("a", at + 10 * US, 5 * US, kernel_at=at + 20 * US, kernel_for=100 * US)
+        # In every fourth step: a kernel of 300 us that is not in the trace. The host waits for it.
+        if s % 4 == 1:
+            trace.call("cudaLaunchKernel", at + 30 * US, 5 * US)
+        trace.launch("b", at + 40 * US, 5 * US, kernel_at=at + 420 * US, kernel_for=100 * US)
+    # What is launched last may run when nothing is recorded any more.
+    trace.call("cudaLaunchKernel", 8 * MS - 100 * US, 5 * US)
+    found = attributed(tmp_path / "t", trace)
+    lost = finding(found, "launch.without_kernel")
+    assert (lost.count, lost.severity, lost.withholds) == (2, "warning", ())
+    assert "2 of 18 kernel launches (11.1%) have no kernel in the trace" in lost.message
+
+
+def test_launches_into_a_graph_that_is_captured_have_no_kernels(tmp_path):
+    trace = Trace()
+    for s in range(2):
+        at = s * MS
+        trace.step(s, at, MS)
+        trace.launch("a", at + 10 * US, 5 * US, kernel_at=at + 20 * US, kernel_for=100 * US)
+        trace.call("cudaStreamBeginCapture", at + 30 * US, 5 * US)
+        for i in range(5):
+            trace.call("cudaLaunchKernel", at + (40 + 10 * i) * US, 5 * US)
+        trace.call("cudaStreamEndCapture", at + 100 * US, 5 * US)
+        trace.call("cudaLaunchHostFunc", at + 110 * US, 5 * US)
+        trace.launch("b", at + 120 * US, 5 * US, kernel_at=at + 420 * US, kernel_for=100 * US)
+    found = attributed(tmp_path / "t", trace)
+    assert "launch.without_kernel" not in {f.code for f in found.findings}
+
+
 def test_a_graph_replay_is_one_launch_of_many_kernels(tmp_path):
     trace = Trace()
     for s in range(2):
