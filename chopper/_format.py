@@ -182,7 +182,9 @@ def cell(column: str, value: object) -> str:
             return _UNITS[found](value)
         if is_number_of(column):
             return str(value)
-        return count(value) if isinstance(value, int) or abs(value) >= 999.5 else _three(value)
+        if isinstance(value, int) or abs(value) >= 999.5:
+            return count(value)
+        return _three(value) if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"
     if column == "kernel":
         return kernel_name(str(value))
     if column.endswith("_dims"):

@@ -42,6 +42,16 @@ class Variant:
     """Left out, with a note, on machines without."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Columns of a view (``chopper analyze --view``) that are shown of all variants."""
+
+    view: str
+    columns: tuple[str, ...]
+    where: tuple[str, str] | None = None
+    """Only rows with this value in this column."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What the command line has to know of a workload without loading it."""
@@ -73,6 +83,9 @@ class Workload:
 
     baseline: str | None = None
     """The variant that the others are compared with."""
+
+    beside: tuple[Beside, ...] = ()
+    """What of the variants' views is shown beside each other."""
 
     repeats: int = 1
     """How often each variant runs unless the user says otherwise."""
@@ -134,9 +147,9 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "fsdp": Workload(
         module=_FSDP[0],
-        summary="fsdp1 and fsdp2 beside each other: same model, seed and data, the same losses; "
+        summary="FSDP1 and FSDP2 beside each other: same model, seed and data, the same losses; "
         "what differs in time, memory and its order, clocks and copies",
-        options="TRAINING",
+        options="FSDP",
         check="chopper.workloads.llama:needs",
         variants=(
             Variant(
@@ -152,8 +165,20 @@ WORKLOADS: dict[str, Workload] = {
             ),
         ),
         baseline="fsdp1",
-        repeats=2,
-        seconds=60,
+        beside=(
+            Beside(
+                "memory",
+                ("peak_allocated_bytes", "allocation_count", "requested_bytes"),
+                ("phase", "all"),
+            ),
+            Beside(
+                "memory_determinism",
+                ("similarity_ratio", "identical_ratio", "peak_mean_bytes", "peak_std_bytes"),
+            ),
+            Beside("clock_by_step", ("clock_mean_hz", "observed_ns", "at_reference_ns")),
+        ),
+        repeats=3,
+        seconds=80,
     ),
     "interconnect": Workload(
         module="chopper.workloads.interconnect",
@@ -173,7 +198,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="unshaped",
         repeats=2,
-        seconds=90,
+        seconds=110,
     ),
     "overlap": Workload(
         module="chopper.workloads.overlap",
@@ -201,8 +226,8 @@ WORKLOADS: dict[str, Workload] = {
             ),
         ),
         baseline="sequential",
-        repeats=2,
-        seconds=60,
+        repeats=3,
+        seconds=105,
     ),
     "offload": Workload(
         module="chopper.workloads.offload",
@@ -381,7 +406,8 @@ class Launch:
         module = (variant and variant.module) or self.workload.module
         words = [*self.words]
         if variant is not None:
-            words += ["--variant", variant.name] if variant.words is None else variant.words
+            own = ["--variant", variant.name] if variant.words is None else variant.words
+            words = [*own, *words]  # the user's come last, and win
         agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
         if not self.workload.torchrun:
             return [*agent, "-", module, "--ranks", str(self.ranks), *words]

@@ -20,9 +20,11 @@ from chopper.errors import InputError
 from chopper.run import EXPERIMENT
 
 if TYPE_CHECKING:
+    from chopper._workloads import Beside
     from chopper.analyzers.repeats import Estimate
     from chopper.attribution import Attribution
     from chopper.comparison import Comparison
+    from chopper.run import Run
 
 SCHEMA = "chopper.experiment/1"
 STEP = "step_ns"
@@ -147,6 +149,64 @@ class Experiment:
 
         return [view(a, name).to_pylist() for a in self.attributions.get(variant, [])]
 
+    @property
+    def shown(self) -> tuple[Beside, ...]:
+        """Which views its workload wants beside each other."""
+        from chopper._workloads import WORKLOADS
+
+        workload = WORKLOADS.get(self.plan.workload)
+        return () if workload is None or not self.plan.steps else workload.beside
+
+    def beside(self, shown: Beside) -> tuple[Row, ...]:
+        """Columns of a view, averaged over ranks and steps, for each variant; none: no rows."""
+        found = {
+            variant: {column: self._column(shown, column, variant) for column in shown.columns}
+            for variant in self.variants
+        }
+        base = found.get(self.plan.baseline or "", {})
+        return tuple(
+            _row(column, (), variant, values, base.get(column) or None, self.plan.baseline)
+            for variant, columns in found.items()
+            for column, values in columns.items()
+            if values
+        )
+
+    def _column(self, shown: Beside, column: str, variant: str) -> list[float]:
+        """A value per repetition that has one."""
+        import statistics
+
+        of_repeats = []
+        for rows in self.view(shown.view, variant):
+            values = [
+                float(row[column])
+                for row in rows
+                if row.get(column) is not None
+                and (shown.where is None or row[shown.where[0]] == shown.where[1])
+            ]
+            if values:
+                of_repeats.append(statistics.fmean(values))
+        return of_repeats
+
+    @cached_property
+    def causes(self) -> tuple[Row, ...]:
+        """Time per step of each leaf cause (the measure is its id), the largest first."""
+        if not self.plan.steps:
+            return ()
+        found: dict[str, dict[str, list[float]]] = {}
+        for variant, attributions in self.attributions.items():
+            for attribution in attributions:
+                windows = sum(rank.steps for rank in attribution.ranks)
+                for leaf in attribution.leaves() if windows else ():
+                    of = found.setdefault(leaf.id, {}).setdefault(variant, [])
+                    of.append(leaf.time_ns / windows)
+        baseline = self.plan.baseline
+        order = sorted(found, key=lambda c: -max(sum(v) / len(v) for v in found[c].values()))
+        return tuple(
+            _row(cause, (), variant, values, found[cause].get(baseline or ""), baseline)
+            for cause in order
+            for variant, values in found[cause].items()
+        )
+
     def share(self, cause: str, variant: str) -> list[float]:
         """Share of the observed time that a cause has, in each repetition of a variant."""
         return [
@@ -187,21 +247,27 @@ class Experiment:
             **msgspec.to_builtins(self.plan),
             "path": str(self.path),
             "notes": list(self.notes),
-            "measures": [
-                {
-                    "measure": row.measure,
-                    "labels": dict(row.labels),
-                    "variant": row.variant,
-                    "values": list(row.values),
-                    **msgspec.to_builtins(row.estimate),
-                    "ratio": None if row.ratio is None else row.ratio.value,
-                    "ratio_ci95": None if row.ratio is None else row.ratio.ci95,
-                }
-                for row in self.rows
-            ],
+            "measures": [_row_to_dict(row) for row in self.rows],
+            "causes": [_row_to_dict(row) for row in self.causes],
+            "views": {
+                shown.view: [_row_to_dict(row) for row in self.beside(shown)]
+                for shown in self.shown
+            },
             "headlines": [headline_to_dict(h) for h in self.headlines],
             "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
         }
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    return {
+        "measure": row.measure,
+        "labels": dict(row.labels),
+        "variant": row.variant,
+        "values": list(row.values),
+        **msgspec.to_builtins(row.estimate),
+        "ratio": None if row.ratio is None else row.ratio.value,
+        "ratio_ci95": None if row.ratio is None else row.ratio.ci95,
+    }
 
 
 def headline_to_dict(headline: Headline) -> dict[str, Any]:
@@ -266,6 +332,7 @@ def load(path: Path) -> Experiment:
             step_ns = _step_ns(attribution)
             if plan.steps and step_ns is not None:
                 measured.append((variant.name, STEP, (), step_ns))
+            measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
     if not measured:
         raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
     return Experiment(
@@ -317,16 +384,42 @@ def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, float]]:
         yield name, labels, statistics.fmean(statistics.median(v) for v in ranks.values())
 
 
-def _rows(measured: list[tuple[str, str, Labels, float]], baseline: str | None) -> Iterable[Row]:
-    from chopper.analyzers import repeats
+def _sensed(run: Run) -> Iterable[tuple[str, float]]:
+    """Mean clock and power of the ranks' devices over the whole recording, where sampled."""
+    import statistics
 
+    import pyarrow.compute as pc
+
+    from chopper.telemetry import of_rank
+
+    tables = [of_rank(run, rank, "device_clock") for rank in run.ranks]
+    for column in ("sm_clock_hz", "power_w"):
+        means = [m for t in tables if (m := pc.mean(t[column]).as_py()) is not None]
+        if means:
+            yield column, statistics.fmean(means)
+
+
+def _rows(measured: list[tuple[str, str, Labels, float]], baseline: str | None) -> Iterable[Row]:
     values: dict[tuple[str, Labels, str], list[float]] = {}
     for variant, measure, labels, value in measured:
         values.setdefault((measure, labels, variant), []).append(value)
     for (measure, labels, variant), found in values.items():
         base = values.get((measure, labels, baseline)) if baseline is not None else None
-        compared = repeats.ratio(found, base) if base and variant != baseline else None
-        yield Row(measure, labels, variant, tuple(found), repeats.estimate(found), compared)
+        yield _row(measure, labels, variant, found, base, baseline)
+
+
+def _row(
+    measure: str,
+    labels: Labels,
+    variant: str,
+    values: list[float],
+    base: list[float] | None,
+    baseline: str | None,
+) -> Row:
+    from chopper.analyzers import repeats
+
+    compared = repeats.ratio(values, base) if base and variant != baseline else None
+    return Row(measure, labels, variant, tuple(values), repeats.estimate(values), compared)
 
 
 def _step_ns(attribution: Attribution) -> float | None:

@@ -7,7 +7,7 @@ one for each set of labels (sizes, shapes), a row for each combination.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -22,11 +22,13 @@ from chopper.reports.story import full_label
 from chopper.reports.text import _console, _written
 
 if TYPE_CHECKING:
+    from chopper._workloads import Beside
     from chopper.analyzers.repeats import Estimate
     from chopper.comparison import Change, Comparison
     from chopper.experiment import Experiment, Headline, Labels, Row
 
 _MIN_WIDTH = 60
+_LEAST_SHARE = 0.01
 _CAUSES = 5
 """Causes named for each variant."""
 
@@ -40,6 +42,8 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     words: int
     """So many leading columns hold names, the rest numbers."""
+    note: str = ""
+    """What it is of; why it has no rows where it has none."""
 
 
 def render(experiment: Experiment, format: str) -> str:
@@ -78,6 +82,8 @@ def grids(experiment: Experiment) -> list[Grid]:
     """All that was measured, as tables."""
     plain = [row for row in experiment.rows if not row.labels]
     out = [_by_variant(experiment, plain)] if plain else []
+    out += _causes(experiment)
+    out += [_of_view(experiment, shown) for shown in experiment.shown]
     sets: dict[tuple[str, ...], list[Row]] = {}
     for row in experiment.rows:
         if row.labels:
@@ -87,10 +93,57 @@ def grids(experiment: Experiment) -> list[Grid]:
     return out
 
 
-def _by_variant(experiment: Experiment, rows: list[Row]) -> Grid:
+def _causes(experiment: Experiment) -> list[Grid]:
+    """Where the step's time goes in each variant; causes that are little in all are left out."""
+    rows = experiment.causes
+    whole: dict[str, float] = {}
+    for row in rows:
+        whole[row.variant] = whole.get(row.variant, 0.0) + row.estimate.value
+    kept = dict.fromkeys(
+        row.measure for row in rows if row.estimate.value >= _LEAST_SHARE * whole[row.variant]
+    )
+    if not kept:
+        return []
+    at = {(row.variant, row.measure): row for row in rows}
+    others = {
+        v: sum(r.estimate.value for r in rows if r.variant == v and r.measure not in kept)
+        for v in whole
+    }
+    return [
+        Grid(
+            title="Where a step's time goes",
+            headings=("", *experiment.variants),
+            rows=(
+                *(
+                    (
+                        full_label(c),
+                        *(_cell(at.get((v, c)), "time_ns") for v in experiment.variants),
+                    )
+                    for c in kept
+                ),
+                ("All others", *(fmt.duration(others.get(v)) for v in experiment.variants)),
+                ("Step", *(fmt.duration(whole.get(v)) for v in experiment.variants)),
+            ),
+            words=1,
+            note="Each rank's, in the steps that were traced.",
+        )
+    ]
+
+
+def _of_view(experiment: Experiment, shown: Beside) -> Grid:
+    from chopper.views import VIEWS
+
+    view, rows = VIEWS[shown.view], experiment.beside(shown)
+    grid = _by_variant(experiment, list(rows), title=view.title)
+    return replace(grid, note=view.doc if rows else f"Not known here: {view.needs or 'no rows'}.")
+
+
+def _by_variant(experiment: Experiment, rows: list[Row], *, title: str | None = None) -> Grid:
     measures = list(dict.fromkeys(row.measure for row in rows))
     at = {(row.variant, row.measure): row for row in rows}
-    title = "Variants" if len(experiment.variants) > 1 else "Measured"
+    title = title or ("Variants" if len(experiment.variants) > 1 else "Measured")
+    if not measures:
+        return Grid(title=title, headings=(), rows=(), words=0)
     if len(measures) > len(experiment.variants):
         # Whichever is longer goes down the page.
         return Grid(
@@ -142,10 +195,10 @@ def _words(labels: Labels) -> tuple[str, ...]:
     return tuple(printable(fmt.cell(key, value)) for key, value in labels)
 
 
-def _cell(row: Row | None) -> str:
+def _cell(row: Row | None, unit_of: str | None = None) -> str:
     if row is None:
         return fmt.UNKNOWN
-    said = fmt.cell(row.measure, row.estimate.value)
+    said = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
         said += f" ±{row.estimate.cv_ratio * 100:.0f} %"
     if row.ratio is not None:
@@ -220,6 +273,10 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
     for grid in grids(experiment):
         console.print()
         console.print(Text(grid.title, style="bold"))
+        if grid.note:
+            console.print(Text(f"  {printable(grid.note)}", style="dim"))
+        if not grid.rows:
+            continue
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for i, heading in enumerate(grid.headings):
             table.add_column(heading, justify="left" if i < grid.words else "right")
@@ -255,6 +312,10 @@ def markdown(experiment: Experiment) -> str:
     out += [f"- {escape(note)}" for note in experiment.notes]
     for grid in grids(experiment):
         out += ["", f"## {escape(grid.title)}", ""]
+        if grid.note:
+            out += [escape(grid.note), ""]
+        if not grid.rows:
+            continue
         out.append("| " + " | ".join(escape(h) for h in grid.headings) + " |")
         out.append("|" + "---|" * grid.words + "---:|" * (len(grid.headings) - grid.words))
         out += ["| " + " | ".join(escape(c) for c in row) + " |" for row in grid.rows]

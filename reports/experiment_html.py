@@ -127,7 +127,7 @@ def _figure(
                 "type": "log" if xs[0] > 0 and xs[-1] >= 16 * xs[0] else "linear",
                 "title": {"text": fmt.heading(key)},
                 "tickvals": xs,
-                "ticktext": [fmt.cell(key, x) for x in xs],
+                "ticktext": [fmt.cell(key, int(x) if x == int(x) else x) for x in xs],
             },
             "yaxis": {
                 "type": "log" if log_y else "linear",

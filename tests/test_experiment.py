@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -9,7 +10,9 @@ from chopper import experiment as ex
 from chopper import manifest as m
 from chopper.errors import InputError, OutputError
 from chopper.reports import experiment as report
-from chopper.run import RunWriter, check_output, finalize, new_output
+from chopper.run import RunWriter, StreamWriter, check_output, finalize, new_output
+from chopper.tables import TABLES
+from tests.kineto_writer import small_trace
 
 
 def recorded(path, measures, *, ranks=1):
@@ -189,3 +192,77 @@ def test_where_a_run_is_wanted_an_experiment_says_which_it_holds(made):
     with pytest.raises(InputError) as refused:
         chopper.load(made)
     assert f"pass one of them: {made / 'a-1'}; or: chopper report {made}" in str(refused.value)
+
+
+@pytest.fixture
+def traced(made):
+    """Two steps of 10 µs in each variant; on the device gemm 2 µs, add 3 µs and a copy of 1 µs."""
+    plan = ex.read_plan(made)
+    plan.workload, plan.steps = "fsdp", True
+    ex.write_plan(made, plan)
+    for variant in plan.variants:
+        for name in variant.runs:
+            for rank in (0, 1):
+                folder = made / name / f"rank-{rank:05d}"
+                (folder / "trace.json").write_bytes(small_trace(rank=rank, world=2).encode())
+                part = json.loads((folder / "manifest.json").read_bytes())
+                part["traces"] = ["trace.json"]
+                (folder / "manifest.json").write_text(json.dumps(part))
+            finalize(made / name, workload="made")
+    return made
+
+
+def test_the_steps_causes_stand_beside_each_other_and_add_up(traced):
+    found = ex.load(traced)
+    assert {row.variant for row in found.causes} == {"a", "b"}
+    for variant in ("a", "b"):
+        of = [row for row in found.causes if row.variant == variant]
+        assert all(row.estimate.repeats_count == 3 for row in of)
+        # Two ranks, two steps.
+        step_ns = found.attributions[variant][0].observed_ns / 4
+        assert sum(row.estimate.value for row in of) == pytest.approx(step_ns)
+        assert step_ns == pytest.approx(10_000, rel=0.1)
+    same = {row.ratio.value for row in found.causes if row.ratio is not None}
+    assert same == {1.0}
+    [grid] = [g for g in report.grids(found) if g.title == "Where a step's time goes"]
+    assert grid.headings == ("", "a", "b")
+    assert grid.rows[-1] == ("Step", "9.50 µs", "9.50 µs")
+    document = found.to_dict()
+    assert {row["measure"] for row in document["causes"]} == {row.measure for row in found.causes}
+
+
+def test_views_that_a_workload_wants_stand_there_or_say_why_not(traced):
+    found = ex.load(traced)
+    notes = {g.title: g.note for g in report.grids(found) if not g.rows}
+    assert notes["Clocks by step"].startswith("Not known here: no clock of the device was sampled")
+    assert notes["Memory determinism"].startswith("Not known here: the allocator's events")
+    page = report.render(found, "html")
+    assert "Not known here: no clock of the device was sampled" in page
+    assert found.to_dict()["views"]["clock_by_step"] == []
+
+
+def test_clocks_and_power_that_were_sampled_stand_beside_the_rates(traced):
+    plan = ex.read_plan(traced)
+    for variant, clock_hz in zip(plan.variants, (1_000_000_000, 1_500_000_000), strict=True):
+        for name in variant.runs:
+            for rank in (0, 1):
+                file = traced / name / f"rank-{rank:05d}" / "device_clock.arrow"
+                with contextlib.closing(StreamWriter(file, "device_clock")) as out:
+                    rows = len(steady_w := [300.0, None, 500.0])
+                    out.write(
+                        {column: [None] * rows for column in TABLES["device_clock"].arrow.names}
+                        | {
+                            "time_ns": [1, 2, 3],
+                            "span_ns": [0] * rows,
+                            "device_id": [0] * rows,
+                            "sm_clock_hz": [clock_hz] * rows,
+                            "power_w": steady_w,
+                        }
+                    )
+    found = ex.load(traced)
+    clock = found.ratio("sm_clock_hz", "b", "a")
+    assert clock is not None
+    assert clock.value == pytest.approx(1.5)
+    power = found.find("power_w", "b")
+    assert power is not None
+    assert power.values == (400.0, 400.0, 400.0)

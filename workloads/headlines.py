@@ -18,6 +18,13 @@ def gemm(experiment: Experiment) -> tuple[Headline, ...]:
     rates = [
         r for r in experiment.rows if r.measure == "median_flop_per_s" and r.variant == "zeros"
     ]
+    clock, power = (
+        experiment.ratio(name, "zeros", "random") for name in ("sm_clock_hz", "power_w")
+    )
+    sensed = ", ".join(
+        f"{what} {found.value:.2f}×" if found else f"no {what} was sampled"
+        for what, found in (("clock", clock), ("power", power))
+    )
     out = []
     for dtype in dict.fromkeys(dict(r.labels)["dtype"] for r in rates):
         best = max(
@@ -35,7 +42,7 @@ def gemm(experiment: Experiment) -> tuple[Headline, ...]:
                 ours=None if found is None else found.value,
                 ci95=None if found is None else found.ci95,
                 why="random numbers were not run" if found is None else "",
-                configuration=f"{experiment.plan.device}, rate; clocks where they were sampled",
+                configuration=f"rate on {experiment.plan.device}; {sensed}",
             )
         )
     return tuple(out)
@@ -176,9 +183,20 @@ def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
                 unit="×",
                 ours=faster.value,
                 ci95=faster.ci95,
-                configuration=f"{where}; largest difference of their losses {_losses(experiment):.1e}",
+                configuration=where,
             )
         )
+    out.append(
+        Headline(
+            system="FSDP",
+            claim="largest difference between their losses at a step",
+            survey=None,
+            primary=None,
+            unit="",
+            ours=_losses(experiment),
+            configuration=where,
+        )
+    )
     said = (
         "FSDP2: deterministic memory, about 20 % higher and steadier clocks",
         "memory determinism (FSDP2) gives higher, steadier clocks",

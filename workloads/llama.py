@@ -213,6 +213,10 @@ def initial_value(
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
 
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
 def needs(options: argparse.Namespace, ranks: int, _device: str) -> Needs:
     """What one rank of fully sharded training takes with these options."""
     config = SIZES[options.size]
@@ -225,7 +229,7 @@ def needs(options: argparse.Namespace, ranks: int, _device: str) -> Needs:
             element_bytes=2 if options.dtype == "bfloat16" else 4,
             checkpoint=options.checkpoint == "full",
         ),
-        what=f"--size {options.size} ({parameter_count(config) / 1e9:.2f} B parameters, batch "
+        what=f"--size {options.size} ({_millions(parameter_count(config))} parameters, batch "
         f"{options.batch}, sequence {options.sequence})",
         remedy="take a smaller size, batch or sequence, or more GPUs",
     )

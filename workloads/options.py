@@ -108,6 +108,11 @@ TRAINING: tuple[Option, ...] = (
 )
 """Of every workload that trains the Llama model."""
 
+FSDP: tuple[Option, ...] = tuple(
+    replace(o, default="yes") if o.name == "allocations" else o for o in TRAINING
+)
+"""Those of training; allocations are what two ways of sharding differ in."""
+
 INTERCONNECT: tuple[Option, ...] = (
     Option(
         name="variant",
@@ -115,7 +120,11 @@ INTERCONNECT: tuple[Option, ...] = (
         default="unshaped",
         choices=("unshaped", "1gbit", "300mbit", "100mbit"),
     ),
-    *(replace(o, default=6) if o is STEPS else o for o in TRAINING if o.name != "allocations"),
+    *(
+        replace(o, default={"steps": 5, "batch": 2}.get(o.name, o.default))
+        for o in TRAINING
+        if o.name != "allocations"
+    ),
     Option(name="ranks", help="processes", default=2, type=positive),
     Option(name="channel", help="set by the process that starts the ranks", default=None, type=int),
 )

@@ -1,0 +1,98 @@
+"""The table of headlines, and the page that it is written into."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from chopper.experiment import Headline
+from chopper.reports.experiment import headline_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def headlines():
+    spec = importlib.util.spec_from_file_location("headlines", ROOT / "benchmarks/headlines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def headline(**changes):
+    said = {"system": "S", "claim": "c", "survey": "9×", "primary": None, "unit": "×", "ours": 4.5}
+    return Headline(**(said | changes))
+
+
+def test_a_row_holds_what_is_stated_what_is_here_the_ratio_and_the_interval():
+    head, _, *rows = headline_table(
+        (
+            headline(stated=9.0, ci95=(4.0, 5.0), configuration="here"),
+            headline(unit="points", ours=-0.1534, ci95=(-1.0, 0.25)),
+            headline(ours=None, why="no clock was sampled", stated=9.0),
+            headline(unit="MB", ours=123456.0),
+        )
+    )
+    assert "| survey | primary source | here | 95 % | ratio | configuration |" in head
+    assert rows == [
+        "| S | c | 9× | – | 4.5× | 4 … 5 | 0.50× | here |",
+        "| S | c | 9× | – | −0.153 points | −1 … 0.25 | – |  |",
+        "| S | c | 9× | – | no clock was sampled | – | – |  |",
+        "| S | c | 9× | – | 123456 MB | – | – |  |",
+    ]
+
+
+def test_the_page_in_the_documentation_has_the_part_that_is_generated(headlines):
+    text = (ROOT / "docs/workloads/headlines.md").read_text()
+    assert text.index(headlines.BEGIN) < text.index(headlines.END)
+
+
+def test_only_the_generated_part_of_a_page_changes(headlines, monkeypatch):
+    monkeypatch.setattr(headlines, "machine", lambda _: "a machine")
+
+    class Plan:
+        created_ns = 1_700_000_000_000_000_000
+
+    class Experiment:
+        plan = Plan()
+        headlines = (headline(),)
+
+    text = f"before\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
+    took = {"gemm": 61.4, "offload": "needs deepspeed"}
+    made = headlines.page(text, [Experiment()], took, "python -m benchmarks.headlines")
+    assert made.startswith(f"before\n{headlines.BEGIN}\n")
+    assert made.endswith(f"{headlines.END}\nafter\n")
+    assert "old" not in made
+    assert "Measured 2023-11-14 on a machine, by" in made
+    assert "in 1 min 01 s: gemm 61 s." in made
+    assert "| S | c | 9× |" in made
+    assert "Not measured: offload (needs deepspeed)." in made
+    # Written again, it is the same.
+    assert headlines.page(made, [Experiment()], took, "python -m benchmarks.headlines") == made
+    with pytest.raises(SystemExit, match="has no part between"):
+        headlines.page("nothing", [Experiment()], took, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gemn"], "no such workload"),
+        (["membw"], "membw has no headline"),
+        (["--keep"], "name the experiments' directory with --output"),
+        (["--docs", __file__], "has no part between"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_runs(
+    headlines, monkeypatch, capsys, words, message
+):
+    monkeypatch.setattr(sys, "argv", ["headlines", *words])
+    monkeypatch.setattr(headlines, "run", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as refused:
+        headlines.main()
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
