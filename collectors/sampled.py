@@ -29,6 +29,8 @@ class SampledCollector(ABC):
     name: ClassVar[str]
     scope: ClassVar[Scope] = "host"
     _sampler: SamplerProcess | None = None
+    _limits: str | None = None
+    """What ``probe`` said of devices that can be read, but not wholly."""
 
     @abstractmethod
     def probe(self, context: CollectorContext) -> Availability:
@@ -76,4 +78,6 @@ class SampledCollector(ABC):
     def stop(self) -> CollectorReport:
         """End the sampler and report how well it kept its times."""
         assert self._sampler is not None
-        return to_report(self.name, self._sampler.stop())
+        report = to_report(self.name, self._sampler.stop())
+        report.reason = "; ".join(filter(None, (self._limits, report.reason))) or None
+        return report

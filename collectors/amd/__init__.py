@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper._patience import DRIVER_S, answered
+from chopper.collectors._visible import local_ranks
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -55,6 +56,8 @@ class AmdCollector(SampledCollector):
                 reason=f"AMD's driver has not answered for {DRIVER_S:g} s",
                 remedy="see whether amd-smi answers, and what dmesg says of the devices",
             )
+        except amd.NothingVisible as exc:
+            return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
         except CollectorUnavailable as exc:
             return Availability(
                 ok=False,
@@ -62,14 +65,16 @@ class AmdCollector(SampledCollector):
                 remedy="none on a machine without AMD devices; else pip install "
                 "'chopper-profiler[amd]' in the version of the ROCm that is installed",
             )
+        notes = [local_ranks()[1]]
         split = [d for d in found if d.partition not in (None, "SPX")]
-        note = (
+        notes.append(
             f"{len(split)} of {len(found)} devices are partitions ({split[0].partition}): power, "
             "energy and temperature are those of the whole socket"
             if split
             else None
         )
-        return Availability(ok=True, reason=note)
+        self._limits = "; ".join(filter(None, notes)) or None
+        return Availability(ok=True, reason=self._limits)
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from chopper.collectors._visible import NothingVisible, local_ranks, numbers_and_names, ordinal
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -167,10 +168,10 @@ class AmdDevice:
 
 
 def devices(wrapper: Any) -> list[AmdDevice]:
-    """All GPUs, by index.
+    """The GPUs that this job may use, by index.
 
     Raises:
-        CollectorUnavailable: there is none.
+        CollectorUnavailable: there is none, or HIP sees none.
     """
     interface = importlib.import_module("amdsmi.amdsmi_interface")
     try:
@@ -180,7 +181,38 @@ def devices(wrapper: Any) -> list[AmdDevice]:
     found = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
     if not found:
         raise CollectorUnavailable("amdsmi finds no device")
-    return sorted(found, key=lambda device: device.index)
+    found.sort(key=lambda device: device.index)
+    chosen = _visible(found)
+    return found if local_ranks()[0] > len(chosen) else chosen
+
+
+def _visible(found: list[AmdDevice]) -> list[AmdDevice]:
+    """Those that HIP sees: ROCR_VISIBLE_DEVICES first, then HIP's own of what that left.
+
+    Raises:
+        NothingVisible: it sees none.
+    """
+    of_hip = "HIP_VISIBLE_DEVICES"
+    if of_hip not in os.environ:
+        of_hip = "CUDA_VISIBLE_DEVICES"
+    for variable in ("ROCR_VISIBLE_DEVICES", of_hip):
+        entries = numbers_and_names(variable)
+        if entries is None:
+            continue
+        chosen: dict[int, AmdDevice] = {}
+        for entry in entries:
+            number = ordinal(entry)
+            if number is None:
+                named = [d for d in found if d.uuid is not None and d.uuid == entry]
+            else:
+                named = found[number : number + 1] if number >= 0 else []
+            if not named:
+                break
+            chosen |= {device.index: device for device in named}  # parts of one may share a name
+        if not chosen:
+            raise NothingVisible(variable, "HIP")
+        found = [chosen[index] for index in sorted(chosen)]
+    return found
 
 
 def _code_of(exc: Exception) -> int:

@@ -58,6 +58,8 @@ class NvmlCollector(SampledCollector):
                 reason=f"NVIDIA's driver has not answered for {DRIVER_S:g} s",
                 remedy="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
             )
+        except nvml.NothingVisible as exc:
+            return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
         except CollectorUnavailable as exc:
             return Availability(
                 ok=False,
@@ -65,7 +67,8 @@ class NvmlCollector(SampledCollector):
                 remedy="none on a machine without NVIDIA devices; else install the driver, and in a "
                 "container pass the devices in (docker run --gpus all)",
             )
-        return Availability(ok=True, reason="; ".join(d.note for d in devices if d.note) or None)
+        self._limits = "; ".join(d.note for d in devices if d.note) or None
+        return Availability(ok=True, reason=self._limits)
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""

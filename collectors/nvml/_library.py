@@ -23,6 +23,7 @@ from chopper.collectors._plan import (
     content,
     pointer,
 )
+from chopper.collectors._visible import NothingVisible, local_ranks, numbers_and_names, ordinal
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -141,18 +142,16 @@ class NvmlDevice:
     lost: str | None = field(default=None, compare=False)
 
 
-def devices(visible: str | None = None, local_world_size: int | None = None) -> list[NvmlDevice]:
-    """The devices that a job may use, in NVML's order.
+def devices() -> list[NvmlDevice]:
+    """The devices that this job may use, in NVML's order.
 
-    Args:
-        visible: CUDA_VISIBLE_DEVICES; None for that of this process. UUIDs and, under
-            CUDA_DEVICE_ORDER=PCI_BUS_ID, numbers choose devices; other numbers follow an order that
-            NVML does not know, so they choose only where all devices are of one kind.
-        local_world_size: ranks on this host. More ranks than visible devices means that each rank
-            sees its own: then all devices are read.
+    In CUDA_VISIBLE_DEVICES, UUIDs and, under CUDA_DEVICE_ORDER=PCI_BUS_ID, numbers choose devices;
+    other numbers follow an order that NVML does not know, so they choose only where all devices are
+    of one kind. More ranks on this host than visible devices mean that each rank sees its own: then
+    all devices are read.
 
     Raises:
-        CollectorUnavailable: there is none.
+        CollectorUnavailable: there is none, or CUDA sees none.
     """
     pynvml = _binding()
     try:
@@ -168,13 +167,20 @@ def devices(visible: str | None = None, local_world_size: int | None = None) -> 
             problems.append(f"device {index}: {explain(exc.value)[1]}")
     if not found:
         raise CollectorUnavailable("; ".join(problems) or "NVML finds no device")
+    ranks, unknown = local_ranks()
+    chosen = _visible(pynvml, found)
+    if ranks > len(chosen) > 0:
+        chosen = found
+    if not chosen:
+        raise NothingVisible(_VISIBLE, "CUDA")
+    if unknown is not None:
+        problems.append(unknown)
     if problems:
-        found[0].note = "; ".join([*problems, found[0].note or ""]).rstrip("; ")
-    if visible is None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if local_world_size is None:
-        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
-    return _chosen(found, visible, local_world_size)
+        chosen[0].note = "; ".join([*problems, *filter(None, [chosen[0].note])])
+    return chosen
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def _device(pynvml: Any, index: int) -> NvmlDevice:
@@ -197,35 +203,45 @@ def _device(pynvml: Any, index: int) -> NvmlDevice:
     return device
 
 
-def _chosen(
-    found: list[NvmlDevice], visible: str | None, local_world_size: int
-) -> list[NvmlDevice]:
-    if visible is None:
+def _visible(pynvml: Any, found: list[NvmlDevice]) -> list[NvmlDevice]:
+    """Those that CUDA sees; all of them where it cannot be told which."""
+    entries = numbers_and_names(_VISIBLE)
+    if entries is None:
         return found
-    wanted = [part.strip() for part in visible.split(",") if part.strip()]
     by_pci = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     one_kind = len({device.name for device in found}) == 1
-    chosen = []
-    for part in wanted:
-        if part.lstrip("-").isdigit():
-            number = int(part)
-            if not 0 <= number < len(found):
-                break  # CUDA ignores what follows the first invalid entry
-            if not (by_pci or one_kind):
+    chosen: dict[int, NvmlDevice] = {}
+    for entry in entries:
+        number = ordinal(entry)
+        if number is None:
+            named = _named(pynvml, entry, found)
+            if named is None:
                 return found
-            chosen.append(found[number])
-            continue
-        # MIG-GPU-<uuid of the parent>/… names the parent; MIG-<uuid> tells nothing about it.
-        name = part.removeprefix("MIG-").partition("/")[0]
-        match = [d for d in found if d.uuid is not None and d.uuid.startswith(name)]
-        if not match:
-            if part.startswith("MIG-"):
-                return found
+            if len(named) != 1:
+                break
+            chosen[named[0].index] = named[0]
+        elif not 0 <= number < len(found):
             break
-        chosen.append(match[0])
-    if not chosen or local_world_size > len(chosen):
-        return found
-    return sorted({d.index: d for d in chosen}.values(), key=lambda d: d.index)
+        elif not (by_pci or one_kind):
+            return found
+        else:
+            chosen[found[number].index] = found[number]
+    return [chosen[index] for index in sorted(chosen)]
+
+
+def _named(pynvml: Any, entry: str, found: list[NvmlDevice]) -> list[NvmlDevice] | None:
+    """The devices whose UUID begins so, which of a MIG device is its parent's; None: not known."""
+    # MIG-GPU-<uuid of the parent>/… names the parent; of MIG-<uuid> the driver tells it.
+    name = entry.removeprefix("MIG-").partition("/")[0]
+    if entry.startswith("MIG-") and not name.startswith("GPU-"):
+        try:
+            part = pynvml.nvmlDeviceGetHandleByUUID(entry.encode())
+            parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
+            uuid = pynvml.nvmlDeviceGetUUID(parent)
+        except pynvml.NVMLError:
+            return None
+        name = uuid.decode() if isinstance(uuid, bytes) else uuid
+    return [device for device in found if device.uuid is not None and device.uuid.startswith(name)]
 
 
 def function(name: str) -> Callable[..., int]:

@@ -278,7 +278,11 @@ class CounterSource(_Planned):
         for offered in (self._fields, self._structures):
             by_column |= offered(device)
         columns = [column.name for column in TABLES["device_counter"].columns][4:]
-        return [_Sensor(c, device, lambda c=c: by_column[c]) for c in columns]  # type: ignore[misc]
+        other = _refusing(_OfOtherDrivers())
+        return [
+            _Sensor(c, device, lambda c=c: by_column.get(c, other))  # type: ignore[misc]
+            for c in columns
+        ]
 
     def _fields(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
         """Columns that are field values: all come with one call."""
@@ -343,6 +347,14 @@ def _sum_of(values: Iterable[float | None]) -> int | None:
             return None
         total += int(value)
     return None if total > _LARGEST else total
+
+
+class _OfOtherDrivers(nvml.ReadingFailed):
+    """A column that this vendor's driver has no counter for."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "NVML has no such counter")
+        self.kind, self.code = "sensor", 0
 
 
 def _refusing(why: nvml.ReadingFailed) -> Callable[[], Any]:

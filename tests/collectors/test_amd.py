@@ -131,8 +131,8 @@ class Player:
         self._script.write_text("\n".join(lines) + "\n")
         return {"ROCM_PATH": str(self._folder), "AMD_SHIM_SCRIPT": str(self._script)}
 
-    def __call__(self, lines: list[str], code: str) -> Any:
-        return run_in(self._folder, self.environment(*lines), code)
+    def __call__(self, lines: list[str], code: str, **environment: str) -> Any:
+        return run_in(self._folder, self.environment(*lines) | environment, code)
 
 
 @pytest.fixture
@@ -282,6 +282,49 @@ def test_devices_are_numbered_as_hip_does(play: Player) -> None:
         (0, "GPU-a", 2_000_000_000),
         (1, "GPU-b", 1_000_000_000),
     ]
+
+
+VISIBLE = """
+from pathlib import Path
+from chopper.collectors.amd import AmdCollector
+from chopper.collectors.base import CollectorContext
+from chopper.errors import CollectorUnavailable
+answer = AmdCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+with_devices = []
+if answer.ok:
+    with amd.session() as wrapper:
+        with_devices = [d.uuid for d in amd.devices(wrapper)]
+print(json.dumps([answer.ok, answer.reason, with_devices]))
+"""
+
+
+@needs_amdsmi
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "1"}, ["GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, ["GPU-a"]),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, ["GPU-c"]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-c,0"}, ["GPU-a", "GPU-c"]),
+        ({"ROCR_VISIBLE_DEVICES": "2,9,0"}, ["GPU-c"]),
+        ({"HIP_VISIBLE_DEVICES": "1", "LOCAL_WORLD_SIZE": "3"}, ["GPU-a", "GPU-b", "GPU-c"]),
+        ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES is empty"),
+        ({"ROCR_VISIBLE_DEVICES": "-1"}, "ROCR_VISIBLE_DEVICES=-1"),
+        ({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES=1"),
+        ({"LOCAL_WORLD_SIZE": "two"}, ["GPU-a", "GPU-b", "GPU-c"]),
+    ],
+)
+def test_the_devices_that_hip_sees_are_read(
+    play: Player, environment: dict[str, str], expected: list[str] | str
+) -> None:
+    lines = [f"gpu {i} {i} GPU-{name} SPX" for i, name in enumerate("abc")]
+    ok, reason, uuids = play(lines, VISIBLE, **environment)
+    if isinstance(expected, list):
+        assert (ok, uuids) == (True, expected)
+        assert (reason is None) == (environment.get("LOCAL_WORLD_SIZE") != "two")
+    else:
+        assert (ok, reason) == (False, f"{expected}: HIP sees no device in this process")
 
 
 @needs_amdsmi

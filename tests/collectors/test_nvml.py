@@ -406,21 +406,54 @@ def test_a_driver_that_does_not_start_is_refused_with_the_reason(play: Player, c
         ("1", 1, [1]),
         ("1", 2, [0, 1]),  # each rank sees its own device: the leader reads all
         ("GPU-bbbb", 1, [1]),
-        ("GPU-cccc", 1, [0, 1]),
         ("0,7,1", 1, [0]),
+        ("0,-1,1", 1, [0]),
+        ("0,1", "two", [0, 1]),
         ("MIG-GPU-bbbb0000-0000-0000-0000-000000000000/3/0", 1, [1]),
-        ("MIG-12345678-0000", 1, [0, 1]),
-        ("", 1, [0, 1]),
+        ("MIG-12345678-0000", 1, [0, 1]),  # the driver does not know whose part it is
+        ("MIG-dddd0000-0000", 1, [1]),
     ],
 )
 def test_the_devices_that_the_job_may_use_are_read(
-    play: Player, visible: str | None, ranks: int, expected: list[int]
+    play: Player, visible: str | None, ranks: int | str, expected: list[int]
 ) -> None:
     environment = {"LOCAL_WORLD_SIZE": str(ranks)}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
     code = "nvml._binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
-    assert play(TWO, code, **environment) == expected
+    assert play(TWO + "mig 1 MIG-dddd0000-0000\n", code, **environment) == expected
+
+
+@pytest.mark.parametrize("visible", ["", " ", "-1", "NoDevFiles", "GPU-cccc", "7", "-1,0", "GPU-"])
+def test_where_cuda_sees_no_device_none_is_read_and_that_is_said(
+    play: Player, visible: str
+) -> None:
+    code = """
+    from pathlib import Path
+    from chopper.collectors.base import CollectorContext
+    from chopper.collectors.nvml import NvmlCollector
+    answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    print(json.dumps([answer.ok, answer.reason, answer.remedy]))
+    """
+    ok, reason, remedy = play(TWO, code, CUDA_VISIBLE_DEVICES=visible, LOCAL_WORLD_SIZE="2")
+    given = (
+        f"CUDA_VISIBLE_DEVICES={visible}" if visible.strip() else "CUDA_VISIBLE_DEVICES is empty"
+    )
+    assert (ok, reason) == (False, f"{given}: CUDA sees no device in this process")
+    assert remedy.endswith("else unset CUDA_VISIBLE_DEVICES")
+
+
+def test_a_launcher_that_counts_no_ranks_is_named_and_costs_nothing(play: Player) -> None:
+    code = """
+    from pathlib import Path
+    from chopper.collectors.base import CollectorContext
+    from chopper.collectors.nvml import NvmlCollector
+    answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    print(json.dumps([answer.ok, answer.reason]))
+    """
+    ok, reason = play(TWO, code, LOCAL_WORLD_SIZE="two")
+    assert ok
+    assert reason.startswith("LOCAL_WORLD_SIZE='two' is no number: ")
 
 
 def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> None:

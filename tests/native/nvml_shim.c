@@ -6,6 +6,7 @@
  *   fail INDEX WHAT CODE [FROM_MS [TO_MS]]   an error of a function, of "field:ID", or of "*"
  *   block INDEX WHAT MS [FROM_MS [TO_MS]]    a function, or "*", takes MS longer
  *   sample INDEX TYPE VALUE AT_MS       an entry of the buffer that nvmlDeviceGetSamples shows
+ *   mig INDEX UUID                      a MIG device that is a part of that device
  *   init CODE                           nvmlInit fails with CODE
  * Times count from nvmlInit, from $NVML_SHIM_START_MS (CLOCK_MONOTONIC) where it is set, or from the
  * clock that shim_set_time_ms() sets (in-process tests).
@@ -22,7 +23,7 @@
 
 #define MAX_GPUS 16
 #define MAX_LINES 8192
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, NO_DATA = 21 };
 
 typedef struct { int next; uint64_t key; double value; int64_t from_ms; } setting;
 typedef struct { int gpu; char what[64]; int code; int64_t from_ms, to_ms, block_ms; } failure;
@@ -30,6 +31,7 @@ typedef struct { int gpu; unsigned type, value; int64_t at_ms; } buffered;
 typedef struct { char uuid[80], name[96]; } gpu;
 
 static gpu gpus[MAX_GPUS];
+static char parts[MAX_GPUS][80];
 static int gpu_count;
 static setting settings[MAX_LINES];
 enum { SLOTS = 64 };
@@ -106,6 +108,8 @@ static void load(void) {
         } else if (sscanf(line, "sample %d %d %lf %lld", &index, &code, &value, &from) == 4) {
             buffered b = {index, (unsigned)code, (unsigned)value, from};
             if (sample_count < MAX_LINES) samples[sample_count++] = b;
+        } else if (sscanf(line, "mig %d %79s", &index, g.uuid) == 2) {
+            if (index >= 0 && index < MAX_GPUS) strcpy(parts[index], g.uuid);
         } else if (sscanf(line, "init %d", &code) == 1) {
             init_code = code;
         }
@@ -184,6 +188,18 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
     int code = failed(index, "nvmlDeviceGetHandleByIndex_v2");
     *out = &gpus[index];
     return code;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
+    for (int i = 0; i < gpu_count; i++) {
+        if (!strcmp(gpus[i].uuid, uuid)) { *out = &gpus[i]; return SUCCESS; }
+        if (parts[i][0] && !strcmp(parts[i], uuid)) { *out = parts[i]; return SUCCESS; }
+    }
+    return NOT_FOUND;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *part, void **out) {
+    for (int i = 0; i < gpu_count; i++)
+        if (part == parts[i]) { *out = &gpus[i]; return SUCCESS; }
+    return INVALID_ARGUMENT;
 }
 static int text(void *handle, const char *function, const char *value, char *out, unsigned size) {
     int index = index_of(handle);
