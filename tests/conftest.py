@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -38,6 +39,15 @@ def traces_dir() -> Path:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests neither read nor write what the user's own runs have left in the cache."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def take_signals() -> None:
+    """In a program that a test starts, before it begins: signals end it, whoever started the tests.
+
+    A shell's background jobs ignore Ctrl-C, under nohup all ignore a hang-up, and both are passed on.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ import psutil
 import chopper
 from chopper.collectors.sampler import COMM
 from chopper.run import read_stream
+from tests.conftest import take_signals
 
 FLUSH_S = 1.0
 PERIOD_S = 0.1
@@ -73,8 +74,7 @@ def trial(victim: str, after_s: float) -> Trial:
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # A shell's background jobs ignore it, and would pass that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=take_signals,
     )
     assert program.stdout is not None
     try:

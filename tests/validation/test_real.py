@@ -30,6 +30,7 @@ from chopper.validation.injections.plan import (
 from chopper.validation.real import Expected, Injection
 from chopper.validation.results import Case
 from chopper.workloads import link
+from tests.conftest import take_signals
 
 MS = 1_000_000
 
@@ -369,8 +370,7 @@ def test_nothing_is_left_after_a_signal(tmp_path: Path, number: signal.Signals) 
         [sys.executable, "-c", _RUNS, job],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        # A shell's background jobs ignore it, and would pass that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=take_signals,
     )
     try:
         # The run directory is there once both ranks train, over the link.

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from chopper import _workloads
 from chopper._workloads import WORKLOADS, WorkloadUnavailable, options_of, prepare
 from chopper.errors import UsageError
+from tests.conftest import take_signals
 
 SHORT = ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
 
@@ -254,7 +255,10 @@ def wait_until(condition, seconds=120.0):
 def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, number, exit_code):
     output = tmp_path / "run"
     process = subprocess.Popen(
-        chopper_run(output, "--steps", "100000", *SHORT), stderr=subprocess.PIPE, text=True
+        chopper_run(output, "--steps", "100000", *SHORT),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=take_signals,
     )
     try:
         wait_until(lambda: all(has_trace(output / f"rank-0000{rank}") for rank in (0, 1)))
