@@ -483,6 +483,13 @@ DEVICE_LIMIT = Table(
         _maybe("sm_clock_boost_hz", "int64", "hz", "Largest boost clock that the board allows."),
         _maybe("sm_clock_application_hz", "int64", "hz", "Application clock that was set."),
         _maybe("memory_clock_max_hz", "int64", "hz", "Largest memory clock."),
+        _maybe(
+            "power_basis",
+            "string",
+            None,
+            "What `device_clock.power_w` is: instant, or averaged by the driver, and over how long "
+            "where it is known.",
+        ),
         _maybe("power_limit_w", "float64", "w", "Power limit in force."),
         _maybe("power_limit_default_w", "float64", "w", "Power limit by default."),
         _maybe("power_limit_max_w", "float64", "w", "Largest power limit that can be set."),

@@ -466,6 +466,7 @@ class LimitSource(_Source):
         found: dict[str, Any] = {
             "pci_address": device.pci_address,
             "sm_clock_max_hz": _hertz(int(clock.max_clk)) if has_clock else None,
+            "power_basis": _power_basis(metrics),
             "power_limit_w": cap.power_cap * 1e-6 if has_cap else None,
             "power_limit_default_w": cap.default_power_cap * 1e-6 if has_cap else None,
             "power_limit_max_w": cap.max_power_cap * 1e-6 if has_cap else None,
@@ -476,6 +477,14 @@ class LimitSource(_Source):
         from chopper.tables import TABLES
 
         return [found.get(c.name) for c in TABLES["device_limit"].columns[4:]]
+
+
+def _power_basis(metrics: Any) -> str | None:
+    """Which of the two powers that a device may have `device_clock` holds."""
+    if amd.known(metrics, "current_socket_power") is not None:
+        return "instant"
+    averaged = amd.known(metrics, "average_socket_power") is not None
+    return "average" if averaged else None
 
 
 _CLOCK_GFX = 0

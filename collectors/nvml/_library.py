@@ -354,6 +354,22 @@ def power_reader(device: NvmlDevice) -> Reader:
 
 
 FIELD_POWER_INSTANT = 186
+_AVERAGED_SINCE = (8, 1)
+"""Compute capability from which the power usage is an average (nvml.h: Ampere other than GA100)."""
+
+
+def power_basis(device: NvmlDevice) -> str:
+    """What `power_reader` reads: instant power, or the driver's average over a second.
+
+    Raises:
+        ReadingFailed: power usage it is, and the device does not say which of both that is.
+    """
+    with contextlib.suppress(ReadingFailed):
+        if not isinstance(Fields(device, [(FIELD_POWER_INSTANT, 0)]).read()[0], ReadingFailed):
+            return "instant"
+    asked("nvmlDeviceGetPowerUsage", device.handle)
+    capability = asked("nvmlDeviceGetCudaComputeCapability", device.handle)
+    return "average over 1 s" if tuple(capability) >= _AVERAGED_SINCE else "instant"
 
 
 def scaled(value: int | float | ReadingFailed | None, factor: float) -> float | None:

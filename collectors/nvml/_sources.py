@@ -209,27 +209,28 @@ class ClockSource(_Planned):
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
-        names = (
-            "nvmlDeviceGetClockInfo (SM)",
-            "nvmlDeviceGetClockInfo (memory)",
-            "power",
-            "nvmlDeviceGetCurrentClocksEventReasons",
-        )
-        return _first_live(self._devices, names)
+        for device, sensors in self._devices:
+            if device.lost is None:
+                return {
+                    name: sensor.read
+                    for name, sensor in zip(_clock_calls(device), sensors, strict=True)
+                    if sensor.reader is not None
+                }
+        return {}
 
 
-def _first_live(
-    devices: list[tuple[nvml.NvmlDevice, list[_Sensor]]], names: Iterable[str]
-) -> dict[str, Callable[[], object]]:
-    """Readings of the first device that is there, by the names of their calls."""
-    for device, sensors in devices:
-        if device.lost is None:
-            return {
-                name: sensor.read
-                for name, sensor in zip(names, sensors, strict=True)
-                if sensor.reader is not None
-            }
-    return {}
+def _clock_calls(device: nvml.NvmlDevice) -> tuple[str, ...]:
+    """Names of the calls of the fast tier, in the order of its sensors."""
+    try:
+        power = f"power ({nvml.power_basis(device)})"
+    except nvml.ReadingFailed:
+        power = "power"
+    return (
+        "nvmlDeviceGetClockInfo (SM)",
+        "nvmlDeviceGetClockInfo (memory)",
+        power,
+        "nvmlDeviceGetCurrentClocksEventReasons",
+    )
 
 
 _LINK_ERRORS = (38, 45, 52)
@@ -499,6 +500,7 @@ class LimitSource(_Source):
                 "nvmlDeviceGetClock", _SM, _CLOCK_ID_APPLICATION
             ),
             "memory_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _MEMORY),
+            "power_basis": lambda: nvml.power_basis(device),
             "power_limit_w": lambda: nvml.asked("nvmlDeviceGetEnforcedPowerLimit", handle) * 1e-3,
             "power_limit_default_w": lambda: field(_FIELD_POWER_DEFAULT_LIMIT),
             "power_limit_max_w": lambda: field(_FIELD_POWER_MAX_LIMIT),

@@ -274,6 +274,23 @@ def test_several_hot_sensors_are_no_more_than_all_of_the_time(play: Player) -> N
 
 
 @needs_amdsmi
+@pytest.mark.parametrize(
+    ("powers", "expected"),
+    [
+        (("current_socket_power", "average_socket_power"), "instant"),
+        (("average_socket_power",), "average"),
+        ((), None),
+    ],
+)
+def test_what_power_is_stands_in_the_limits(
+    play: Player, powers: tuple[str, ...], expected: str | None
+) -> None:
+    lines = [ONE, *(play.set(0, name, 500) for name in powers)]
+    (row,) = play(lines, "print(json.dumps(rows(opened(_sources.LimitSource()), 0)))")
+    assert row["power_basis"] == expected
+
+
+@needs_amdsmi
 def test_devices_are_numbered_as_hip_does(play: Player) -> None:
     lines = ["gpu 0 1 GPU-b SPX", "gpu 1 0 GPU-a SPX"]
     lines += [play.set(0, "current_gfxclk", 1000), play.set(1, "current_gfxclk", 2000)]

@@ -203,6 +203,33 @@ def test_older_drivers_have_power_usage_instead_of_the_instant_field(
     assert found[0][5] == 300.0
 
 
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("set 0 field:186 650000\nset 0 capability 90", "instant"),
+        ("set 0 power 650000\nset 0 capability 90", "average over 1 s"),
+        ("set 0 power 650000\nset 0 capability 86", "average over 1 s"),
+        ("set 0 power 650000\nset 0 capability 80", "instant"),
+        ("set 0 power 650000", None),
+        ("set 0 capability 90", None),
+    ],
+)
+def test_what_power_is_stands_in_the_limits(
+    play: Player, script: str, expected: str | None
+) -> None:
+    code = """
+    from chopper.tables import TABLES
+    names = [c.name for c in TABLES["device_limit"].columns][2:]
+    row = rows(opened(_sources.LimitSource()), 0)[0][1:]
+    clocks = opened(_sources.ClockSource())
+    print(json.dumps([dict(zip(names, row))["power_basis"], list(clocks.calls())]))
+    """
+    device = "gpu 0 GPU-aaaa NVIDIA Device\nset 0 sm 1980\n"
+    basis, calls = play(device + script, code)
+    assert basis == expected
+    assert (f"power ({expected})" in calls) == (expected is not None)
+
+
 @EITHER
 def test_reasons_that_this_version_does_not_know_are_kept(play: Player, rows: str) -> None:
     bits = (1 << 40) | 4
@@ -786,7 +813,7 @@ def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
     assert set(costs) == {
         "nvmlDeviceGetClockInfo (SM)",
         "nvmlDeviceGetClockInfo (memory)",
-        "power",
+        "power (instant)",
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetFieldValues (24 fields)",
         "nvmlDeviceGetTemperatureV",

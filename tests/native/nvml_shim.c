@@ -10,7 +10,7 @@
  *   init CODE                           nvmlInit fails with CODE
  * Times count from nvmlInit, from $NVML_SHIM_START_MS (CLOCK_MONOTONIC) where it is set, or from the
  * clock that shim_set_time_ms() sets (in-process tests).
- * Keys: sm mem (MHz) power (mW) reasons (bits) energy (mJ) temperature, mig, max_sm, application,
+ * Keys: capability (as 90 for 9.0) sm mem (MHz) power (mW) reasons (bits) energy (mJ) temperature, mig, max_sm, application,
  * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), field:ID:type (what its type is
  * said to be), gpm:ID (double).
  *
@@ -251,6 +251,12 @@ int nvmlDeviceGetMaxCustomerBoostClock(void *h, unsigned type, unsigned *out) {
 int nvmlDeviceGetClock(void *h, unsigned type, unsigned id, unsigned *out) {
     (void)type; (void)id;
     return number(h, "nvmlDeviceGetClock", "application", out);
+}
+int nvmlDeviceGetCudaComputeCapability(void *h, int *major, int *minor) {
+    unsigned value;
+    int code = number(h, "nvmlDeviceGetCudaComputeCapability", "capability", &value);
+    if (!code) { *major = value / 10; *minor = value % 10; }
+    return code;
 }
 int nvmlDeviceGetPowerUsage(void *h, unsigned *out) { return number(h, "nvmlDeviceGetPowerUsage", "power", out); }
 int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *out) { return number(h, "nvmlDeviceGetEnforcedPowerLimit", "limit", out); }
