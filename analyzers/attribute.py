@@ -54,6 +54,7 @@ class RankInput:
         device_limit: what holds for it over the run, as declared; None when not known.
         kernel_counter: hardware counters of its kernels, as declared; None when there are none.
         core_wait: run delays of its thread, as declared; None when there are none.
+        synchronization: what was waited for, as declared; None when the trace does not say.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class RankInput:
     device_limit: pa.Table | None = None
     kernel_counter: pa.Table | None = None
     core_wait: pa.Table | None = None
+    synchronization: pa.Table | None = None
 
 
 @dataclass(frozen=True)

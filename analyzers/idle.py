@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -168,8 +168,7 @@ def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
     return ~told | (high > low)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """Intervals of host time cut by cause; the parts of an interval tile it, in time order.
 
     Attributes:
@@ -217,33 +216,36 @@ def host_parts(
     acts = activity(host.nesting)
     owner, part_start, part_end, span = cut(acts, thread, start, end)
     cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)
-    weak = (cause == _UNOBSERVED) | (cause == _PYTHON)
-    other = np.where(thread == main, engine, main)[owner]
-    ask = weak & (other >= 0) & (part_end > part_start)
-    if ask.any():
-        rows = np.flatnonzero(ask)
-        sub, sub_start, sub_end, sub_span = cut(acts, other[rows], part_start[rows], part_end[rows])
-        answered = np.where(sub_span >= 0, span_cause[sub_span], _UNOBSERVED)
-        first_answer = cause[rows[sub]]
+    parts = _solid(Parts(owner, part_start, part_end, cause, span))
+    rows = np.flatnonzero((parts.cause == _UNOBSERVED) | (parts.cause == _PYTHON))
+    other = np.where(thread[parts.owner[rows]] == main, engine, main)
+    rows, other = rows[other >= 0], other[other >= 0]
+    if len(rows):
+        sub, start, end, span = cut(acts, other, parts.start_ns[rows], parts.end_ns[rows])
+        of = rows[sub]
+        answer = np.where(span >= 0, span_cause[span], _UNOBSERVED)
         # Python on the other thread says no more than what the launching thread said, unless
         # that said nothing.
-        keep = (answered == _UNOBSERVED) | ((answered == _PYTHON) & (first_answer == _PYTHON))
-        answered = np.where(keep, first_answer, answered)
-        answering = np.where(keep, span[rows[sub]], sub_span)
-        owner = np.concatenate([owner[~ask], owner[rows[sub]]])
-        part_start = np.concatenate([part_start[~ask], sub_start])
-        part_end = np.concatenate([part_end[~ask], sub_end])
-        cause = np.concatenate([cause[~ask], answered])
-        span = np.concatenate([span[~ask], answering])
-    solid = part_end > part_start
-    owner, part_start, part_end, cause, span = (
-        column[solid] for column in (owner, part_start, part_end, cause, span)
-    )
-    parts = Parts(owner, part_start, part_end, cause, span)
-    if ask.any():
-        order = np.lexsort((part_start, owner))
-        parts = Parts(owner[order], part_start[order], part_end[order], cause[order], span[order])
+        keep = (answer == _UNOBSERVED) | ((answer == _PYTHON) & (parts.cause[of] == _PYTHON))
+        answer = np.where(keep, parts.cause[of], answer)
+        span = np.where(keep, parts.span[of], span)
+        # The answers take the place of what was asked.
+        count = np.ones(len(parts.owner), dtype=np.int64)
+        count[rows] = np.bincount(sub, minlength=len(rows))
+        pieces = count[rows]
+        at = np.arange(len(sub))
+        at += np.repeat((np.cumsum(count) - count)[rows] - np.cumsum(pieces) + pieces, pieces)
+        parts = Parts(*(np.repeat(column, count) for column in parts))
+        for column, values in zip(parts[1:], (start, end, answer, span), strict=True):
+            column[at] = values
+        parts = _solid(parts)
     return _beside_overhead(parts, host, acts, span_cause)
+
+
+def _solid(parts: Parts) -> Parts:
+    """The parts that last."""
+    solid = parts.end_ns > parts.start_ns
+    return parts if solid.all() else Parts(*(column[solid] for column in parts))
 
 
 def _beside_overhead(

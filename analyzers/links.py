@@ -444,7 +444,7 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     reused = np.flatnonzero(has & again[pick])
     if len(reused):
         pick[reused] = np.maximum(
-            _latest_before(keys, host.start_ns[calls], wanted[reused], events.start_ns[reused]),
+            latest_before(keys, host.start_ns[calls], wanted[reused], events.start_ns[reused]),
             low[reused],
         )
     row = calls[pick]
@@ -454,7 +454,7 @@ def _launches(host: HostSpans, events: DeviceEvents) -> np.ndarray:
     return found
 
 
-def _latest_before(
+def latest_before(
     keys: np.ndarray, times: np.ndarray, wanted: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
     """For each wanted key, the last position whose (key, time) is at or before (wanted, at).

@@ -130,23 +130,22 @@ def cut(
         last[rows] = low + np.searchsorted(times, end_ns[rows], side="left") - 1
     last = np.maximum(last, first)
     count = last - first + 1
+    until = np.cumsum(count)
+    head = until - count
     owner = np.repeat(np.arange(len(thread)), count)
-    offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    segment = first[owner] + offset
-    known = thread[owner] >= 0
-    low = np.where(known, acts.first[np.where(known, thread[owner], 0)], 0)
-    before = ~known | (segment < low)
-    safe = np.clip(segment, 0, max(len(acts.start_ns) - 1, 0))
+    segment = np.arange(len(owner))
+    segment += np.repeat(first - head, count)
     if len(acts.start_ns):
-        piece_start = np.where(
-            before, start_ns[owner], np.maximum(acts.start_ns[safe], start_ns[owner])
-        )
-        span = np.where(before, -1, acts.span[safe])
+        np.clip(segment, 0, len(acts.start_ns) - 1, out=segment)
+        piece_start, span = acts.start_ns[segment], acts.span[segment]
     else:
-        piece_start = start_ns[owner].copy()
-        span = np.full(len(owner), -1, dtype=np.int64)
+        piece_start, span = np.empty_like(owner), np.full(len(owner), -1, dtype=np.int64)
+    # The first piece begins in the midst of a segment, or before its thread's first.
+    piece_start[head] = start_ns
+    before = thread < 0
+    before[~before] = first[~before] < acts.first[thread[~before]]
+    span[head[before]] = -1
     piece_end = np.empty_like(piece_start)
-    is_last = offset == count[owner] - 1
-    piece_end[~is_last] = piece_start[1:][~is_last[:-1]] if len(piece_start) > 1 else 0
-    piece_end[is_last] = end_ns[owner[is_last]]
+    piece_end[:-1] = piece_start[1:]
+    piece_end[until - 1] = end_ns
     return owner, piece_start, piece_end, span

@@ -9,7 +9,7 @@ counted. Moments are numbered in order of time, so that every edge leads to a la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,13 +25,14 @@ from chopper.analyzers.replay.program import (
     program,
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
+from chopper.analyzers.replay.recorded import recorded_waits
 from chopper.analyzers.replay.streams import Waits, place_of, previous_on_stream, waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.analyzers.attribute import JoinedRank
-    from chopper.analyzers.collectives import Matched
+    from chopper.analyzers.matching import Matched
 
 (
     PROGRAM,
@@ -164,12 +165,15 @@ class _Edges:
         self.parts.append((source, target, weight, kind, of))
 
     def gathered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(source, target, weight, kind, of) of all."""
-        columns = [
-            np.concatenate([part[i] for part in self.parts]).astype(np.int64) for i in (0, 1, 2, 4)
-        ]
-        kinds = np.repeat([p[3] for p in self.parts], [len(p[0]) for p in self.parts])
-        return columns[0], columns[1], columns[2], kinds, columns[3]
+        """(source, target, weight, kind, of) of all; numbers of moments and of events in 32 bits."""
+        narrow = np.dtype(np.int32)
+        columns = (
+            np.concatenate([part[i] for part in self.parts], dtype=dtype, casting="unsafe")
+            for i, dtype in ((0, narrow), (1, narrow), (2, np.dtype(np.int64)), (4, narrow))
+        )
+        kinds = np.array([part[3] for part in self.parts], dtype=np.int8)
+        source, target, weight, of = columns
+        return source, target, weight, np.repeat(kinds, [len(p[0]) for p in self.parts]), of
 
 
 def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
@@ -193,14 +197,14 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
             all_events = joined.links.events
             own = np.concatenate([own, all_events.start_ns[beside], all_events.end_ns[beside]])
         times.append(own - node.offset_ns)
-        owners.append(np.full(len(own), number))
+        owners.append(np.full(len(own), number, dtype=np.int32))
         moments += len(own)
         events += len(joined.links.events)
         intervals += len(node.program)
         nodes.append(node)
     ready = _couple(nodes, edges, moments)
     times.append(ready)
-    owners.append(np.full(len(ready), -1))
+    owners.append(np.full(len(ready), -1, dtype=np.int32))
     return _ordered(np.concatenate(times), np.concatenate(owners), edges, nodes)
 
 
@@ -220,7 +224,8 @@ def _rank(
     links = joined.links
     events = links.events
     count = len(events)
-    told = program(links)
+    recorded = recorded_waits(links, joined.given.synchronization)
+    told = program(links, recorded)
     moment = base + np.arange(len(told))
     coupled, transfer = _coupled(joined, matched)
     if joined.host_only:
@@ -250,7 +255,7 @@ def _rank(
     if joined.host_only:
         _beside(told, joined, edges, moment, start, end, event_base)
     else:
-        found = waits(links, joined.communication)
+        found = waits(links, joined.communication, recorded)
         call = _launches(told, joined, found, edges, moment, start, event_base)
         later = np.flatnonzero(found.previous >= 0)
         _after(
@@ -529,112 +534,104 @@ def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:
 def _ordered(time: np.ndarray, owner: np.ndarray, edges: _Edges, nodes: list[RankNodes]) -> Graph:
     """Number the moments in order of time and sort the edges by where they lead."""
     source, target, weight, kind, of = edges.gathered()
-    possible = time[source] <= time[target]
+    span = time[target] - time[source]
+    possible = span >= 0
     contradicted = int((~possible).sum())
+    level, cyclic = _levels_of_ties(len(time), source, target, np.flatnonzero(span == 0))
+    if len(cyclic):
+        contradicted += len(cyclic)
+        possible[cyclic] = False
     if contradicted:
-        source, target, weight, kind, of = (
-            column[possible] for column in (source, target, weight, kind, of)
+        source, target, weight, kind, of, span = (
+            column[possible] for column in (source, target, weight, kind, of, span)
         )
-    level, cyclic = _levels_of_ties(time, source, target)
-    if cyclic.any():
-        contradicted += int(cyclic.sum())
-        keep = ~cyclic
-        source, target, weight, kind, of = (
-            column[keep] for column in (source, target, weight, kind, of)
-        )
+    # No edge may take longer than was observed.
+    np.minimum(weight, span, out=weight)
     order = np.lexsort((level, time)) if level.any() else np.argsort(time, kind="stable")
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
+    number = np.empty(len(order), dtype=np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
     time, owner = time[order], owner[order]
     source, target = number[source], number[target]
     by_target = np.argsort(target, kind="stable")
-    source, target = source[by_target], target[by_target]
-    # No edge may take longer than was observed.
-    weight = np.minimum(weight[by_target], time[target] - time[source])
+    count = np.bincount(target, minlength=len(time))
     first = np.zeros(len(time) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(target, minlength=len(time)), out=first[1:])
-    reached = np.full(len(time), np.iinfo(np.int64).min, dtype=np.int64)
-    entered = np.flatnonzero(np.diff(first) > 0)
+    np.cumsum(count, out=first[1:])
+    source, weight, kind, of = (column[by_target] for column in (source, weight, kind, of))
+    arrival = time[source] + weight
+    entered = np.flatnonzero(count)
+    lag = np.zeros(len(time), dtype=np.int64)
     if len(entered):
-        reached[entered] = np.maximum.reduceat(time[source] + weight, first[entered])
-    lag = np.where(np.diff(first) > 0, time - reached, 0)
-    lag, weight = _own_lags(lag, reached, time, source, target, weight, kind[by_target])
+        lag[entered] = time[entered] - np.maximum.reduceat(arrival, first[entered])
+    _own_lags(lag, time, arrival, first, weight, kind)
     placed = [
-        RankNodes(
-            n.joined,
-            n.matched,
-            n.program,
-            n.waits,
-            number[n.start],
-            number[n.end],
-            number[n.moment],
-            number[n.step],
-            n.call_ns,
-            n.coupled,
-            n.transfer_ns,
-            n.event_base,
-            n.interval_base,
+        replace(
+            n,
+            start=number[n.start],
+            end=number[n.end],
+            moment=number[n.moment],
+            step=number[n.step],
         )
         for n in nodes
     ]
-    free = sum(int((first[n.start + 1] == first[n.start]).sum()) for n in placed)
-    return Graph(
-        time,
-        first,
-        source.astype(np.int32),
-        weight,
-        kind[by_target].astype(np.int8),
-        of[by_target],
-        lag,
-        owner,
-        placed,
-        contradicted,
-        free,
-    )
+    free = sum(int((count[n.start] == 0).sum()) for n in placed)
+    return Graph(time, first, source, weight, kind, of, lag, owner, placed, contradicted, free)
 
 
 def _own_lags(
     lag: np.ndarray,
-    reached: np.ndarray,
     time: np.ndarray,
-    source: np.ndarray,
-    target: np.ndarray,
+    arrival: np.ndarray,
+    first: np.ndarray,
     weight: np.ndarray,
     kind: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> None:
     """Short lags become part of the edges that decided: a launch, a stream, took so much longer.
 
-    Returns:
-        The lags that are left, and the weights.
+    Where the event began within so many lengths of its launching call, its launch took longer,
+    whatever else came just before.
+
+    Args:
+        lag, weight: of moments and of edges, changed in place.
+        time: of each moment.
+        arrival: when each edge lets its moment come.
+        first: edges that enter moment v are first[v] … first[v + 1].
+        kind: of each edge.
     """
-    decided = (lag[target] > 0) & (time[source] + weight == reached[target])
-    decided &= (lag[target] <= _OWN_LAG_NS) | (kind == LAUNCH) & (
-        lag[target] <= (_CALLS - 1) * weight
-    )
-    weight = np.where(decided, weight + lag[target], weight)
-    left = lag.copy()
-    left[target[decided]] = 0
-    return left, weight
+    late = np.flatnonzero(lag > 0)
+    count = (first[1:] - first[:-1])[late]
+    of = np.repeat(late, count)
+    edge = np.arange(len(of)) + np.repeat(first[late] - np.cumsum(count) + count, count)
+    missing = time[of] - arrival[edge]
+    launched = (kind[edge] == LAUNCH) & (missing <= (_CALLS - 1) * weight[edge])
+    weight[edge[launched]] += missing[launched]
+    lag[of[launched]] = 0
+    decided = (missing == lag[of]) & (missing > 0) & (missing <= _OWN_LAG_NS)
+    of, edge = of[decided], edge[decided]
+    weight[edge] += lag[of]
+    lag[of] = 0
 
 
 _ROUNDS_MAX = 4096
 
 
 def _levels_of_ties(
-    time: np.ndarray, source: np.ndarray, target: np.ndarray
+    count: int, source: np.ndarray, target: np.ndarray, tied: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Order among moments of one time, by the edges between them; mask of edges in a circle."""
-    level = np.zeros(len(time), dtype=np.int64)
-    cyclic = np.zeros(len(source), dtype=bool)
-    tied = np.flatnonzero(time[source] == time[target])
+    """Order among moments of one time, by the edges between them; the edges that close circles.
+
+    Args:
+        count: of moments.
+        source, target: of all edges.
+        tied: edges between moments of one time.
+    """
+    level = np.zeros(count, dtype=np.int32)
     a, b = source[tied], target[tied]
     for _ in range(_ROUNDS_MAX):
         wrong = level[b] <= level[a]
         if not wrong.any():
-            return level, cyclic
+            return level, tied[:0]
         np.maximum.at(level, b[wrong], level[a[wrong]] + 1)
-    cyclic[tied[level[b] <= level[a]]] = True
-    return level, cyclic
+    return level, tied[level[b] <= level[a]]
 
 
 __all__ = ["EDGE_LABELS", "Graph", "RankNodes", "build"]

@@ -9,6 +9,7 @@ are the starts and ends of the operators, and the calls that issue collectives.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,12 +19,18 @@ from chopper.analyzers.idle import IDLE_CAUSES, Parts, host_parts
 from chopper.analyzers.links import Links, backward_thread, main_thread
 from chopper.analyzers.nesting import innermost_at
 
+if TYPE_CHECKING:
+    from chopper.analyzers.replay.recorded import Recorded
+
 STEP, SYNC_END, LAUNCH, SYNC_BEGIN, ISSUE, OP_START, OP_END = range(7)
 """Kinds of moments of a program."""
 CALL = IDLE_CAUSES.index("idle.call")
 SYNCHRONIZATION = IDLE_CAUSES.index("idle.preparation.synchronization")
+_UNTOLD = -2
 _WAKE_NS = 500_000
-"""A host that goes on so soon after a collective has ended had waited for it."""
+"""A host that goes on so soon after a collective has ended had waited for it,"""
+_WAKE_PART = 4
+"""or in such a part of the time in which it had done nothing until then."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,8 @@ class Program:
         return len(self.time_ns)
 
 
-def program(links: Links) -> Program:
-    """The program of one rank."""
+def program(links: Links, recorded: Recorded) -> Program:
+    """The program of one rank; of a wait that was recorded it is known what for."""
     on_host = bool(links.events.of("host_op", "host_collective").any())
     main = main_thread(links)
     time, kind, row, thread = _on_host(links, main) if on_host else _beside_device(links, main)
@@ -71,9 +78,9 @@ def program(links: Links) -> Program:
     waits_for = np.full(len(time), -1, dtype=np.int64)
     waits_for_all = np.zeros(len(time), dtype=bool)
     if on_host:
-        _wait_for_collectives(links, main, time, inside, wait_begin, wait_end, waits_for)
+        _wait_for_collectives(links, main, kind, time, inside, wait_begin, wait_end, waits_for)
     else:
-        _synchronize(links, kind, row, wait_begin, wait_end, waits_for, waits_for_all)
+        _synchronize(links, recorded, kind, row, wait_begin, wait_end, waits_for, waits_for_all)
     wait_begin = np.clip(wait_begin, begin, time)
     wait_end = np.clip(wait_end, wait_begin, time)
     work = (wait_begin - begin) + (time - wait_end)
@@ -139,6 +146,7 @@ def blocking_copies(links: Links) -> np.ndarray:
 
 def _synchronize(
     links: Links,
+    recorded: Recorded,
     kind: np.ndarray,
     row: np.ndarray,
     wait_begin: np.ndarray,
@@ -149,7 +157,7 @@ def _synchronize(
     """What each synchronization waited for, and how long.
 
     A blocking copy waits for itself. A device is waited for as a whole. A stream, or an event, is
-    the one whose work, launched before, was last to end before the call returned; where the call
+    what the trace says, else the one whose work, launched before, was last to end before the call returned; where the call
     did not wait, it is the last launch that had ended.
     """
     host, events = links.host, links.events
@@ -177,6 +185,13 @@ def _synchronize(
     idle = (latest >= 0) & (events.end_ns[latest] <= begin)
     is_event = host.named(lambda n: "EventSynchronize" in n)[calls]
     found = np.where(waited, ended, np.where(idle & ~is_event, latest, -1))
+    told = np.full(len(host), _UNTOLD)
+    told[recorded.call] = recorded.awaited
+    known = told[calls]
+    if len(events):
+        in_time = events.end_ns[np.maximum(known, 0)] <= end
+        known = np.where((known < 0) | in_time, known, _UNTOLD)
+    found = np.where(known == _UNTOLD, found, known)
     found = np.where(target >= 0, target, found)
     waits_for[at] = found
     known = found >= 0
@@ -221,9 +236,7 @@ def _on_host(links: Links, main: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def issuing_calls(links: Links) -> np.ndarray:
     """Rows of the host calls that issue collectives, outermost, in time order."""
     host = links.host
-    calls = host.named(
-        lambda n: n.startswith(("c10d::", "_c10d_functional::")) and not names.is_barrier(n)
-    )
+    calls = host.named(_issues)
     above = host.nesting.nearest(calls)[host.nesting.parent]
     return np.flatnonzero(calls & ((host.nesting.parent < 0) | (above < 0)))
 
@@ -231,6 +244,7 @@ def issuing_calls(links: Links) -> np.ndarray:
 def _wait_for_collectives(
     links: Links,
     main: int,
+    kind: np.ndarray,
     time: np.ndarray,
     inside: np.ndarray,
     wait_begin: np.ndarray,
@@ -239,8 +253,8 @@ def _wait_for_collectives(
 ) -> None:
     """Without a device the host waits for collectives itself, and no trace says when.
 
-    It waited where a collective ended while it did nothing that was recorded, and went on soon
-    after.
+    It waited where a collective ended while it did nothing that was recorded, if it had run nothing
+    since it issued that collective, or else went on soon after.
     """
     events = links.events
     rows = np.flatnonzero(events.of("host_collective"))
@@ -259,12 +273,31 @@ def _wait_for_collectives(
     after = np.where(segment + 1 < len(times), times[np.minimum(segment + 1, len(times) - 1)], end)
     span = innermost_at(acts, np.full(len(end), main), end)
     computing = links.host.of("cpu_op")[span] & ~links.host.named(_is_region)[span]
-    ok &= ~inside[at] & (after - end <= _WAKE_NS) & ~((span >= 0) & computing)
+    soon = after - end <= np.maximum(_WAKE_NS, (end - began) // _WAKE_PART)
+    soon |= _at_once(links, main, kind, time, rows)
+    ok &= ~inside[at] & soon & ~((span >= 0) & computing)
     # Of several that end in one interval the last one decided.
     at, rows, began, end = at[ok], rows[ok], began[ok], end[ok]
     waits_for[at] = rows
     wait_begin[at] = began
     wait_end[at] = end
+
+
+def _at_once(
+    links: Links, main: int, kind: np.ndarray, time: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """Whether the program ran no operator from issuing each collective (a row) to its end."""
+    host, events = links.host, links.events
+    issued = host.start_ns[host.named(_issues) & (host.nesting.thread == main)]
+    last = np.searchsorted(issued, events.start_ns[rows], side="right") - 1
+    started = time[kind == OP_START]
+    since = np.searchsorted(started, issued[np.maximum(last, 0)] if len(issued) else 0)
+    found: np.ndarray = (last >= 0) & (since == np.searchsorted(started, events.end_ns[rows]))
+    return found
+
+
+def _issues(name: str) -> bool:
+    return name.startswith(("c10d::", "_c10d_functional::"))
 
 
 def _is_region(name: str) -> bool:
@@ -280,14 +313,16 @@ def _parts(
 ) -> Parts:
     """Host work before and after the waiting of each interval, by cause; calls that launch apart."""
     begin, wait_begin, wait_end, end = bounds
-    both = np.concatenate([np.arange(len(begin))] * 2)
-    start = np.concatenate([begin, wait_end])
-    stop = np.concatenate([wait_begin, end])
-    keep = np.flatnonzero((stop > start) & ~inside[both])
-    keep = keep[np.argsort(both[keep], kind="stable")]
-    owner = both[keep]
+    before = np.flatnonzero((wait_begin > begin) & ~inside)
+    after = np.flatnonzero((end > wait_end) & ~inside)
+    owner = np.concatenate([before, after])
+    start = np.concatenate([begin[before], wait_end[after]])
+    stop = np.concatenate([wait_begin[before], end[after]])
+    if len(after):
+        order = np.argsort(owner, kind="stable")
+        owner, start, stop = owner[order], start[order], stop[order]
     known = np.where(thread[owner] < 0, main, thread[owner])
-    found = host_parts(links, main, known, start[keep], stop[keep])
+    found = host_parts(links, main, known, start, stop)
     cause = found.cause
     launching = np.zeros(len(links.host) + 1, dtype=bool)
     if not links.events.of("host_op", "host_collective").any():

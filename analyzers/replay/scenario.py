@@ -25,6 +25,12 @@ class Base:
         self.time_ns, self.decided = solve(graph, graph.weight_ns, graph.lag_ns)
 
     @cached_property
+    def outcome(self) -> Outcome:
+        """The graph solved as it is."""
+        graph = self.graph
+        return Outcome(Scenario(self), self.time_ns, self.decided, graph.weight_ns, graph.lag_ns)
+
+    @cached_property
     def target(self) -> np.ndarray:
         """Moment that each edge leads to."""
         return self.graph.target

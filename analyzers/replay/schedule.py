@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
+from chopper.analyzers.replay.core_waits import core_waits
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES
 
@@ -55,7 +56,7 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
 
     Returns:
         ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and, where
-        it was sampled, ``device_clock``.
+        they were sampled, ``device_clock`` and ``core_wait``.
     """
     node = outcome.scenario.ranks[place]
     given = node.joined.given
@@ -74,6 +75,9 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     }
     if given.device_clock is not None and given.device_clock.num_rows:
         found["device_clock"] = _clocks(given.device_clock, _device_warp(outcome, place))
+    waits = core_waits(outcome, place)
+    if waits is not None:
+        found["core_wait"] = waits
     return found
 
 

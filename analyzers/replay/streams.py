@@ -1,7 +1,7 @@
 """What device events of one rank wait for beside their launch: their stream, and other streams.
 
 A stream runs in order. It waits for another one after a call for an event (cudaStreamWaitEvent),
-which belongs to the launch that follows it; the trace does not say which event, so it is taken to
+which belongs to the launch that follows it. Where the trace does not say which event, it is taken to
 be the last one that had been launched on each other stream before the call, as far as that had
 ended in time. Where no call tells, an event that begins right when another stream's ends waits for
 it.
@@ -20,6 +20,7 @@ from chopper.analyzers.links import COMMUNICATION, PHASES, Links
 
 if TYPE_CHECKING:
     from chopper.analyzers.collectives import Communication
+    from chopper.analyzers.replay.recorded import Recorded
 
 _RIGHT_AFTER_NS = 50_000
 """An event that begins so soon after another stream's has ended may have waited for it."""
@@ -49,7 +50,7 @@ class Waits:
     launch_ns: int
 
 
-def waits(links: Links, communication: Communication) -> Waits:
+def waits(links: Links, communication: Communication, recorded: Recorded) -> Waits:
     """What the events of one rank wait for."""
     events = links.events
     previous = previous_on_stream(links)
@@ -62,12 +63,12 @@ def waits(links: Links, communication: Communication) -> Waits:
     stream_ns = int(np.median(gap)) if len(gap) else 0
     idle = launched & (free <= links.launch_ns)
     beyond = start[idle] - links.returned_ns[idle]
-    beyond = beyond[beyond <= _RIGHT_AFTER_NS]
+    beyond = beyond[np.abs(beyond) <= _RIGHT_AFTER_NS]
     launch_ns = int(np.median(beyond)) if len(beyond) else 0
-    told_source, told_target = _told(links, communication, previous)
+    told_source, told_target = _told(links, communication, previous, recorded.asked)
     seen_source, seen_target = _seen(links, free, stream_ns, launch_ns)
-    source = np.concatenate([told_source, seen_source])
-    target = np.concatenate([told_target, seen_target])
+    source = np.concatenate([recorded.source, told_source, seen_source])
+    target = np.concatenate([recorded.target, told_target, seen_target])
     _, first = np.unique(source * len(events) + target, return_index=True)
     source, target = source[first], target[first]
     delay = start[target] - end[source]
@@ -115,13 +116,15 @@ def _seen(
 
 
 def _told(
-    links: Links, communication: Communication, previous: np.ndarray
+    links: Links, communication: Communication, previous: np.ndarray, recorded: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Waits that follow from calls for events."""
+    """Waits that follow from calls for events, but for those whose event was recorded."""
     host, events = links.host, links.events
     nothing = np.zeros(0, np.int64)
     asks = host.of("runtime", "driver") & host.named(names.is_event_wait) if len(host) else nothing
     launched = np.flatnonzero(links.has_launch)
+    if len(recorded):
+        asks[recorded] = False
     if not asks.any() or not len(launched):
         return nothing, nothing
     asked = host.start_ns[asks]

@@ -55,7 +55,7 @@ class Replay:
         traces.check_launches(source, usable)
         self.attribution = attribution
         self.base: Base = Base(build([(j, matched.get(j.given.rank)) for j in usable]))
-        self.unmodified: Outcome = Scenario(self.base).solve()
+        self.unmodified: Outcome = self.base.outcome
         ranks = attribution.pieces["rank"].to_numpy()
         alone = len(attribution.ranks) == 1
         self.facts: list[RankFacts] = [

@@ -184,6 +184,27 @@ KERNEL_COUNTER = Table(
     ),
 )
 
+SYNCHRONIZATION = Table(
+    "synchronization",
+    1,
+    "What host threads and streams waited for, where the trace says it (CUDA's cuda_sync records). "
+    "Sorted by start, then longest first.",
+    (
+        _START,
+        _DUR,
+        Column(
+            name="name",
+            type="string",
+            doc="Stream Wait Event, Event Sync, Stream Sync or Context Sync.",
+        ),
+        Column(name="device_id", type="int32", doc="Device ordinal."),
+        _id("stream_id", "Stream that waits, or that is waited for as a whole."),
+        _id("correlation_id", "Joins to the runtime call that asked for it."),
+        _id("event_stream_id", "Stream whose event is waited for."),
+        _id("event_correlation_id", "Joins to the runtime call that recorded that event."),
+    ),
+)
+
 LAYER_SEQUENCE = Table(
     "layer_sequence",
     1,
@@ -215,5 +236,6 @@ TRACE_TABLES = (
     MEMORY_EVENT,
     COUNTER,
     KERNEL_COUNTER,
+    SYNCHRONIZATION,
     LAYER_SEQUENCE,
 )

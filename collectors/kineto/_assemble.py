@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper._arrow import to_arrow as from_list
-from chopper.collectors._arrays import to_arrow, to_numpy
+from chopper.collectors._arrays import NO_VALUE, to_arrow, to_numpy
 from chopper.collectors.kineto._columns import integer, text_of
 from chopper.collectors.kineto._processes import Part, main_and_others, parts_of_file
 from chopper.collectors.kineto._reader import FileReader
@@ -182,6 +182,9 @@ def _timelines(
                 tables={
                     **shared,
                     "device_event": device_table,
+                    "synchronization": TABLES["synchronization"].empty()
+                    if device_id is None or ranks_in_file > 1
+                    else _synchronization(reader, base_ns, device_id),
                     "collective": _collectives(reader, host_rows, device_rows),
                 },
                 devices=_devices(reader.header),
@@ -354,6 +357,14 @@ def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
         picked = columns[f.name][order]
         arrays.append(numbers(picked + base_ns if f.name == "time_ns" else picked, f.type))
     return pa.Table.from_arrays(arrays, schema=declared.arrow)
+
+
+def _synchronization(reader: FileReader, base_ns: int, device_id: int | None) -> pa.Table:
+    """Records of one device; ids below zero say that there is none."""
+    columns = dict(reader.synchronization.columns)
+    for name in ("stream_id", "event_stream_id", "event_correlation_id"):
+        columns[name] = np.where(columns[name] < 0, NO_VALUE, columns[name])
+    return sorted_table("synchronization", columns, columns["device_id"] == device_id, base_ns)[0]
 
 
 def _counters(reader: FileReader, base_ns: int) -> pa.Table:

@@ -634,6 +634,48 @@ class DeviceBuilder(_TimedBuilder):
         return _in_file_order(columns, self.collectives, self.places)
 
 
+class SynchronizationBuilder(_TimedBuilder):
+    """What was waited for, under construction."""
+
+    def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
+        super().__init__(counts, base_ns, ns_threshold)
+        self.name = _Strings()
+        self.device: list[np.ndarray] = []
+        self.stream: list[np.ndarray] = []
+        self.ints: dict[str, list[np.ndarray]] = {
+            name: [] for name in ("correlation_id", "event_stream_id", "event_correlation_id")
+        }
+
+    def add(
+        self, group: list[Event], stamps: list[ExactTimes] | None, ids: Ids, places: np.ndarray
+    ) -> None:
+        """Append records."""
+        group = self._times(group, stamps, places)
+        args = [e.args or NO_ARGS for e in group]
+        self.name.add([e.name for e in group])
+        device = _ints([a.device for a in args])
+        pid = np.array([ids[e.pid] for e in group], dtype=np.int64)
+        device = np.where(device == NO_VALUE, pid, device)
+        self.device.append(np.where(np.abs(device) < 1 << 31, device, -1))
+        stream = _ints([a.stream for a in args])
+        tid = np.array([ids[e.tid] for e in group], dtype=np.int64)
+        self.stream.append(np.where(stream == NO_VALUE, tid, stream))
+        self.ints["correlation_id"].append(_ints([a.correlation for a in args]))
+        self.ints["event_stream_id"].append(_ints([a.event_stream for a in args]))
+        self.ints["event_correlation_id"].append(_ints([a.event_correlation for a in args]))
+
+    def rows(self) -> Rows:
+        """All of them."""
+        columns = {
+            **self._base(),
+            "device_id": _concat(self.device),
+            "stream_id": _concat(self.stream),
+            "name": self.name.finish(),
+            **{name: _concat(parts) for name, parts in self.ints.items()},
+        }
+        return _in_file_order(columns, [], self.places)
+
+
 class CounterBuilder(_TimedBuilder):
     """Counter samples under construction."""
 

@@ -30,6 +30,10 @@ class Args(msgspec.Struct, gc=False):
     stream: Number = None
     bytes: Number = None
     size: Number = None
+    event_stream: Number = msgspec.field(default=None, name="wait_on_stream")
+    event_correlation: Number = msgspec.field(
+        default=None, name="wait_on_cuda_event_record_corr_id"
+    )
     grid: msgspec.Raw = NOTHING
     block: msgspec.Raw = NOTHING
     registers: Number = msgspec.field(default=None, name="registers per thread")
@@ -142,10 +146,11 @@ DEVICE_CATEGORIES = {
 }
 """Kineto's categories → `device_event.kind`; mtia rows are told apart by their names."""
 
+SYNCHRONIZATION_CATEGORY = "cuda_sync"
+
 SKIPPED_CATEGORIES = frozenset(
     (
         "gpu_user_annotation",
-        "cuda_sync",
         "cuda_event",
         "cuda_profiler_range",
         "Trace",

@@ -37,6 +37,7 @@ from chopper.collectors.kineto._events import (
     HOST_CATEGORIES,
     MEMORY_NAME,
     SKIPPED_CATEGORIES,
+    SYNCHRONIZATION_CATEGORY,
     Args,
     CounterEvent,
     Event,
@@ -76,7 +77,7 @@ _ARGS = tuple(
 _NUMBER_OF = {key: i for i, key in enumerate(_FIELDS)}
 
 # What the rows of each group keep: integers, then texts.
-_HOST, _DEVICE, _MEMORY = range(3)
+_HOST, _DEVICE, _MEMORY, _SYNCHRONIZATION = range(4)
 _HOST_INTS = ("correlation", "External id", "Sequence number", "Fwd thread id")
 _HOST_TEXTS = ("Input Dims", "Input dims", "Input type", "Concrete Inputs")
 _DEVICE_INTS = (
@@ -100,12 +101,20 @@ _MEMORY_INTS = (
     "Total Allocated",
     "Total Reserved",
 )
+_SYNCHRONIZATION_INTS = (
+    "device",
+    "stream",
+    "correlation",
+    "wait_on_stream",
+    "wait_on_cuda_event_record_corr_id",
+)
 _GROUPS = tuple(
     (tuple(_NUMBER_OF[k] for k in ints), tuple(_NUMBER_OF[k] for k in texts))
     for ints, texts in (
         (_HOST_INTS, _HOST_TEXTS),
         (_DEVICE_INTS, _DEVICE_TEXTS),
         (_MEMORY_INTS, ()),
+        (_SYNCHRONIZATION_INTS, ()),
     )
 )
 _HOST_KINDS = sorted(set(HOST_CATEGORIES.values()))
@@ -124,6 +133,7 @@ _CATEGORIES = (
         for category, kind in DEVICE_CATEGORIES.items()
         if category not in _ELSEWHERE
     ),
+    (SYNCHRONIZATION_CATEGORY.encode(), _SYNCHRONIZATION, 0, False),
     *((category.encode(), _SKIPPED, 0, False) for category in sorted(SKIPPED_CATEGORIES)),
     *((category.encode(), _REFUSED, 0, False) for category in sorted(_ELSEWHERE)),
 )
@@ -151,6 +161,7 @@ class Scanned:
     host: Rows
     device: Rows
     memory: dict[str, Any]
+    synchronization: Rows
     counters: tuple[np.ndarray, list[tuple[str, str, float | None]]]
     counts: Counts
     ids: Ids
@@ -277,6 +288,7 @@ class _Conversion:
             host=self._host(groups[_HOST]),
             device=self._device(groups[_DEVICE]),
             memory=self._memory(groups[_MEMORY]),
+            synchronization=self._synchronization(groups[_SYNCHRONIZATION]),
             counters=self._counters(counters),
             counts=self.counts,
             ids=self.ids,
@@ -378,6 +390,25 @@ class _Conversion:
                 "occupancy_ratio": self._numbers(occupancy) / 100,
             },
             rows.marked,
+            rows.place,
+        )
+
+    def _synchronization(self, columns: Columns) -> Rows:
+        rows, own = self._rows(_SYNCHRONIZATION, columns)
+        device, stream, correlation, event_stream, event_correlation = own
+        device = np.where(device == NO_VALUE, rows.pid, device)
+        return Rows(
+            {
+                "start_ns": rows.start,
+                "dur_ns": rows.dur,
+                "device_id": np.where(np.abs(device) < 1 << 31, device, -1),
+                "stream_id": np.where(stream == NO_VALUE, rows.tid, stream),
+                "name": (rows.name, self.names),
+                "correlation_id": correlation,
+                "event_stream_id": event_stream,
+                "event_correlation_id": event_correlation,
+            },
+            [],
             rows.place,
         )
 

@@ -18,6 +18,7 @@ from chopper.collectors.kineto._columns import (
     Ids,
     MemoryBuilder,
     Names,
+    SynchronizationBuilder,
     base_of,
     note_name,
     threshold_of,
@@ -28,6 +29,7 @@ from chopper.collectors.kineto._events import (
     MEMORY_NAME,
     NOTHING,
     SKIPPED_CATEGORIES,
+    SYNCHRONIZATION_CATEGORY,
     CounterEvent,
     Document,
     Event,
@@ -62,6 +64,7 @@ class FileReader:
         header: what the file says about itself.
         host, device: spans and device events, in the order of the file.
         memory: columns of the allocator's instants.
+        synchronization: what was waited for, in the order of the file.
         counters: times, and (track, name, value) of each sample.
         ids: process and thread ids that were recorded as words.
         names: of processes and threads.
@@ -82,6 +85,7 @@ class FileReader:
             self.header = scanned.header
             self.host, self.device = scanned.host, scanned.device
             self.memory, self.counters = scanned.memory, scanned.counters
+            self.synchronization = scanned.synchronization
             self.counts, self.ids = scanned.counts, scanned.ids
             self.names, self.unknown = scanned.names, scanned.unknown
         else:
@@ -108,6 +112,7 @@ class FileReader:
                 continue
         self.host, self.device = self._host.rows(), self._device.rows()
         self.memory, self.counters = self._memory.finish(), self._counters.finish()
+        self.synchronization = self._synchronization.rows()
 
     def _start(self, header: Header) -> None:
         """Begin with empty builders, whatever an earlier attempt left."""
@@ -121,6 +126,7 @@ class FileReader:
         self._host = HostBuilder(*how)
         self._device = DeviceBuilder(*how)
         self._memory = MemoryBuilder(*how)
+        self._synchronization = SynchronizationBuilder(*how)
         self._counters = CounterBuilder(*how)
 
     def _read_chunks(self, text: bytes) -> bool:
@@ -209,7 +215,10 @@ class FileReader:
             else:
                 continue
             if (type(event.pid) is str or type(event.tid) is str) and (
-                ph != "X" or key in HOST_CATEGORIES or key in DEVICE_CATEGORIES
+                ph != "X"
+                or key in HOST_CATEGORIES
+                or key in DEVICE_CATEGORIES
+                or key == SYNCHRONIZATION_CATEGORY
             ):
                 # Words are numbered in their order in the file, whoever has them.
                 _ = ids[event.pid], ids[event.tid]
@@ -235,6 +244,8 @@ class FileReader:
                 self._host.add(group, HOST_CATEGORIES[category], stamps, ids, places)
             elif category in DEVICE_CATEGORIES:
                 self._device.add(group, DEVICE_CATEGORIES[category], stamps, ids, places)
+            elif category == SYNCHRONIZATION_CATEGORY:
+                self._synchronization.add(group, stamps, ids, places)
             elif category == MEMORY_NAME:
                 self._memory.add(group, stamps, ids)
             elif category is None:

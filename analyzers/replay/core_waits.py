@@ -1,0 +1,100 @@
+"""Waits for a core in a replayed schedule: what a thread still does keeps its share of them.
+
+The kernel counts for how long a thread of a step waited for a core, not when, so the attribution
+takes it evenly out of what the thread did. Where the thread does less, it waits so much less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.core_wait import wait_of_steps
+from chopper.analyzers.columns import ints
+from chopper.analyzers.idle import IDLE_CAUSES
+from chopper.analyzers.replay.program import OP_START, STEP
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from chopper.analyzers.replay.scenario import Outcome
+
+_ASLEEP = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("data", "collective_wait")]
+"""Work of the host that may be sleep."""
+
+
+def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
+    """The CORE_WAIT of a rank without a device; None where nothing is known of it."""
+    node = outcome.scenario.ranks[place]
+    given, windows = node.joined.given, node.joined.windows
+    wait, sleep = wait_of_steps(given.core_wait, windows.numbers)
+    if not node.joined.host_only or not wait.any():
+        return None
+    before, after = _work(outcome, place)
+    length = np.diff(windows.bounds_ns), np.diff(outcome.windows(place))
+    kept = after / np.maximum(before, 1)
+    left = np.rint(wait * np.minimum(kept, 1.0)).astype(np.int64)
+    # What is gone of a step and was no work was sleep.
+    gone = np.rint(length[0] - length[1] - (before - after)).astype(np.int64)
+    slept = np.where(sleep < 0, -1, np.clip(sleep - gone, 0, np.maximum(length[1] - left, 0)))
+    return _table(windows.numbers, length[1], left, slept)
+
+
+def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the thread of the steps did in each window, observed and replayed, in nanoseconds."""
+    scenario = outcome.scenario
+    node = scenario.ranks[place]
+    program, windows = node.program, node.joined.windows
+    step = node.joined.given.step
+    steps = ints(step.filter(step["traced"]), "number")
+    began = np.cumsum(program.kind == STEP) - 1
+    number = np.where(began >= 0, steps[np.minimum(np.maximum(began, 0), len(steps) - 1)], -1)
+    order = np.argsort(windows.numbers, kind="stable")
+    at = np.searchsorted(windows.numbers[order], number)
+    at = order[np.minimum(at, len(order) - 1)]
+    window = np.where(windows.numbers[at] == number, at, len(windows))
+    parts = program.parts
+    length = (parts.end_ns - parts.start_ns) * ~np.isin(parts.cause, _ASLEEP)
+    ran = np.flatnonzero(program.kind == OP_START)
+    event = program.row[ran]
+    run = node.joined.links.events.dur_ns[event], scenario.durations(place)[event]
+    kept = ~scenario.removed_parts(place)
+
+    def total(of_parts: np.ndarray, of_events: np.ndarray) -> np.ndarray:
+        of = np.concatenate([window[parts.owner], window[ran]])
+        time = np.concatenate([of_parts, of_events])
+        return np.bincount(of, weights=time, minlength=len(windows) + 1)[: len(windows)]
+
+    return total(length, run[0]), total(length * kept, run[1])
+
+
+def _table(
+    numbers: np.ndarray, length_ns: np.ndarray, wait_ns: np.ndarray, sleep_ns: np.ndarray
+) -> pa.Table:
+    """Readings that give these waits and sleeps back; steps with gaps between them stand apart."""
+    rows: list[tuple[int, int | None, int, int]] = []
+    time = delay = ran = 0
+    previous: int | None = None
+    for number, length, wait, sleep in zip(
+        numbers.tolist(), length_ns.tolist(), wait_ns.tolist(), sleep_ns.tolist(), strict=True
+    ):
+        if previous is None or number != previous + 1:
+            rows.append((time, number - 1 if number else None, delay, ran))
+        time, delay, ran = time + length, delay + wait, ran + length - wait - max(sleep, 0)
+        rows.append((time, number, delay, ran))
+        previous = number
+    declared = TABLES["core_wait"]
+    known = (sleep_ns >= 0).all()
+    values = {
+        "time_ns": [r[0] for r in rows],
+        "span_ns": [0] * len(rows),
+        "tid": [0] * len(rows),
+        "step": [r[1] for r in rows],
+        "run_delay_ns": [r[2] for r in rows],
+        "run_ns": [r[3] if known else None for r in rows],
+    }
+    return pa.table({f.name: pa.array(values[f.name], f.type) for f in declared.arrow})
+
+
+__all__ = ["core_waits"]
