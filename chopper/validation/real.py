@@ -216,7 +216,7 @@ def _record_and_score(
     ):
         job = Job(directory=directory, plans=plans, linked=linked)
         steps = sum(len(plan.levels()) for plan in plans)
-        with _others() as others:
+        with others_while() as others:
             ranks.run(job, timeout_s=_START_LIMIT_S + steps * _STEP_LIMIT_S)
         for plan in plans:
             truths = read_truths(Path(directory), plan.injection)
@@ -254,7 +254,8 @@ class _Others:
 
 
 @contextlib.contextmanager
-def _others() -> Iterator[_Others]:
+def others_while() -> Iterator[_Others]:
+    """What programs other than this one and its children use while the block runs."""
     import psutil
 
     def used() -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Predictions of the replay against the model: what a fix was said to give, and what it gave.
+"""Predictions of the replay against truths: what a fix was said to give, and what it gave.
 
 Each case runs the model with an injection, replays the recording with the injection's cause taken
 away, and compares the predicted step time with that of the model run again without it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from chopper.validation.model.plan import Plan
 
 SYNTHETIC_BAR, REAL_BAR = 0.02, 0.05
-_START_LIMIT_S, _STEP_LIMIT_S = 120.0, 5.0
 _KNOBS = {
     "data": "idle.preparation.data",
     "data_collection": "idle.preparation.gc",
@@ -59,6 +58,10 @@ class Prediction(msgspec.Struct, kw_only=True, frozen=True):
     bar_ratio: float
     refused: str | None = None
     """Why the change could not be predicted: the attribution did not measure its factor."""
+    ci95_ratio: tuple[float, float] | None = None
+    """Interval of ``error_ratio``, where the truth is a measurement."""
+    pairs_count: int | None = None
+    """How often it was measured."""
 
     @property
     def error_ratio(self) -> float:
@@ -69,6 +72,17 @@ class Prediction(msgspec.Struct, kw_only=True, frozen=True):
     def ok(self) -> bool:
         """Within the bar, or refused with the reason."""
         return self.refused is not None or abs(self.error_ratio) <= self.bar_ratio
+
+    @property
+    def verdict(self) -> str:
+        """In words: an error beyond the bar may be chance while its interval reaches the bar."""
+        if self.refused is not None:
+            return f"not measured: {self.refused}"
+        if self.ok:
+            return "within the bar"
+        low, high = self.ci95_ratio or (self.error_ratio, self.error_ratio)
+        reaches = low <= self.bar_ratio and high >= -self.bar_ratio
+        return "not shown: the interval reaches the bar" if reaches else "outside the bar"
 
 
 def synthetic_cases(
@@ -136,7 +150,7 @@ def _case(
         change=described(change),
         observed_ns=found.observed_step_ns,
         predicted_ns=found.predicted_step_ns,
-        truth_ns=_mean(after.step_time_ns()),
+        truth_ns=mean(after.step_time_ns()),
         bar_ratio=SYNTHETIC_BAR,
         refused=refusals.get(factor) if factor else None,
     )
@@ -151,106 +165,8 @@ def described(change: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Real:
-    """One injection into real training.
-
-    Attributes:
-        amounts: the level that is taken away; and, where that is not nothing, what is left.
-        change: what takes it away.
-        linked: the ranks are joined by a link that can be shaped.
-    """
-
-    amounts: tuple[float, ...]
-    change: dict[str, Any]
-    linked: bool = False
-
-
-_REAL: dict[str, _Real] = {
-    "slow_dataset": _Real((0.03,), {"fix": "data"}),
-    "slow_rank": _Real((0.05,), {"fix": "straggler"}),
-    "item": _Real((10_000,), {"without": "item"}),
-    # Half the rate against twice as much.
-    "slow_link": _Real((5e7, 1e8), {"link": "x2"}, linked=True),
-}
-
-
-def real_cases(
-    *, names: Sequence[str] | None = None, pairs_count: int = 12, seed: int = 0
-) -> Iterator[Prediction]:
-    """Injections into real training of two ranks on this machine, each taken away again.
-
-    Every step with an injection has a neighbour without it in the same recording. The predicted
-    times of the ones are compared with the measured times of the others: means without the fifth
-    at either end.
-
-    Raises:
-        CaptureError: the training failed.
-    """
-    for name, real in _REAL.items():
-        if names is None or name in names:
-            yield _real_case(name, real, pairs_count, seed)
-
-
-def _real_case(name: str, real: _Real, pairs_count: int, seed: int) -> Prediction:
-    from chopper import api
-    from chopper.run import finalize
-    from chopper.validation.injections import plan as planned
-    from chopper.validation.injections import ranks
-    from chopper.validation.real import read_truths
-    from chopper.workloads import link
-
-    def case(found: tuple[float, float, float], refused: str | None) -> Prediction:
-        observed, predicted, truth = found
-        return Prediction(
-            suite="real",
-            name=name,
-            magnitude=f"{real.amounts[0]:g}",
-            flavour="cpu",
-            change=described(real.change),
-            observed_ns=observed,
-            predicted_ns=predicted,
-            truth_ns=truth,
-            bar_ratio=REAL_BAR,
-            refused=refused,
-        )
-
-    if real.linked and (missing := link.unavailable()):
-        return case((0.0, 0.0, 0.0), missing)
-    plan = planned.Plan(injection=name, amounts=real.amounts, pairs_count=pairs_count, seed=seed)
-    with (
-        ranks.ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="chopper-validate-") as directory,
-    ):
-        job = planned.Job(directory=directory, plans=(plan,), linked=real.linked)
-        ranks.run(job, timeout_s=_START_LIMIT_S + len(plan.levels()) * _STEP_LIMIT_S)
-        skipped = next((t.skipped for t in read_truths(Path(directory), name) if t.skipped), None)
-        if skipped:
-            return case((0.0, 0.0, 0.0), skipped)
-        path = Path(directory) / name
-        finalize(path)
-        found = api.whatif(path, **real.change)
-    injected = [step for level, step, _ in plan.pairs() if level == 0]
-    left = [
-        without if len(real.amounts) == 1 else step
-        for level, step, without in plan.pairs()
-        if level == len(real.amounts) - 1
-    ]
-    times = (
-        _trimmed([found.steps[step][0] for step in injected]),
-        _trimmed([found.steps[step][1] for step in injected]),
-        _trimmed([found.steps[step][0] for step in left]),
-    )
-    return case(times, None)
-
-
-def _trimmed(values: Sequence[float]) -> float:
-    """Mean without the fifth at either end."""
-    out = len(values) // 5
-    return _mean(sorted(values)[out : len(values) - out])
-
-
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """Mean; 0 of none."""
     return sum(values) / max(len(values), 1)
 
 
@@ -284,6 +200,27 @@ def table(cases: Sequence[Prediction]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(cases: Sequence[Prediction]) -> str:
+    """Cases whose truth was measured, with the interval of the error and the verdict, in Markdown."""
+    lines = [
+        "| removed | how | pairs | observed | predicted | measured | error | 95 % interval | verdict |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for case in cases:
+        times = [case.observed_ns, case.predicted_ns, case.truth_ns]
+        shown = ["–" if case.refused else f"{time / 1e6:.1f} ms" for time in times]
+        error = "–" if case.refused else f"{case.error_ratio:+.1%}"
+        interval = (
+            f"{case.ci95_ratio[0]:+.1%} … {case.ci95_ratio[1]:+.1%}" if case.ci95_ratio else "–"
+        )
+        lines.append(
+            f"| {case.name.replace('_', ' ')}, {case.magnitude} | `{case.change}` | "
+            f"{case.pairs_count or '–'} | {' | '.join(shown)} | {error} | {interval} | "
+            f"{case.verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def summary(cases: Sequence[Prediction]) -> str:
     """One row for each injection: its last case, and the worst error of all of them, in Markdown."""
     lines = [
@@ -305,4 +242,4 @@ def summary(cases: Sequence[Prediction]) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["Prediction", "described", "real_cases", "summary", "synthetic_cases", "table"]
+__all__ = ["Prediction", "described", "mean", "measured", "summary", "synthetic_cases", "table"]

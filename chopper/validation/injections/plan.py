@@ -10,6 +10,8 @@ BASELINE = -1
 """Level of a step into which nothing is injected."""
 ARRIVAL = "arrival"
 """Measurement: when a rank came to the collective, in a clock that the ranks share."""
+MEETING = "meeting"
+"""Measurement: when a rank came to the barrier before it, in the same clock."""
 WARM_UP_STEPS = 3
 """Run before the first recorded step: lazy set-up, first allocations, the loader's start."""
 
@@ -28,6 +30,8 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     pairs_count: int
     """Pairs of steps per level."""
     seed: int = 0
+    scale: int = 1
+    """How many times longer the sequences are than the injector's."""
 
     def levels(self) -> list[int]:
         """Level of each step from 0, warm-up included; BASELINE for none."""

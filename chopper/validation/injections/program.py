@@ -29,6 +29,7 @@ import msgspec
 from chopper.validation.injections.plan import (
     ARRIVAL,
     BASELINE,
+    MEETING,
     WARM_UP_STEPS,
     Job,
     Plan,
@@ -80,6 +81,7 @@ class Injector:
         self.rank = rank
         self.job = job
         self.levels = plan.levels()
+        self.sequence = type(self).sequence * plan.scale
         self.step = 0
         self.truth = Truth()
 
@@ -232,6 +234,7 @@ class _SlowRank(Injector):
     def before_reduce(self) -> None:
         import torch.distributed as dist
 
+        self.add(MEETING, time.perf_counter_ns())
         dist.barrier()  # both ranks begin here, so the other one waits for nearly all of it
         with self.clock():
             if self.rank == 1 and self.amount:
