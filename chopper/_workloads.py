@@ -21,7 +21,7 @@ from chopper.errors import ChopperError, UsageError
 
 if TYPE_CHECKING:
     from chopper._launch import Output
-    from chopper.experiment import Experiment, Headline
+    from chopper.experiment import Exhibit, Experiment, Headline
 
 
 class WorkloadUnavailable(ChopperError):
@@ -40,6 +40,8 @@ class Variant:
     """Run instead of the workload's own."""
     needs_gpu: bool = False
     """Left out, with a note, on machines without."""
+    default: bool = True
+    """Runs when no variants are named; ``--variants all`` runs the others, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,14 @@ def headlines_of(name: str) -> Callable[[Experiment], tuple[Headline, ...]] | No
     return found
 
 
+def exhibits_of(name: str) -> Callable[[Experiment], tuple[Exhibit, ...]] | None:
+    """What draws a workload's own tables from its experiment; None where it has none."""
+    from chopper.workloads import headlines
+
+    found: Callable[[Experiment], tuple[Exhibit, ...]] | None = headlines.EXHIBITS.get(name)
+    return found
+
+
 def find(name: str) -> Workload:
     """Look a workload up by name.
 
@@ -421,7 +431,7 @@ class Launch:
         changed = any(declared[k] != v for k, v in self.options.items() if k in declared)
         if changed or self.ranks != workload.ranks or self.device != "cpu":
             return None
-        of_all = sum(not v.needs_gpu for v in workload.variants) or 1
+        of_all = sum(v.default and not v.needs_gpu for v in workload.variants) or 1
         share = (len(self.variants) or 1) / of_all * self.repeats / workload.repeats
         return workload.seconds * share
 
@@ -464,7 +474,7 @@ def prepare(
         ranks: processes; by default one per GPU, or the workload's own number without GPUs.
         steps: optimizer steps; the workload's own number by default.
         options: the workload's command line.
-        variants: names, comma-separated; all of the workload's by default.
+        variants: names, comma-separated, or ``all``; those that run by default otherwise.
         repeats: how often each runs; the workload's own number by default.
 
     Raises:
@@ -542,6 +552,8 @@ def _variants(
         raise UsageError("--variant: name those to run with --variants, before the --")
     known = {v.name: v for v in workload.variants}
     if asked is None:
+        return tuple(v for v in workload.variants if v.default)
+    if asked == "all":
         return workload.variants
     names = [part.strip() for part in asked.split(",") if part.strip()]
     for unknown in (n for n in names if n not in known):

@@ -105,6 +105,19 @@ class Headline:
         return None if self.ours is None or not self.stated else self.ours / self.stated
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhibit:
+    """A table that a workload draws from what it measured: of variants, or of a claim."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    """So many leading columns hold names, the rest numbers."""
+    note: str = ""
+    """How it is to be read."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """All that was measured, and where it lies."""
@@ -241,6 +254,14 @@ class Experiment:
         draw = headlines_of(self.plan.workload)
         return () if draw is None else draw(self)
 
+    @cached_property
+    def exhibits(self) -> tuple[Exhibit, ...]:
+        """The workload's own tables."""
+        from chopper._workloads import exhibits_of
+
+        draw = exhibits_of(self.plan.workload)
+        return () if draw is None else draw(self)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data, schema ``chopper.experiment/1``."""
         return {
@@ -253,6 +274,7 @@ class Experiment:
                 shown.view: [_row_to_dict(row) for row in self.beside(shown)]
                 for shown in self.shown
             },
+            "exhibits": msgspec.to_builtins(self.exhibits),
             "headlines": [headline_to_dict(h) for h in self.headlines],
             "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
         }

@@ -80,8 +80,12 @@ def facts(experiment: Experiment) -> str:
 
 def grids(experiment: Experiment) -> list[Grid]:
     """All that was measured, as tables."""
+    out = [
+        Grid(title=e.title, headings=e.headings, rows=e.rows, words=e.words, note=e.note)
+        for e in experiment.exhibits
+    ]
     plain = [row for row in experiment.rows if not row.labels]
-    out = [_by_variant(experiment, plain)] if plain else []
+    out += [_by_variant(experiment, plain)] if plain else []
     out += _causes(experiment)
     out += [_of_view(experiment, shown) for shown in experiment.shown]
     sets: dict[tuple[str, ...], list[Row]] = {}

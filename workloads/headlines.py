@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from chopper.experiment import Experiment, Headline, between, line, quotient
+from chopper.experiment import Exhibit, Experiment, Headline, between, line, quotient
 
 
 def gemm(experiment: Experiment) -> tuple[Headline, ...]:
@@ -411,3 +411,6 @@ HEADLINES: dict[str, Callable[[Experiment], tuple[Headline, ...]]] = {
     "dataloader": dataloader,
 }
 """Workload → what it shows."""
+
+EXHIBITS: dict[str, Callable[[Experiment], tuple[Exhibit, ...]]] = {}
+"""Workload → its own tables."""

@@ -48,7 +48,7 @@ class _Command(click.Command):
 @click.option(
     "--variants",
     metavar="A,B",
-    help="Which of the workload's variants to run. [default: all]",
+    help="Which of the workload's variants to run, or all. [default: the workload's]",
 )
 @click.option(
     "--repeats",

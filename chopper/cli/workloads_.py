@@ -58,7 +58,7 @@ def described(name: str) -> str:
         out.write_paragraph()
         out.write_text(f"{_facts(workload)}.")
     if workload.variants:
-        with out.section("Variants, all or those of --variants A,B"):
+        with out.section("Variants, chosen by --variants A,B or --variants all"):
             out.write_dl([(v.name, _summary(workload, v)) for v in workload.variants])
     with out.section("Options of the workload, behind --"):
         out.write_dl(
@@ -77,7 +77,7 @@ def described(name: str) -> str:
 
 def _facts(workload: Workload) -> str:
     """What it takes at its default size, in a line."""
-    variants = [v for v in workload.variants if not v.needs_gpu]
+    variants = [v for v in workload.variants if v.default and not v.needs_gpu]
     said = [fmt.plural(workload.ranks, "rank") + " without GPUs"]
     if workload.experiment:
         times = fmt.plural(workload.repeats, "time")
@@ -91,6 +91,7 @@ def _facts(workload: Workload) -> str:
 def _summary(workload: Workload, variant: Variant) -> str:
     marks = ["the baseline"] * (variant.name == workload.baseline)
     marks += ["needs a GPU"] * variant.needs_gpu
+    marks += ["only when named"] * (not variant.default)
     return variant.summary + (f" ({', '.join(marks)})" if marks else "")
 
 
@@ -108,7 +109,12 @@ def _plain(name: str) -> dict[str, Any]:
         "packages": workload.packages,
         "baseline": workload.baseline,
         "variants": [
-            {"name": v.name, "summary": v.summary, "needs_gpu": v.needs_gpu}
+            {
+                "name": v.name,
+                "summary": v.summary,
+                "needs_gpu": v.needs_gpu,
+                "default": v.default,
+            }
             for v in workload.variants
         ],
         "options": [
