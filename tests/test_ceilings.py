@@ -225,3 +225,40 @@ def test_how_to_measure_is_no_matter_when_nothing_is_measured(tmp_path: Path, wo
         CliRunner().invoke(
             cli, ["calibrate", word, "--from", str(tmp_path)], catch_exceptions=False
         )
+
+
+@pytest.mark.slow
+def test_what_the_microbenchmarks_really_measure_becomes_the_ceilings(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    tiny = {
+        "gemm": ["--variants", "random", "--", "--shapes", "64x64x64", "--dtypes", "float32"],
+        "membw": [
+            "--",
+            "--smallest",
+            str(128 << 20),
+            "--largest",
+            str(128 << 20),
+            "--repeats",
+            "2",
+        ],
+        "collectives": ["--", "--smallest", "65536", "--largest", "65536", "--repeats", "3"],
+    }
+    words = ["calibrate", "-o", str(tmp_path / "store.json"), "--json"]
+    for name, options in tiny.items():
+        at = options.index("--")
+        before = ["run", name, "-o", str(tmp_path / name), "--repeats", "1", *options[:at]]
+        done = CliRunner().invoke(
+            cli, [*before, *options[at:], "--device", "cpu"], standalone_mode=False
+        )
+        assert done.return_value == 0, done.output
+        words += ["--from", str(tmp_path / name)]
+    [made] = json.loads(CliRunner().invoke(cli, words, catch_exceptions=False).stdout)
+    measured = ex.load(tmp_path / "gemm").find("best_flop_per_s")
+    assert measured is not None
+    assert made["gemm"]["fp32"][0]["best_per_s"] == measured.values[0]
+    assert {rate["what"] for rate in made["memory"]} == {"copy", "scale", "add", "triad"}
+    assert {rate["what"] for rate in made["link"]} == {
+        f"{name} 0.0625 MiB"
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+    }
+    assert (made["ranks"], made["link_ranks"], made["link_backend"]) == (1, 2, "gloo")

@@ -23,7 +23,7 @@ from chopper.workloads import options
 from chopper.workloads.machine import Needs, own_device, wait
 
 SWEEP = {
-    "cpu": ("256x256x256", "512x512x512", "1024x1024x1024", "1024x64x1024", "64x1024x1024"),
+    "cpu": ("512x512x512", "1024x1024x1024", "1024x64x1024"),
     "cuda": ("1024x1024x1024", "4096x4096x4096", "8192x8192x8192", "8192x1024x8192"),
 }
 DTYPES = {

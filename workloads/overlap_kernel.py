@@ -103,7 +103,7 @@ def matmul_on_flags(
         n,
         k,
         rows_per_chunk,
-        first_row // BLOCK_M,
+        triton.cdiv(first_row, BLOCK_M),  # the first tile that is here whole
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K,

@@ -180,7 +180,8 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     from chopper.cli._bar import bar
     from chopper.run import finalize
 
-    variants = launch.variants or (Variant(name=launch.name, summary=launch.workload.summary),)
+    alone = Variant(name=launch.name, summary=launch.workload.summary, words=())
+    variants = launch.variants or (alone,)
     names = {v.name for v in variants}
     baseline = launch.workload.baseline if launch.workload.baseline in names else None
     plan = ex.Plan(
