@@ -62,6 +62,12 @@ def held(count: int) -> int | None:
     return count if count < 1 << 63 else None
 
 
+def counted(text: bytes, factor: int = 1) -> int | None:
+    """A file's or a field's number; None for what is none ("N/A (no PMA)") or outgrows a table."""
+    stripped = text.strip()
+    return held(int(stripped) * factor) if stripped.isdigit() else None
+
+
 class Budget:
     """Spaces out a reading whose cost is not known beforehand.
 

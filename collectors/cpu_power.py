@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors._procfs import KeptFile, try_open
+from chopper.collectors._procfs import KeptFile, counted, try_open
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class CoreClockSource:
         del now_ns
         for core, file in self._files.items():
             try:
-                text = file.read().strip()
+                clock_hz = counted(file.read(), 1000)
             except OSError:  # taken offline; it may come back
                 continue
-            if text.isdigit() and int(text):
-                sink.add("core_clock", core, int(text) * 1000)
+            if clock_hz:
+                sink.add("core_clock", core, clock_hz)
 
     def close(self) -> None:
         """Close the files."""

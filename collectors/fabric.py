@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._procfs import KeptFile, held, try_open
+from chopper.collectors._procfs import KeptFile, counted, try_open
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -104,7 +104,7 @@ class _Port:
                 self.unread[column] = f"some of its readings failed: {exc.strerror}"
                 found.append(None)
                 continue
-            found.append(_number(text, factor))
+            found.append(counted(text, factor))
             if found[-1] is None:
                 self.unread[column] = _NO_NUMBER
         return found
@@ -124,12 +124,6 @@ class _Port:
 
 
 _NO_NUMBER = "some of its readings were no number"
-
-
-def _number(text: bytes, factor: int) -> int | None:
-    """A counter; None for what is no number ("N/A (no PMA)"), or more than any count can be."""
-    stripped = text.strip()
-    return held(int(stripped) * factor) if stripped.isdigit() else None
 
 
 class PortSource:

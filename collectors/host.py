@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chopper.collectors._procfs import Budget, KeptFile, held, try_open
+from chopper.collectors._procfs import Budget, KeptFile, counted, held, try_open
 from chopper.collectors._ranks import RankFinder
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
@@ -78,15 +78,23 @@ class CoreSource:
             self._file.close()
 
 
+_MOST_CORES = 1 << 16
+_LEAST_TICKS = 7
+"""Kernels before 2.6.11 count no steal."""
+
+
 def _core_ticks(stat: bytes) -> dict[int, list[int]]:
     cores: dict[int, list[int]] = {}
     for line in stat.split(b"\n"):
         if not line.startswith(b"cpu"):
             break  # the cores stand first
         name, *fields = line.split()
-        if name != b"cpu":
-            # user nice system idle iowait irq softirq steal; guest time is inside user.
-            cores[int(name[3:])] = [int(field) for field in fields[:8]]
+        # user nice system idle iowait irq softirq steal; guest time is inside user.
+        core, *ticks = (counted(field) for field in (name[3:], *fields[:8]))
+        if core is not None and core < _MOST_CORES and len(ticks) >= _LEAST_TICKS:
+            told = [tick for tick in ticks if tick is not None]
+            if len(told) == len(ticks):
+                cores[core] = told
     return cores
 
 
@@ -162,12 +170,12 @@ class MachineSource:
 
     def _available_bytes(self) -> int | None:
         text = _read(self._meminfo)
-        found = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-        return int(found[1]) * 1024 if found else None
+        found = re.search(rb"^MemAvailable:\s+(\S+) kB", text, re.MULTILINE)
+        return counted(found[1], 1024) if found else None
 
     def _some_ns(self, kind: str) -> int | None:
-        found = re.match(rb"some .*total=(\d+)", _read(self._pressure[kind]))
-        return int(found[1]) * 1000 if found else None  # PSI counts in microseconds
+        found = re.match(rb"some .*total=(\S+)", _read(self._pressure[kind]))
+        return counted(found[1], 1000) if found else None  # PSI counts in microseconds
 
     def _throttled(self) -> tuple[int | None, int | None]:
         """Summed over this cgroup and those above it: any of them may hold the job back."""
@@ -175,17 +183,23 @@ class MachineSource:
         total_count: int | None = None
         for file, key, unit_ns in self._throttling:
             fields = dict(line.split(b" ", 1) for line in _read(file).splitlines() if b" " in line)
-            if key in fields:
-                total_ns = (total_ns or 0) + int(fields[key]) * unit_ns
-            if b"nr_throttled" in fields:
-                total_count = (total_count or 0) + int(fields[b"nr_throttled"])
-        return total_ns, total_count
+            throttled_ns = counted(fields.get(key, b""), unit_ns)
+            throttled_count = counted(fields.get(b"nr_throttled", b""))
+            if throttled_ns is None or throttled_count is None:
+                return None, None  # a sum without one of its parts would step back
+            total_ns = (total_ns or 0) + throttled_ns
+            total_count = (total_count or 0) + throttled_count
+        return _within(total_ns), _within(total_count)
 
     def close(self) -> None:
         """Close the files."""
         for file in (self._meminfo, *self._pressure.values(), *(t[0] for t in self._throttling)):
             if file is not None:
                 file.close()
+
+
+def _within(total: int | None) -> int | None:
+    return None if total is None else held(total)
 
 
 def _read(file: KeptFile | None) -> bytes:

@@ -48,6 +48,8 @@ def test_a_core_without_a_clock_now_has_no_row(tmp_path: Path) -> None:
     source = CoreClockSource(str(tmp_path))
     source.open()
     assert take(source) == []
+    file.write_text(f"{1 << 64}\n")
+    assert take(source) == []
     file.write_text("1500000\n")
     assert take(source) == [(0, 1_500_000_000)]
 

@@ -110,6 +110,13 @@ def test_an_old_kernel_without_steal(tmp_path: Path) -> None:
     assert take(source) == [(0, 0.5, 0.0, None)]
 
 
+def test_a_core_whose_line_is_damaged_costs_no_other(tmp_path: Path) -> None:
+    source = opened_cores(tmp_path, "cpu0 0 0 0 0 0 0 0 0", "cpu1 0 0 0 0 0 0 0 0")
+    for damaged in ("cpu1 1 nan 0 0 0 0 0 0", "cpu1 1 -5 0 0 0 0 0 0", "cpu1 1", "cpu1e9 1 1 1 1"):
+        cores(tmp_path, "cpu0 1 0 0 0 0 0 0 0", damaged)
+        assert [row[0] for row in take(source)] == [0]
+
+
 def test_no_cores_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CollectorUnavailable, match="No such file"):
         CoreSource(str(tmp_path)).open()
@@ -217,6 +224,19 @@ def test_a_file_that_vanishes_nulls_its_columns_only(tmp_path: Path) -> None:
     source = machine(tmp_path)
     put(tmp_path, "proc/pressure/cpu", "")
     assert take(source) == [(1000 * 1024, None, 2000, 3000, None, None)]
+
+
+@pytest.mark.parametrize("text", ["", "nan", "-5", "1e9", "\0\0", str(1 << 64), "9" * 40])
+def test_what_is_no_count_nulls_its_columns_only(tmp_path: Path, text: str) -> None:
+    cgroup(tmp_path, "0::/job\n", V2_MOUNT)
+    stat = "nr_throttled 3\nthrottled_usec {}\n"
+    put(tmp_path, "sys/fs/cgroup/job/cpu.stat", stat.format(7))
+    source = machine(tmp_path)
+    assert take(source)[0][4:] == (7000, 3)
+    put(tmp_path, "sys/fs/cgroup/job/cpu.stat", stat.format(text))
+    put(tmp_path, "proc/pressure/memory", PRESSURE.format(text))
+    put(tmp_path, "proc/meminfo", MEMINFO.format(text))
+    assert take(source) == [(None, 1000, None, 3000, None, None)]
 
 
 # Network interfaces.
