@@ -104,6 +104,7 @@ class _Readings:
     power_w: np.ndarray
     temperature_c: np.ndarray
     power_limit_w: float | None
+    power_basis: str | None
 
 
 def _readings(attribution: Attribution) -> list[_Readings]:
@@ -123,10 +124,15 @@ def _readings(attribution: Attribution) -> list[_Readings]:
             if number in counters:
                 at = counters[number]["time_ns"].to_numpy()
                 heat = _nearest(at, _real(counters[number], "temperature_c"), time)
-            watts = limits[number]["power_limit_w"][0].as_py() if number in limits else None
+            limit, basis = (
+                limits[number][name][0].as_py() if number in limits else None
+                for name in ("power_limit_w", "power_basis")
+            )
             name = labels.get(rank, f"rank {rank}") if number is None else f"device {number}"
             found.append(
-                _Readings(rank, name, time, hz[good], _real(clock, "power_w")[good], heat, watts)
+                _Readings(
+                    rank, name, time, hz[good], _real(clock, "power_w")[good], heat, limit, basis
+                )
             )
     return found
 
@@ -234,6 +240,8 @@ def _facts(
         words = f"highest {_watts(float(np.nanmax(power)))}"
         if limits:
             words += f", limit {' / '.join(_watts(v) for v in limits)}"
+        bases = sorted({r.power_basis for r in readings if r.power_basis})
+        words += f"; readings: {' / '.join(bases) or 'instant or averaged, not recorded which'}"
         facts.append(("Board power, mean", _watts(float(np.nanmean(power))), words))
     heat = np.concatenate([r.temperature_c for r in readings]) if readings else np.zeros(0)
     if np.isfinite(heat).any():
@@ -613,7 +621,7 @@ def _kernel_rows(attribution: Attribution, story: Story) -> list[dict[str, Any]]
             "shapes": fmt.shapes(r["input_dims"]) if r["input_dims"] else "",
             "share": fmt.ratio(r["time_ns"] / whole),
             "clock": fmt.hertz(r["clock_mean_hz"]),
-            "against": f"{100 * (r['clock_mean_hz'] / mean - 1):+.1f} %".replace("-", "−"),
+            "against": _percent(r["clock_mean_hz"] / mean - 1),
             "power": fmt.UNKNOWN if r["power_mean_w"] is None else _watts(r["power_mean_w"]),
             "depends": fmt.ratio(r["sensitivity_ratio"]),
             "held": _held_words(r),
@@ -624,8 +632,14 @@ def _kernel_rows(attribution: Attribution, story: Story) -> list[dict[str, Any]]
     ]
 
 
-def _held_words(row: dict[str, Any]) -> str:
-    """The two labels that held for most of a row's time."""
+def _percent(change: float) -> str:
+    """A change with its sign; one that rounds to none has none."""
+    text = f"{100 * change:+.1f} %"
+    return "0.0 %" if text[1:] == "0.0 %" else text.replace("-", "−")
+
+
+def _held_words(row: dict[str, Any]) -> list[str]:
+    """The two labels that held for most of a row's time; nothing where the clock was free."""
     unnamed = row["unlabelled_ratio"] or 0.0
     shares = [
         (
@@ -635,7 +649,10 @@ def _held_words(row: dict[str, Any]) -> str:
         for label in CLOCK_LABELS
     ]
     shares.sort(reverse=True)
-    return ", ".join(f"{label_of(n)} {fmt.ratio(s)}" for s, n in shares[:2] if s >= 0.005) or "–"
+    words = {"host_limited": "Nothing"}
+    return [
+        f"{words.get(n) or label_of(n)} {fmt.ratio(s)}" for s, n in shares[:2] if s >= 0.005
+    ] or [fmt.UNKNOWN]
 
 
 def _energy(row: dict[str, Any]) -> dict[str, Any]:

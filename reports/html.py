@@ -490,6 +490,8 @@ def _ranks_text(ranks: list[int]) -> str:
 
 
 _ENVIRONMENT = {
+    "affinity": "Cores it may use",
+    "cores_by_numa_node": "Cores by NUMA node",
     "cpu": "CPU",
     "cuda": "CUDA",
     "hip": "HIP",
@@ -497,6 +499,7 @@ _ENVIRONMENT = {
     "platform": "Platform",
     "python": "Python",
     "torch": "PyTorch",
+    "torch_threads": "PyTorch's threads",
 }
 
 

@@ -52,7 +52,15 @@ def page(attribution: Attribution) -> frequency.Frequency:  # noqa: F811
         "device_limit",
         table(
             "device_limit",
-            [{"time_ns": first, "span_ns": 0, "device_id": 0, "power_limit_w": 400.0}],
+            [
+                {
+                    "time_ns": first,
+                    "span_ns": 0,
+                    "device_id": 0,
+                    "power_limit_w": 400.0,
+                    "power_basis": "instant",
+                }
+            ],
         ),
     )
     made = frequency.build(attribution, tell(Views(attribution)))
@@ -72,7 +80,7 @@ def test_the_lead_says_what_a_step_would_take(page: frequency.Frequency) -> None
 def test_facts_name_the_clock_what_held_it_power_and_heat(page: frequency.Frequency) -> None:
     facts = {label: (figure, words) for label, figure, words in page.facts}
     assert facts["Held down by"] == ("Power cap", "Power cap 100 %")
-    assert facts["Board power, mean"] == ("390 W", "highest 390 W, limit 400 W")
+    assert facts["Board power, mean"] == ("390 W", "highest 390 W, limit 400 W; readings: instant")
     assert facts["Clock while computing"][0] == "1.17 GHz"
     assert facts["Temperature, highest"][0].endswith("°C")
 
@@ -113,7 +121,12 @@ def test_the_kernels_that_lost_most_come_first(page: frequency.Frequency) -> Non
     (row,) = page.kernels
     assert row["kernel"] == "ampere_bf16_s16816gemm"
     assert row["shapes"] == "4096×4096, 4096×4096"
-    assert row["held"].startswith("Power cap")
+    # More than half of the time was in the throttled steps; in the others nothing held the clock.
+    assert [words.rpartition(" ")[0].rpartition(" ")[0] for words in row["held"]] == [
+        "Power cap",
+        "Nothing",
+    ]
+    assert row["against"] == "0.0 %"
     (episode,) = page.episodes
     assert episode["reason"] == "Power cap"
     assert episode["kernels"] == ["ampere_bf16_s16816gemm 100 %"]
