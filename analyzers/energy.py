@@ -29,6 +29,12 @@ MIN_SPAN_NS = 5_000_000_000
 """Over less than this a difference of energy counters says nothing."""
 MAX_ERROR_RATIO = 0.1
 """With edges known worse than this share of the energy, nothing is claimed."""
+_JUMP_RATIO = 2.0
+"""Of its power limit a board draws no more, however short the time."""
+_MOST_W = 10_000.0
+"""No device or socket draws more; what holds where no limit was recorded."""
+_COUNTER_STEP_NS = 100_000_000
+"""A counter's own step: the energy of so much time may come at once."""
 _NAMED = 4
 """Devices that a reason names."""
 _MAX_POWER_GAP_NS = 1_500_000_000
@@ -47,7 +53,8 @@ class Meter:
     Attributes:
         time_ns: of the readings, ascending.
         total_j: energy until then.
-        broken: (readings − 1,) gaps over which nothing is known: the counter went backwards, or
+        broken: (readings − 1,) gaps over which nothing is known: the counter went backwards or
+            jumped, or
             power was not read for too long.
         lag_ns: how long the counter stands still between its own updates.
         basis: ``counter`` or ``power``.
@@ -86,8 +93,19 @@ class Meter:
         return max(float(gap), self.lag_ns)
 
 
-def meter_of(time_ns: np.ndarray, total_j: np.ndarray) -> Meter | None:
-    """A counter's readings, NaN for absent; None with fewer than two or when it never moved."""
+def meter_of(
+    time_ns: np.ndarray, total_j: np.ndarray, limit_w: float | None = None
+) -> Meter | None:
+    """A counter's readings, NaN for absent; None with fewer than two or when it never moved.
+
+    A step up that would take more than twice the power limit is a jump, not energy: the counter was
+    reset or spoilt there, as where it steps down.
+
+    Args:
+        time_ns: of the readings.
+        total_j: what the counter said.
+        limit_w: power limit of what it counts; None where it is not known.
+    """
     good = np.isfinite(total_j)
     time, total = _in_order(time_ns[good], total_j[good])
     if len(time) < 2 or not (np.diff(total) > 0).any():
@@ -95,7 +113,9 @@ def meter_of(time_ns: np.ndarray, total_j: np.ndarray) -> Meter | None:
     change = np.diff(total)
     moved = time[1:][change != 0]
     lag = float(np.median(np.diff(moved))) if len(moved) > 1 else 0.0
-    return Meter(time, total, change < 0, lag, "counter")
+    most_w = _JUMP_RATIO * limit_w if limit_w else _MOST_W
+    jumped = change > most_w * (np.diff(time) + lag + _COUNTER_STEP_NS) / 1e9
+    return Meter(time, total, (change < 0) | jumped, lag, "counter")
 
 
 def meter_of_power(time_ns: np.ndarray, power_w: np.ndarray) -> Meter | None:
@@ -188,9 +208,10 @@ def _devices(attribution: Attribution) -> list[_Unit]:
     for ranks in shared.values():
         counters = dict(per_device(run, ranks[0], "device_counter"))
         clocks = dict(per_device(run, ranks[0], "device_clock"))
+        limits = dict(per_device(run, ranks[0], "device_limit"))
         for number in dict.fromkeys([*counters, *clocks]):
             counter, clock = counters.get(number), clocks.get(number)
-            meter = _device_meter(counter, clock)
+            meter = _device_meter(counter, clock, _limit_w(limits.get(number)))
             device = run.part(ranks[0]).device_id if number is None else number
             found.append(
                 _unit(
@@ -205,11 +226,22 @@ def _devices(attribution: Attribution) -> list[_Unit]:
     return found
 
 
-def _device_meter(counter: pa.Table | None, clock: pa.Table | None) -> Meter | None:
+def _limit_w(limits: pa.Table | None) -> float | None:
+    """The largest power limit that could be set, or that was in force."""
+    if limits is None:
+        return None
+    known = np.concatenate([_real(limits, n) for n in ("power_limit_max_w", "power_limit_w")])
+    known = known[known > 0]
+    return float(known.max()) if len(known) else None
+
+
+def _device_meter(
+    counter: pa.Table | None, clock: pa.Table | None, limit_w: float | None
+) -> Meter | None:
     """A device's counter; where it has none, its power: as it was read, else as the driver averaged."""
     meter = None
     if counter is not None:
-        meter = meter_of(ints(counter, "time_ns"), _real(counter, "energy_j"))
+        meter = meter_of(ints(counter, "time_ns"), _real(counter, "energy_j"), limit_w)
     if meter is None and clock is not None:
         meter = meter_of_power(ints(clock, "time_ns"), _real(clock, "power_w"))
     if meter is None and counter is not None:
@@ -363,15 +395,19 @@ def _why_no_readings(meter: Meter, longest_ns: int) -> str:
             f"readings span {longest_ns / 1e9:.2g} s; an energy counter says nothing below "
             f"{MIN_SPAN_NS / 1e9:.0f} s"
         )
+    return f"{_why_broken(meter)}: no {MIN_SPAN_NS / 1e9:.0f} s are known without a break"
+
+
+def _why_broken(meter: Meter) -> str:
     if meter.basis == "counter":
-        broken = "the counter went backwards"
-    else:
-        every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
-        broken = (
-            f"power was read every {every_s:.2g} s; between readings more than "
-            f"{_MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
-        )
-    return f"{broken}: no {MIN_SPAN_NS / 1e9:.0f} s are known without a break"
+        if (np.diff(meter.total_j)[meter.broken] < 0).any():
+            return "the counter went backwards"
+        return "the counter jumped by more than the device can draw"
+    every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
+    return (
+        f"power was read every {every_s:.2g} s; between readings more than "
+        f"{_MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
+    )
 
 
 def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -420,6 +456,9 @@ def _groups(meter: Meter, steps: np.ndarray) -> list[tuple[int, int]]:
 def _why_none(meter: Meter, steps: np.ndarray) -> str:
     usable = meter.usable(steps[:, 1], steps[:, 2])
     if not usable.any():
+        within = (steps[:, 1] >= meter.time_ns[0]) & (steps[:, 2] <= meter.time_ns[-1])
+        if within.any():
+            return f"{_why_broken(meter)}: in no step is the energy known throughout"
         return "no step lies within the readings"
     length = int(steps[usable, 2].max() - steps[usable, 1].min())
     return (

@@ -149,6 +149,42 @@ def test_steps_around_a_counter_that_went_backwards_are_left_out() -> None:
     assert rows[0]["step_count"] == 29
 
 
+def jumped(by_j: float, *, at_s: float = 12.0, only_once: bool = False) -> pa.Table:
+    """A counter that steps up; for one reading, or from there on."""
+    readings = counter()
+    values = readings["energy_j"].to_numpy().copy()
+    at = int(np.searchsorted(readings["time_ns"].to_numpy(), BASE + round(at_s * S) + 1))
+    values[at : at + 1 if only_once else len(values)] += by_j
+    return readings.set_column(
+        readings.schema.get_field_index("energy_j"), readings.schema.field("energy_j"), [values]
+    )
+
+
+# A board of 700 W: in 0.1 s, and the counter's own 0.1 s twice, 2 × 700 W are 420 J.
+@pytest.mark.parametrize(("by_j", "left_out"), [(370.0, 0), (390.0, 1), (1e15, 1)])
+def test_a_counter_that_jumps_up_is_no_energy(by_j: float, left_out: int) -> None:
+    run = a_run(device_counter=jumped(by_j))
+    limit = {"time_ns": BASE, "span_ns": 0, "device_id": 0, "power_limit_w": 700.0}
+    run.put(0, "device_limit", table("device_limit", [limit]))
+    whole = energy_of(run)[0]
+    assert whole["step_count"] == 30 - left_out
+    assert whole["energy_per_step_j"] == pytest.approx(400 if left_out else 400 + by_j / 30)
+
+
+def test_without_a_limit_only_what_no_device_draws_is_a_jump() -> None:
+    assert energy_of(a_run(device_counter=jumped(1000.0)))[0]["step_count"] == 30
+    assert energy_of(a_run(device_counter=jumped(1e6, only_once=True)))[0][
+        "energy_per_step_j"
+    ] == pytest.approx(400)
+
+
+def test_a_counter_that_jumps_all_the_time_is_refused_with_the_reason() -> None:
+    readings = counter(power_w=50_000)
+    whole = energy_of(a_run(device_counter=readings))[0]
+    assert whole["energy_j"] is None
+    assert "jumped by more than the device can draw" in whole["reason"]
+
+
 def test_readings_far_apart_are_refused() -> None:
     rows = energy_of(a_run(steps=6, device_counter=counter(every_s=0.9, until_s=6)))
     assert rows[0]["energy_j"] is None
