@@ -29,8 +29,8 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
 
     What the rank recorded itself counts first, then what the other ranks of its host did. Rows are
     the device's by UUID; where either side has none, by ordinal, unless ranks of the host share one
-    (each then sees a device of its own, and calls it the same); where the rank names no device and
-    the table holds one only, all of them.
+    (each then sees a device of its own, and calls it the same); where it is not known what the rank
+    computes on and the table holds one device only, all of them.
 
     Returns:
         The declared table, empty when nothing was sampled of this device. Its ``device_id`` is the
@@ -39,6 +39,8 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     """
     part = run.part(rank)
     beside = _ranks_beside(run, rank)
+    if _computes_on_host(run, rank, beside):
+        return TABLES[name].empty()
     for source in beside:
         table = run.table(source, name)
         if table.num_rows:
@@ -67,11 +69,25 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
     table = run.table(rank, name)
     if part.device_id is not None or part.devices or not table.num_rows:
         return []
+    if _computes_on_host(run, rank, _ranks_beside(run, rank)):
+        return []
     numbers = sorted(pc.unique(table["device_id"]).to_pylist())
     return [
         (number, table.filter(pc.equal(table["device_id"], number)).sort_by("time_ns"))
         for number in numbers
     ]
+
+
+def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
+    """Whether a recorded rank is known to use no device: torch said so at its end, or others have them.
+
+    Of a program without torch, or one that was killed, it is not known.
+    """
+    part = run.part(rank)
+    if run.manifest.kind != "recorded" or part.device_id is not None:
+        return False
+    told = "torch" in part.environment and part.status != "running"
+    return told or any(run.part(other).device_id is not None for other in beside if other != rank)
 
 
 def _several(run: Run, rank: int) -> bool:

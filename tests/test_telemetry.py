@@ -101,6 +101,24 @@ def test_a_rank_without_a_device_takes_the_only_one_there_is() -> None:
     assert of_rank(a_run([alone], {0: two}), 0, "device_clock").num_rows == 0
 
 
+def test_a_rank_that_computes_on_the_host_takes_no_devices_samples() -> None:
+    """Recorded with torch, which knew of no device at the end; or beside a rank that has it."""
+    readings = clocks((10, 3, UUID))
+    host = RankManifest(rank=0, environment={"torch": "2.13"}, status="complete")
+    run = a_run([host], {0: readings})
+    assert of_rank(run, 0, "device_clock").num_rows == 0
+    assert per_device(run, 0, "device_clock") == []
+    # A log that was imported beside such a trace says nothing of who computes on what.
+    run.manifest.kind = "imported"
+    assert of_rank(run, 0, "device_clock").num_rows == 1
+    # Killed before it could say so.
+    host.status, run.manifest.kind = "running", "recorded"
+    assert of_rank(run, 0, "device_clock").num_rows == 1
+    beside = a_run([RankManifest(rank=0, hostname="one"), part(1, UUID)], {0: readings})
+    assert of_rank(beside, 0, "device_clock").num_rows == 0
+    assert of_rank(beside, 1, "device_clock").num_rows == 1
+
+
 def test_uuids_are_the_same_however_they_are_written() -> None:
     assert canonical_uuid(f"GPU-{UUID}") == canonical_uuid(UUID.upper())
     # torch on ROCm shows the characters of HIP's UUID as bytes.
