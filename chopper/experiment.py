@@ -95,7 +95,7 @@ class Headline:
     ci95: tuple[float, float] | None = None
     stated: float | None = None
     """The one number, in ``unit``, that ours can be held against: the primary source's, or the
-    survey's where the primary has none; None where they state a range, or something else."""
+    survey's where the primary states another quantity; None where both state a range or another."""
     configuration: str = ""
     why: str = ""
 

@@ -38,7 +38,8 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
     Each is given this process' own options and ``--channel``, a socket for ``rank_of``.
 
     Raises:
-        SystemExit: a rank failed, with its exit code, or the link cannot be made.
+        SystemExit: a rank failed, with its exit code (128 + n when signal n killed it), or the
+            link cannot be made.
     """
     # In a namespace of their own nobody else listens.
     port = "29500" if linked else _free_port()
@@ -63,10 +64,15 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
                 link.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
             except OSError as exc:
                 raise SystemExit(f"{module}: the ranks cannot be linked: {exc}") from exc
-        while any(process.poll() is None for process in started):
-            _check(started)
+        while True:
+            codes = [process.poll() for process in started]
+            for rank, code in enumerate(codes):
+                if code:
+                    _tell_first(rank, started[rank].pid, code)
+                    raise SystemExit(code if code > 0 else 128 - code)
+            if None not in codes:
+                break
             time.sleep(_POLL_S)
-        _check(started)
 
 
 def _environment(rank: int, ranks: int, port: str, *, linked: bool) -> dict[str, str]:
@@ -90,10 +96,11 @@ def _free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def _check(started: list[subprocess.Popen[bytes]]) -> None:
-    failed = next((p.returncode for p in started if p.returncode), None)
-    if failed is not None:
-        raise SystemExit(failed if failed > 0 else 128 - failed)
+def _tell_first(rank: int, pid: int, code: int) -> None:
+    """What torchrun's agent would say of it; an interrupt was wanted."""
+    if code not in (130, -signal.SIGINT):
+        how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+        sys.stderr.write(f"chopper: rank {rank} (process {pid}) ended first, {how}\n")
 
 
 @contextlib.contextmanager

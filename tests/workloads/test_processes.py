@@ -1,0 +1,57 @@
+"""Ranks that a workload starts itself: what is said and left when one of them ends early."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+from chopper.workloads.processes import run_ranks
+
+RANK = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    {ending}
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "ended first, by SIGKILL"),
+        ("sys.exit(3)", 3, "ended first, with exit code 3"),
+        ("sys.exit(130)", 130, None),
+    ],
+)
+def test_a_rank_that_ends_early_is_named_and_the_others_are_ended(
+    tmp_path, monkeypatch, capsys, ending, code, said
+):
+    (tmp_path / "ranks_of_a_test.py").write_text(RANK.format(ending=ending))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["ranks_of_a_test"])
+    begin_s = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        run_ranks("ranks_of_a_test", 2, linked=False)
+    assert ended.value.code == code
+    assert time.monotonic() - begin_s < 60  # not the 600 s that the other would sleep
+    error = capsys.readouterr().err
+    assert error == "" if said is None else said in error and error.startswith("chopper: rank 1 (")
+    left = [p for p in psutil.Process().children() if "ranks_of_a_test" in p.cmdline()]
+    assert left == []
+
+
+def test_ranks_that_all_end_well_are_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "ranks_of_a_test.py").write_text(
+        "import os, pathlib\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "(here / os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["ranks_of_a_test"])
+    run_ranks("ranks_of_a_test", 3, linked=False)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
