@@ -264,7 +264,7 @@ WORKLOADS: dict[str, Workload] = {
         summary="all-reduce, all-gather, reduce-scatter, all-to-all and broadcast over sizes: "
         "time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
         options="COLLECTIVES",
-        check="chopper.workloads.sweep:needs",
+        check="chopper.workloads.collectives:needs",
         measures=True,
         repeats=3,
         seconds=60,

@@ -20,12 +20,18 @@ import torch
 import torch.distributed as dist
 
 import chopper
-from chopper.workloads import options
-from chopper.workloads.machine import BACKEND, wait
+from chopper.workloads import options, sweep
+from chopper.workloads.machine import BACKEND, Needs, wait
 from chopper.workloads.ranks import joined
-from chopper.workloads.sweep import sizes
 
 WARMUP = 3
+
+
+def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
+    """Three arrays of the largest size: sent, received and staged."""
+    if ranks == 1:
+        raise ValueError("--ranks 1: one rank has nobody to exchange with")
+    return sweep.needs(args, ranks, device)
 
 
 def main() -> None:
@@ -52,7 +58,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
                 )
     # Tracing costs as much as a small message: one pass is traced, what is measured is not.
     with chopper.profile(args.output, steps=(0, 1)) as prof:
-        largest = max(sizes(args, 4 * ranks))
+        largest = max(sweep.sizes(args, 4 * ranks))
         for name in factors:
             call = collective(name, largest, ranks, device)
             for _ in range(WARMUP):
@@ -61,7 +67,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
         prof.step()
         for name, factor in factors.items():
             times: list[tuple[int, float]] = []
-            for size_bytes in sizes(args, 4 * ranks):
+            for size_bytes in sweep.sizes(args, 4 * ranks):
                 call = collective(name, size_bytes, ranks, device)
                 call_s = times_s(call, args.repeats, device)
                 time_s = statistics.median(call_s)

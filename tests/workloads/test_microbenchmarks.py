@@ -1,0 +1,75 @@
+"""What gemm, membw and collectives refuse, and the sums behind their numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytest.importorskip("torch")
+
+from chopper._workloads import WorkloadUnavailable, prepare
+from chopper.workloads.collectives import bus_factors, fit
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gemm", ["--shapes", "1000000x1000000x1000000"], "needs about 24000 GB, one rank here"),
+        ("gemm", ["--shapes", "8x8"], "'8x8' is not MxNxK, for example 4096x4096x4096"),
+        ("gemm", ["--shapes", "8x8x0"], "'8x8x0' is not MxNxK"),
+        ("gemm", ["--dtypes", "int4"], "'int4' is none of float64, float32, float16, bfloat16"),
+        ("membw", ["--largest", "1000000000000"], "needs about 3000 GB, one rank here"),
+        ("membw", ["--smallest", "9", "--largest", "8"], "--smallest 9 is larger than --largest 8"),
+        ("collectives", ["--factor", "1"], "--factor 1: sizes must grow, take 2 or more"),
+        ("collectives", ["--largest", "1000000000000"], "needs about 6000 GB, 2 ranks here"),
+    ],
+)
+def test_impossible_sizes_are_refused_in_one_line(name, options, message):
+    with pytest.raises(WorkloadUnavailable, match=message) as refused:
+        prepare(name, options=[*options, "--device", "cpu"])
+    assert "\n" not in str(refused.value)
+
+
+def test_one_rank_has_no_collective():
+    with pytest.raises(
+        WorkloadUnavailable, match="--ranks 1: one rank has nobody to exchange with"
+    ):
+        prepare("collectives", ranks=1, options=["--device", "cpu"])
+
+
+def test_a_data_type_that_the_gpu_lacks_is_refused_where_it_is_named(monkeypatch):
+    import argparse
+
+    from chopper.workloads import gemm
+
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Tesla V100")
+    named = argparse.Namespace(dtypes="float16,bfloat16")
+    with pytest.raises(ValueError, match="Tesla V100 has no bfloat16"):
+        gemm.chosen_dtypes(named, "cuda")
+    assert gemm.chosen_dtypes(argparse.Namespace(dtypes="all"), "cuda") == [
+        "float32",
+        "float16",
+        "float64",
+    ]
+
+
+def test_bus_factors_are_those_of_nccl_tests():
+    assert bus_factors(8) == {
+        "all_reduce": 1.75,
+        "all_gather": 0.875,
+        "reduce_scatter": 0.875,
+        "all_to_all": 0.875,
+        "broadcast": 1.0,
+    }
+
+
+def test_the_fit_finds_latency_and_bandwidth_and_neither_is_negative():
+    sizes = [1 << i for i in range(10, 25, 2)]
+    latency_s, bytes_per_s = fit([(s, 2e-5 + s / 3e9) for s in sizes])
+    assert (latency_s, bytes_per_s) == pytest.approx((2e-5, 3e9))
+    # Faster than in proportion: no latency is left.
+    assert fit([(1000, 1e-6), (2000, 3e-6)]) == pytest.approx((0.0, 1 / 1.25e-9))
+    # Larger is not slower: all of it is latency.
+    assert fit([(1000, 2e-6), (2000, 1e-6)]) == (pytest.approx(1.5e-6), math.inf)
