@@ -14,11 +14,13 @@ smi           such a process for each sample
 
 First on an otherwise idle machine. Then beside two ranks that train the debug Llama under FSDP2: first
 for a while without a pause, which tells how well the rate is kept; then for some steps running and
-for some paused, in turns, which tells what is added to a step. That is a mean over pairs of blocks of
-the ratio of their median steps, a tenth at each end left out, with the interval that holds it in 95 of
-100 cases.
+for some paused, in turns, which tells what is added to a step. Each pair of blocks gives the ratio of
+their median steps; of all pairs stand the median, the quartiles, and the interval that holds the median
+in 95 of 100 cases, from the order of the ratios alone. Where that interval holds both more and less
+than what is asked, the answer is that it cannot be told.
 
-On time is a sample that began within half a period of its deadline, of all deadlines that there were.
+A share of a core is CPU time while it samples; what starting costs once is told beside it. On time is a
+sample that began within half a period of its deadline, of all deadlines that there were.
 Lost are samples that the ring had no room for; missed, deadlines that passed without a sample.
 """
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -44,6 +47,8 @@ from typing import Any, Protocol
 ROOT = Path(__file__).resolve().parent.parent
 FAST_HZ = 100.0
 FINEST_HZ = 1000.0
+ALLOWED_SHARE = 0.005
+"""What a sampler may add to a step."""
 WAYS = ("chopper", "thread", "smi -lms", "smi")
 
 
@@ -99,6 +104,7 @@ class Chopper:
             "late": fast.late_count,
             "missed": fast.dropped_count - fast.overflowed_count,
             "lost": fast.overflowed_count,
+            "start_cpu_s": status.startup_cpu_ns / 1e9,
         }
 
 
@@ -264,7 +270,46 @@ def judged(name: str, hz: float, devices: int, load: str, found: dict[str, Any])
         "gap_p50_periods": gaps[len(gaps) // 2] / period,
         "gap_p99_periods": gaps[len(gaps) * 99 // 100] / period,
         "core_share": found["cpu_s"] / found["wall_s"],
+        "start_cpu_s": found.get("start_cpu_s"),
     }
+
+
+def added(ratios: list[float]) -> dict[str, Any]:
+    """What pairs of blocks say of the time that is added to a step."""
+    ordered = sorted(ratios)
+    quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else ordered * 3
+    below = within = 0.0
+    count = 0
+    for count in range(len(ordered) // 2 + 1):
+        within += math.comb(len(ordered), count) / 2 ** len(ordered)
+        if within > 0.025:
+            break
+        below = within
+    least, most = (ordered[count - 1], ordered[-count]) if below else (-math.inf, math.inf)
+    return {
+        "added_median_share": statistics.median(ordered),
+        "added_quartiles_share": [quartiles[0], quartiles[2]],
+        "added_interval_share": [least, most],
+        "pairs": len(ordered),
+    }
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """In words, whether a way adds time to a step, and whether it is more than what is allowed."""
+    least, most = row["added_interval_share"]
+    if least > 0:
+        adds = f"adds {least:.2%} to {most:.2%}"
+    elif most < 0:
+        adds = f"steps were {-most:.2%} to {-least:.2%} shorter beside it"
+    else:
+        adds = f"not told apart from none ({least:+.2%} to {most:+.2%})"
+    if most <= ALLOWED_SHARE:
+        bar = f"at most {ALLOWED_SHARE:.1%}"
+    elif least > ALLOWED_SHARE:
+        bar = f"more than {ALLOWED_SHARE:.1%}"
+    else:
+        bar = f"whether more than {ALLOWED_SHARE:.1%} cannot be told"
+    return f"{row['way']}: {adds}; {bar} (95 of 100 cases, {row['pairs']} pairs)"
 
 
 def environment(folder: Path, devices: int) -> dict[str, str]:
@@ -378,7 +423,7 @@ def worker(rounds: int, steps: int, ways: list[str], output: str) -> None:
 
     timed(5)
     found: dict[str, dict[str, Any]] = {}
-    added: dict[str, list[float]] = {kind: [] for kind in ways}
+    ratios: dict[str, list[float]] = {kind: [] for kind in ways}
     step_s: list[float] = []
     for kind in ways:
         sampling = sampled(kind)
@@ -392,7 +437,7 @@ def worker(rounds: int, steps: int, ways: list[str], output: str) -> None:
             # Paused first, then last: what drifts falls on both.
             begins = bool(count % 2)
             steps_s = {paused: block(sampling, paused) for paused in (begins, not begins)}
-            added[kind].append(steps_s[False] / steps_s[True] - 1)
+            ratios[kind].append(steps_s[False] / steps_s[True] - 1)
             step_s.append(steps_s[True])
         if sampling is not None:
             sampling.pause(False)
@@ -400,7 +445,7 @@ def worker(rounds: int, steps: int, ways: list[str], output: str) -> None:
         dist.barrier()
     if first:
         (Path(output) / "result.json").write_text(
-            json.dumps([added, found, statistics.median(step_s)])
+            json.dumps([ratios, found, statistics.median(step_s)])
         )
     dist.barrier()
     dist.destroy_process_group()
@@ -419,44 +464,43 @@ def beside_training(
     with contextlib.suppress(KeyError):
         del variables["CHOPPER_OUTPUT"]
     subprocess.run(command, check=True, env=variables)
-    added, found, step_s = json.loads((folder / "result.json").read_text())
+    ratios, found, step_s = json.loads((folder / "result.json").read_text())
     rows = []
     for name in ways:
-        ratios = sorted(added[name])
-        tenth = len(ratios) // 10
-        inner = ratios[tenth : len(ratios) - tenth]
-        mean = statistics.fmean(inner)
-        # Of a trimmed mean: from the spread with its ends drawn in.
-        drawn = [inner[0]] * tenth + inner + [inner[-1]] * tenth
-        error = statistics.stdev(drawn) / (0.8 * len(ratios) ** 0.5)
         row = judged(name, FAST_HZ, devices, "2 ranks", found[name])
-        row |= {"added_share": mean, "added_error_share": 1.96 * error, "step_s": step_s}
-        rows.append(row)
+        rows.append(row | added(ratios[name]) | {"step_s": step_s})
     return rows
 
 
 def print_heading() -> None:
     print(
         f"{'way':<18} {'GPUs':>4} {'rate':>7}  {'load':<8} {'achieved':>8} {'on time':>8} {'late':>6} "
-        f"{'missed':>6} {'lost':>5} {'gap p50/p99':>18} {'of a core':>9} {'added to a step':>26}"
+        f"{'missed':>6} {'lost':>5} {'gap p50/p99':>18} {'of a core':>9} {'start':>7}"
     )
 
 
 def print_row(row: dict[str, Any]) -> None:
     gap = f"{row['gap_p50_periods']:.2f}/{row['gap_p99_periods']:.2f}"
-    added = "–"
-    if "added_share" in row:
-        added = (
-            f"{row['added_share']:+.2%} ± {row['added_error_share']:.2%} "
-            f"of {row['step_s'] * 1e3:.0f} ms"
-        )
+    start = "–" if row["start_cpu_s"] is None else f"{row['start_cpu_s']:.2f} s"
     counts = ["–" if row[k] is None else f"{row[k]}" for k in ("late", "missed", "lost")]
     on_time = "–" if row["on_time_share"] is None else f"{row['on_time_share']:.2%}"
     print(
         f"{row['way']:<18} {row['devices']:>4} {row['requested_hz']:>4.0f} Hz  {row['load']:<8} "
         f"{row['achieved_share']:>8.2%} {on_time:>8} {counts[0]:>6} {counts[1]:>6} {counts[2]:>5} "
-        f"{gap:>10} periods {row['core_share']:>9.2%} {added:>26}"
+        f"{gap:>10} periods {row['core_share']:>9.2%} {start:>7}"
     )
+
+
+def print_added(rows: list[dict[str, Any]]) -> None:
+    """What each way adds to a step, and whether that can be told at all."""
+    print(f"\n{'way':<18} {'added to a step':>15} {'quartiles of the pairs':>24}")
+    for row in rows:
+        first, third = row["added_quartiles_share"]
+        spread = f"{first:+.2%} to {third:+.2%}"
+        print(f"{row['way']:<18} {row['added_median_share']:>+15.2%} {spread:>24}")
+    print(f"of steps of {rows[0]['step_s'] * 1e3:.0f} ms")
+    for row in rows:
+        print(verdict(row))
 
 
 def main() -> None:
@@ -498,6 +542,8 @@ def main() -> None:
                 show(row)
     if options.json:
         print(json.dumps(rows, indent=2))
+    elif options.only != "idle":
+        print_added([row for row in rows if "pairs" in row])
 
 
 if __name__ == "__main__":
