@@ -175,6 +175,13 @@ _VIEWS: tuple[View, ...] = (
         "the run cannot be replayed: it has no device events, or their launches were not recorded",
     ),
     View(
+        "critical_path_timeline",
+        "Critical path in time",
+        "What everything waited for, in order of time: rank, cause and name of each stretch.",
+        "chopper.replaying:critical_path_timeline",
+        "the run cannot be replayed: it has no device events, or their launches were not recorded",
+    ),
+    View(
         "lead",
         "Lead of ranks",
         "How long before the last rank each rank begins, by step.",

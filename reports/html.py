@@ -150,6 +150,7 @@ def _data(
                 **({} if clocks is None else clocks.figures),
             },
             "timeline": lanes.windows,
+            "timeline_path": lanes.path,
         }
     )
 

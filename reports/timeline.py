@@ -23,8 +23,9 @@ from chopper.reports.pack import deflate_text, pack
 from chopper.reports.series import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from chopper.analyzers.replay.path import Lane
     from chopper.attribution import Attribution
 
 DEVICE_BUDGET = 320_000
@@ -35,6 +36,7 @@ MAX_WINDOWS = 400
 _MAX_THREADS = 12
 _MAX_DEPTH = 48
 _POINTS_PER_SERIES = 6_000
+_PATH_BUDGET = 100_000
 # Fast compression for much data: 3 costs a third of 6's time for a tenth more bytes.
 _LEVEL = 4
 
@@ -54,6 +56,7 @@ class Timeline:
         names: deflated JSON of names and kinds.
         telemetry: packed series.
         notes: what was left out and why, one sentence each.
+        path: whether the critical path is marked.
     """
 
     windows: list[dict[str, Any]]
@@ -61,6 +64,7 @@ class Timeline:
     names: str
     telemetry: str
     notes: list[str]
+    path: bool = False
 
 
 @dataclass
@@ -120,6 +124,7 @@ def build(
     windows = _windows(attribution)
     ranks = {r: _Rank(attribution, r) for r in dict.fromkeys(w.rank for w in windows)}
     chosen, notes = _choose(windows, ranks, device_budget)
+    paths = _paths(attribution, notes)
     names = _Names()
     kinds = _Kinds(names)
     host_share = _host_shares(chosen, ranks, host_budget)
@@ -128,7 +133,8 @@ def build(
     short = deep = 0
     for window in chosen:
         rank = ranks[window.rank]
-        packer = _Packer(window, rank, kinds)
+        packer = _Packer(window, rank, kinds, paths.get(window.rank))
+        packer.path(_PATH_BUDGET // len(chosen))
         packer.device()
         dropped, hidden = packer.host(host_share[window.rank, window.step_index])
         packer.clock()
@@ -159,7 +165,19 @@ def build(
             f"on threads beyond the {_MAX_THREADS} busiest."
         )
     telemetry = _telemetry(series, entries)
-    return Timeline(entries, packs, kinds.dump(), telemetry, notes)
+    return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(paths))
+
+
+def _paths(attribution: Attribution, notes: list[str]) -> dict[int, Lane]:
+    """Rank → what of the critical path lies on it; nothing, and a note why, where there is none."""
+    from chopper.errors import InputError
+    from chopper.replaying import lanes_of
+
+    try:
+        return lanes_of(attribution)
+    except InputError as exc:
+        notes.append(f"The critical path is not marked: {str(exc).rpartition('replayed: ')[2]}.")
+        return {}
 
 
 def _windows(attribution: Attribution) -> list[_Window]:
@@ -395,10 +413,14 @@ def _levels(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 class _Packer:
     """Rows of one window."""
 
-    def __init__(self, window: _Window, rank: _Rank, kinds: _Kinds) -> None:
+    def __init__(
+        self, window: _Window, rank: _Rank, kinds: _Kinds, lane: Lane | None = None
+    ) -> None:
         self.window = window
         self.rank = rank
         self.kinds = kinds
+        self.lane = lane
+        self._path: list[np.ndarray] = []
         self.rows: list[dict[str, Any]] = []
         self._start: list[np.ndarray] = []
         self._dur: list[np.ndarray] = []
@@ -417,12 +439,56 @@ class _Packer:
         end: np.ndarray,
         kind: np.ndarray,
         share: np.ndarray | None = None,
+        path: np.ndarray | None = None,
     ) -> None:
+        self._path.append(np.zeros(len(start), np.int64) if path is None else path.astype(np.int64))
         self.rows.append({**row, "n": len(start)})
         self._start.append(start - self.window.start_ns)
         self._dur.append(end - start)
         self._kind.append(kind)
         self._share.append(np.zeros(len(start), np.int64) if share is None else share)
+
+    def path(self, keep: int) -> None:
+        """The critical path in this window: what lies on this rank, and where it is elsewhere."""
+        lane, window = self.lane, self.window
+        if lane is None:
+            return
+        names = list(lane.names)
+        kind_of: dict[tuple[int, int], int] = {}
+        here = np.flatnonzero((lane.end_ns > window.start_ns) & (lane.start_ns < window.end_ns))
+        if len(here) > keep:
+            length = (lane.end_ns - lane.start_ns)[here]
+            here = np.sort(here[np.argpartition(length, len(here) - keep)[len(here) - keep :]])
+        pairs = zip(lane.name[here].tolist(), lane.cause[here].tolist(), strict=True)
+        kinds = [
+            kind_of.setdefault(
+                pair, self.kinds.one(names[pair[0]], "path", cause=lane.causes[pair[1]])
+            )
+            for pair in pairs
+        ]
+        away = np.flatnonzero(
+            (lane.away_end_ns > window.start_ns) & (lane.away_start_ns < window.end_ns)
+        )
+        elsewhere = [self.kinds.one(f"on rank {r}", "path") for r in lane.away_rank[away].tolist()]
+        start = np.concatenate([lane.start_ns[here], lane.away_start_ns[away]])
+        end = np.concatenate([lane.end_ns[here], lane.away_end_ns[away]])
+        kind = np.array([*kinds, *elsewhere], dtype=np.int64)
+        order = np.argsort(start, kind="stable")
+        self._add(
+            {"group": "Critical path", "type": "path", "depth": 0},
+            np.clip(start, window.start_ns, window.end_ns)[order],
+            np.clip(end, window.start_ns, window.end_ns)[order],
+            kind[order],
+            path=np.concatenate([np.ones(len(here)), np.zeros(len(away))])[order],
+        )
+
+    def _marked(self, count: int, rows: Callable[[Lane], np.ndarray]) -> np.ndarray:
+        """Mask of what lies on the critical path, of so many events or spans."""
+        mask = np.zeros(count, dtype=bool)
+        if self.lane is not None:
+            found = rows(self.lane)
+            mask[found[found >= 0]] = True
+        return mask
 
     def device(self) -> None:
         """Phases, layers, states and streams."""
@@ -457,6 +523,7 @@ class _Packer:
             )
         )
         share = share[rows]
+        on_path = self._marked(len(rank.start), lambda lane: lane.event[lane.runs])
         self._runs(start, end, phase, class_codes, classes, "Phase", "phase")
         self._runs(start, end, layer, class_codes, classes, "Layer", "layer")
         self._states(start, end, class_codes, classes)
@@ -481,6 +548,7 @@ class _Packer:
                     end[at],
                     kind[at],
                     share[at],
+                    path=on_path[rows[at]],
                 )
 
     def _runs(
@@ -574,6 +642,7 @@ class _Packer:
         kind = self.kinds.many((names.of(spans["name"]), none, none, none, none, none, category))
         start = rank.span_start[rows]
         end = start + rank.span_dur[rows]
+        on_path = self._marked(len(rank.span_start), lambda lane: lane.span)
         pid, tid = spans["pid"].to_numpy(), spans["tid"].to_numpy()
         labels = _thread_names(rank.threads)
         lanes: dict[tuple[int, int], np.ndarray] = {}
@@ -593,6 +662,7 @@ class _Packer:
                     start[at],
                     end[at],
                     kind[at],
+                    path=on_path[rows[at]],
                 )
         return available - len(rows), len(rows) - shown
 
@@ -641,6 +711,7 @@ class _Packer:
             "dur": _join(self._dur),
             "kind": _join(self._kind),
             "share": _join(self._share),
+            "path": _join(self._path),
         }
         return pack({"rows": self.rows}, arrays, level=_LEVEL)
 

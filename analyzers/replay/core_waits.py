@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.core_wait import wait_of_steps
 from chopper.analyzers.columns import ints
+from chopper.analyzers.core_wait import wait_of_steps
 from chopper.analyzers.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES

@@ -16,6 +16,7 @@ from chopper.analyzers.replay.solve import critical_path
 from chopper.causes import LEAVES
 
 if TYPE_CHECKING:
+    from chopper.analyzers.idle import Parts
     from chopper.analyzers.replay.changes import RankFacts
     from chopper.analyzers.replay.scenario import Outcome
 
@@ -33,7 +34,8 @@ class Path:
         start_ns, end_ns: in the graph's time.
         kind: of the edge that the stretch is; LAG where it is a lag.
         event: device event that runs, or that the stretch leads to; -1 for the program's own.
-        interval: interval of the program, -1 for others.
+        interval: interval of the program, also of what the host does once it has waited; -1 for
+            others.
     """
 
     place: np.ndarray
@@ -76,6 +78,10 @@ def path_of(outcome: Outcome, alike: int | None = None) -> Path:
     host = kind == g.PROGRAM
     event = np.where(host, -1, of - base[place])
     interval = np.where(host, of - first[place], -1)
+    awake = np.isin(kind, _AWAKE)
+    for number, node in enumerate(scenario.ranks):
+        mine = np.flatnonzero(awake & (place == number))
+        interval[mine] = np.searchsorted(node.moment, moments[1:][mine])
     # An edge, and then the lag of the moment that it leads to.
     both = [
         np.stack([a, b], axis=1).reshape(-1)
@@ -97,7 +103,7 @@ def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tupl
     """Nanoseconds of the path by (leaf cause, what it was).
 
     What ran is named by its operator or kernel and divided among the causes that the attribution
-    gives it; what the host did by its causes; latencies by theirs.
+    gives it; what the host did, also once it had waited, by its causes; latencies by theirs.
     """
     found: dict[tuple[str, str], float] = defaultdict(float)
     for place, fact in enumerate(facts):
@@ -107,8 +113,9 @@ def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tupl
         length = path.length_ns[rows]
         kind, event = path.kind[rows], path.event[rows]
         _running(fact, event, length, np.isin(kind, [g.RUN, g.TRANSFER]), found)
-        _preparing(outcome, place, fact, path.interval[rows], length, found)
-        _waiting(fact, kind, event, length, found)
+        on_host = path.interval[rows] >= 0
+        _preparing(outcome, place, fact, path, rows[on_host], found)
+        _waiting(fact, kind[~on_host], event[~on_host], length[~on_host], found)
     return dict(found)
 
 
@@ -173,6 +180,8 @@ def _running(
         _add(found, leaf, code[hidden & mask], names, length[rows][hidden & mask])
 
 
+_AWAKE = (g.SYNCHRONIZE, g.COLLECTIVE_WAIT)
+"""Kinds of edges to what the host does once it has waited."""
 _WAITING = {
     g.LAUNCH: "idle.call",
     g.FOLLOW: "idle.call",
@@ -203,18 +212,22 @@ def _preparing(
     outcome: Outcome,
     place: int,
     fact: RankFacts,
-    interval: np.ndarray,
-    length: np.ndarray,
+    path: Path,
+    rows: np.ndarray,
     found: dict[tuple[str, str], float],
 ) -> None:
-    rows = np.flatnonzero(interval >= 0)
+    """What the host did, by its causes; of an interval in which it waited, what came after that."""
     if not len(rows):
         return
-    program = fact.node.program
+    program, parts = fact.node.program, fact.node.program.parts
     on_path = np.zeros(len(program))
-    np.add.at(on_path, interval[rows], length[rows])
-    parts = program.parts
+    since = np.full(len(program), np.iinfo(np.int64).min)
+    interval, event = path.interval[rows], path.event[rows]
+    np.add.at(on_path, interval, path.length_ns[rows])
+    waited = event >= 0
+    since[interval[waited]] = fact.node.joined.links.events.end_ns[event[waited]]
     kept = ~outcome.scenario.removed_parts(place) & (on_path[parts.owner] > 0)
+    kept &= parts.start_ns >= since[parts.owner]
     owner, cause = parts.owner[kept], parts.cause[kept]
     time = (parts.end_ns - parts.start_ns)[kept]
     total = np.bincount(owner, weights=time, minlength=len(program))
@@ -223,9 +236,130 @@ def _preparing(
         if value > 0:
             name = "launching calls" if code == CALL else "host"
             found[IDLE_CAUSES[code], name] += float(value)
-    rest = on_path.sum() - part.sum()
-    if rest > 0:
-        found["idle.preparation.unobserved", "host"] += float(rest)
+    rest = np.where(total > 0, 0.0, on_path)
+    code, names = _names(fact, event)
+    for kind in (g.PROGRAM, *_AWAKE, LAG):
+        mine = (path.kind[rows] == kind) & (rest[interval] > 0)
+        unknown = "idle.preparation.unobserved" if kind == g.PROGRAM else _WAITING[kind]
+        _add(found, unknown, code[mine], names, path.length_ns[rows[mine]])
 
 
-__all__ = ["LAG", "Path", "causes_of", "path_of"]
+@dataclass(frozen=True)
+class Lane:
+    """What of the critical path lies on one rank, in time order.
+
+    Attributes:
+        start_ns, end_ns: stretches, in the rank's own clock.
+        cause: leaf cause of each, as a code into ``causes``.
+        name: what ran or was waited for, as a code into ``names``.
+        event: device event that ran, or that the stretch leads to; -1 for host work.
+        span: host span of host work, -1 for none.
+        runs: mask of the stretches in which the event itself runs.
+        away_start_ns, away_end_ns: stretches on other ranks, in this rank's clock.
+        away_rank: those ranks.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    cause: np.ndarray
+    causes: list[str]
+    name: np.ndarray
+    names: list[str]
+    event: np.ndarray
+    span: np.ndarray
+    runs: np.ndarray
+    away_start_ns: np.ndarray
+    away_end_ns: np.ndarray
+    away_rank: np.ndarray
+
+
+def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
+    """The stretches of an unchanged run's critical path that lie on a rank."""
+    fact = facts[place]
+    node = fact.node
+    mine = np.flatnonzero(path.place == place)
+    event_names, values = _names(fact, path.event[mine])
+    span_codes, span_values = node.joined.links.host.names
+    names = [*values, *span_values, "host"]
+    causes = [*LEAVES]
+    code = {leaf: i for i, leaf in enumerate(causes)}
+    kind = path.kind[mine]
+    runs = np.isin(kind, [g.RUN, g.TRANSFER]) & (path.event[mine] >= 0)
+    waits = {of: code[cause] for of, cause in _WAITING.items()}
+    cause = np.array([waits.get(k, code[LATENCY]) for k in range(LAG + 1)])[kind]
+    cause[runs] = _main_cause(fact, code)[path.event[mine][runs]]
+    on_host = path.interval[mine] >= 0
+    owner, start, end, part = _along(node.program.parts, path, mine[on_host], node.offset_ns)
+    span = node.program.parts.span[part]
+    of_idle = np.array([code[c] for c in IDLE_CAUSES])
+    if len(span_values):
+        span_name = np.where(span >= 0, len(values) + span_codes[span], len(names) - 1)
+    else:
+        span_name = np.full(len(span), len(names) - 1)
+    other = np.flatnonzero(~on_host)
+    nothing = np.full(len(owner), -1, dtype=np.int64)
+    columns = [
+        np.concatenate(pair)
+        for pair in (
+            (path.start_ns[mine[other]] + node.offset_ns, start),
+            (path.end_ns[mine[other]] + node.offset_ns, end),
+            (cause[other], of_idle[node.program.parts.cause[part]]),
+            (event_names[other], span_name),
+            (path.event[mine[other]], nothing),
+            (np.full(len(other), -1), span),
+            (runs[other], nothing >= 0),
+        )
+    ]
+    order = np.argsort(columns[0], kind="stable")
+    start, end, cause, name, event, span, runs = (column[order] for column in columns)
+    away = np.flatnonzero(path.place != place)
+    first = np.ones(len(away), dtype=bool)
+    first[1:] = (np.diff(away) > 1) | (np.diff(path.place[away]) != 0)
+    head = away[first]
+    tail = away[np.append(np.flatnonzero(first)[1:] - 1, len(away) - 1)] if len(away) else away
+    return Lane(
+        start,
+        end,
+        cause,
+        causes,
+        name,
+        names,
+        event,
+        span,
+        runs,
+        path.start_ns[head] + node.offset_ns,
+        path.end_ns[tail] + node.offset_ns,
+        np.array([f.node.rank for f in facts])[path.place[head]],
+    )
+
+
+def _main_cause(fact: RankFacts, code: dict[str, int]) -> np.ndarray:
+    """The leaf in which each device event spends most, as a code; what runs hidden is unmodelled."""
+    links = fact.node.joined.links
+    found = np.full(len(fact.node.start), code["compute.unmodelled"])
+    found[links.work_class == COMMUNICATION] = code["communication.unseparated"]
+    found[links.work_class == COPY] = code["copy.other"]
+    most = np.zeros(len(found))
+    for leaf, number in code.items():
+        time = None if leaf.startswith("idle.") else fact.of_events(leaf)
+        if time is not None:
+            found[time > most] = number
+            most = np.maximum(most, time)
+    return found
+
+
+def _along(
+    parts: Parts, path: Path, rows: np.ndarray, offset_ns: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Host stretches cut along what the host did: (row, start_ns, end_ns, part)."""
+    low = np.searchsorted(parts.owner, path.interval[rows], side="left")
+    count = np.searchsorted(parts.owner, path.interval[rows], side="right") - low
+    of = np.repeat(np.arange(len(rows)), count)
+    part = np.arange(len(of)) + np.repeat(low - np.cumsum(count) + count, count)
+    start = np.maximum(parts.start_ns[part], path.start_ns[rows][of] + offset_ns)
+    end = np.minimum(parts.end_ns[part], path.end_ns[rows][of] + offset_ns)
+    some = end > start
+    return rows[of[some]], start[some], end[some], part[some]
+
+
+__all__ = ["LAG", "Lane", "Path", "causes_of", "lane_of", "path_of"]

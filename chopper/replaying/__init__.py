@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from chopper.replaying.answers import SCHEMA, Recoverable, WhatIf
 from chopper.replaying.asked import ALIASES, Changes, causes_named, changes_of
-from chopper.replaying.path import critical_path
+from chopper.replaying.path import critical_path, critical_path_timeline, lanes_of
 from chopper.replaying.replay import Replay, recoverable, replay_of
 
 __all__ = [
@@ -20,6 +20,8 @@ __all__ = [
     "causes_named",
     "changes_of",
     "critical_path",
+    "critical_path_timeline",
+    "lanes_of",
     "recoverable",
     "replay_of",
 ]

@@ -1,12 +1,14 @@
-"""The critical path of a run, as a table."""
+"""The critical path of a run, as tables."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.replay.path import causes_of, path_of
+from chopper.analyzers.columns import dictionary, nullable
+from chopper.analyzers.replay.path import Lane, causes_of, lane_of, path_of
 from chopper.errors import InputError
 from chopper.replaying.replay import replay_of
 from chopper.tables import TABLES
@@ -37,4 +39,46 @@ def critical_path(attribution: Attribution) -> pa.Table:
     )
 
 
-__all__ = ["critical_path"]
+def critical_path_timeline(attribution: Attribution) -> pa.Table:
+    """The critical path of a run in time order. -> CRITICAL_PATH_TIMELINE."""
+    declared = TABLES["critical_path_timeline"]
+    try:
+        lanes = lanes_of(attribution)
+    except InputError:
+        return declared.empty()
+    begin = min((int(lane.start_ns[0]) for lane in lanes.values() if len(lane.event)), default=0)
+    parts = []
+    for rank, lane in lanes.items():
+        parts.append(
+            pa.table(
+                {
+                    "rank": pa.array(np.full(len(lane.event), rank), pa.int32()),
+                    "start_ns": pa.array(lane.start_ns - begin),
+                    "dur_ns": pa.array(lane.end_ns - lane.start_ns),
+                    "cause": dictionary(lane.cause, lane.causes),
+                    "name": dictionary(lane.name, lane.names),
+                    "event_row": nullable(np.where(lane.runs, lane.event, -1)),
+                    "span_row": nullable(lane.span),
+                },
+                schema=declared.arrow,
+            )
+        )
+    found = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+    return declared.validate(found.sort_by("start_ns"))
+
+
+def lanes_of(attribution: Attribution) -> dict[int, Lane]:
+    """Rank → what of the critical path lies on it.
+
+    Raises:
+        InputError: the run cannot be replayed.
+    """
+    replay = replay_of(attribution)
+    path = path_of(replay.unmodified)
+    return {
+        fact.node.rank: lane_of(path, place, replay.facts)
+        for place, fact in enumerate(replay.facts)
+    }
+
+
+__all__ = ["critical_path", "critical_path_timeline", "lanes_of"]

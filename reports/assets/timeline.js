@@ -5,7 +5,7 @@
  * that events cover (from running sums, so exactly), in the colour of the longest of them. The
  * cost of a frame depends on its width, not on the number of events.
  */
-const HEIGHTS = { phase: 20, layer: 20, state: 24, device: 22, host: 17, clock: 20, telemetry: 58 };
+const HEIGHTS = { path: 20, phase: 20, layer: 20, state: 24, device: 22, host: 17, clock: 20, telemetry: 58 };
 const GROUP_GAP = 7, RULER = 26, MINI = 34, MIN_SPAN_NS = 40;
 const NAME_COLORS = ["#3b7dd8", "#12a17d", "#e07b1a", "#c05a9c", "#c9a227", "#6a5acd", "#3d9fc9", "#d1491b", "#7d7768", "#8fae3c"];
 const HOST_COLORS = { annotation: "#7d8aa5", cpu_op: "#9db2cf", runtime: "#d9a15f", driver: "#d9a15f", sync: "#c46a3b", python: "#b9c4b0", gc: "#8a8f3c", overhead: "#a7a7a7" };
@@ -20,6 +20,7 @@ class Timeline {
     this.data = data;
     this.windows = data.timeline;
     this.mode = "cause";
+    this.onPath = false;
     this.packs = new Map();
     this.expanded = new Map();
     this.query = "";
@@ -110,7 +111,9 @@ class Timeline {
           row.hi = i;
         }
         for (i = 0; i < n; i++) sum[i + 1] = sum[i] + arrays.dur[i];
-        return { rows: meta.rows, start, end, sum, dur: arrays.dur, kind: arrays.kind, share: arrays.share };
+        const path = arrays.path, onPath = new Uint32Array(n + 1);
+        for (i = 0; i < n; i++) onPath[i + 1] = onPath[i] + path[i];
+        return { rows: meta.rows, start, end, sum, dur: arrays.dur, kind: arrays.kind, share: arrays.share, path, onPath };
       })());
     }
     return this.packs.get(window.id);
@@ -214,6 +217,7 @@ class Timeline {
       const phase = kinds.phase[k] < 0 ? null : this.names[kinds.phase[k]];
       if (category === "phase" && this.mode === "phase") colors[k] = data.phase_colors[name] || data.phase_colors.other;
       else if (category === "phase" || category === "layer") colors[k] = band;
+      else if (category === "path") colors[k] = cause(kinds.first[k]) || band;
       else if (category === "state") colors[k] = cause(kinds.first[k]);
       else if (category in HOST_COLORS) colors[k] = HOST_COLORS[category];
       else if (this.mode === "phase") colors[k] = data.phase_colors[phase] || data.phase_colors.other;
@@ -234,6 +238,7 @@ class Timeline {
 
   legend() {
     const { pack, kinds, data } = this, spent = new Map();
+    if (this.onPath) { this.pathLegend(); return; }
     for (const row of pack.rows) {
       if (row.type !== "state" && row.type !== "device") continue;
       for (let i = row.lo; i < row.hi; i++) {
@@ -247,6 +252,33 @@ class Timeline {
         this.mode === "phase" ? key : data.cause_labels[key] || key));
     if (this.mode === "cause") items.push(el("li", {}, el("i", { style: { background: "#8a8f98", opacity: 0.4 } }), "pale: hidden, costs no time"));
     $("tl-legend").replaceChildren(...items);
+  }
+
+  /** What the critical path consists of in this window: causes by their share of it. */
+  pathLegend() {
+    const { pack, kinds, names, data } = this, spent = new Map();
+    let total = 0;
+    for (const row of pack.rows) {
+      if (row.type !== "path") continue;
+      for (let i = row.lo; i < row.hi; i++) {
+        const first = kinds.first[pack.kind[i]], key = first < 0 ? null : names[first];
+        spent.set(key, (spent.get(key) || 0) + pack.dur[i]);
+        total += pack.dur[i];
+      }
+    }
+    const words = (key, time) => `${key === null ? "on other ranks" : data.cause_labels[key] || key} ${percent(time / total)}`;
+    const items = [...spent].sort((a, b) => b[1] - a[1]).slice(0, 14).map(([key, time]) =>
+      el("li", {}, el("i", { style: { background: key === null ? css("--band") : data.cause_colors[key] || "#9aa0a8" } }), words(key, time)));
+    items.unshift(el("li", {}, el("i", { class: "on-path" }), "underlined: on the critical path"));
+    $("tl-legend").replaceChildren(...items);
+  }
+
+  togglePath() {
+    if (!this.data.timeline_path) return;
+    this.onPath = !this.onPath;
+    $("tl-path").setAttribute("aria-pressed", String(this.onPath));
+    this.legend();
+    this.draw();
   }
 
   // ---- drawing ----
@@ -294,8 +326,10 @@ class Timeline {
   }
 
   lane(g, p, { row, y, h, type }) {
-    const { start, end, sum, kind, dur } = this.pack, scale = this.width / (this.t1 - this.t0);
+    const { start, end, sum, kind, dur, path, onPath } = this.pack, scale = this.width / (this.t1 - this.t0);
     const matches = this.matches, searching = matches !== null;
+    const marking = this.onPath && (type === "device" || type === "host");
+    const underline = (x, wide) => { g.globalAlpha = 1; g.fillStyle = p.accent; g.fillRect(x, y + h - 3, wide, 3); };
     g.font = `${type === "host" ? 10.5 : 11}px ${css("--sans")}`;
     g.textBaseline = "middle";
     let i = lowerBound(start, this.t0, row.lo, row.hi);
@@ -305,10 +339,12 @@ class Timeline {
       if (x1 - x0 >= 1) {
         const left = Math.max(x0, -2), right = Math.min(x1, this.width + 2), wide = right - left;
         const k = kind[i], hit = searching && matches.kinds[k];
-        g.globalAlpha = (p.faint[k] ? 0.38 : 1) * (searching && !hit ? 0.16 : 1);
+        const off = marking && !path[i];
+        g.globalAlpha = (p.faint[k] ? 0.38 : 1) * ((searching && !hit) || off ? 0.16 : 1);
         g.fillStyle = p.colors[k];
         g.fillRect(left, y, wide > 3 ? wide - 0.75 : wide, h);
-        if (wide > 34 && type !== "mini") this.text(g, k, left, y, wide, h, type, p.faint[k] || (searching && !hit));
+        if (wide > 34 && type !== "mini") this.text(g, k, left, y, wide, h, type, p.faint[k] || (searching && !hit) || off);
+        if (marking && !off) underline(left, wide > 3 ? wide - 0.75 : wide);
         i++;
         continue;
       }
@@ -321,9 +357,11 @@ class Timeline {
       const stride = Math.max(1, Math.floor((j - i) / 16));
       for (let m = i; m < j; m += stride) if (dur[m] > dur[longest]) longest = m;
       const hit = searching && matches.prefix[j] - matches.prefix[i] > 0;
-      g.globalAlpha = Math.max(0.22, covered) * (searching && !hit ? 0.16 : 1);
+      const on = marking && onPath[j] > onPath[i];
+      g.globalAlpha = Math.max(0.22, covered) * ((searching && !hit) || (marking && !on) ? 0.16 : 1);
       g.fillStyle = hit ? p.accent : p.colors[kind[longest]];
       g.fillRect(column, y, 1, h);
+      if (on) underline(column, 1);
       i = j;
     }
     g.globalAlpha = 1;
@@ -494,6 +532,8 @@ class Timeline {
   }
 
   listen() {
+    $("tl-path").hidden = !this.data.timeline_path;
+    $("tl-path").addEventListener("click", () => this.togglePath());
     $("tl-in").addEventListener("click", () => this.zoom(0.5));
     $("tl-out").addEventListener("click", () => this.zoom(2));
     $("tl-fit").addEventListener("click", () => this.range(0, this.window.dur_ns));
@@ -527,7 +567,7 @@ class Timeline {
       0: () => this.range(0, this.window.dur_ns), Home: () => this.range(0, this.window.dur_ns),
       Enter: () => this.jump(e.shiftKey ? -1 : 1), "/": () => $("tl-search").focus(),
       f: () => this.selected && this.around(this.selected.i), Escape: () => this.select(null),
-      "[": () => this.neighbour(-1), "]": () => this.neighbour(1),
+      c: () => this.togglePath(), "[": () => this.neighbour(-1), "]": () => this.neighbour(1),
     }[e.key];
     if (!act) return;
     e.preventDefault();
@@ -632,7 +672,7 @@ class Timeline {
   }
 
   describe(i) {
-    const k = this.pack.kind[i], device = !["phase", "layer", "state"].includes(this.names[this.kinds.category[k]]);
+    const k = this.pack.kind[i], device = !["phase", "layer", "state", "path"].includes(this.names[this.kinds.category[k]]);
     const nodes = [el("div", { class: "t" }, this.title(k)), ...this.facts(i).map(([a, b]) => tipRow(a, b))];
     const causes = this.causesOf(i);
     causes.forEach(([label, share, color], n) => nodes.push(tipRow(n ? "" : "Counts as", share === null ? (n ? `then ${label}` : label) : `${label} ${percent(share)}`, color)));

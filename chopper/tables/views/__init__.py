@@ -36,6 +36,7 @@ from chopper.tables.views.memory import (
 from chopper.tables.views.operations import (
     CPU_USE,
     CRITICAL_PATH,
+    CRITICAL_PATH_TIMELINE,
     KERNELS,
     LAUNCHES,
     OPERATIONS,
@@ -68,6 +69,7 @@ VIEW_TABLES: tuple[Table, ...] = (
     EXPOSED_COMMUNICATION,
     OVERLAP,
     CRITICAL_PATH,
+    CRITICAL_PATH_TIMELINE,
     LEAD,
     CLOCK_BY_PHASE,
     CLOCK_BY_OPERATOR,

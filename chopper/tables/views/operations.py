@@ -261,12 +261,30 @@ SCHEDULING = Table(
 CRITICAL_PATH = Table(
     "critical_path",
     1,
-    "The critical path of a run by leaf cause, by and by what ran or was waited for: a replay's "
+    "The critical path of a run by leaf cause, and by what ran or was waited for: a replay's "
     "longest chain of dependencies to the end of the last step. Its times sum to the path.",
     (
         column("cause", "string", "Id of a leaf cause."),
         column("name", "string", "Operator, kernel or host work."),
         ns("time_ns", "Time on the path."),
         maybe("share_ratio", "float64", "Of the path.", "ratio"),
+    ),
+)
+
+CRITICAL_PATH_TIMELINE = Table(
+    "critical_path_timeline",
+    1,
+    "The critical path of a run in order of time: which rank everything waited for, and for what. "
+    "Stretches of the host lie on it where it was the host that was waited for.",
+    (
+        column("rank", "int32", "Rank on which the stretch lies."),
+        ns("start_ns", "Start, from that of the path, in the clock of the rank."),
+        ns("dur_ns", "Duration."),
+        column(
+            "cause", "string", "Id of a leaf cause: of what ran, the one with most of its time."
+        ),
+        column("name", "string", "Operator, kernel, host span, or what a wait led to."),
+        maybe("event_row", "int64", "Device event that ran."),
+        maybe("span_row", "int64", "Host span that ran."),
     ),
 )
