@@ -140,10 +140,11 @@ def _rows(
     seconds = (end - start) / 1e9
 
     def grown(*columns: str) -> np.ndarray:
-        """Sum of those that are counted; NaN where none is."""
-        each = np.stack([link.grown(c, start, end) for c in columns])
-        known = np.isfinite(each)
-        return np.where(known.any(axis=0), np.where(known, each, 0.0).sum(axis=0), np.nan)
+        """Sum of those that the link counts; NaN where none is, or one of them is not known."""
+        counted = [c for c in columns if c in link.total and np.isfinite(link.total[c]).any()]
+        if not counted:
+            return np.full(len(start), np.nan)
+        return np.stack([link.grown(c, start, end) for c in counted]).sum(axis=0)
 
     tx, rx = grown("tx_bytes"), grown("rx_bytes")
     pause = [link.grown(f"rx_pause_ns/{p}", start, end) for p in range(_PRIORITIES)]

@@ -157,6 +157,16 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
                 "chopper import says otherwise",
             )
         )
+    if log.repeated_count:
+        found.append(
+            Finding(
+                code="telemetry.clock_set_back",
+                severity="warning",
+                count=log.repeated_count,
+                message=f"{file.name}: its clock was set back, and {log.repeated_count} rows of "
+                "times that passed twice are left out (the end of summer time? log in UTC)",
+            )
+        )
     if log.bad_rows_count:
         found.append(
             Finding(

@@ -256,6 +256,8 @@ _CHECKS = (
         "delay): other programs, or more threads than cores, lengthen whatever the host does, and "
         "causes such as dispatch and user Python are as much the machine's as the program's.",
     ),
+    Check("telemetry.clock_set_back", "A log's clock was set back", "Rows of times that passed twice "
+          "are left out: nobody can tell which of them a kernel saw."),
     Check("telemetry.rows_lost", "Rows of a log left out", "They name no device or no time."),
     Check(
         "telemetry.time_zone",
@@ -287,6 +289,14 @@ _CHECKS = (
         "Collectives not matched",
         "Most of the collectives' time could not be matched on all ranks of their group.",
         _WAIT,
+    ),
+    Check(
+        "communication.numbers_differ",
+        "Collectives counted differently",
+        "Ranks of a process group give one sequence number to collectives of different names or "
+        "sizes, or, on one clock, to some that were never under way together: one of them counts "
+        "from elsewhere, or the traces are of different runs. The group's collectives are matched "
+        "by time instead, where its members are told, else not at all.",
     ),
     Check("run.no_common_time", "No common time", "The ranks' traces share no moment: their clocks "
         "disagree, or they are different windows.", _WAIT),

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from chopper._format import ranges
+from chopper._wall_clock import in_order
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
             chosen = _of_device(table, part)
             by_ordinal = source != rank and not _named(table, part)
             if chosen.num_rows and not (by_ordinal and _ordinals_repeat(run, beside)):
-                return chosen.sort_by("time_ns")
+                return in_order(chosen)
     return TABLES[name].empty()
 
 
@@ -73,8 +74,7 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
         return []
     numbers = sorted(pc.unique(table["device_id"]).to_pylist())
     return [
-        (number, table.filter(pc.equal(table["device_id"], number)).sort_by("time_ns"))
-        for number in numbers
+        (number, in_order(table.filter(pc.equal(table["device_id"], number)))) for number in numbers
     ]
 
 

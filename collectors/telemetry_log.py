@@ -13,6 +13,7 @@ from datetime import UTC, datetime, tzinfo
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from chopper._wall_clock import in_order
 from chopper.errors import InputError
 from chopper.tables import TABLES
 
@@ -34,6 +35,7 @@ class TelemetryLog:
         ignored: headings that no column of ours takes.
         local_time: its times name no zone, so they were read as UTC or as the zone that was given.
         rows_count, bad_rows_count: rows read, and rows left out because they could not be.
+        repeated_count: rows left out because the clock was set back over their time.
     """
 
     tables: dict[str, pa.Table]
@@ -41,6 +43,7 @@ class TelemetryLog:
     local_time: bool
     rows_count: int
     bad_rows_count: int
+    repeated_count: int = 0
 
 
 # Pattern of a heading without its unit → (table, column). Looked for in this order.
@@ -169,8 +172,6 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
     """
     import csv
 
-    import pyarrow as pa
-
     lines = text.splitlines()
     if not looks_like_log(text):
         raise InputError(
@@ -228,12 +229,8 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
         raise InputError(
             f"{where}: a telemetry log without a readable row ({bad} could not be read)"
         )
-    tables = {
-        name: TABLES[name]
-        .validate(pa.Table.from_pylist(found, schema=TABLES[name].arrow))
-        .sort_by("time_ns")
-        for name, found in rows.items()
-    }
+    tables = {name: _by_device(name, found) for name, found in rows.items()}
+    repeated = max(len(found) - tables[name].num_rows for name, found in rows.items())
     used = {time_at, device_at, uuid_at, *placed}
     return TelemetryLog(
         tables,
@@ -241,7 +238,20 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
         local,
         read,
         bad,
+        repeated,
     )
+
+
+def _by_device(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+    """The rows as a table sorted by time, each device's without times that passed twice."""
+    import pyarrow as pa
+
+    own: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        own.setdefault(row["device_id"], []).append(row)
+    declared = TABLES[name]
+    parts = [in_order(pa.Table.from_pylist(some, schema=declared.arrow)) for some in own.values()]
+    return declared.validate(pa.concat_tables(parts).unify_dictionaries().sort_by("time_ns"))
 
 
 def _device(cell: str, uuids: dict[str, int]) -> int | None:

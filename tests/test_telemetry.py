@@ -66,6 +66,22 @@ def test_the_hosts_samples_are_divided_by_uuid_whatever_the_order_of_devices() -
     assert second["sm_clock_hz"].to_pylist() == [10**9] * 2
 
 
+def test_times_that_passed_twice_are_of_nobody() -> None:
+    """A reading each 100 ms; after 4 s the host's clock is set back by 2 s, then goes on."""
+    ms = 1_000_000
+    taken = [*range(0, 4000, 100), *range(2000, 6000, 100)]
+    run = a_run([part(0)], {0: clocks(*((t * ms, 0, None) for t in taken))})
+    found = [t // ms for t in of_rank(run, 0, "device_clock")["time_ns"].to_pylist()]
+    assert found == [*range(0, 2000, 100), *range(4000, 6000, 100)]
+
+
+def test_rows_of_threads_that_passed_each_other_are_all_kept() -> None:
+    ms = 1_000_000
+    run = a_run([part(0)], {0: clocks(*((t * ms, 0, None) for t in (0, 200, 100, 300)))})
+    found = of_rank(run, 0, "device_clock")["time_ns"].to_pylist()
+    assert found == [0, 100 * ms, 200 * ms, 300 * ms]
+
+
 def test_a_device_that_was_not_sampled_never_gets_anothers_clock() -> None:
     run = a_run([part(0, UUID)], {0: clocks((10, 0, f"GPU-{OTHER}"))})
     assert of_rank(run, 0, "device_clock").num_rows == 0

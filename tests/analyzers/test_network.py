@@ -158,6 +158,14 @@ def test_a_counter_that_went_backwards_tells_nothing_of_that_step() -> None:
     assert None not in by_step  # nor is anything claimed of the run
 
 
+def test_a_sum_of_which_a_part_is_not_known_is_unknown() -> None:
+    rows = counters([0, 10, 20, 30, 40], sequence_error_count=0)
+    for row, timeouts in zip(rows, [0, 1, 5, 0, 2], strict=True):  # reset in the third step
+        row["timeout_count"] = timeouts
+    by_step = {row["step"]: row["retransmit_count"] for row in links_of(fabric_port=rows)}
+    assert (by_step[0], by_step[1], by_step[2], by_step[3]) == (1, 4, None, 2)
+
+
 def test_a_counter_that_stuck_at_32_bits_is_unknown() -> None:
     stuck = 4 * (2**32 - 1)
     assert links_of(fabric_port=counters([stuck] * 5)) == []

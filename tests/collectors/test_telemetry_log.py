@@ -98,6 +98,21 @@ def test_rows_that_cannot_be_read_are_counted_and_the_rest_is_kept() -> None:
     assert "device_counter" not in log.tables
 
 
+def test_rows_of_a_time_that_passed_twice_are_left_out() -> None:
+    """A row a minute from 02:50 to 02:59, then an hour back to 02:00, as summer time ends."""
+    minutes = [*range(50, 60), *range(60), *range(60, 70)]
+    lines = [
+        f"2025-10-26 0{2 + m // 60}:{m % 60:02}:00, {gpu}, {100 + i}"
+        for i, m in enumerate(minutes)
+        for gpu in (0, 1)
+    ]
+    log = read_log("timestamp,gpu,power_w\n" + "\n".join(lines) + "\n", "log.csv")
+    clocks = log.tables["device_clock"].to_pylist()
+    # From 02:00 to 02:59 nobody knows which hour it was.
+    assert [r["power_w"] for r in clocks if r["device_id"] == 1] == [170.0 + i for i in range(10)]
+    assert log.repeated_count == 2 * 70
+
+
 def test_uuids_in_place_of_numbers_are_devices_of_their_own() -> None:
     text = "timestamp,uuid,power_w\n1754586662,GPU-aa,1\n1754586662,GPU-bb,2\n"
     clocks = read_log(text, "log.csv").tables["device_clock"]
