@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.collectives import Communication, Matched, describe, link_peaks
+from chopper.analyzers.collectives import Communication, describe, link_peaks
 from chopper.analyzers.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.communication import communication_table
 from chopper.analyzers.compute import (
@@ -26,6 +26,7 @@ from chopper.analyzers.factors import Factors, measure
 from chopper.analyzers.host_device import host_as_device
 from chopper.analyzers.idle import IDLE_CAUSES, Gaps, split_idle
 from chopper.analyzers.links import PHASES, Links, link
+from chopper.analyzers.matching import Matched
 from chopper.analyzers.quality import check_rank
 from chopper.analyzers.states import States, exclusive_states
 from chopper.analyzers.trace import DeviceEvents, HostSpans

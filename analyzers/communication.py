@@ -26,8 +26,9 @@ from chopper.analyzers.intervals import union
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.analyzers.collectives import Communication, Matched
+    from chopper.analyzers.collectives import Communication
     from chopper.analyzers.links import Links
+    from chopper.analyzers.matching import Matched
     from chopper.attribution import Attribution
 
 _WAIT = "communication.wait"

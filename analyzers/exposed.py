@@ -17,7 +17,8 @@ from chopper.analyzers.links import COMMUNICATION, COPY
 
 if TYPE_CHECKING:
     from chopper.analyzers.attribute import JoinedRank
-    from chopper.analyzers.collectives import Communication, Matched
+    from chopper.analyzers.collectives import Communication
+    from chopper.analyzers.matching import Matched
     from chopper.analyzers.states import States
     from chopper.analyzers.trace import DeviceEvents
 

@@ -110,7 +110,7 @@ def growing(sizes: list[int], repeats: int, peers_up_to: int) -> None:
 def matching(collectives: int = 5_000, ranks: int = 64) -> None:
     """The collectives of many ranks matched."""
     from chopper.analyzers.attribute import join_rank
-    from chopper.analyzers.collectives import match
+    from chopper.analyzers.matching import match
 
     print(
         f"{collectives:,} collectives × {ranks} ranks    {'join s':>8} {'match s':>8} {'matched':>8}"

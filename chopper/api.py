@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.analyzers.attribute import JoinedRank, RankResult
-    from chopper.analyzers.collectives import Matched
     from chopper.analyzers.compute import Ceiling
+    from chopper.analyzers.matching import Matched
     from chopper.analyzers.waves import UnitLimits
     from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
     from chopper.calibration import Calibration
@@ -55,6 +55,9 @@ def attribute(run: Run | str | Path) -> Attribution:
 
     Args:
         run: a run, or anything that :func:`load` takes.
+
+    Raises:
+        InputError: there is nothing there, or not what it should be.
     """
     run = load(run) if isinstance(run, str | Path) else run
     joined, ceilings = _join(run)
@@ -108,12 +111,31 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
 
 def _match(run: Run, joined: list[JoinedRank]) -> dict[int, Matched]:
     """The collectives of joined ranks, matched over ranks."""
-    from chopper.analyzers.collectives import match
+    from chopper.analyzers.matching import match
 
-    hosts = {part.hostname for part in run.manifest.ranks}
     return match(
-        [(j.given.rank, j.links, j.communication) for j in joined],
-        one_clock=len(hosts) == 1 and None not in hosts,
+        [(j.given.rank, j.links, j.communication) for j in joined], one_clock=_on_one_host(run)
+    )
+
+
+def _on_one_host(run: Run) -> bool:
+    """Whether the ranks share a host, and so a clock.
+
+    Where traces name no host, they are of one when each lists the devices of all and the ranks are
+    placed on them one after another, as launchers do on each host.
+    """
+    parts = run.manifest.ranks
+    hosts = {part.hostname for part in parts}
+    if hosts != {None}:
+        return len(hosts) == 1
+    if any(f.code == "run.no_common_time" for f in run.manifest.findings):
+        return False
+    used = [part.device_id for part in parts if part.device_id is not None]
+    begins = {part.rank - device for part, device in zip(parts, used, strict=False)}
+    return (
+        len(used) == len(parts)
+        and len(begins) == 1
+        and all({*used} <= {device.device_id for device in part.devices} for part in parts)
     )
 
 
@@ -161,6 +183,7 @@ def _attribute(
     for result in results:
         findings += [*run.part(result.rank).findings, *result.findings]
     findings += _clock_findings(offsets_ns)
+    findings += _numbering_findings(matched)
     coverage = _coverage(results)
     findings = _matching_findings(findings, coverage.get("collectives_matched_ratio"))
     findings += _sampler_findings(run)
@@ -201,6 +224,9 @@ def compare(
         b: the run that is judged.
         allow_different: give a verdict although the runs do not do the same work.
         all_steps: keep leading steps that took much longer than those after them.
+
+    Raises:
+        InputError: one of them is neither a run nor traces.
     """
     from chopper.analyzers.compare import compare as compared
     from chopper.attribution import Attribution
@@ -264,10 +290,21 @@ def report(
 ) -> Path:
     """Write a report; the format follows the extension: .html, .md, .json or .txt.
 
+    Args:
+        run: a run or its attribution, or anything that :func:`load` takes.
+        output: the file to write.
+        force: replace the file when it exists.
+
+    Returns:
+        ``output`` as a path.
+
     Raises:
-        OutputError: it cannot be written, or exists and ``force`` is False.
+        OutputError: it cannot be written, exists and ``force`` is False, lies inside a run, or is
+            what the report is made from.
         UsageError: no such format.
+        InputError: ``run`` is neither a run nor traces.
     """
+    from chopper._pages import check_page
     from chopper.attribution import Attribution
     from chopper.errors import OutputError
     from chopper.reports import format_of, render
@@ -277,6 +314,12 @@ def report(
     kind = format_of(output)
     if output.exists() and not force:
         raise OutputError(f"{output}: exists already; pass force=True to replace it")
+    if isinstance(run, str | Path):
+        check_page(output, [run])
+        run = load(run)
+    of = run.run if isinstance(run, Attribution) else run
+    imported = of.manifest.ranks if of.path is None else []
+    check_page(output, [file for part in imported for file in part.traces])
     attribution = run if isinstance(run, Attribution) else attribute(run)
     write_atomic(output, render(attribution, kind).encode())
     return output
@@ -482,6 +525,24 @@ def _clock_findings(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Findi
         )
         for rank, (offset, other) in offsets_ns.items()
         if abs(offset) >= _CLOCK_OFFSET_SAID_NS
+    ]
+
+
+def _numbering_findings(matched: dict[int, Matched]) -> list[Finding]:
+    """Groups whose sequence numbers were not used, because their ranks do not count alike."""
+    from chopper.manifest import Finding
+
+    return [
+        Finding(
+            code="communication.numbers_differ",
+            severity="warning",
+            count=group.differing_count,
+            message=f"group {group.group or '(unnamed)'} of {group.size} ranks: ranks "
+            f"{group.ranks[0]} and {group.ranks[1]} mean different collectives by "
+            f"{group.differing_count} of {group.compared_count} sequence numbers: they do not count "
+            "alike, or are of different runs; matched by time instead",
+        )
+        for group in next((m.misnumbered for m in matched.values()), ())
     ]
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper.api import _on_one_host
 from chopper.checks import CHECKS
+from chopper.manifest import Device, Finding, RankManifest, RunManifest
+from chopper.run import Run
 from tests.kineto_writer import Trace
 
 US = 1_000
@@ -218,6 +221,33 @@ def test_clocks_of_ranks_that_disagree_by_seconds(tmp_path, clock_ns):
     offset = finding(found, "run.clock_offset").message
     assert f"{abs(clock_ns) // 1000} µs {'ahead' if clock_ns > 0 else 'behind'}" in offset
     assert "set right" in finding(found, "run.no_common_time").message
+
+
+@pytest.mark.parametrize(
+    ("devices", "listed", "hosts", "same"),
+    [
+        ((0, 1, 2), 8, (None,) * 3, True),
+        # One GPU of each of three hosts; of two hosts with two each; of devices that are not listed.
+        ((0, 0, 0), 8, (None,) * 3, False),
+        ((0, 1, 0), 2, (None,) * 3, False),
+        ((0, 1, 2), 1, (None,) * 3, False),
+        ((0, 1, None), 8, (None,) * 3, False),
+        ((0, 0, 0), 1, ("a", "a", "a"), True),
+        ((0, 1, 2), 8, ("a", "a", "b"), False),
+        ((0, 1, 2), 8, ("a", "a", None), False),
+    ],
+)
+def test_ranks_of_one_host_are_known_by_its_name_or_by_its_devices(devices, listed, hosts, same):
+    every = [Device(device_id=i) for i in range(listed)]
+    parts = [
+        RankManifest(rank=8 + i, device_id=device, devices=every, hostname=host)
+        for i, (device, host) in enumerate(zip(devices, hosts, strict=True))
+    ]
+    run = Run(RunManifest(kind="imported", name="", ranks=parts), None)
+    assert _on_one_host(run) is same
+    apart = Finding(code="run.no_common_time", severity="warning", message="")
+    run.manifest.findings.append(apart)
+    assert _on_one_host(run) is (same and hosts[0] is not None)
 
 
 # ---------------------------------------------------------------- steps

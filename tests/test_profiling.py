@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -24,7 +25,7 @@ from chopper import _session, _step_log, registry
 from chopper._steps import DEFAULT_WINDOWS, OptimizerCycle, Window, parse_windows
 from chopper.errors import OutputError, UsageError
 from chopper.run import MANIFEST, Run
-from tests.conftest import tmpfs
+from tests.conftest import take_signals, tmpfs
 
 TRACE_ONLY = ("torch_trace",)
 
@@ -132,6 +133,7 @@ def test_steps_are_found_through_the_optimizer(task):
     assert traced_of("run") == [2, 3, 4, 5, 6]
     spans = {n for n in names_of("run") if n.startswith("ProfilerStep#")}
     assert {f"ProfilerStep#{n}" for n in range(2, 7)} <= spans
+    assert chopper.load("run/rank-00000/trace.json.gz").part(0).hostname == socket.gethostname()
 
 
 def test_marks_are_believed_over_optimizers(task):
@@ -1240,8 +1242,7 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
         stdout=subprocess.PIPE,
         cwd=tmp_path,
         text=True,
-        # The tests may run under nohup, and the program would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        preexec_fn=take_signals,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from chopper._pages import check_page
 from chopper.cli._complete import paths
 from chopper.cli._progress import progress
-from chopper.errors import InputError, OutputError, printable
-from chopper.run import is_experiment, run_around
+from chopper.errors import OutputError, printable
+from chopper.run import is_experiment
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
@@ -90,23 +91,7 @@ def _check(output: Path, sources: tuple[str, ...], *, force: bool) -> None:
         )
     if output.exists() and not force:
         raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
-    run = run_around(output)
-    if run is not None:
-        raise OutputError(
-            f"{output}: lies inside the run {run}, which chopper may replace or read as traces; "
-            "choose another -o"
-        )
-    if output.exists() and _is_source(output, sources):
-        raise OutputError(f"{output}: is what the report is made from; choose another -o")
-
-
-def _is_source(output: Path, sources: tuple[str, ...]) -> bool:
-    from chopper.ingest import find_sources
-
-    try:
-        return any(output.samefile(file) for file in find_sources(sources))
-    except (InputError, OSError):  # a run; or said better by load()
-        return False
+    check_page(output, sources)
 
 
 def _closing(output: Path, size: int, sources: tuple[str, ...], opened: bool) -> str:

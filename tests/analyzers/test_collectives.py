@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers.attribute import JoinedRank, RankInput, attribute_rank, join_rank
-from chopper.analyzers.collectives import match
 from chopper.analyzers.compute import Ceiling
+from chopper.analyzers.matching import match
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
 
@@ -401,6 +401,66 @@ def test_different_sizes_of_one_number_are_one_collective() -> None:
         for r, s, e in ((0, 100, 250), (1, 160, 999))
     ]
     assert instances(ranks) == [[(0, 0), (1, 0)]]
+
+
+def counted(
+    rank: int, first: int, what: list[tuple[str, int]], world: int = 2, **more: Any
+) -> JoinedRank:
+    """A rank that gave the n-th collective, 1 ms after the one before, the number ``first + n``."""
+    ms = 1_000_000
+    events = [nccl(n * ms + 1000 * rank, n * ms + 500_000) for n in range(len(what))]
+    entries = [meta(n, first + n, elements=e, what=w) | more for n, (w, e) in enumerate(what)]
+    return joined(rank, *events, metadata=entries, world=world)
+
+
+MIXED = [("allgather", 100), ("allgather", 100), ("reducescatter", 100), ("allreduce", 7)] * 3
+ALIKE = [("allreduce", 250)] * 12
+
+
+@pytest.mark.parametrize("one_clock", [True, False])
+@pytest.mark.parametrize(
+    ("what", "differing"),
+    # Of eleven numbers that both use: those where the neighbour is of another kind or size. On one
+    # clock all are, as no two were under way together.
+    [(MIXED, 8), ([("allreduce", 100 + n) for n in range(12)], 11)],
+)
+def test_a_rank_that_counts_from_elsewhere_is_found_and_matched_by_time(
+    what: list[tuple[str, int]], differing: int, one_clock: bool
+) -> None:
+    ranks = [counted(0, 0, what), counted(1, 1, what)]
+    assert instances(ranks, one_clock=one_clock) == [[(0, n), (1, n)] for n in range(12)]
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks], one_clock=one_clock)
+    (found,) = matched[1].misnumbered
+    assert (found.group, found.size, found.ranks) == ("0", 2, (0, 1))
+    assert (found.differing_count, found.compared_count) == (11 if one_clock else differing, 11)
+
+
+def test_on_one_clock_collectives_of_one_kind_tell_it_too() -> None:
+    ranks = [counted(0, 0, ALIKE), counted(1, 1, ALIKE)]
+    assert instances(ranks) == [[(0, n), (1, n)] for n in range(12)]
+    # Of clocks that are not known to agree, nothing tells.
+    matched = match([(j.given.rank, j.links, j.communication) for j in ranks])
+    assert matched[0].misnumbered == ()
+
+
+def test_ranks_that_count_alike_are_not_blamed_for_a_damaged_record() -> None:
+    damaged = [*MIXED]
+    damaged[5] = ("allreduce", 3)
+    matched = match(
+        [
+            (j.given.rank, j.links, j.communication)
+            for j in (counted(0, 0, MIXED), counted(1, 0, damaged))
+        ],
+        one_clock=True,
+    )
+    assert matched[0].misnumbered == ()
+    assert int((matched[0].instance >= 0).sum()) == 11
+
+
+def test_groups_of_unknown_members_that_count_differently_are_not_matched() -> None:
+    hidden = {"group_ranks": None, "group_name": "tp"}
+    ranks = [counted(0, 0, MIXED, world=8, **hidden), counted(5, 1, MIXED, world=8, **hidden)]
+    assert instances(ranks) == []
 
 
 def test_clocks_seconds_apart_are_found_by_the_ends() -> None:

@@ -126,3 +126,18 @@ def test_no_report_goes_into_a_run(tmp_path) -> None:
     # A web page's manifest.json does not make its directory a run.
     (tmp_path / "manifest.json").write_text('{"name": "my site"}')
     assert chopper("report", "run", "-o", "r.md", cwd=tmp_path).returncode == 0
+
+
+def test_the_api_does_not_overwrite_what_the_report_is_made_from_either(tmp_path) -> None:
+    import chopper as api
+    from chopper.errors import OutputError
+
+    trace = tmp_path / "t.json"
+    trace.write_bytes(small_trace().encode())
+    before = trace.read_bytes()
+    run = api.load(trace)
+    for source in (trace, run, api.attribute(run)):
+        with pytest.raises(OutputError, match="is what the report is made from"):
+            api.report(source, trace)
+    assert trace.read_bytes() == before
+    assert api.report(trace, tmp_path / "other.json").stat().st_size
