@@ -20,22 +20,47 @@ import pytest
 import chopper
 from chopper import manifest as m
 from chopper.attribution import Attribution
-from chopper.run import finalize
+from chopper.collectors.base import CollectorContext
+from chopper.run import RunWriter, finalize
+from chopper.tables import TABLES
+from chopper.testing import ReplayCollector
 from chopper.views import view
 from tests.analyzers.clock_script import Script
+from tests.analyzers.make import table
+from tests.collectors import test_amd
+from tests.collectors.test_amd import library as amd_library  # noqa: F401 - fixture
 from tests.collectors.test_nvml import Player, library, play  # noqa: F401 - fixtures
 from tests.kineto_writer import Trace
 
 MS = 1_000_000
-HIGH, LOW, REFERENCE = 1.98e9, 1.2e9, 1.83e9
+HIGH, LOW = 1.98e9, 1.2e9
 SIDE = 8192
-IDEAL_NS = 2 * SIDE**3 / 989.4e12 * 1e9
-"""Of one product at the H100's bf16 peak, quoted at 1830 MHz."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device and its bf16 peak, and the clock at which that is quoted."""
+
+    name: str
+    flop_per_s: float
+    reference_hz: float
+    units: int
+    memory_bytes: int
+    uuid: str
+
+    @property
+    def ideal_ns(self) -> float:
+        """Of one product."""
+        return 2 * SIDE**3 / self.flop_per_s * 1e9
+
+
+UUID = "aaaa0000-0000-0000-0000-000000000000"
+H100 = Chip("NVIDIA H100 80GB HBM3", 989.4e12, 1.83e9, 132, 85_000_000_000, UUID)
+MI300X = Chip("AMD Instinct MI300X", 1307.4e12, 2.1e9, 304, 206_141_652_992, "e1e8b5c8c3a9f2d1")
 EFFICIENCY = 0.8
 PER_STEP = 100
 LEAD_MS = 800
 """What the sampler has to begin in before the script does."""
-UUID = "aaaa0000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True)
@@ -44,14 +69,16 @@ class Recorded:
     start_ns: np.ndarray
     end_ns: np.ndarray
     script: Script
+    chip: Chip
 
     @property
     def loss_ns(self) -> float:
         """The clock's share of the products that the script slowed down, as the design defines it."""
         taken = (self.end_ns - self.start_ns).astype(np.float64)
         clock = self.script.mean_hz(self.start_ns, self.end_ns)
-        share = (taken - IDEAL_NS) * np.log(REFERENCE / clock) / np.log(taken / IDEAL_NS)
-        return float(share[clock < REFERENCE].sum())
+        ideal, reference = self.chip.ideal_ns, self.chip.reference_hz
+        share = (taken - ideal) * np.log(reference / clock) / np.log(taken / ideal)
+        return float(share[clock < reference].sum())
 
     @property
     def found_ns(self) -> dict[str, int]:
@@ -105,17 +132,22 @@ def record(
     )
     assert done.returncode == 0, done.stderr
     script = Script(tuple((at * MS, clock) for at, clock in levels_ms), end_ms * MS)
-    cycles = IDEAL_NS / EFFICIENCY * REFERENCE / 1e9
+    return attributed(out, base_ns, script, H100)
+
+
+def attributed(out: Path, base_ns: int, script: Script, chip: Chip) -> Recorded:
+    """Give what was sampled the trace of products that ran at the script's clock."""
+    cycles = chip.ideal_ns / EFFICIENCY * chip.reference_hz / 1e9
     # From 20 ms after the start: what ran before no sample speaks for is another test's matter.
-    first = 20 * MS * HIGH / 1e9
+    first = 20 * MS * script.levels[0][1] / 1e9
     count = int((script.cycles[-1] - first) / cycles)
     edges = np.rint(script.ends_ns(first + np.arange(count + 1) * cycles)).astype(np.int64)
-    _write_trace(out, base_ns, edges)
-    return Recorded(chopper.attribute(out), edges[:-1], edges[1:], script)
+    _write_trace(out, base_ns, edges, chip)
+    return Recorded(chopper.attribute(out), edges[:-1], edges[1:], script, chip)
 
 
-def _write_trace(out: Path, base_ns: int, edges: np.ndarray) -> None:
-    properties = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_000_000_000, "numSms": 132}  # fmt: skip
+def _write_trace(out: Path, base_ns: int, edges: np.ndarray, chip: Chip) -> None:
+    properties = {"id": 0, "name": chip.name, "totalGlobalMem": chip.memory_bytes, "numSms": chip.units}  # fmt: skip
     trace = Trace(base_ns=base_ns, header={"deviceProperties": [properties]})
     for i, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         step, place = divmod(i, PER_STEP)
@@ -129,7 +161,7 @@ def _write_trace(out: Path, base_ns: int, edges: np.ndarray) -> None:
     part = m.decode_rank((folder / "manifest.json").read_bytes(), "manifest.json")
     part.traces = ("trace.json",)
     part.device_id = 0
-    part.devices = [m.Device(device_id=0, name=str(properties["name"]), uuid=UUID, memory_bytes=85_000_000_000, multiprocessor_count=132)]  # fmt: skip
+    part.devices = [m.Device(device_id=0, name=chip.name, uuid=chip.uuid, memory_bytes=chip.memory_bytes, multiprocessor_count=chip.units)]  # fmt: skip
     (folder / "manifest.json").write_bytes(m.encode(part))
     finalize(out, command=("train.py",), exit_code=0)
 
@@ -176,3 +208,68 @@ def test_a_clock_whose_beat_with_the_sampling_deceives_costs_nothing(
     """Levels of 70 ms at 8 Hz look like levels of half a second; the kernels do not follow them."""
     levels = [(at, (HIGH, LOW)[at // 70 % 2]) for at in range(0, 2500, 70)]
     assert record(play, tmp_path, levels, 2500, hz=8).found_ns == {}
+
+
+def amd_record(
+    shim: tuple[Path, dict[str, list[int]]],
+    folder: Path,
+    levels_ms: list[tuple[float, float]],
+    end_ms: int,
+    hz: float,
+) -> Recorded:
+    """Readings of amdsmi so many times a second, and the trace that the script would have made."""
+    player = test_amd.Player(*shim, folder)
+    script = Script(tuple((round(at * MS), clock) for at, clock in levels_ms), end_ms * MS)
+    times = np.arange(0, end_ms * MS, round(1e9 / hz))
+    clocks = script.clock_at(times)
+    top = max(clock for _, clock in levels_ms)
+    held = np.concatenate([[0], np.cumsum(clocks < top)])
+    lines = [test_amd.ONE, player.set(0, "prochot_residency_acc", 5)]
+    for i, clock in enumerate(clocks.tolist()):
+        # Opening reads once.
+        lines.append(player.set(0, "current_gfxclks", round(clock / 1e6), i + 1, item=0))
+        lines.append(player.set(0, "accumulation_counter", 1000 + 10 * i, i))
+        lines.append(player.set(0, "ppt_residency_acc", 100 + 9 * int(held[i]), i))
+    code = f"""
+    s = opened(_sources.ClockSource())
+    out = [list(r.values()) for t in range({len(times)}) for r in rows(s, t * {round(1e9 / hz)})]
+    print(json.dumps(out))
+    """
+    base_ns = 1_700_000_000 * 10**9
+    names = [c.name for c in TABLES["device_clock"].columns]
+    found = [
+        dict(zip(names, [base_ns + at, 0, *values], strict=True))
+        for at, values in zip(times.tolist(), player(lines, code), strict=True)
+    ]
+    replay = ReplayCollector({"device_clock": table("device_clock", found)})
+    part = RunWriter(folder / "run", 0)
+    replay.start(CollectorContext(directory=part.directory, run_path=folder / "run", pid=1))
+    part.manifest.collectors = [replay.stop()]
+    part.manifest.status = "complete"
+    part.save()
+    return attributed(folder / "run", base_ns, script, MI300X)
+
+
+@test_amd.needs_amdsmi
+def test_a_stepped_clock_of_amd_is_recovered_within_one_percent(
+    amd_library: tuple[Path, dict[str, list[int]]],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """2100 MHz, 1200 MHz for 2.4 s, 2100 MHz again at 100 Hz; it steps somewhere between readings."""
+    levels = [(0, 2.1e9), (403.7, LOW), (2806.2, 2.1e9)]
+    made = amd_record(amd_library, tmp_path, levels, 3200, hz=100)
+    assert made.found_ns.keys() == {"compute.clock.power_cap"}
+    assert sum(made.found_ns.values()) == pytest.approx(made.loss_ns, rel=0.01)
+    assert made.attribution.coverage["clock_ratio"] == pytest.approx(1, abs=0.02)
+
+
+@test_amd.needs_amdsmi
+def test_a_clock_of_amd_that_changes_faster_than_it_is_sampled_is_refused(
+    amd_library: tuple[Path, dict[str, list[int]]],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    times = np.cumsum(np.random.default_rng(7).integers(30, 130, 40))
+    levels = [(0.0, 2.1e9), *((float(at), (LOW, 2.1e9)[i % 2]) for i, at in enumerate(times))]
+    made = amd_record(amd_library, tmp_path, [x for x in levels if x[0] < 2500], 2500, hz=8)
+    assert made.found_ns == {}
+    assert made.loss_ns > 200 * MS
