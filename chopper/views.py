@@ -37,7 +37,10 @@ class View:
     needs: str = ""
 
 
-_NO_CLOCKS = "no clock of the device was sampled (the collectors `nvml` and `amdsmi` do)"
+_NO_CLOCKS = (
+    "no clock of a device that computed was sampled (the collectors `nvml` and `amdsmi` do), or at "
+    "another time"
+)
 
 _VIEWS: tuple[View, ...] = (
     View(
@@ -221,7 +224,8 @@ _VIEWS: tuple[View, ...] = (
         "Throttle episodes",
         "When the clock was held down, why, and which kernels it hit.",
         "chopper.analyzers.throttling:throttle_episodes",
-        "no clock reading of the device has a reason that held it (power, heat, a set clock)",
+        "no clock reading names a reason that held it (power, heat, a set clock), or none was "
+        "recorded with its reasons",
     ),
     View(
         "energy",

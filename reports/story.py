@@ -265,6 +265,8 @@ def _verdict(
     reason: str | None,
 ) -> tuple[str, str]:
     if not attribution.observed_ns:
+        if any(f.code == "run.no_trace" for f in attribution.findings):
+            return "Readings without a kernel trace: there is nothing to attribute.", ""
         return "Nothing ran on the device in this trace.", ""
     noun = "A step" if unit == "step" else "The recorded window"
     mean = " on average" if attribution.windows.num_rows > 1 else ""

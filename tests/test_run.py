@@ -10,10 +10,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from chopper._claim import claim
-from chopper.errors import OutputError, RunFormatError
+from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.manifest import RankManifest, RunManifest, encode
 from chopper.run import (
     Run,
@@ -29,6 +30,7 @@ from chopper.run import (
     write_atomic,
 )
 from chopper.tables import TABLES
+from chopper.tables._base import Table
 
 
 def counters(*times: int) -> dict[str, list[object]]:
@@ -60,6 +62,31 @@ def test_stream_holds_what_was_written_batch_by_batch(tmp_path: Path) -> None:
         for t in range(6)
     ]
     assert table.schema.equals(TABLES["counter"].arrow)
+
+
+def test_a_stream_of_an_older_version_lacks_columns_that_are_null_now(tmp_path: Path) -> None:
+    declared = TABLES["device_counter"]
+    lacking = [c for c in declared.columns if c.name not in ("power_average_w", "energy_j")]
+    older = Table(declared.name, 1, declared.doc, tuple(lacking))
+    rows = [{"time_ns": 1, "span_ns": 0, "device_id": 0, "temperature_c": 50.0}]
+    path = tmp_path / "device_counter.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, older.arrow) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema=older.arrow))
+    table, _ = read_stream(path, "device_counter")
+    assert table["temperature_c"].to_pylist() == [50.0]
+    assert table["energy_j"].to_pylist() == [None]
+    assert table.schema.equals(declared.arrow)
+
+
+def test_a_stream_of_a_newer_version_is_refused_in_words(tmp_path: Path) -> None:
+    declared = TABLES["counter"]
+    newer = Table(declared.name, declared.version + 1, declared.doc, declared.columns)
+    path = tmp_path / "counter.arrow"
+    row = {"time_ns": 0, "track": "t", "name": "n", "value": 1.0}
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, newer.arrow) as writer:
+        writer.write_table(pa.Table.from_pylist([row], schema=newer.arrow))
+    with pytest.raises(SchemaError, match="table counter: version 2, and this chopper knows 1"):
+        read_stream(path, "counter")
 
 
 def test_stream_cut_anywhere_gives_its_whole_batches(tmp_path: Path) -> None:

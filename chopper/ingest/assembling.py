@@ -59,13 +59,14 @@ def alone(found: Found, source: str | None, zone: tzinfo | None = None) -> Run:
     )
     attach(run, found, zone)
     rows = sum(table.num_rows for table in run.store.values())
+    views = ["memory_segments"] * bool(found.snapshots) + ["energy"] * bool(found.logs)
     run.manifest.findings.append(
         Finding(
             code="run.no_trace",
             severity="info",
             message=f"{files[0].name}: no kernel trace, so nothing is attributed; {rows} rows of "
-            f"{', '.join(sorted({name for _, name in run.store}))} are here (chopper export, or "
-            "chopper analyze --view memory_segments for a snapshot)",
+            f"{', '.join(sorted({name for _, name in run.store}))} are here (chopper report, chopper "
+            f"export, chopper analyze --view {' or '.join(views)})",
         )
     )
     return run

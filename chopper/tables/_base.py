@@ -80,6 +80,25 @@ class Table:
             self.arrow.metadata
         )
 
+    def completed(self, table: pa.Table) -> pa.Table:
+        """``table`` with nulls for what its older version of chopper did not record.
+
+        Raises:
+            SchemaError: a newer version wrote it, or it lacks a column that cannot be null.
+        """
+        import pyarrow as pa
+
+        written = int((table.schema.metadata or {}).get(b"chopper.version", b"0"))
+        if written > self.version:
+            raise SchemaError(
+                f"table {self.name}: version {written}, and this chopper knows {self.version}: "
+                "read it with the version that recorded it, or a newer one"
+            )
+        for column, field in zip(self.columns, self.arrow, strict=True):
+            if column.nullable and field.name not in table.schema.names:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return self.validate(table)
+
     def empty(self) -> pa.Table:
         """A table of this schema without rows."""
         return self.arrow.empty_table()
