@@ -35,6 +35,8 @@
 #define LINE 64 /* bytes of a cache line */
 #define ALIGNED(bytes) (((bytes) + 15) & ~(size_t)15)
 #define LONGEST_WAIT_NS (3600 * SECOND)
+#define LONGEST_PERIOD_NS (100000000 * SECOND)
+#define MAX_DEVICES 1024
 #define BUCKETS 4096
 
 /* What an error code takes away; anything else costs this reading. */
@@ -70,7 +72,7 @@ typedef struct {
     bool is_float, nonzero, sentinel;
     bool had; /* RESIDENCY: there was a reading before */
     union { int64_t factor; double float_factor; };
-    int64_t most; /* NUMBER, METRIC: what is larger, or less than 0, is no value; 0 for no such end */
+    int64_t most; /* NUMBER, FIELD, METRIC: what is larger, or less than 0, is no value; 0 for no such end */
 } Column;
 
 /* What a driver computes between two snapshots of its counters (GPM). */
@@ -270,6 +272,9 @@ field(const Column *column, const Place *place, const char *buffer, Value *out, 
     case 6: as_float = as_integer = value.us; break;
     default: return VERSION_MISMATCH;
     }
+    if ((column->nonzero && as_float == 0) ||
+        (column->most && !(as_float >= 0 && as_float <= (double)column->most)))
+        told = false;
     if (column->is_float) {
         out->d = as_float * column->float_factor;
         *known = told && isfinite(out->d);
@@ -616,8 +621,8 @@ loop_set_period(Loop *self, PyObject *args)
     long long period_ns;
     if (!PyArg_ParseTuple(args, "L", &period_ns))
         return NULL;
-    if (period_ns <= 0) {
-        PyErr_SetString(PyExc_ValueError, "a period is positive");
+    if (period_ns <= 0 || period_ns > LONGEST_PERIOD_NS) {
+        PyErr_SetString(PyExc_ValueError, "a period is positive, and at most three years");
         return NULL;
     }
     pthread_mutex_lock(&self->lock);
@@ -1001,11 +1006,12 @@ take_plan(Loop *self, PyObject *args, PyObject *keywords)
                                      &self->column_count, &PyTuple_Type, &outcomes, &keep_empty,
                                      &PyTuple_Type, &devices))
         return false;
-    if (period_ns <= 0 || !capacity || capacity & (capacity - 1) || capacity > MAX_CAPACITY ||
-        self->column_count < 0 || self->column_count > MAX_COLUMNS) {
+    if (period_ns <= 0 || period_ns > LONGEST_PERIOD_NS || !capacity || capacity & (capacity - 1) ||
+        capacity > MAX_CAPACITY || self->column_count < 0 || self->column_count > MAX_COLUMNS ||
+        PyTuple_GET_SIZE(devices) > MAX_DEVICES) {
         PyErr_SetString(PyExc_ValueError,
                         "wanted: a positive period, a capacity that is a power of two up to 2^24, "
-                        "at most 32 columns");
+                        "at most 32 columns and 1024 devices");
         return false;
     }
     self->period_ns = period_ns;

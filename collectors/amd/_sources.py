@@ -283,7 +283,7 @@ class ClockSource(_Source):
                     nonzero=True,
                     sentinel=True,
                 ),
-                Column(NUMBER, 0, watts, 1.0, sentinel=True),
+                Column(NUMBER, 0, watts, 1.0, nonzero=True, sentinel=True, most=_MOST_W),
                 Column(
                     RESIDENCY,
                     0,
@@ -341,8 +341,16 @@ def _hertz(megahertz: int | None) -> int | None:
 
 
 def _watts(metrics: Any) -> float | None:
-    power = _first(metrics, "current_socket_power", "average_socket_power")
-    return None if power is None else float(power)
+    return _power(_first(metrics, "current_socket_power", "average_socket_power"))
+
+
+def _power(watts: int | None) -> float | None:
+    """A device that answers draws power: 0 says that it is not known."""
+    return float(watts) if watts and watts <= _MOST_W else None
+
+
+_MOST_W = 10_000
+"""What no socket reaches."""
 
 
 class CounterSource(_Source):
@@ -374,7 +382,7 @@ class CounterSource(_Source):
         energy = amd.known(metrics, "energy_accumulator")
         found: dict[str, Any] = {
             "energy_j": None if energy is None else energy * _ENERGY_UNIT_J,
-            "power_average_w": _optional(amd.known(metrics, "average_socket_power"), float),
+            "power_average_w": _power(amd.known(metrics, "average_socket_power")),
             "temperature_c": _optional(
                 _first(metrics, "temperature_hotspot", "temperature_edge"), float
             ),

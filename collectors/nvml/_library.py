@@ -79,6 +79,10 @@ def explain(code: int) -> tuple[Kind, str]:
     return ERRORS.get(code, ("moment", f"NVML error {code}, which this version does not know"))
 
 
+_LARGEST = 0x7FFF_FFFF_FFFF_FFFF
+"""What an int64 column holds."""
+
+
 class ReadingFailed(Exception):
     """A call returned something other than success.
 
@@ -299,34 +303,42 @@ def _number_reader(
     argument: int | None = None,
     *,
     nonzero: bool = False,
+    most: int = _LARGEST,
 ) -> Reader:
-    """``call(handle[, argument], &out)`` gives one number; one unit of it is ``factor``."""
+    """``call(handle[, argument], &out)`` gives one number; one unit of it is ``factor``.
+
+    All bits one are no value, nor is what is larger than ``most``.
+    """
     handle, at = device.handle, byref(out)
+    width = 4 if isinstance(out, c_uint) else 8
+    blank = (1 << 8 * width) - 1
     arguments = (handle, at) if argument is None else (handle, c_uint(argument), at)
 
     def read() -> int | float | None:
         code = call(*arguments)
         if code:
             raise ReadingFailed(code)
-        value = out.value & _LARGEST
-        return None if nonzero and not value else value * factor
+        value = out.value
+        if value == blank or value > most or (nonzero and not value):
+            return None
+        return value * factor
 
-    width = 4 if isinstance(out, c_uint) else 8
     return Reader(
         read,
         Call(address(call), pointer(handle), argument, bytes(width)),
-        Column(NUMBER, 0, ((0, width, 0),), factor, nonzero=nonzero),
+        Column(NUMBER, 0, ((0, width, 0),), factor, nonzero=nonzero, sentinel=True, most=most),
     )
 
 
-_LARGEST = 0x7FFF_FFFF_FFFF_FFFF
-"""What an int64 column holds; the top bit of the event reasons is not in use."""
+_MOST_MHZ = 20_000
+_MOST_MW = 10_000_000
+"""What no device reaches: such a reading is none."""
 
 
 def clock_reader(device: NvmlDevice, clock: int) -> Reader:
     """Current clock in Hz; None where the driver says 0."""
     call = function("nvmlDeviceGetClockInfo")
-    return _number_reader(device, call, c_uint(), 1_000_000, clock, nonzero=True)
+    return _number_reader(device, call, c_uint(), 1_000_000, clock, nonzero=True, most=_MOST_MHZ)
 
 
 def reasons_reader(device: NvmlDevice) -> Reader:
@@ -339,18 +351,18 @@ def reasons_reader(device: NvmlDevice) -> Reader:
 
 
 def power_reader(device: NvmlDevice) -> Reader:
-    """Instant power in W: the field of newer drivers, else what older ones call power usage."""
+    """Instant power in W: the field of newer drivers, else what older ones call power usage.
+
+    None where the driver says 0: a device that answers draws power.
+    """
     try:
         fields = Fields(device, [(FIELD_POWER_INSTANT, 0)])
         if not isinstance(fields.read()[0], ReadingFailed):
-            return Reader(
-                lambda: scaled(fields.read()[0], 1e-3),
-                fields.call,
-                Column(FIELD, 0, ((0, 8, 0),), 1e-3),
-            )
+            return Reader(lambda: power_w(fields.read()[0]), fields.call, power_column([(0, 1e-3)]))
     except ReadingFailed:
         pass
-    return _number_reader(device, function("nvmlDeviceGetPowerUsage"), c_uint(), 1e-3)
+    usage = function("nvmlDeviceGetPowerUsage")
+    return _number_reader(device, usage, c_uint(), 1e-3, nonzero=True, most=_MOST_MW)
 
 
 FIELD_POWER_INSTANT = 186
@@ -381,6 +393,16 @@ def scaled(value: int | float | ReadingFailed | None, factor: float) -> float | 
     if isinstance(value, ReadingFailed):
         raise value
     return value * factor if value is not None and isfinite(value) else None
+
+
+def power_w(value_mw: int | float | ReadingFailed | None) -> float | None:
+    """A field's power; None for what is no power.
+
+    Raises:
+        ReadingFailed: the field has none.
+    """
+    found = scaled(value_mw, 1e-3)
+    return None if found is None or not 0 < found <= _MOST_MW * 1e-3 else found
 
 
 class Fields:
@@ -447,6 +469,11 @@ def field_column(places: Sequence[tuple[int, int | float]], *, summed: bool = Fa
         tuple((at * FIELD_BYTES, 8, unit if isinstance(unit, int) else 0) for at, unit in places),
         factor,
     )
+
+
+def power_column(places: Sequence[tuple[int, int | float]]) -> Column:
+    """As `field_column`, of a power."""
+    return field_column(places)._replace(nonzero=True, most=_MOST_MW)
 
 
 class Structure:

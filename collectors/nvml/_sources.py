@@ -299,10 +299,13 @@ class CounterSource(_Planned):
         readers: dict[str, Callable[[], Any]] = {}
         for column, fields in _COUNTER_FIELDS.items():
             pairs, units = wanted[column], [unit for _, unit in fields]
+            places = list(zip(map(shared.place, pairs), units, strict=True))
+            if column == "power_average_w":
+                read = partial(_power_of, shared, pairs[0])
+                readers[column] = nvml.Reader(read, shared.call, nvml.power_column(places))
+                continue
             readers[column] = nvml.Reader(
-                _field_reader(shared, pairs, units),
-                shared.call,
-                nvml.field_column(list(zip(map(shared.place, pairs), units, strict=True))),
+                _field_reader(shared, pairs, units), shared.call, nvml.field_column(places)
             )
         readers["link_error_count"] = nvml.Reader(
             lambda: _sum_of(nvml.scaled(shared.value(pair), 1) for pair in errors),
@@ -410,6 +413,10 @@ class _SharedFields:
     def value(self, pair: tuple[int, int]) -> int | float | nvml.ReadingFailed | None:
         """One field of this sample."""
         return self.get()[self._at[pair]]
+
+
+def _power_of(shared: _SharedFields, pair: tuple[int, int]) -> float | None:
+    return nvml.power_w(shared.value(pair))
 
 
 def _field_reader(

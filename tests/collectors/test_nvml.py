@@ -195,6 +195,33 @@ def test_a_clock_of_zero_is_unknown(play: Player, rows: str) -> None:
 
 
 @EITHER
+def test_what_no_device_reaches_is_unknown(play: Player, rows: str) -> None:
+    """Clocks in MHz, power in mW, reasons: blanks, zeros, numbers that wrapped."""
+    script = (
+        ONE
+        + """
+        set 0 sm 4294967295 10
+        set 0 sm 25000 20
+        set 0 field:186 0 10
+        set 0 field:186 4294967000 20
+        set 0 reasons 18446744073709551615 10
+        set 0 reasons 4 20
+        gpu 1 GPU-bbbb NVIDIA H100 80GB HBM3
+        set 1 power 0
+        set 1 power 700000 10
+        set 1 power 4294967295 20
+    """
+    )
+    found = play(script, f"print(json.dumps({rows}(opened(_sources.ClockSource()), 0, 10, 20)))")
+    first, second = ([row for row in found if row[1] == device] for device in (0, 1))
+    assert [row[3] for row in first] == [1_980_000_000, None, None]
+    assert [row[5] for row in first] == [650.0, None, None]
+    assert [row[6] for row in first] == [4, None, 4]
+    # Of the other, nothing but power is told: a reading without a value makes no row.
+    assert [row[5] for row in second] == [700.0]
+
+
+@EITHER
 def test_older_drivers_have_power_usage_instead_of_the_instant_field(
     play: Player, rows: str
 ) -> None:

@@ -39,6 +39,7 @@ from chopper.errors import CaptureError, CollectorUnavailable
 from chopper.manifest import CallCost
 from chopper.run import read_stream
 from chopper.testing import FakeClock
+from tests.sanitizing import run_program, skip_without_sanitizers
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -653,3 +654,11 @@ def test_calls_are_timed_when_sampling_begins_and_stand_in_the_report(tmp_path: 
     }
     # It is no part of the time that is sampled.
     assert status.wall_ns == SECOND
+
+
+def test_sanitized_build_survives_plans_of_all_kinds(tmp_path: Path) -> None:
+    """Out-of-bounds access, undefined behaviour and leaks; a loop without a plan cannot be made."""
+    skip_without_sanitizers(tmp_path)
+    done = run_program("tests/collectors/fuzz_fast.py", "--sanitize", "--count", "300")
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "300 rounds" in done.stdout
