@@ -159,6 +159,11 @@ static int lookup(int index, uint64_t key, double *value) {
     return best >= 0;
 }
 
+/* What is too large stands for all bits one. */
+static unsigned long long whole(double value) {
+    return value >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)value;
+}
+
 static int get(void *handle, const char *function, const char *key, double *value) {
     calls++;
     int index = index_of(handle);
@@ -265,7 +270,7 @@ int nvmlDeviceGetCurrPcieLinkWidth(void *h, unsigned *out) { return number(h, "n
 int nvmlDeviceGetCurrentClocksEventReasons(void *h, unsigned long long *out) {
     double value;
     int code = get(h, "nvmlDeviceGetCurrentClocksEventReasons", "reasons", &value);
-    if (!code) *out = (unsigned long long)value;
+    if (!code) *out = whole(value);
     return code;
 }
 typedef struct { unsigned version; int sensor; int temperature; } temperature_v1;
@@ -321,7 +326,7 @@ int nvmlDeviceGetFieldValues(void *h, int count, field_value *values) {
         if (!lookup(index, key, &value)) { v->nvmlReturn = NOT_SUPPORTED; continue; }
         /* Power in mW comes as unsigned int, everything else as unsigned long long. */
         if (v->fieldId >= 185 && v->fieldId <= 192) { v->valueType = 1; v->value.ui = (unsigned)value; }
-        else { v->valueType = 3; v->value.ull = value >= 18446744073709551615.0 ? UINT64_MAX : (unsigned long long)value; }
+        else { v->valueType = 3; v->value.ull = whole(value); }
         if (lookup(index, of_field(v->fieldId, TYPE), &value)) v->valueType = (unsigned)value;
     }
     return SUCCESS;
