@@ -48,8 +48,11 @@ def render(experiment: Experiment) -> str:
             {
                 "system": h.system,
                 "claim": h.claim,
-                "survey": h.survey or fmt.UNKNOWN,
-                "primary": h.primary or fmt.UNKNOWN,
+                "stated": [
+                    (who, said)
+                    for who, said in (("survey", h.survey), ("primary", h.primary))
+                    if said is not None
+                ],
                 "ours": ours(h),
                 "interval": interval(h),
                 "against": against(h),

@@ -216,7 +216,11 @@ def test_the_command_stores_shows_and_says_where_from(tmp_path: Path) -> None:
         2e9,
     )
     again = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
-    assert json.loads(again.stdout) == [calibration.to_manifest(kept)]
+    document = json.loads(again.stdout)
+    assert document == {
+        "schema": "chopper.calibration/1",
+        "calibrations": [calibration.to_manifest(kept)],
+    }
 
 
 @pytest.mark.parametrize("word", ["--quick", "--ranks=2", "--force"])
@@ -252,7 +256,8 @@ def test_what_the_microbenchmarks_really_measure_becomes_the_ceilings(tmp_path: 
         )
         assert done.return_value == 0, done.output
         words += ["--from", str(tmp_path / name)]
-    [made] = json.loads(CliRunner().invoke(cli, words, catch_exceptions=False).stdout)
+    shown = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
+    [made] = json.loads(shown)["calibrations"]
     measured = ex.load(tmp_path / "gemm").find("best_flop_per_s")
     assert measured is not None
     assert made["gemm"]["fp32"][0]["best_per_s"] == measured.values[0]

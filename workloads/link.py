@@ -18,7 +18,10 @@ INTERFACE = "link0"
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 """Of rank 0 and rank 1, from the block that is set aside for documentation (RFC 5737)."""
 _CLONE_NEWNET = 0x40000000
-_BURST_BYTES = 64 << 10
+_LEAST_BURST_BYTES = 64 << 10
+_BURST_S = 0.002
+"""What may be sent at once after a pause. The kernel refills the bucket when it finds a core; with
+less in it, a link would slow down while both cores compute, which no network card does."""
 _LATENCY_MS = 1000
 _PROBE = "ip link add probe0 type veth peer name probe1 && tc qdisc add dev probe0 root tbf "
 
@@ -46,7 +49,8 @@ def unavailable() -> str | None:
 
 
 def _bucket(rate_bits_per_s: int) -> str:
-    return f"rate {rate_bits_per_s}bit burst {_BURST_BYTES} latency {_LATENCY_MS}ms"
+    burst_bytes = max(_LEAST_BURST_BYTES, round(rate_bits_per_s / 8 * _BURST_S))
+    return f"rate {rate_bits_per_s}bit burst {burst_bytes} latency {_LATENCY_MS}ms"
 
 
 def join(channel: socket.socket, rank: int) -> None:

@@ -211,8 +211,10 @@ class Exchange:
 
     def send(self, what: Tensor, into: Tensor, to: int, source: int) -> list[dist.Work]:
         """Begin one exchange."""
+        # Gloo asks for what it receives on the connection that it sends on: behind the data of a
+        # send that was posted before, the other side's data would come after it, not beside it.
         return dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, what, to), dist.P2POp(dist.irecv, into, source)]
+            [dist.P2POp(dist.irecv, into, source), dist.P2POp(dist.isend, what, to)]
         )
 
     def operation(self, variant: str) -> Operation:

@@ -140,8 +140,9 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
         calibration.save(found, path)
     click.echo(f"stored in {path}", err=True)
     if as_json:
-        documents = [calibration.to_manifest(found) for found in changed]
-        click.echo(json.dumps(documents, indent=2, ensure_ascii=False))
+        kept = [calibration.to_manifest(found) for found in changed]
+        document = {"schema": calibration.SCHEMA, "calibrations": kept}
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         click.echo("\n".join(map(to_text, changed)), nl=False)
 
