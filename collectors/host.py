@@ -651,7 +651,10 @@ class HostCollector(SampledCollector):
                 reason="; ".join(refusals),
                 remedy="run on Linux with /proc mounted",
             )
-        limits = "; ".join(f"no {what} ({why})" for what, why in absent.items())
+        by_reason: dict[str, list[str]] = {}
+        for what, why in absent.items():
+            by_reason.setdefault(why, []).append(what)
+        limits = "; ".join(f"no {', '.join(names)} ({why})" for why, names in by_reason.items())
         return Availability(ok=True, reason=limits or None)
 
     def _makers(self, context: CollectorContext) -> list[Callable[[], Source]]:

@@ -295,20 +295,34 @@ def _collector_lines(collector: dict[str, Any]) -> list[str]:
     extra = "" if collector["default"] else ", not used unless asked for"
     lines = [f"  {mark} {collector['name']}: {state}{extra}"]
     if collector["reason"]:
-        lines.append(f"      {collector['reason']}")
+        lines += _wrapped(collector["reason"])
     if collector["remedy"]:
-        lines.append(f"      remedy: {collector['remedy']}")
+        lines += _wrapped(f"remedy: {collector['remedy']}")
     costs = collector["call_costs_ns"]
     if costs:
         parts = ", ".join(f"{name} {fmt.duration(cost)}" for name, cost in costs.items())
-        lines.append(f"      one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
+        lines += _wrapped(f"one sample costs {fmt.duration(sum(costs.values()))}: {parts}")
     if collector["driver_calls"]:
         parts = ", ".join(
             f"{name} {fmt.duration(cost['p50_ns'])} (p99 {fmt.duration(cost['p99_ns'])})"
             for name, cost in collector["driver_calls"].items()
         )
-        lines.append(f"      calls of the driver: {parts}")
+        lines += _wrapped(f"calls of the driver: {parts}")
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    """Below a collector's name; paths and options stay whole."""
+    import textwrap
+
+    return textwrap.wrap(
+        text,
+        100,
+        initial_indent=" " * 6,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _device_lines(devices: list[dict[str, Any]]) -> list[str]:
