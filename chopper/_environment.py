@@ -137,12 +137,23 @@ def affinity_nodes(root: str = "/") -> dict[int, int]:
     return {node: count for node, count in sorted(nodes.items()) if count}
 
 
+def _pci_address(properties: Any) -> str | None:
+    """Domain:bus:device of a device; None where torch does not say."""
+    try:
+        return (
+            f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
+            f":{properties.pci_device_id:02x}"
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
 def device_numa_node(device: str, root: str = "/") -> int | None:
     """NUMA node that a device hangs on; None where torch or the machine does not say."""
     kind, _, index = device.partition(":")
     try:
         of = getattr(sys.modules["torch"], kind).get_device_properties(int(index))
-        address = f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
+        address = f"{_pci_address(of)}.0"
         node = int(Path(root, "sys/bus/pci/devices", address, "numa_node").read_text())
     except (AttributeError, AssertionError, OSError, RuntimeError, TypeError, ValueError):
         return None
@@ -198,6 +209,7 @@ def _devices(device: str) -> list[Device]:
                 properties, "multi_processor_count", getattr(properties, "gpu_subslice_count", None)
             ),
             uuid=str(uuid) if uuid is not None else None,
+            pci_address=_pci_address(properties),
         )
     ]
 

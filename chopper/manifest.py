@@ -40,6 +40,8 @@ class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
     memory_bytes: int | None = None
     multiprocessor_count: int | None = None
     uuid: str | None = None
+    pci_address: str | None = None
+    """Domain:bus:device; what tells the device that a part of one (MIG) belongs to."""
 
 
 class CallCost(msgspec.Struct, kw_only=True, frozen=True):

@@ -29,7 +29,7 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
     """Rows of a device table that are of the device that a rank computes on, in time order.
 
     What the rank recorded itself counts first, then what the other ranks of its host did. Rows are
-    the device's by UUID; where either side has none, by ordinal, unless ranks of the host share one
+    the device's by UUID, else those of the one device with its PCI address, of which it is a part (MIG); where either side has none, by ordinal, unless ranks of the host share one
     (each then sees a device of its own, and calls it the same); where it is not known what the rank
     computes on and the table holds one device only, all of them.
 
@@ -46,6 +46,8 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
         table = run.table(source, name)
         if table.num_rows:
             chosen = _of_device(table, part)
+            if not chosen.num_rows and _named(table, part):
+                chosen = _of_whole(table, part, run.table(source, "device_limit"))
             by_ordinal = source != rank and not _named(table, part)
             if chosen.num_rows and not (by_ordinal and _ordinals_repeat(run, beside)):
                 return in_order(chosen)
@@ -131,16 +133,44 @@ def _of_device(table: pa.Table, part: RankManifest) -> pa.Table:
             next(d.uuid or "" for d in part.devices if d.device_id == part.device_id)
         )
         distinct = [u for u in pc.unique(uuids).to_pylist() if u is not None]
-        named = [u for u in distinct if canonical_uuid(u) == wanted]
-        own = table.filter(pc.is_in(uuids, value_set=pa.array(named, pa.string())))
-        at = own.schema.get_field_index("device_id")
-        ordinal = pa.array([part.device_id] * own.num_rows, pa.int32())
-        return own.set_column(at, own.schema.field(at), ordinal)
+        return _rows_named(table, [u for u in distinct if canonical_uuid(u) == wanted], part)
     if part.device_id is not None:
         return table.filter(pc.equal(table["device_id"], part.device_id))
     if len(pc.unique(table["device_id"])) == 1:
         return table
     return table.slice(0, 0)
+
+
+def _of_whole(table: pa.Table, part: RankManifest, limits: pa.Table) -> pa.Table:
+    """Rows of the one device whose PCI address the rank's device has; none where it is not one."""
+    device = next(d for d in part.devices if d.device_id == part.device_id)
+    wanted = None if device.pci_address is None else _slot(device.pci_address)
+    rows = limits.select(["device_uuid", "pci_address"]).to_pylist() if wanted else []
+    found = {
+        r["device_uuid"] for r in rows if r["pci_address"] and _slot(r["pci_address"]) == wanted
+    }
+    return _rows_named(table, sorted(filter(None, found)) if len(found) == 1 else [], part)
+
+
+def _slot(pci_address: str) -> tuple[int, ...] | None:
+    """Domain, bus and device as numbers: vendors write them with more digits or fewer."""
+    try:
+        domain, bus, rest = pci_address.split(":")
+        return tuple(int(n, 16) for n in (domain, bus, rest.partition(".")[0]))
+    except ValueError:
+        return None
+
+
+def _rows_named(table: pa.Table, uuids: list[str], part: RankManifest) -> pa.Table:
+    """Rows of these devices, under the rank's own ordinal."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table["device_uuid"].combine_chunks().cast(pa.string())
+    own = table.filter(pc.is_in(column, value_set=pa.array(uuids, pa.string())))
+    at = own.schema.get_field_index("device_id")
+    ordinal = pa.array([part.device_id] * own.num_rows, pa.int32())
+    return own.set_column(at, own.schema.field(at), ordinal)
 
 
 def table_beside(run: Run, rank: int, name: str) -> pa.Table:

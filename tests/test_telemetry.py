@@ -135,6 +135,27 @@ def test_a_rank_that_computes_on_the_host_takes_no_devices_samples() -> None:
     assert of_rank(beside, 1, "device_clock").num_rows == 1
 
 
+def test_a_part_of_a_device_has_the_samples_of_the_whole() -> None:
+    """torch names the MIG device; its PCI address is that of the device that was sampled."""
+    mig = Device(device_id=0, uuid="MIG-7f3e", pci_address="0000:1b:00")
+    ranks = [RankManifest(rank=0, hostname="one", device_id=0, devices=[mig])]
+    run = a_run(ranks, {0: clocks((10, 4, f"GPU-{UUID}"), (10, 5, f"GPU-{OTHER}"))})
+    assert of_rank(run, 0, "device_clock").num_rows == 0
+    limit = {"time_ns": 1, "span_ns": 0, "device_id": 4, "device_uuid": f"GPU-{UUID}"}
+    other = {**limit, "device_id": 5, "device_uuid": f"GPU-{OTHER}", "pci_address": "0000:1c:00.0"}
+
+    def limits(address: str | None) -> pa.Table:
+        rows = [{**limit, "pci_address": address}, other]
+        return pa.Table.from_pylist(rows, schema=TABLES["device_limit"].arrow)
+
+    run.put(0, "device_limit", limits("00000000:1B:00.0"))
+    [row] = of_rank(run, 0, "device_clock").to_pylist()
+    assert (row["device_id"], row["sm_clock_hz"]) == (0, 5 * 10**9)
+    for unknown in (None, "0000:1d:00.0", "?"):
+        run.put(0, "device_limit", limits(unknown))
+        assert of_rank(run, 0, "device_clock").num_rows == 0
+
+
 def test_uuids_are_the_same_however_they_are_written() -> None:
     assert canonical_uuid(f"GPU-{UUID}") == canonical_uuid(UUID.upper())
     # torch on ROCm shows the characters of HIP's UUID as bytes.
