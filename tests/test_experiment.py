@@ -161,22 +161,6 @@ def test_an_experiment_that_records_nothing_brings_the_old_one_back(made):
     assert ex.read_plan(made).workload == "gemm"
 
 
-def test_a_workload_is_recorded_as_an_experiment(tmp_path):
-    pytest.importorskip("torch")
-    from chopper.cli.run_ import command
-
-    words = ["gemm", "-o", str(tmp_path / "g"), "--variants", "random", "--repeats", "1", "--json"]
-    words += ["--", "--shapes", "64x64x64", "--dtypes", "float32", "--device", "cpu"]
-    done = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
-    assert done.return_value == 0, done.output
-    document = json.loads(done.stdout)
-    (row, *_) = [r for r in document["measures"] if r["measure"] == "median_flop_per_s"]
-    assert row["labels"] == {"dtype": "float32", "shape": "64x64x64"}
-    assert 1e7 < row["value"] < 1e13
-    assert (tmp_path / "g" / "report.html").is_file()
-    assert (tmp_path / "g" / "random-1" / "manifest.json").is_file()
-
-
 def test_its_page_is_written_again_by_report(made, tmp_path):
     from chopper.cli.report_ import command
 

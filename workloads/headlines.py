@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any
 
 from chopper.experiment import Exhibit, Experiment, Headline, between, line, quotient
+from chopper.workloads import offload_tables, places
 
 
 def gemm(experiment: Experiment) -> tuple[Headline, ...]:
@@ -219,7 +219,9 @@ def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
                 primary=said[1] if view else None,
                 unit="points",
                 ours=None if found is None else 100 * found.value,
-                ci95=found and found.ci95 and (100 * found.ci95[0], 100 * found.ci95[1]),
+                ci95=None
+                if found is None or found.ci95 is None
+                else (100 * found.ci95[0], 100 * found.ci95[1]),
                 why="" if found else "--allocations no" if view else "nothing was attributed",
                 configuration=f"{where}; fsdp1 {fmean(one):.2%}, fsdp2 {fmean(two):.2%}"
                 if found
@@ -235,8 +237,8 @@ def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
             survey=said[0],
             primary=said[1],
             unit="×",
-            ours=clock and clock.value,
-            ci95=clock and clock.ci95,
+            ours=clock.value if clock else None,
+            ci95=clock.ci95 if clock else None,
             stated=1.2,
             why="" if clock else "no clock was sampled",
             configuration=f"{where}; fsdp1 {fmean(one) / 1e6:.0f} MHz, fsdp2 {fmean(two) / 1e6:.0f} MHz"
@@ -254,6 +256,8 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
         f"{experiment.plan.ranks} ranks × {said['tuned']} workers, {said['sources']} sources of "
         f"{said['state']} MB, storage {said['latency']} ms (simulated)"
     )
+    # Of a sweep, the point that the option names.
+    at = {} if said["sweep"] == "none" else {"latency_ms": said["latency"]}
     survey = "4.5 % (four of its texts), 4.5×"
     rows = (
         (
@@ -261,35 +265,35 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             survey,
             "≤3.63× iteration time",
             4.5,
-            experiment.ratio("samples_per_s", "balanced", "tuned"),
+            experiment.ratio("samples_per_s", "balanced", "tuned", **at),
         ),
         (
             "samples per second, balanced actors over the DataLoader as people use it",
             survey,
             "≤3.63× iteration time",
             4.5,
-            experiment.ratio("samples_per_s", "balanced", "loader"),
+            experiment.ratio("samples_per_s", "balanced", "loader", **at),
         ),
         (
             "samples per second, balanced actors over a DataLoader that reads a batch at once",
             None,
             None,
             None,
-            experiment.ratio("samples_per_s", "balanced", "concurrent"),
+            experiment.ratio("samples_per_s", "balanced", "concurrent", **at),
         ),
         (
             "loader memory, the tuned DataLoader over balanced actors with all of Ray",
             "13.5×",
             "≤13.5×",
             13.5,
-            experiment.ratio("loader_memory_bytes", "tuned", "balanced"),
+            experiment.ratio("loader_memory_bytes", "tuned", "balanced", **at),
         ),
         (
             "loader memory, the DataLoader as people use it over balanced actors with all of Ray",
             "13.5×",
             "≤13.5×",
             13.5,
-            experiment.ratio("loader_memory_bytes", "loader", "balanced"),
+            experiment.ratio("loader_memory_bytes", "loader", "balanced", **at),
         ),
     )
     out = [
@@ -307,29 +311,32 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
         )
         for claim, surveyed, primary, stated, found in rows
     ]
-    wanted: tuple[tuple[str, str, dict[str, Any], dict[str, Any], str, str, float], ...] = (
+    balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
+    asked = [
+        experiment.find("batch_latency_ns", "disaggregated", by=by, latency_ms=10)
+        for by in ("actors", "this process")
+    ]
+    alone = (
         (
             "balanced",
-            "slowest_virtual_rank_ns",
-            {"method": "random", "virtual_ranks": 8},
-            {"method": "kk", "virtual_ranks": 8},
             "balancing alone: what the slowest of 8 ranks computes, as drawn over Karmarkar–Karp",
             "≤4.54×, mean 1.77×",
             1.77,
+            None if balanced is None else balanced.estimate,
+            f"documents 4 times as long as those loaded: median {4 * int(said['tokens'] or 0)}, "
+            f"at most {4 * int(said['longest'] or 0)} tokens; each computed by itself",
         ),
         (
             "disaggregated",
-            "batch_latency_ns",
-            {"by": "actors", "latency_ms": 10},
-            {"by": "this process", "latency_ms": 10},
             "disaggregation alone: a batch's latency through actors over in the process, "
             "storage 10 ms",
             "about 1.1×",
             1.1,
+            quotient(*asked),
+            where,
         ),
     )
-    for variant, measure, over, under, claim, primary, stated in wanted:
-        found = quotient(*(experiment.find(measure, variant, **labels) for labels in (over, under)))
+    for variant, claim, primary, stated, found, configuration in alone:
         out.append(
             Headline(
                 system="MegaScale-Data",
@@ -341,10 +348,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
                 ci95=None if found is None else found.ci95,
                 stated=stated,
                 why="" if found is not None else f"{variant} was not run",
-                configuration=f"width {said['width']}, documents of at most {said['longest']} "
-                "tokens, FLOP by α·length + β·length²; virtual ranks computed one after the other"
-                if measure.startswith("slowest")
-                else where,
+                configuration=configuration,
             )
         )
     return tuple(out)
@@ -380,32 +384,65 @@ def _means(experiment: Experiment, view: str, column: str, variant: str) -> list
 
 
 def offload(experiment: Experiment) -> tuple[Headline, ...]:
-    """What each variant keeps per weight, against ZeRO's formulas, and what it costs in time."""
+    """Losses alike, states as ZeRO's formulas say, the host's update, the largest model."""
+    variants = [v for v in experiment.variants if v in places.PLACES]
+    where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}, float32"
     out = []
-    for variant in experiment.variants:
-        parts = []
-        measured = predicted = 0.0
-        for category in ("weights", "optimizer", "gradients and buffers"):
-            found = experiment.find("measured_bytes", variant, category=category)
-            said = experiment.find("predicted_bytes", variant, category=category)
-            if found is None or said is None:
-                break
-            measured += found.estimate.value
-            predicted += said.estimate.value
-            parts.append(f"{category} {found.estimate.value / said.estimate.value:.2f}×")
-        if len(parts) < 3:
-            continue
-        slower = experiment.ratio("median_step_ns", variant, "ddp")
+    far = offload_tables.worst_loss_ratio(experiment, variants)
+    if far is not None:
         out.append(
             Headline(
                 system="ZeRO, offload",
-                claim=f"{variant}: states per rank, measured over predicted",
+                claim="largest relative difference of a variant's loss from ddp's at any step",
+                survey=None,
+                primary=None,
+                unit="",
+                ours=far[1],
+                configuration=f"{far[0]}; {where}; tolerance {offload_tables.LOSS_TOLERANCE:g}: "
+                + ("kept" if far[1] <= offload_tables.LOSS_TOLERANCE else "exceeded"),
+            )
+        )
+    base = experiment.plan.baseline
+    for variant in variants:
+        said, found = (
+            offload_tables.total(experiment, f"{what}_bytes", variant, places.STATES)
+            for what in ("predicted", "measured")
+        )
+        if said is None or found is None:
+            continue
+        slower = experiment.ratio("median_step_ns", variant, base) if base else None
+        out.append(
+            Headline(
+                system="ZeRO, offload",
+                claim=f"{variant}: weights, gradients and optimizer per rank, measured over predicted",
                 survey=None,
                 primary=None,
                 unit="×",
-                ours=measured / predicted,
-                configuration=f"{measured / 1e6:.1f} MB of {predicted / 1e6:.1f}; {', '.join(parts)}"
-                + (f"; a step takes {slower.value:.2f}× that of ddp" if slower else ""),
+                ours=found / said,
+                configuration=f"{found / 1e6:.1f} MB of {said / 1e6:.1f}; {where}"
+                + (f"; a step takes {slower.value:.2f}× that of {base}" if slower else ""),
+            )
+        )
+    for variant, claim in (
+        ("zero2-offload", "13 B on one V100 of 32 GB (1.4 B without)"),
+        ("zero3-param-offload", "40 B on one V100 of 32 GB"),
+    ):
+        if variant not in variants or not experiment.plan.options.get("fits"):
+            continue
+        label, capacity = places.capacity_bytes(str(experiment.plan.options["fits"]))
+        largest = places.largest(places.PLACES[variant], capacity, 1, checkpoint=True)
+        out.append(
+            Headline(
+                system="ZeRO, offload",
+                claim=f"{variant}: largest model on one {label}",
+                survey=None,
+                primary=claim,
+                unit="B parameters",
+                ours=None if largest is None else largest.parameters_count / 1e9,
+                why="not one layer fits" if largest is None else "",
+                configuration="estimated, not measured: layers of llama3-8b, mixed precision, batch 1, "
+                f"{places.LARGEST_SEQUENCE} tokens, checkpointing"
+                + (f"; {largest.host_bytes / 1e9:,.0f} GB on the host" if largest else ""),
             )
         )
     return tuple(out)
@@ -421,5 +458,7 @@ HEADLINES: dict[str, Callable[[Experiment], tuple[Headline, ...]]] = {
 }
 """Workload → what it shows."""
 
-EXHIBITS: dict[str, Callable[[Experiment], tuple[Exhibit, ...]]] = {}
+EXHIBITS: dict[str, Callable[[Experiment], tuple[Exhibit, ...]]] = {
+    "offload": offload_tables.exhibits,
+}
 """Workload → its own tables."""

@@ -74,6 +74,13 @@ def call_times_s(
     return times_s
 
 
+def median_time_s(
+    call: Callable[[], object], repeats: int, moved_bytes: int, device: torch.device
+) -> float:
+    """Median of ``call_times_s``."""
+    return statistics.median(call_times_s(call, repeats, moved_bytes, device))
+
+
 if __name__ == "__main__":
     try:
         main()

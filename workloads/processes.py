@@ -45,7 +45,10 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
     port = "29500" if linked else _free_port()
     channels = [socket.socketpair() for _ in range(ranks)]
     started: list[subprocess.Popen[bytes]] = []
-    with _ended(started):
+    with contextlib.ExitStack() as held, _ended(started):
+        for ours, theirs in channels:
+            held.enter_context(ours)
+            held.enter_context(theirs)
         for rank, (_, theirs) in enumerate(channels):
             started.append(
                 subprocess.Popen(

@@ -72,4 +72,4 @@ def test_the_fit_finds_latency_and_bandwidth_and_neither_is_negative():
     # Faster than in proportion: no latency is left.
     assert fit([(1000, 1e-6), (2000, 3e-6)]) == pytest.approx((0.0, 1 / 1.25e-9))
     # Larger is not slower: all of it is latency.
-    assert fit([(1000, 2e-6), (2000, 1e-6)]) == (pytest.approx(1.5e-6), math.inf)
+    assert fit([(1000, 2e-6), (2000, 1e-6)]) == pytest.approx((1.5e-6, math.inf))

@@ -72,7 +72,7 @@ def test_what_is_left_is_told_from_the_runs_that_ended(monkeypatch, capsys):
     from chopper.cli import _bar
 
     now_s = 100.0
-    monkeypatch.setattr(_bar.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     with _bar.bar(3, expected_s=60) as shown:
         shown.begin("a-1")
         now_s = 110.0
