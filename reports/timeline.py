@@ -124,7 +124,7 @@ def build(
     windows = _windows(attribution)
     ranks = {r: _Rank(attribution, r) for r in dict.fromkeys(w.rank for w in windows)}
     chosen, notes = _choose(windows, ranks, device_budget)
-    paths = _paths(attribution, notes)
+    paths, unmarked = _paths(attribution)
     names = _Names()
     kinds = _Kinds(names)
     host_share = _host_shares(chosen, ranks, host_budget)
@@ -164,20 +164,20 @@ def build(
             f"{fmt.plural(deep, 'host span')} are not drawn: more than {_MAX_DEPTH} levels deep, or "
             f"on threads beyond the {_MAX_THREADS} busiest."
         )
+    notes += unmarked
     telemetry = _telemetry(series, entries)
     return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(paths))
 
 
-def _paths(attribution: Attribution, notes: list[str]) -> dict[int, Lane]:
-    """Rank → what of the critical path lies on it; nothing, and a note why, where there is none."""
+def _paths(attribution: Attribution) -> tuple[dict[int, Lane], list[str]]:
+    """Rank → what of the critical path lies on it; where there is none, a note why."""
     from chopper.errors import InputError
     from chopper.replaying import lanes_of
 
     try:
-        return lanes_of(attribution)
+        return lanes_of(attribution), []
     except InputError as exc:
-        notes.append(f"The critical path is not marked: {str(exc).rpartition('replayed: ')[2]}.")
-        return {}
+        return {}, [f"The critical path is not marked: {str(exc).rpartition('replayed: ')[2]}."]
 
 
 def _windows(attribution: Attribution) -> list[_Window]:

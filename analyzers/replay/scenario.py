@@ -290,7 +290,9 @@ class Outcome:
             return np.zeros(0, np.int64)
         if observed.numbers[0] < 0 or not steps or not inside.any():
             some = kept if kept.any() else ~kept
-            return np.array([start[some].min(), end[some].max()])
+            # What starts earlier than observed makes no longer window.
+            begin = max(int(start[some].min()), int(observed.bounds_ns[0]) - node.offset_ns)
+            return np.array([begin, max(int(end[some].max()), begin)])
         latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(latest, step[inside & kept], end[inside & kept])
         begin = int(self.time_ns[node.step[0]])

@@ -192,9 +192,12 @@ def _timed(
 
 
 def _shifted(step: pa.Table, warp: _Warp) -> pa.Table:
-    for name in ("start_ns", "end_ns"):
+    start, end = warp(ints(step, "start_ns")), warp(ints(step, "end_ns"))
+    # What is launched at the very end of a step, or in one of no length, is still of it.
+    end = np.maximum(end, start) + 1
+    for name, values in (("start_ns", start), ("end_ns", end)):
         at = step.schema.get_field_index(name)
-        step = step.set_column(at, step.schema.field(name), pa.array(warp(ints(step, name))))
+        step = step.set_column(at, step.schema.field(name), pa.array(values))
     return step
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.columns import compact
+from chopper.analyzers.columns import compact, row_set
 from chopper.analyzers.links import COMMUNICATION, PHASES, Links
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ def waits(links: Links, communication: Communication, recorded: Recorded) -> Wai
     launch_ns = int(np.median(beyond)) if len(beyond) else 0
     told_source, told_target = _told(links, communication, previous, recorded.asked)
     seen_source, seen_target = _seen(links, free, stream_ns, launch_ns)
+    # Of what waits for a reason that was recorded no other is guessed.
+    guessed = ~row_set(recorded.target, len(events))[seen_target]
+    seen_source, seen_target = seen_source[guessed], seen_target[guessed]
     source = np.concatenate([recorded.source, told_source, seen_source])
     target = np.concatenate([recorded.target, told_target, seen_target])
     _, first = np.unique(source * len(events) + target, return_index=True)

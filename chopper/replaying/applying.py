@@ -133,6 +133,13 @@ class Applied:
         if not count:
             hint = _hint(name, change.operator_names(facts))
             raise UsageError(f"--without {name!r}: no operator of this run is called so{hint}")
+        for place, gone in self.scenario.gone.items():
+            if gone.all():
+                rank = self.scenario.ranks[place].rank
+                raise UsageError(
+                    f"--without {name!r}: nothing of what rank {rank} ran would be left; name fewer "
+                    "operators"
+                )
         self.said.append(f"without operator {name}")
 
     def graphs(self) -> None:

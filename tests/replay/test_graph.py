@@ -240,3 +240,30 @@ def test_an_edge_to_an_earlier_moment_is_refused() -> None:
             np.empty_like(graph.time_ns),
             None,
         )
+
+
+def test_a_launch_that_took_longer_keeps_it_whatever_ended_just_before() -> None:
+    # The second kernel follows its call of 100 by 110, and the first kernel, which ended by chance
+    # just before, by 5. The others show that the stream itself takes nothing.
+    found = base(
+        tables(
+            [
+                make.span(0, 1000, "loop", "python"),
+                call(0, 10, 1),
+                call(20, 120, 2),
+                call(130, 140, 3),
+                call(150, 160, 4),
+            ],
+            [
+                make.kernel(10, 125, correlation_id=1),
+                make.kernel(130, 230, correlation_id=2),
+                make.kernel(230, 330, correlation_id=3),
+                make.kernel(330, 430, correlation_id=4),
+            ],
+            make.steps((0, 1000)),
+        )
+    )
+    scenario = Scenario(found)
+    scenario.calls = True
+    outcome, node = scenario.solve(), scenario.ranks[0]
+    assert outcome.time_ns[node.start[1]] == outcome.time_ns[node.end[0]]

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import chopper
 from chopper import reports
+from tests.replay.make import late_second_launch
 from tests.reports.make import Shape, make
 
 if TYPE_CHECKING:
@@ -317,3 +319,34 @@ def test_detailed_tables_show_names_and_commands_as_text(opened) -> None:
     assert page.locator("#details-foot code").inner_text().endswith("--view kernels --csv")
     assert page.evaluate("window.__pwned") is None
     assert page.locator("main img").count() == 0
+
+
+@pytest.fixture(scope="module")
+def replayable(tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(reports.render(chopper.attribute(late_second_launch()), "html"))
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_critical_path_is_marked_on_request(browser, replayable, scheme) -> None:
+    context = browser.new_context(color_scheme=scheme, offline=True)
+    opened = Opened(context.new_page(), replayable)
+    page, button = opened.page, opened.page.locator("#tl-path")
+    assert page.locator(".tl-gutter").get_by_text("Critical path", exact=True).count() == 1
+    before = opened.settled()
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert opened.settled() != before
+    legend = page.locator("#tl-legend").inner_text()
+    assert "on the critical path" in legend
+    assert "User Python 75.0 %" in legend  # 390 of 520
+    button.click()
+    assert opened.settled() == before
+    assert "on the critical path" not in page.locator("#tl-legend").inner_text()
+    assert opened.messages == []
+    context.close()
+
+
+def test_a_run_that_cannot_be_replayed_offers_no_critical_path(opened) -> None:
+    assert opened.page.locator("#tl-path").is_hidden()

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chopper
 from chopper.reports import timeline
 from chopper.reports.pack import narrow, pack
+from tests.replay.make import late_second_launch
 from tests.reports.make import Shape, make
 from tests.reports.unpack import names_of, unpack
 
@@ -52,6 +54,7 @@ def _decode(lanes: timeline.Timeline, window: dict[str, Any]) -> list[dict[str, 
                 **row,
                 "start": start,
                 "end": start + arrays["dur"][part].astype(np.int64),
+                "path": arrays["path"][part],
                 "name": [names["names"][names["kinds"]["name"][k]] for k in kind],
                 "first": [names["kinds"]["first"][k] for k in kind],
                 "names": names["names"],
@@ -66,7 +69,11 @@ def test_every_device_event_of_a_window_is_there_as_recorded() -> None:
     attribution = make(Shape(ranks=1))
     lanes = timeline.build(attribution)
     assert len(lanes.windows) == 4
-    assert lanes.notes == []
+    assert lanes.notes == [
+        "The critical path is not marked: 0 of "
+        f"{attribution.run.table(0, 'device_event').num_rows} device events have a recorded launch; "
+        "record the host's runtime calls too (CPU activities)."
+    ]
     events = attribution.run.table(0, "device_event").to_pydict()
     for window in lanes.windows:
         origin = int(window["start_ns"])
@@ -120,6 +127,24 @@ def test_the_state_lane_agrees_with_the_pieces() -> None:
         shown = cause if cause.startswith("idle") else cause.partition(".")[0]
         expected[shown] = expected.get(shown, 0) + time_ns
     assert spent == {k: v for k, v in expected.items() if v}
+
+
+def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
+    # The device is done long before the second launch: the path goes over the host.
+    attribution = chopper.attribute(late_second_launch())
+    lanes = timeline.build(attribution)
+    assert lanes.path
+    (window,) = lanes.windows
+    rows = _decode(lanes, window)
+    (path,) = [r for r in rows if r["type"] == "path"]
+    assert path["start"][0] == 0
+    assert path["end"][-1] == window["dur_ns"] == 520
+    assert (path["start"][1:] == path["end"][:-1]).all()
+    assert path["names"][path["first"][1]] == "idle.preparation.python"
+    (stream,) = [r for r in rows if r["type"] == "device"]
+    assert stream["path"].tolist() == [0, 1]
+    host = [r for r in rows if r["type"] == "host"]
+    assert [r["path"].tolist() for r in host] == [[1], [1, 0]]
 
 
 def test_too_many_events_leave_the_median_and_the_slowest_step_of_each_rank() -> None:
