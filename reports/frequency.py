@@ -52,6 +52,7 @@ class Frequency:
         episodes: rows of the longest throttle episodes; ``more_episodes`` are not shown.
         energy: rows of the whole run and of phases; ``more_energy`` are not shown.
         figures: name → figure.
+        missing: what is not in a figure, or why there is none, by the figure's name.
     """
 
     lead: str
@@ -62,6 +63,7 @@ class Frequency:
     energy: list[dict[str, Any]]
     more_energy: int
     figures: dict[str, Figure] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def build(attribution: Attribution, story: Story) -> Frequency | None:
@@ -90,7 +92,25 @@ def build(attribution: Attribution, story: Story) -> Frequency | None:
         [_energy(row) for row in energy[:_ENERGY_ROWS]],
         max(len(energy) - _ENERGY_ROWS, 0),
         {name: figure for name, figure in made.items() if figure is not None},
+        _missing(readings, steps, reference),
     )
+
+
+def _missing(
+    readings: list[_Readings], steps: list[dict[str, Any]], reference: float | None
+) -> dict[str, str]:
+    found = {}
+    if not any(np.isfinite(r.power_w).any() for r in readings):
+        found["frequency_power"] = "Power was not read beside the clocks."
+    elif not any(np.isfinite(r.temperature_c).any() for r in readings):
+        found["frequency_power"] = "Temperature was not read."
+    if all(s["at_reference_ns"] is None for s in steps):
+        found["frequency_steps"] = (
+            "The clock at which the device's peak is quoted is not known."
+            if steps and reference is None
+            else "No kernel of a step lies within the readings."
+        )
+    return found
 
 
 @dataclass(frozen=True)

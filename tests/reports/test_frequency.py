@@ -115,6 +115,16 @@ def test_power_is_coloured_by_temperature(page: frequency.Frequency) -> None:
     assert len(warm["x"]) == len(warm["marker"]["color"]) > 50
     words = [note["text"] for note in figure["layout"]["annotations"]]
     assert words == ["reference 1.41 GHz", "limit 400 W"]
+    assert page.missing == {}
+
+
+def test_energy_stands_there_or_why_it_is_not_known(page: frequency.Frequency) -> None:
+    whole, phase = page.energy
+    assert (whole["of"], whole["source"]) == ("whole run", "device 0")
+    assert whole["energy"] is None
+    assert whole["reason"]
+    assert phase["of"] == "forward"
+    assert "says nothing below 5 s" in phase["reason"]
 
 
 def test_the_kernels_that_lost_most_come_first(page: frequency.Frequency) -> None:
@@ -224,4 +234,8 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attributi
     names: Any = made.figures["frequency_clocks"]["layout"]["yaxis"]["ticktext"]
     assert names == ["rank 0, all readings"]
     assert "frequency_steps" not in made.figures
-    assert 'id="frequency"' in reports.render(bare, "html")
+    html = reports.render(bare, "html")
+    assert 'id="frequency"' in html
+    # What is not drawn says why.
+    assert "No kernel of a step lies within the readings." in html
+    assert "Temperature was not read." in html
