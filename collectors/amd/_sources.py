@@ -57,13 +57,13 @@ class _Residency:
         self._last_ns: int | None = None
         self.totals_ns = {"power": 0.0, "thermal": 0.0}
 
-    def reasons(self, metrics: Any, now_ns: int | None) -> int | None:
+    def reasons(self, metrics: amd.Reading, now_ns: int | None) -> int | None:
         """Bits of the reasons that held since the previous reading; None where nothing tells.
 
         0 says that the device counts residencies and none grew.
         """
-        counts = {name: amd.known(metrics, name) for name in _RESIDENCIES}
-        ticks = amd.known(metrics, "accumulation_counter")
+        counts = {name: metrics.numbers[name] for name in _RESIDENCIES}
+        ticks = metrics.numbers["accumulation_counter"]
         now = {name: value for name, value in counts.items() if value is not None}
         if ticks is None or not now:
             return None
@@ -101,10 +101,10 @@ class _Traffic:
         self._last: tuple[int, int, int] | None = None
         self._total_bytes = 0.0
 
-    def bytes_until(self, metrics: Any, now_ns: int | None) -> int | None:
+    def bytes_until(self, metrics: amd.Reading, now_ns: int | None) -> int | None:
         """What was sent and received so far; None where a reading does not tell."""
         rate_sum, ticks = (
-            amd.known(metrics, name) for name in ("pcie_bandwidth_acc", "accumulation_counter")
+            metrics.numbers[name] for name in ("pcie_bandwidth_acc", "accumulation_counter")
         )
         if rate_sum is None or ticks is None:
             return None
@@ -148,8 +148,9 @@ class _Source:
             CollectorUnavailable: no device, or none whose metrics can be read.
         """
         self._wrapper = self._stack.enter_context(amd.session())
+        layout = amd.Layout(self._wrapper.amdsmi_gpu_metrics_t)
         for device in amd.devices(self._wrapper):
-            self._metrics.append((device, amd.Metrics(self._wrapper, device)))
+            self._metrics.append((device, amd.Metrics(self._wrapper, device, layout)))
         refused = []
         for device, metrics in self._metrics:
             code = metrics.read()
@@ -181,7 +182,9 @@ class _Source:
     _later: ClassVar[frozenset[str]] = frozenset()
     """Columns that need two readings."""
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+    ) -> Iterable[Any]:
         """A row's values after the device, in the order of the table's columns.
 
         ``now_ns`` is None for the first reading, which makes no row.
@@ -207,7 +210,7 @@ class _Source:
             return
         self._add(sink, device, metrics.now, now_ns)
 
-    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: Any, now_ns: int) -> None:
+    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int) -> None:
         """Add what one reading gives."""
         values = self._values(device, metrics, now_ns)
         sink.add(self.tables[0], device.index, device.uuid, *values)
@@ -245,7 +248,9 @@ class ClockSource(_Source):
         super().__init__()
         self._residency: dict[int, _Residency] = {}
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+    ) -> Iterable[Any]:
         residency = self._residency.setdefault(id(device), _Residency())
         return (
             _gfx_clock_hz(metrics),
@@ -261,8 +266,8 @@ class ClockSource(_Source):
         for device, metrics in self._metrics:
             if device.lost is not None:
                 continue
-            call = Call(function, pointer(device.handle), None, content(metrics.now))
-            kind = type(metrics.now)
+            call = Call(function, pointer(device.handle), None, content(metrics.structure))
+            kind = type(metrics.structure)
             watts = _numbers(kind, "current_socket_power", "average_socket_power")
             columns = (
                 Column(
@@ -324,23 +329,23 @@ def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
     return tuple((descriptor.offset + i * width, width, 1) for i in range(descriptor.size // width))
 
 
-def _gfx_clock_hz(metrics: Any) -> int | None:
+def _gfx_clock_hz(metrics: amd.Reading) -> int | None:
     """Mean clock of the dies that report one; of the device where it has no dies of its own."""
-    dies = [clock for clock in amd.known_items(metrics, "current_gfxclks") if clock]
+    dies = [clock for clock in metrics.items("current_gfxclks") if clock]
     if dies:
         return round(sum(dies) * _MEGA / len(dies))
     return _hertz(_first(metrics, "current_gfxclk", "average_gfxclk_frequency"))
 
 
-def _first(metrics: Any, *names: str) -> int | None:
-    return next((v for v in (amd.known(metrics, name) for name in names) if v is not None), None)
+def _first(metrics: amd.Reading, *names: str) -> int | None:
+    return next((v for v in (metrics.numbers[name] for name in names) if v is not None), None)
 
 
 def _hertz(megahertz: int | None) -> int | None:
     return megahertz * _MEGA if megahertz else None
 
 
-def _watts(metrics: Any) -> float | None:
+def _watts(metrics: amd.Reading) -> float | None:
     return _power(_first(metrics, "current_socket_power", "average_socket_power"))
 
 
@@ -370,35 +375,37 @@ class CounterSource(_Source):
         self._links: dict[tuple[int, str], _Links] = {}
         self._columns: list[str] = []
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+    ) -> Iterable[Any]:
         residency = self._residency.setdefault(id(device), _Residency())
         traffic = self._traffic.setdefault(id(device), _Traffic())
 
         def over_links(name: str) -> int | None:
             links = self._links.setdefault((id(device), name), _Links())
-            return links.sum_bytes(amd.items(metrics, name))
+            return links.sum_bytes(metrics.arrays[name])
 
         counted = residency.reasons(metrics, now_ns) is not None
-        energy = amd.known(metrics, "energy_accumulator")
+        energy = metrics.numbers["energy_accumulator"]
         found: dict[str, Any] = {
             "energy_j": None if energy is None else energy * _ENERGY_UNIT_J,
-            "power_average_w": _power(amd.known(metrics, "average_socket_power")),
+            "power_average_w": _power(metrics.numbers["average_socket_power"]),
             "temperature_c": _optional(
                 _first(metrics, "temperature_hotspot", "temperature_edge"), float
             ),
-            "memory_temperature_c": _optional(amd.known(metrics, "temperature_mem"), float),
-            "device_utilization_ratio": _percent(amd.known(metrics, "average_gfx_activity")),
-            "memory_utilization_ratio": _percent(amd.known(metrics, "average_umc_activity")),
+            "memory_temperature_c": _optional(metrics.numbers["temperature_mem"], float),
+            "device_utilization_ratio": _percent(metrics.numbers["average_gfx_activity"]),
+            "memory_utilization_ratio": _percent(metrics.numbers["average_umc_activity"]),
             "memory_used_bytes": self._memory_used_bytes(device),
             "link_tx_bytes": over_links(_WRITE_KB),
             "link_rx_bytes": over_links(_READ_KB),
             "pcie_bytes": traffic.bytes_until(metrics, now_ns),
-            "pcie_replay_count": _held(amd.known(metrics, "pcie_replay_count_acc")),
+            "pcie_replay_count": _held(metrics.numbers["pcie_replay_count_acc"]),
             "pcie_nak_count": _sum_of(
-                amd.known(metrics, "pcie_nak_sent_count_acc"),
-                amd.known(metrics, "pcie_nak_rcvd_count_acc"),
+                metrics.numbers["pcie_nak_sent_count_acc"],
+                metrics.numbers["pcie_nak_rcvd_count_acc"],
             ),
-            "pcie_recovery_count": _held(amd.known(metrics, "pcie_l0_to_recov_count_acc")),
+            "pcie_recovery_count": _held(metrics.numbers["pcie_l0_to_recov_count_acc"]),
         }
         if counted:
             found["power_throttle_ns"] = int(residency.totals_ns["power"])
@@ -461,7 +468,9 @@ class LimitSource(_Source):
     name: ClassVar[str] = "amdsmi_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+    ) -> Iterable[Any]:
         del now_ns
         wrapper, handle = self._wrapper, device.handle
         clock = wrapper.amdsmi_clk_info_t()
@@ -470,7 +479,7 @@ class LimitSource(_Source):
         has_cap = wrapper.amdsmi_get_power_cap_info(handle, c_uint32(0), byref(cap)) == 0
         usage = wrapper.amdsmi_vram_usage_t()
         has_memory = wrapper.amdsmi_get_gpu_vram_usage(handle, byref(usage)) == 0
-        lanes = amd.known(metrics, "pcie_link_width")
+        lanes = metrics.numbers["pcie_link_width"]
         found: dict[str, Any] = {
             "pci_address": device.pci_address,
             "sm_clock_max_hz": _hertz(int(clock.max_clk)) if has_clock else None,
@@ -487,11 +496,11 @@ class LimitSource(_Source):
         return [found.get(c.name) for c in TABLES["device_limit"].columns[4:]]
 
 
-def _power_basis(metrics: Any) -> str | None:
+def _power_basis(metrics: amd.Reading) -> str | None:
     """Which of the two powers that a device may have `device_clock` holds."""
-    if amd.known(metrics, "current_socket_power") is not None:
+    if metrics.numbers["current_socket_power"] is not None:
         return "instant"
-    averaged = amd.known(metrics, "average_socket_power") is not None
+    averaged = metrics.numbers["average_socket_power"] is not None
     return "average" if averaged else None
 
 
@@ -507,8 +516,8 @@ class PartSource(_Source):
     def _find_absent(self) -> None:
         """Name what no device tells apart."""
         live = [metrics.now for device, metrics in self._metrics if device.lost is None]
-        dies = any(amd.known_items(m, f) for m in live for _, f in _DIES)
-        links = any(amd.known_items(m, f) for m in live for f in (_READ_KB, _WRITE_KB))
+        dies = any(m.items(f) for m in live for _, f in _DIES)
+        links = any(m.items(f) for m in live for f in (_READ_KB, _WRITE_KB))
         if not dies:
             self.absent["device_die"] = "not available on this device"
         if not links:
@@ -517,15 +526,15 @@ class PartSource(_Source):
             self.close()
             raise CollectorUnavailable("no device tells its dies or links apart")
 
-    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: Any, now_ns: int) -> None:
+    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int) -> None:
         del now_ns
         who = (device.index, device.uuid)
         for domain, name in _DIES:
-            for die, clock_mhz in enumerate(amd.items(metrics, name)):
+            for die, clock_mhz in enumerate(metrics.arrays[name]):
                 if clock_mhz:
                     sink.add("device_die", *who, domain, die, clock_mhz * _MEGA)
-        received, sent = amd.items(metrics, _READ_KB), amd.items(metrics, _WRITE_KB)
-        states = amd.items(metrics, "xgmi_link_status")
+        received, sent = metrics.arrays[_READ_KB], metrics.arrays[_WRITE_KB]
+        states = metrics.arrays["xgmi_link_status"]
         for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
             if rx_kb is None and tx_kb is None:
                 continue
@@ -548,7 +557,9 @@ class PartitionSource(_Source):
     name: ClassVar[str] = "amdsmi_partition"
     tables: ClassVar[tuple[str, ...]] = ("device_partition",)
 
-    def _values(self, device: amd.AmdDevice, metrics: Any, now_ns: int | None) -> Iterable[Any]:
+    def _values(
+        self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
+    ) -> Iterable[Any]:
         del metrics, now_ns
         wrapper, handle = self._wrapper, device.handle
         text = create_string_buffer(16)
