@@ -280,6 +280,21 @@ class Trace:
             }
         )
 
+    def synchronization(self, name: str, at: int, dur: int, stream: int, **args: int) -> None:
+        """A synchronization record."""
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": "cuda_sync",
+                "name": name,
+                "pid": self.device,
+                "tid": stream,
+                "ts": at,
+                "dur": dur,
+                "args": {"cuda_sync_kind": name, "stream": stream, "device": self.device, **args},
+            }
+        )
+
     def counter(self, name: str, at: int, **values: float) -> None:
         """A counter sample."""
         self.events.append(

@@ -171,6 +171,29 @@ def test_names_of_threads_memory_and_counters() -> None:
     ] == [(2_345, "1", "clock.sclk", 1_410.5), (2_345, "1", "clock.idle", 3.0)]
 
 
+def test_what_was_waited_for() -> None:
+    trace = small_trace()
+    trace.synchronization("Event Sync", 3_000, 40, -1, correlation=7, wait_on_stream=-1)
+    trace.synchronization(
+        "Stream Wait Event",
+        2_000,
+        5,
+        24,
+        correlation=6,
+        wait_on_stream=20,
+        wait_on_cuda_event_record_corr_id=5,
+    )
+    found = parse_one(trace.encode()).tables["synchronization"].to_pylist()
+    assert [(r["name"], r["start_ns"] - BASE_NS, r["dur_ns"]) for r in found] == [
+        ("Stream Wait Event", 2_000, 5),
+        ("Event Sync", 3_000, 40),
+    ]
+    assert [
+        (r["stream_id"], r["correlation_id"], r["event_stream_id"], r["event_correlation_id"])
+        for r in found
+    ] == [(24, 6, 20, 5), (None, 7, None, None)]
+
+
 def test_collective_metadata_points_at_its_row_after_sorting() -> None:
     meta = {
         "Collective name": "allreduce",

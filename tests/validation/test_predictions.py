@@ -1,0 +1,78 @@
+"""How predictions are held against measurements: robust means, intervals, verdicts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chopper.validation.injections.plan import ARRIVAL, MEETING, Truth
+from chopper.validation.replay import Prediction, measured
+from chopper.validation.replay_real import error_interval, trimmed, waiting
+
+
+def prediction(predicted: float, interval: tuple[float, float] | None = None) -> Prediction:
+    return Prediction(
+        suite="real",
+        name="slow_dataset",
+        magnitude="30 ms",
+        flavour="cpu",
+        change="--fix data",
+        observed_ns=90e6,
+        predicted_ns=predicted,
+        truth_ns=50e6,
+        bar_ratio=0.05,
+        ci95_ratio=interval,
+        pairs_count=36,
+    )
+
+
+@pytest.mark.parametrize(
+    ("predicted", "interval", "verdict"),
+    [
+        (51e6, (-0.01, 0.06), "within the bar"),
+        (54e6, (0.04, 0.12), "not shown: the interval reaches the bar"),
+        (54e6, (0.06, 0.12), "outside the bar"),
+        (46e6, (-0.12, -0.06), "outside the bar"),
+        (46e6, (-0.12, -0.04), "not shown: the interval reaches the bar"),
+        (54e6, None, "outside the bar"),
+    ],
+)
+def test_the_verdict_tells_error_from_chance(
+    predicted: float, interval: tuple[float, float] | None, verdict: str
+) -> None:
+    assert prediction(predicted, interval).verdict == verdict
+
+
+def test_the_table_has_interval_and_verdict_of_each_row() -> None:
+    row = measured([prediction(51e6, (-0.01, 0.06))]).splitlines()[-1]
+    assert row == (
+        "| slow dataset, 30 ms | `--fix data` | 36 | 90.0 ms | 51.0 ms | 50.0 ms | +2.0% | "
+        "-1.0% … +6.0% | within the bar |"
+    )
+
+
+def test_a_hiccup_is_left_out_of_the_mean() -> None:
+    values = np.array([[10.0], [11.0], [12.0], [13.0], [900.0]])
+    assert trimmed(values).tolist() == [12.0]
+
+
+def test_the_interval_holds_the_error_and_is_none_without_noise() -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.normal(100.0, 5.0, 200)
+    pairs = np.stack([truth + 30, 1.03 * truth, truth], axis=1)
+    assert error_interval(pairs) == pytest.approx((0.03, 0.03))
+    pairs[:, 1] += rng.normal(0.0, 5.0, 200)
+    low, high = error_interval(pairs)
+    assert low < 0.03 < high
+    assert high - low < 0.04
+
+
+def test_waiting_is_by_the_clocks_of_the_ranks() -> None:
+    # Rank 0 waits 5 at the barrier of step 0 and 2 at its collective; rank 1 waits in step 1.
+    truths = [
+        Truth(injected_ns={MEETING: [10, 50], ARRIVAL: [20, 60]}),
+        Truth(injected_ns={MEETING: [15, 47], ARRIVAL: [22, 59]}),
+    ]
+    assert waiting(truths, 0) == {0: 7, 1: 0}
+    assert waiting(truths, 1) == {0: 0, 1: 4}
+    assert waiting(truths, None) == {}
