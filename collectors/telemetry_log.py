@@ -130,12 +130,21 @@ def sniff(head: bytes) -> bool:
 
 def looks_like_log(head: str) -> bool:
     """Whether a file's first line is the heading of such a log."""
-    names = [_plain(cell) for cell in head.splitlines()[0].split(",")] if head.strip() else []
+    names = [_plain(cell) for cell in _heading(head)]
     return (
         any(name in _TIME_NAMES for name, _ in names)
         and any(name in _DEVICE_NAMES for name, _ in names)
         and any(_place(name) for name, _ in names)
     )
+
+
+def _heading(text: str) -> list[str]:
+    import csv
+
+    try:
+        return next(csv.reader(text.splitlines()[:1], skipinitialspace=True), [])
+    except csv.Error:
+        return []
 
 
 def _plain(heading: str) -> tuple[str, str | None]:
@@ -178,8 +187,8 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
             f"{where}: no telemetry log: expected a heading with a time, a device and clocks, power "
             "or the like; found " + (repr(lines[0][:80]) if lines else "an empty file")
         )
+    heading = _heading(text)
     try:
-        heading = next(csv.reader([lines[0]], skipinitialspace=True))
         body = list(csv.reader(lines[1:], skipinitialspace=True))
     except csv.Error as exc:
         raise InputError(f"{where}: a telemetry log that is no CSV ({exc})") from exc

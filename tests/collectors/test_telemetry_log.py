@@ -121,7 +121,11 @@ def test_uuids_in_place_of_numbers_are_devices_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "a,b,c\n1,2,3\n", "Kernel Name,Counter\nk,1\n", "timestamp,gpu,fan\n1,0,3\n"]
+    "text",
+    [
+        *("", "\n", "a,b,c\n1,2,3\n", "Kernel Name,Counter\nk,1\n", "timestamp,gpu,fan\n1,0,3\n"),
+        'timestamp,"gpu,power_w\n1,0,3\n',  # a quote that ends nowhere: one cell, no device
+    ],
 )
 def test_other_tables_are_no_logs(text: str) -> None:
     assert not looks_like_log(text)
