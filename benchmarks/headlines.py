@@ -28,6 +28,7 @@ from chopper._workloads import WORKLOADS, find, headlines_of
 from chopper.errors import ChopperError
 from chopper.experiment import Experiment, Headline
 from chopper.reports.experiment import headline_table
+from chopper.workloads.headlines import MODELS
 
 TOOK = "headlines.json"
 """In the output directory: workload → seconds that it took, or why it did not run."""
@@ -66,6 +67,15 @@ def machine(experiment: Experiment) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def rows(experiments: list[Experiment], took: dict[str, float | str]) -> tuple[Headline, ...]:
+    """What was measured, and what is arithmetic alone of workloads that could not run."""
+    models = [MODELS[name] for name, why in took.items() if isinstance(why, str) and name in MODELS]
+    return (
+        *(h for e in experiments for h in e.headlines),
+        *(h for model in models for h in model()),
+    )
+
+
 def page(
     before: str, experiments: list[Experiment], took: dict[str, float | str], command: str
 ) -> str:
@@ -92,7 +102,7 @@ def page(
         "",
         f"in {fmt.duration(sum(ran.values()) * 1e9)}: {said}.",
         "",
-        *headline_table(tuple(h for e in experiments for h in e.headlines)),
+        *headline_table(rows(experiments, took)),
         "",
         *(f"Not measured: {name} ({why})." for name, why in took.items() if isinstance(why, str)),
     ]
@@ -150,7 +160,7 @@ def main() -> None:
             words = [*args.workloads, *(["--repeats", str(args.repeats)] if extra else [])]
             command = shlex.join(["python", "-m", "benchmarks.headlines", *words])
             args.docs.write_text(page(page_before, experiments, took, command), encoding="utf-8")
-    headlines: tuple[Headline, ...] = tuple(h for e in experiments for h in e.headlines)
+    headlines = rows(experiments, took)
     absent = {name: why for name, why in took.items() if isinstance(why, str)}
     if args.as_json:
         document = {

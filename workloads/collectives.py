@@ -22,6 +22,7 @@ import torch.distributed as dist
 import chopper
 from chopper.workloads import options, sweep
 from chopper.workloads.machine import BACKEND, Needs, wait
+from chopper.workloads.progress import Progress
 from chopper.workloads.ranks import joined
 
 WARMUP = 3
@@ -65,6 +66,9 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
                 call()
         wait(device)
         prof.step()
+        progress = Progress(
+            len(factors) * len([*sweep.sizes(args, 4 * ranks)]), "collective and size"
+        )
         for name, factor in factors.items():
             times: list[tuple[int, float]] = []
             for size_bytes in sweep.sizes(args, 4 * ranks):
@@ -73,6 +77,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
                 time_s = statistics.median(call_s)
                 times.append((size_bytes, time_s))
                 prof.step()
+                progress.advance()
                 if rank:
                     continue
                 labels: dict[str, str | int | float] = {

@@ -21,6 +21,7 @@ from torch import Tensor
 import chopper
 from chopper.workloads import options
 from chopper.workloads.machine import Needs, own_device, wait
+from chopper.workloads.progress import Progress
 
 SWEEP = {
     "cpu": ("512x512x512", "1024x1024x1024", "1024x64x1024"),
@@ -92,8 +93,10 @@ def main() -> None:
             for m, n, k in chosen_shapes(args, device.type):
                 run(*operands(args.variant, (m, n, k), dtype, device), 0, device)
         prof.step()
-        for dtype in chosen_dtypes(args, device.type):
-            for m, n, k in chosen_shapes(args, device.type):
+        dtypes, shapes = chosen_dtypes(args, device.type), chosen_shapes(args, device.type)
+        progress = Progress(len(dtypes) * len(shapes), "product")
+        for dtype in dtypes:
+            for m, n, k in shapes:
                 a, b = operands(args.variant, (m, n, k), dtype, device)
                 times_s = run(a, b, args.seconds, device)
                 labels = {"dtype": dtype, "shape": f"{m}x{n}x{k}"}
@@ -103,6 +106,7 @@ def main() -> None:
                 )
                 prof.measure("best_flop_per_s", 2 * m * n * k / min(times_s), **labels)
                 prof.step()
+                progress.advance()
 
 
 def operands(

@@ -19,6 +19,7 @@ import torch
 import chopper
 from chopper.workloads import options
 from chopper.workloads.machine import own_device, wait
+from chopper.workloads.progress import Progress
 from chopper.workloads.sweep import sizes
 
 WARMUP = 2
@@ -35,6 +36,7 @@ def main() -> None:
             call()
         wait(device)
         prof.step()
+        progress = Progress(len([*sizes(args, 4)]), "size")
         for size_bytes in sizes(args, 4):
             for name, (passes, call) in kernels(size_bytes, device).items():
                 moved = passes * size_bytes
@@ -45,6 +47,7 @@ def main() -> None:
                 ):
                     prof.measure(measure, moved / time_s, kernel=name, array_bytes=size_bytes)
             prof.step()
+            progress.advance()
 
 
 def kernels(size_bytes: int, device: torch.device) -> dict[str, tuple[int, Callable[[], object]]]:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import chopper
 from chopper.workloads.llama import SIZES
+from chopper.workloads.progress import Progress
 from chopper.workloads.tokens import token_loader
 
 
@@ -44,6 +45,7 @@ def train(
     rank, ranks = dist.get_rank(), dist.get_world_size()
     losses: list[Tensor] = []
     marks_ns = [time.perf_counter_ns()]
+    progress = Progress(args.steps, "step")
     for tokens, labels in prof.watch(batches(args, device)):
         tokens = tokens.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -57,6 +59,7 @@ def train(
         losses.append(loss.detach())
         prof.step(tokens=tokens.numel())
         marks_ns.append(time.perf_counter_ns())
+        progress.advance()
 
     # Of rank 0's sequences: a mean over ranks would need one more collective.
     if rank:

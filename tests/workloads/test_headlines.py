@@ -78,6 +78,12 @@ def test_only_the_generated_part_of_a_page_changes(headlines, monkeypatch):
         headlines.page("nothing", [Experiment()], took, "")
 
 
+def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines):
+    rows = headlines.rows([], {"interconnect": "shaping a link needs root", "gemm": "no torch"})
+    assert [(h.stated, round(h.ours, 1)) for h in rows] == [(39.8, 40.3), (4.4, 4.4)]
+    assert all("model, not measured" in h.configuration for h in rows)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

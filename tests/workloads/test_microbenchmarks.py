@@ -73,3 +73,23 @@ def test_the_fit_finds_latency_and_bandwidth_and_neither_is_negative():
     assert fit([(1000, 1e-6), (2000, 3e-6)]) == pytest.approx((0.0, 1 / 1.25e-9))
     # Larger is not slower: all of it is latency.
     assert fit([(1000, 2e-6), (2000, 1e-6)]) == pytest.approx((1.5e-6, math.inf))
+
+
+def test_progress_is_said_now_and_then_by_one_rank(monkeypatch, capsys):
+    import time
+
+    from chopper.workloads.progress import Progress
+
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        now_s = 100.0
+        progress = Progress(8, "step")
+        for _ in range(8):
+            now_s += 2
+            progress.advance()
+    assert capsys.readouterr().out.splitlines() == [
+        "step 3 of 8, about 10 s left",
+        "step 6 of 8, about 4 s left",
+    ]

@@ -1,0 +1,32 @@
+"""How far a long measurement is, said now and then by one rank."""
+
+from __future__ import annotations
+
+import os
+import time
+
+EVERY_S = 5.0
+
+
+class Progress:
+    """Prints a line when five seconds have passed since the last one; nothing in shorter work.
+
+    Args:
+        total: parts of the work.
+        unit: what a part is.
+    """
+
+    def __init__(self, total: int, unit: str) -> None:
+        self.total, self.unit, self.done = total, unit, 0
+        self._told_s = self._began_s = time.monotonic()
+
+    def advance(self) -> None:
+        """A part is done; free of synchronization with the device."""
+        self.done += 1
+        now_s = time.monotonic()
+        if now_s - self._told_s < EVERY_S or self.done == self.total:
+            return
+        self._told_s = now_s
+        if os.environ.get("RANK", "0") == "0":
+            left_s = (now_s - self._began_s) / self.done * (self.total - self.done)
+            print(f"{self.unit} {self.done} of {self.total}, about {left_s:.0f} s left", flush=True)
