@@ -948,7 +948,8 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     )
     done = subprocess.run(
         [sys.executable, program],
-        env=play.environment(TWO + "set 0 max_sm 1980\n"),
+        env=play.environment(TWO + "set 0 max_sm 1980\nset 0 mig 1\n")
+        | {"LOCAL_WORLD_SIZE": "two"},
         capture_output=True,
         text=True,
         check=False,
@@ -960,6 +961,10 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     report = next(c for c in run.part(0).collectors if c.name == "nvml")
     assert report.status == "obtained"
     assert report.call_p50_ns is not None
+    assert "power (instant)" in report.calls
+    assert report.reason is not None
+    assert "LOCAL_WORLD_SIZE='two' is no number" in report.reason
+    assert "device 0 is partitioned (MIG)" in report.reason
     clocks = run.table(0, "device_clock")
     assert set(clocks["sm_clock_hz"].to_pylist()) == {1_980_000_000, 1_755_000_000}
     assert run.table(0, "device_limit")["sm_clock_max_hz"].to_pylist() == [1_980_000_000, None]
