@@ -26,7 +26,13 @@ from chopper.analyzers.replay.program import (
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.recorded import recorded_waits
-from chopper.analyzers.replay.streams import Waits, place_of, previous_on_stream, waits
+from chopper.analyzers.replay.streams import (
+    CALLS,
+    Waits,
+    place_of,
+    previous_on_stream,
+    waits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +69,6 @@ EDGE_LABELS = [
     "wait for a collective",
     "beside the program",
 ]
-_CALLS = 1.5
-"""An event that begins within so many lengths of its launching call began because of it."""
 _OWN_LAG_NS = 50_000
 """A longer lag is no variation of a latency: something else was waited for."""
 _GAP_NS = 5_000
@@ -379,7 +383,7 @@ def _launches(
     edges.add(LAUNCH, of_row[links.launch_row[has]], start[has], weight, event_base + has)
     call = np.zeros(len(links.events), dtype=np.int64)
     # Where the submission itself varies with the call, so does what goes with it.
-    own = np.where(delay <= _CALLS * length, np.maximum(delay - max(found.launch_ns, 0), 0), length)
+    own = np.where(delay <= CALLS * length, np.maximum(delay - max(found.launch_ns, 0), 0), length)
     call[has] = np.maximum(own, np.minimum(length, weight))
     _unlaunched(told, joined, found, edges, moment, start, event_base)
     return call
@@ -602,7 +606,7 @@ def _own_lags(
     of = np.repeat(late, count)
     edge = np.arange(len(of)) + np.repeat(first[late] - np.cumsum(count) + count, count)
     missing = time[of] - arrival[edge]
-    launched = (kind[edge] == LAUNCH) & (missing <= (_CALLS - 1) * weight[edge])
+    launched = (kind[edge] == LAUNCH) & (missing <= (CALLS - 1) * weight[edge])
     weight[edge[launched]] += missing[launched]
     lag[of[launched]] = 0
     decided = (missing == lag[of]) & (missing > 0) & (missing <= _OWN_LAG_NS)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _RIGHT_AFTER_NS = 50_000
 """An event that begins so soon after another stream's has ended may have waited for it."""
+CALLS = 1.5
+"""An event that begins within so many lengths of its launching call began because of it."""
 _BACK = 4
 """So many collectives back is looked for the one that a stream waited for."""
 _STREAMS_MAX = 24
@@ -107,7 +109,10 @@ def _seen(
     order = np.argsort(end, kind="stable")
     last = np.searchsorted(end[order], start, side="right") - 1
     source = np.where(last >= 0, order[np.maximum(last, 0)], 0)
-    own = np.maximum(free + stream_ns, np.where(links.has_launch, links.returned_ns + launch_ns, 0))
+    # The longer a launching call, the more a launch varies.
+    call = links.returned_ns - links.launch_ns
+    launched = links.returned_ns + np.maximum(launch_ns, (CALLS - 1) * call)
+    own = np.maximum(free + stream_ns, np.where(links.has_launch, launched, 0))
     target = np.flatnonzero(
         (last >= 0)
         & (place[source] != place)

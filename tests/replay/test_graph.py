@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers.idle import IDLE_CAUSES
-from chopper.analyzers.replay.graph import Graph
+from chopper.analyzers.replay.graph import EVENT, Graph
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.solve import critical_path, in_python, solve
 from tests.analyzers import make
@@ -267,3 +267,22 @@ def test_a_launch_that_took_longer_keeps_it_whatever_ended_just_before() -> None
     scenario.calls = True
     outcome, node = scenario.solve(), scenario.ranks[0]
     assert outcome.time_ns[node.start[1]] == outcome.time_ns[node.end[0]]
+
+
+def test_what_a_slow_launch_explains_is_no_dependency() -> None:
+    # Stream 9's kernel begins 6 after stream 7's has ended, and 110 after a call of 100.
+    found = base(
+        tables(
+            [
+                make.span(0, 1000, "loop", "python"),
+                call(0, 10, 1),
+                call(20, 120, 2),
+            ],
+            [
+                make.kernel(10, 124, correlation_id=1),
+                make.kernel(130, 230, stream=9, correlation_id=2),
+            ],
+            make.steps((0, 1000)),
+        )
+    )
+    assert not len(found.edges(EVENT))
