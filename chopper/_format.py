@@ -162,7 +162,9 @@ def heading(column: str) -> str:
     found = unit(column)
     words = (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
     words = _ACRONYM.sub(lambda m: m.group().upper(), words)
-    return f"{words}s" if found == "count" and not words.endswith("s") else words
+    if found != "count" or words.endswith(("s", "out of sequence")):
+        return words
+    return f"{words}es" if words.endswith(("ch", "sh", "x")) else f"{words}s"
 
 
 def is_number_of(column: str) -> bool:

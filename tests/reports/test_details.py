@@ -151,6 +151,8 @@ def test_cells_for_people(column: str, value: object, shown: str) -> None:
         ("mfu_ratio", "MFU"),
         ("time_ns", "time"),
         ("input_dims", "input dims"),
+        ("context_switch_count", "context switches"),
+        ("out_of_sequence_count", "out of sequence"),
     ],
 )
 def test_headings_for_people(column: str, shown: str) -> None:
