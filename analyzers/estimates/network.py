@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates.flows import Simulated, simulate, too_many
 from chopper.errors import UsageError
 from chopper.quantities import one_of, positive
 
@@ -376,6 +377,9 @@ class Network(Estimate, kw_only=True, frozen=True):
     nodes_count: int
     times: tuple[Timed, ...]
     spreads: tuple[Spread, ...]
+    simulations: tuple[Simulated, ...]
+    """The same flows from first to last byte: as they are, with uplinks that fail half way, and many to
+    a receiver without and with admission; none where they are too many to simulate."""
     incasts: tuple[Incast, ...]
     interconnects: tuple[Interconnect, ...]
 
@@ -385,8 +389,8 @@ ASSUMPTIONS = (
     "overhead, switches' own latency and congestion are not in α-β",
     "every rank has a network port of its own; a node runs as many rings as ranks, each leaving "
     "through another port, so the ports of a node add up",
-    "hashing is uniform and independent, all flows are equally large and run at the same time, and "
-    "the step ends with the fullest uplink",
+    "hashing is uniform and independent, all flows are equally large and begin at the same time, and "
+    "the step ends with the fullest uplink; simulated flows share links max-min fairly",
     "the published gain of E-ECMP, up to 40 % on an AllReduce benchmark, is consistent with 128 "
     "flows over 16 uplinks; which flows the benchmark had is not published",
     "incast is a fluid: pauses reach the senders at once, and DCQCN is off",
@@ -397,6 +401,31 @@ ASSUMPTIONS = (
 )
 SIZES_BYTES = tuple(4**k for k in range(5, 17))
 """1 KiB … 4 GiB."""
+
+
+FLOWS_PER_RECEIVER_COUNT = 8
+ADMITTED_COUNT = 4
+
+
+def _simulations(
+    flows: int, uplinks: int, queue_pairs: tuple[int, ...], failed: int, seed: int
+) -> tuple[Simulated, ...]:
+    if too_many(flows, queue_pairs):
+        return ()
+    found = list(simulate(flows, uplinks, queue_pairs, seed=seed))
+    if uplinks > 1:
+        found += simulate(flows, uplinks, queue_pairs, failed_count=failed or 1, seed=seed)
+    receivers = max(1, flows // FLOWS_PER_RECEIVER_COUNT)
+    for admitted in (None, ADMITTED_COUNT) if receivers < flows else ():
+        found += simulate(
+            flows,
+            uplinks,
+            queue_pairs[-1:],
+            receivers_count=receivers,
+            admitted_count=admitted,
+            seed=seed,
+        )
+    return tuple(found)
 
 
 def network(
@@ -457,6 +486,9 @@ def network(
             failed_count=failed_count,
             trials_count=trials_count,
             seed=seed,
+        ),
+        simulations=_simulations(
+            flows_count, topology.uplinks_count, queue_pairs, failed_count, seed
         ),
         incasts=(
             incast(senders_count, message, link_bytes_per_s=rate),

@@ -49,6 +49,26 @@ def page(found: Network) -> Page:
         ],
         note="one queue pair is plain ECMP; gain: throughput against it, where uplinks are the bottleneck",
     )
+    simulations = Grid(
+        title=f"The same flows from first to last byte, over {found.topology.uplinks_count} uplinks",
+        columns=("queue pairs", "to", "fail", "admitted", "at once", "last ends", "mean", "gain"),
+        left=0,
+        rows=[
+            (
+                str(s.queue_pairs_count),
+                fmt.plural(s.receivers_count, "receiver"),
+                str(s.failed_count),
+                "all" if s.admitted_count is None else str(s.admitted_count),
+                str(s.most_at_once_count),
+                f"{s.finish_ratio:.2f}",
+                f"{s.mean_finish_ratio:.2f}",
+                f"{s.gain_ratio:.2f}×",
+            )
+            for s in found.simulations
+        ],
+        note="ends: 1 is what even sharing would take; fail: uplinks, half way; admitted: flows that a "
+        "receiver lets send at a time",
+    )
     incasts = Grid(
         title="Incast: many senders, one receiver",
         columns=("senders", "admitted at once", "finished", "highest queue", "ports paused"),
@@ -96,7 +116,7 @@ def page(found: Network) -> Page:
         f"{fmt.duration(best.time_s * 1e9)} by {best.algorithm}, "
         f"{fmt.rate(best.bus_bytes_per_s)} of bus bandwidth. More queue pairs: {gain:.2f}× of plain ECMP.",
         facts=(f"network: {found.topology.source}",),
-        grids=(times, spreads, incasts, table),
+        grids=(times, spreads, *((simulations,) if found.simulations else ()), incasts, table),
         plots=(
             Plot(
                 name="collective",

@@ -1,0 +1,214 @@
+"""Flows through a fabric, from their first to their last byte: hashing, failures, admission.
+
+Each flow goes from a port of its own to a receiver's; each of its queue pairs is hashed onto one
+uplink in between. Rates are max-min fair over ports and uplinks (what lossless Ethernet with fair
+queues tends to), and change when something ends, fails or is admitted.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from chopper.errors import UsageError
+
+_MOST_QUEUE_PAIRS = 4_096
+_TOGETHER_RATIO = 0.01
+"""Of the shortest possible time: what ends within it ends at once."""
+
+
+class Simulated(msgspec.Struct, kw_only=True, frozen=True):
+    """One way of sending, mean over trials; 1 is the time that even sharing would take."""
+
+    queue_pairs_count: int
+    receivers_count: int
+    failed_count: int
+    admitted_count: int | None
+    """Flows per receiver at a time; null: all of them."""
+    finish_ratio: float
+    """Until the last flow has ended: what a collective waits for."""
+    mean_finish_ratio: float
+    """Of a flow."""
+    gain_ratio: float
+    """Throughput against one queue pair per flow, failures and admission alike."""
+    most_at_once_count: int
+    """Flows to one receiver, at the worst moment."""
+
+
+def too_many(flows_count: int, queue_pairs: tuple[int, ...]) -> bool:
+    """Whether so many flows would take too long to simulate."""
+    return flows_count * max(queue_pairs, default=1) > _MOST_QUEUE_PAIRS
+
+
+def _rates(links: np.ndarray, capacity: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """Max-min fair rates, by progressive filling: the tightest link settles its queue pairs first.
+
+    Args:
+        links: of each queue pair, the links that it goes through, [queue pairs, 3].
+        capacity: of each link.
+        active: queue pairs that send.
+    """
+    rates = np.zeros(len(links))
+    free = capacity.astype(np.float64)
+    waiting = active.copy()
+    while waiting.any():
+        using = np.bincount(links[waiting].ravel(), minlength=len(free))
+        share = np.where(using > 0, free / np.maximum(using, 1), np.inf)
+        least = share.min()
+        settled = waiting & (share[links] <= least * (1 + 1e-9)).any(1)
+        rates[settled] = least
+        free -= least * np.bincount(links[settled].ravel(), minlength=len(free))
+        np.maximum(free, 0, out=free)
+        waiting &= ~settled
+    return rates
+
+
+def _one(
+    flows: int,
+    queue_pairs: int,
+    uplinks: int,
+    receivers: int,
+    headroom_ratio: float,
+    failed: int,
+    fail_at: float,
+    admitted: int | None,
+    rng: np.random.Generator,
+) -> tuple[float, float, int]:
+    """One trial: when the last flow ended, when a flow ended on average, most flows at a receiver."""
+    of_flow = np.repeat(np.arange(flows), queue_pairs)
+    receiver = np.arange(flows) % receivers
+    uplink = rng.integers(0, uplinks, flows * queue_pairs)
+    # In time 1 each receiver's port takes all that is for it, and so do the uplinks together; a
+    # sender's port is as fast as a receiver's.
+    port = flows / receivers
+    capacity = np.concatenate(
+        [
+            np.full(flows + receivers, port),
+            np.full(uplinks, headroom_ratio * flows / uplinks),
+        ]
+    )
+    left = np.full(flows * queue_pairs, 1.0 / queue_pairs)
+    started = np.ones(flows, dtype=bool)
+    if admitted is not None:
+        started = np.arange(flows) // receivers < admitted
+    ended = np.full(flows, np.inf)
+    now, most, working = 0.0, 0, True
+    while np.isinf(ended).any():
+        if working and failed and now >= fail_at:
+            working = False
+            moved = uplink < failed
+            uplink[moved] = rng.integers(failed, uplinks, int(moved.sum()))
+        active = started[of_flow] & (left > 0)
+        most = max(most, int(np.bincount(receiver[np.unique(of_flow[active])]).max()))
+        links = np.stack([of_flow, flows + receiver[of_flow], flows + receivers + uplink], axis=1)
+        rates = _rates(links, capacity, active)
+        need = left[active] / rates[active]
+        step = max(float(need.min()), min(float(need.max()), _TOGETHER_RATIO))
+        if working and failed:
+            step = min(step, max(fail_at - now, 1e-9))
+        now += step
+        left[active] = np.maximum(left[active] - rates[active] * step, 0)
+        left[left < 1e-12] = 0
+        remaining = np.bincount(of_flow, weights=left, minlength=flows)
+        done = started & (remaining == 0) & np.isinf(ended)
+        ended[done] = now
+        for at in receiver[done] if admitted is not None else ():
+            waiting = np.flatnonzero(~started & (receiver == at))
+            started[waiting[:1]] = True
+    return float(ended.max()), float(ended.mean()), most
+
+
+def simulate(
+    flows_count: int,
+    uplinks_count: int,
+    queue_pairs: tuple[int, ...] = (1, 4, 16),
+    *,
+    receivers_count: int | None = None,
+    headroom_ratio: float = 1.0,
+    failed_count: int = 0,
+    fail_at_ratio: float = 0.5,
+    admitted_count: int | None = None,
+    trials_count: int = 4,
+    seed: int = 0,
+) -> tuple[Simulated, ...]:
+    """Send one equal message per flow, for each number of queue pairs.
+
+    Args:
+        flows_count: at once.
+        uplinks_count: between senders and receivers.
+        queue_pairs: of each flow.
+        receivers_count: that share the flows evenly; None for one per flow.
+        headroom_ratio: uplinks' rate over what all ports can send; 1 is no oversubscription.
+        failed_count: uplinks that fail while all send; their queue pairs are hashed onto the others.
+        fail_at_ratio: when, in times that even sharing would take.
+        admitted_count: flows that a receiver lets send at a time; None for all.
+        trials_count: draws of the hash.
+        seed: of the draws.
+
+    Raises:
+        UsageError: anything not positive, no uplink left, or too much to simulate.
+    """
+    receivers = flows_count if receivers_count is None else receivers_count
+    for name, value in (
+        ("flows", flows_count),
+        ("uplinks", uplinks_count),
+        ("receivers", receivers),
+        ("trials", trials_count),
+        *(("queue pairs", q) for q in queue_pairs),
+    ):
+        if value < 1:
+            raise UsageError(f"{name}: found {value}, expected 1 or more")
+    if admitted_count is not None and admitted_count < 1:
+        raise UsageError(f"admitted flows: found {admitted_count}, expected 1 or more")
+    if not headroom_ratio > 0:
+        raise UsageError(f"headroom: found {headroom_ratio:g}, expected more than 0")
+    if not 0 <= failed_count < uplinks_count:
+        raise UsageError(
+            f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
+        )
+    if receivers > flows_count:
+        raise UsageError(
+            f"receivers: found {receivers} for {flows_count} flows, expected at most that"
+        )
+    if too_many(flows_count, queue_pairs):
+        raise UsageError(
+            f"flows × queue pairs: found {flows_count * max(queue_pairs)}, expected at most "
+            f"{_MOST_QUEUE_PAIRS} to be simulated"
+        )
+
+    def run(count: int) -> tuple[float, float, int]:
+        rng = np.random.default_rng(seed)
+        trials = [
+            _one(
+                flows_count,
+                count,
+                uplinks_count,
+                receivers,
+                headroom_ratio,
+                failed_count,
+                fail_at_ratio,
+                admitted_count,
+                rng,
+            )
+            for _ in range(trials_count)
+        ]
+        last, mean, most = zip(*trials, strict=True)
+        return float(np.mean(last)), float(np.mean(mean)), max(most)
+
+    plain = run(1)[0]
+    found = []
+    for count in queue_pairs:
+        last, mean, most = run(count)
+        found.append(
+            Simulated(
+                queue_pairs_count=count,
+                receivers_count=receivers,
+                failed_count=failed_count,
+                admitted_count=admitted_count,
+                finish_ratio=last,
+                mean_finish_ratio=mean,
+                gain_ratio=plain / last,
+                most_at_once_count=most,
+            )
+        )
+    return tuple(found)
