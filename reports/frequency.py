@@ -603,7 +603,12 @@ def _steps(steps: list[dict[str, Any]], story: Story) -> Figure | None:
             "margin": {"l": 56, "r": 64, "t": 12, "b": 44},
             "hovermode": "x unified",
             "showlegend": False,
-            "xaxis": {"title": {"text": story.unit}, "type": "category", "showspikes": False},
+            "xaxis": {
+                "title": {"text": story.unit},
+                "type": "category",
+                "showspikes": False,
+                "nticks": 16,
+            },
             "yaxis": {"rangemode": "tozero", "tickformat": "~s", "ticksuffix": "s"},
             "yaxis2": {
                 "overlaying": "y",
