@@ -395,6 +395,20 @@ def scaled(value: int | float | ReadingFailed | None, factor: float) -> float | 
     return value * factor if value is not None and isfinite(value) else None
 
 
+def older_temperature_reader(device: NvmlDevice) -> Reader:
+    """Temperature of the chip in °C as older drivers tell it.
+
+    Raises:
+        ReadingFailed: this one does not have the call.
+    """
+    call = function("nvmlDeviceGetTemperature")
+    return _number_reader(device, call, c_uint(), 1.0, _CHIP, most=_MOST_C)
+
+
+_CHIP = 0
+_MOST_C = 1000
+
+
 def power_w(value_mw: int | float | ReadingFailed | None) -> float | None:
     """A field's power; None for what is no power.
 

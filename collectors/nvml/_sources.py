@@ -331,7 +331,22 @@ class CounterSource(_Planned):
             self._calls.setdefault(name, filled.read_anew)
             for column, member, factor, signed, most in members:
                 readers[column] = filled.reader(member, factor, signed=signed, most=most)
-        return readers
+        return readers | self._older_temperature(device, readers["temperature_c"])
+
+    def _older_temperature(
+        self, device: nvml.NvmlDevice, newer: Callable[[], Any]
+    ) -> dict[str, Callable[[], Any]]:
+        """The call of older drivers, where the device refuses the one that came after it."""
+        try:
+            newer()
+        except nvml.ReadingFailed as exc:
+            with contextlib.suppress(nvml.ReadingFailed):
+                if exc.kind == "sensor":
+                    older = nvml.older_temperature_reader(device)
+                    older()
+                    self._calls.setdefault("nvmlDeviceGetTemperature", older)
+                    return {"temperature_c": older}
+        return {}
 
     def __init__(self) -> None:
         super().__init__()

@@ -860,10 +860,10 @@ def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    text = done.stdout[done.stdout.index("✓ nvml: available") :]
-    lines = [line.strip() for line in text.splitlines()[1:4]]
-    costs = next(line for line in lines if line.startswith("one sample costs"))
-    calls = next(line for line in lines if line.startswith("calls of the driver"))
+    # However the lines are broken: up to the next collector.
+    told = " ".join(done.stdout.partition("✓ nvml: available")[2].partition(" ✓ ")[0].split())
+    costs, _, calls = told.partition("calls of the driver: ")
+    assert costs.startswith("one sample costs")
     assert "nvml_clock" in costs
     assert "nvmlDeviceGetClockInfo (SM)" in calls
     assert calls.count("(p99 ") == 6
@@ -909,6 +909,24 @@ def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player, rows: str)
     assert [row["link_error_count"] for row in found] == [9, None, 9]
     assert [row["pcie_replay_count"] for row in found] == [3, 3, 3]
     assert [row["memory_used_bytes"] for row in found] == [7, None, None]
+
+
+@EITHER
+@pytest.mark.parametrize(("refusal", "expected"), [(13, 60.0), (3, 60.0), (999, None)])
+def test_older_drivers_have_another_call_for_the_temperature(
+    play: Player, rows: str, refusal: int, expected: float | None
+) -> None:
+    """Where the newer one is refused for good, not where it fails once."""
+    script = ONE + f"set 0 temperature 60\nfail 0 nvmlDeviceGetTemperatureV {refusal}\n"
+    code = f"""
+    from chopper.tables import TABLES
+    names = [c.name for c in TABLES["device_counter"].columns][2:]
+    s = opened(_sources.CounterSource())
+    print(json.dumps([[dict(zip(names, row[1:])) for row in {rows}(s, 0)], list(s.calls())]))
+    """
+    ((row,), calls) = play(script + "set 0 field:83 1\n", code)
+    assert row["temperature_c"] == expected
+    assert ("nvmlDeviceGetTemperature" in calls) == (expected is not None)
 
 
 def test_newer_devices_count_link_bytes_under_other_fields(play: Player) -> None:

@@ -273,6 +273,9 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *h, unsigned long long *out) {
     if (!code) *out = whole(value);
     return code;
 }
+int nvmlDeviceGetTemperature(void *h, unsigned sensor, unsigned *out) {
+    return sensor ? INVALID_ARGUMENT : number(h, "nvmlDeviceGetTemperature", "temperature", out);
+}
 typedef struct { unsigned version; int sensor; int temperature; } temperature_v1;
 int nvmlDeviceGetTemperatureV(void *h, temperature_v1 *out) {
     double value;
