@@ -507,16 +507,19 @@ def _of_phases(attribution: Attribution, unit: _Unit) -> list[dict[str, Any]]:
     if unit.meter is None:
         return []
     rows = []
-    for phase, start, end in _stretches(attribution, unit.ranks[0]):
+    for phase, whole_start, whole_end in _stretches(attribution, unit.ranks[0]):
+        # What of a stretch lies within the readings; less than nothing where it does not.
+        start = np.maximum(whole_start, unit.meter.time_ns[0])
+        end = np.minimum(whole_end, unit.meter.time_ns[-1])
         long = (end - start >= MIN_SPAN_NS) & unit.meter.usable(start, end)
         row = unit.row("phase") | {"phase": phase}
         if not long.any():
-            longest = int((end - start).max())
+            longest = int((whole_end - whole_start).max())
             row["reason"] = (
                 f"lasts {longest / 1e9:.2g} s at most without a break; an energy counter says "
                 f"nothing below {MIN_SPAN_NS / 1e9:.0f} s"
                 if longest < MIN_SPAN_NS
-                else "its stretches do not lie within the readings"
+                else "readings cover no 5 s of it without a break"
             )
             rows.append(row)
             continue

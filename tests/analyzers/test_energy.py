@@ -125,6 +125,18 @@ def test_energy_of_steps_and_tokens_at_a_known_power() -> None:
     assert phase["energy_j"] == pytest.approx(400 * 30)
 
 
+def test_of_a_phase_that_goes_on_after_the_readings_what_was_read_counts() -> None:
+    read = counter(until_s=20)
+    phase = next(r for r in energy_of(a_run(device_counter=read)) if r["scope"] == "phase")
+    last_s = (read["time_ns"][-1].as_py() - BASE) / S
+    assert phase["span_ns"] == pytest.approx(last_s * S)
+    assert phase["energy_j"] == pytest.approx(400 * last_s)
+    short = counter(until_s=2)
+    phase = next(r for r in energy_of(a_run(device_counter=short)) if r["scope"] == "phase")
+    assert phase["energy_j"] is None
+    assert phase["reason"] == "readings cover no 5 s of it without a break"
+
+
 def test_a_run_shorter_than_five_seconds_is_refused_with_the_reason() -> None:
     rows = energy_of(a_run(steps=4, device_counter=counter(until_s=4)))
     assert rows[0]["energy_j"] is None
