@@ -44,6 +44,8 @@ def causes_named(name: str) -> tuple[str, ...]:
     from chopper.analyzers.replay.changes import not_fixable
 
     asked = name.strip().lower().replace("-", "_").replace(" ", "_")
+    if not asked:
+        raise UsageError("--fix: no cause named; `chopper analyze RUN` lists them")
     found = (asked,) if asked in CAUSES else ALIASES.get(asked, ())
     if not found:
         ends = [c for c in CAUSES if c.endswith("." + asked)]
@@ -113,6 +115,13 @@ class Changes:
         gone = [c for c in self.fix if c in ("communication", "communication.transfer")]
         if gone and self.of_link:
             raise UsageError(f"--link with --fix {gone[0]}: nothing is transferred then; drop one")
+        clocks = [c for c in self.fix if c == "compute" or c.startswith("compute.clock")]
+        if clocks and (self.clock_hz is not None or self.reference_clock):
+            raise UsageError(f"--clock with --fix {clocks[0]}: both change the clock; drop one")
+        names = [what for what, _ in self.faster]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"--faster {twice!r}: given twice; give one factor")
         if self.overlap and "communication" in self.fix:
             raise UsageError("--overlap with --fix communication: nothing is left to overlap")
 
@@ -138,7 +147,7 @@ def changes_of(
     """
     from chopper import quantities
 
-    named = [part for text in fix for part in text.split(",") if part.strip()]
+    named = [part for text in fix for part in text.split(",")]
     causes = tuple(dict.fromkeys(c for name in named for c in causes_named(name)))
     reference = clock is not None and clock.strip().lower() in ("reference", "ref")
     bandwidth_ratio = None if link is None else _ratio(link, "--link")

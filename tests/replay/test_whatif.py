@@ -135,6 +135,11 @@ def test_causes_go_by_id_end_or_plain_name(name: str, found: tuple[str, ...]) ->
         ({"faster": ["gemm=0x"]}, "more than zero"),
         ({"fix": ["communication"], "link": "x2"}, "nothing is transferred"),
         ({"fix": ["communication"], "overlap": True}, "nothing is left to overlap"),
+        ({"fix": [""]}, "no cause named"),
+        ({"fix": ["data,"]}, "no cause named"),
+        ({"fix": ["compute.clock.thermal"], "clock": "1GHz"}, "both change the clock"),
+        ({"fix": ["compute"], "clock": "reference"}, "both change the clock"),
+        ({"faster": ["gemm=2x", "gemm=3x"]}, "given twice"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
