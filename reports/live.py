@@ -71,9 +71,11 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
         devices = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("device", "clock", "power", "temperature", "memory", "held down by"):
             devices.add_column(name, justify="right", no_wrap=True)
+        several = len({device.hostname for device in snapshot.devices}) > 1
         for device in snapshot.devices[:_DEVICES]:
+            number = str(device.device_id)
             devices.add_row(
-                str(device.device_id),
+                f"{printable(device.hostname)} {number}" if several else number,
                 fmt.hertz(device.sm_clock_hz),
                 fmt.cell("power_w", device.power_w),
                 fmt.cell("temperature_c", device.temperature_c),
@@ -81,6 +83,9 @@ def panel(snapshot: Snapshot, title: str, causes: Sequence[CauseRow] = ()) -> Pa
                 reasons_text(device.event_reasons),
             )
         parts.append(devices)
+        if len(snapshot.devices) > _DEVICES:
+            of = f"{_DEVICES} of {len(snapshot.devices)} devices"
+            parts.append(Text(of, style="dim"))
     if causes:
         total = sum(cause.time_ns for cause in causes)
         shown = [
