@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,8 +84,13 @@ def tracked() -> dict[str, int]:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("MemTracker needs torch")
     program = Path(__file__).parent / "track_models.py"
+    words = [] if os.environ.get("CHOPPER_ALL_CASES") else ["--half"]
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, str(program), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     if done.returncode and ("ImportError" in done.stderr or "ModuleNotFound" in done.stderr):
         pytest.skip(f"this torch has no such tracker: {done.stderr.splitlines()[-1]}")
@@ -98,7 +104,7 @@ def test_every_strategy_that_memtracker_follows_is_within_5_percent(
     tracked: dict[str, int],
 ) -> None:
     errors = {case: of_case(case).allocated_bytes / size - 1 for case, size in tracked.items()}
-    assert len(errors) >= 30
+    assert len(errors) in (18, 35)
     assert {case: f"{error:+.2%}" for case, error in errors.items() if abs(error) > 0.05} == {}
 
 

@@ -1,6 +1,7 @@
 """A program: small models under fake tensors, each strategy that PyTorch's MemTracker can follow.
 
-Prints one JSON object: case → bytes at the peak. Run by test_memory.py.
+Prints one JSON object: case → bytes at the peak. Run by test_memory.py, with ``--half`` unless
+CHOPPER_ALL_CASES is set: each strategy with one of two sizes of the vocabulary.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -194,35 +196,65 @@ def peak(
         return int(min(peaks))
 
 
-def main() -> None:
-    found: dict[str, int] = {}
+VOCABULARIES = (32000, 64)
+Case = tuple[str, Callable[[], int]]
+
+
+def on_one_rank(v: int) -> list[Case]:
+    """Strategies of one process with a vocabulary."""
     single = torch.float32
-    for v in (32000, 64):
-        make = lambda v=v: llama(v)  # noqa: E731
-        found[f"bf16 none {v}"] = peak(make, v)
-        found[f"bf16 full {v}"] = peak(make, v, wrap=full)
-        found[f"bf16 selective {v}"] = peak(make, v, wrap=selective)
-        found[f"bf16 fp32-loss {v}"] = peak(make, v, wide_loss=True)
-        found[f"fp32 none {v}"] = peak(make, v, dtype=single)
-        found[f"fp32 full {v}"] = peak(make, v, dtype=single, wrap=full)
-        found[f"autocast none {v}"] = peak(make, v, dtype=single, autocast=True)
-        found[f"autocast full {v}"] = peak(make, v, dtype=single, autocast=True, wrap=full)
-        found[f"bf16 sgd {v}"] = peak(make, v, optimizer="sgd")
-        for dropout in (0.0, 0.1):
-            found[f"gpt2 {dropout} {v}"] = peak(lambda v=v, d=dropout: GPT(v, d), v)
+
+    def of_llama(name: str, **how: Any) -> Case:
+        return f"{name} {v}", lambda: peak(lambda: llama(v), v, **how)
+
+    return [
+        of_llama("bf16 none"),
+        of_llama("bf16 full", wrap=full),
+        of_llama("bf16 selective", wrap=selective),
+        of_llama("bf16 fp32-loss", wide_loss=True),
+        of_llama("fp32 none", dtype=single),
+        of_llama("fp32 full", dtype=single, wrap=full),
+        of_llama("autocast none", dtype=single, autocast=True),
+        of_llama("autocast full", dtype=single, autocast=True, wrap=full),
+        of_llama("bf16 sgd", optimizer="sgd"),
+        (f"gpt2 0.0 {v}", lambda: peak(lambda: GPT(v, 0.0), v)),
+        (f"gpt2 0.1 {v}", lambda: peak(lambda: GPT(v, 0.1), v)),
+    ]
+
+
+def on_several(v: int, mesh: DeviceMesh) -> list[Case]:
+    """FSDP2 with a vocabulary."""
+
+    def of_fsdp2(name: str, recompute: Any, mixed: bool) -> Case:
+        def wrap(module: Any) -> Any:
+            return sharded(recompute(module) if recompute else module, mesh, mixed)
+
+        how = {"wrap": wrap, "dtype": torch.float32, "wide_loss": True, "fsdp": True}
+        called = f"fsdp2 {'mixed' if mixed else 'fp32'} {name} {v}"
+        return called, lambda: peak(lambda: llama(v), v, **how)
+
+    return [
+        of_fsdp2(name, recompute, mixed)
+        for mixed in (True, False)
+        for name, recompute in (("none", None), ("full", full), ("selective", selective))
+    ]
+
+
+def chosen(lists: list[list[Case]], *, half: bool) -> list[Case]:
+    """All cases, or half: each strategy with one of two vocabularies, in turn."""
+    if not half:
+        return [case for cases in lists for case in cases]
+    return [case for i, cases in enumerate(lists) for case in cases[i::2]]
+
+
+def main() -> None:
+    half = "--half" in sys.argv[1:]
+    cases = chosen([on_one_rank(v) for v in VOCABULARIES], half=half)
+    found = {name: measure() for name, measure in cases}
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     mesh = init_device_mesh("cpu", (RANKS,))
-    for v in (32000, 64):
-        make = lambda v=v: llama(v)  # noqa: E731
-        for mixed in (True, False):
-            for name, recompute in (("none", None), ("full", full), ("selective", selective)):
-
-                def wrap(m: Any, recompute: Any = recompute, mixed: bool = mixed) -> Any:
-                    return sharded(recompute(m) if recompute else m, mesh, mixed)
-
-                found[f"fsdp2 {'mixed' if mixed else 'fp32'} {name} {v}"] = peak(
-                    make, v, wrap=wrap, dtype=single, wide_loss=True, fsdp=True
-                )
+    cases = chosen([on_several(v, mesh) for v in VOCABULARIES], half=half)
+    found |= {name: measure() for name, measure in cases}
     found["tp4 none 64"] = peak(
         lambda: llama(64), 64, wrap=lambda m: tensor_parallel(m, mesh), optimizer="loop"
     )
