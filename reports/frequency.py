@@ -253,7 +253,11 @@ def _facts(
         )
     held = _held(attribution)
     if held:
-        facts.append(("Held down by", held[0][0], "; ".join(f"{n} {s}" for n, s in held)))
+        words = "; ".join(f"{n} {s}" for n, s in held)
+        if [n for n, _ in held] == [label_of("unlabelled")]:
+            facts.append(("Held down by", fmt.UNKNOWN, "no reasons were recorded"))
+        else:
+            facts.append(("Held down by", held[0][0], words))
     power = np.concatenate([r.power_w for r in readings]) if readings else np.zeros(0)
     if np.isfinite(power).any():
         limits = sorted({r.power_limit_w for r in readings if r.power_limit_w})

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import chopper
 from chopper import reports
 from chopper.attribution import Attribution
 from chopper.export import export
@@ -19,7 +20,14 @@ from chopper.reports import frequency, series, timeline
 from chopper.reports.series import Series, thin, with_gaps
 from chopper.reports.story import Views, tell
 from tests.analyzers.make import table
-from tests.analyzers.test_clock_views import HIGH, IDEAL_NS, LOW, PRODUCTS, attribution  # noqa: F401
+from tests.analyzers.test_clock_views import (  # noqa: F401
+    HIGH,
+    IDEAL_NS,
+    LOW,
+    PRODUCTS,
+    attribution,
+    throttled,
+)
 from tests.reports.make import Shape, make
 from tests.reports.unpack import unpack
 
@@ -83,6 +91,19 @@ def test_facts_name_the_clock_what_held_it_power_and_heat(page: frequency.Freque
     assert facts["Board power, mean"] == ("390 W", "highest 390 W, limit 400 W; readings: instant")
     assert facts["Clock while computing"][0] == "1.17 GHz"
     assert facts["Temperature, highest"][0].endswith("°C")
+
+
+def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
+    tmp_path: Path,
+) -> None:
+    run, clocks = throttled(tmp_path, reasons=None)
+    run.put(0, "device_clock", clocks)
+    bare = chopper.attribute(run)
+    made = frequency.build(bare, tell(Views(bare)))
+    assert made is not None
+    assert ("Held down by", "–", "no reasons were recorded") in made.facts
+    assert made.kernels[0]["held"] == ["Reason not recorded 100 %"]
+    assert made.episodes == []
 
 
 def test_ridges_hold_all_the_time_and_mark_the_reference(page: frequency.Frequency) -> None:
