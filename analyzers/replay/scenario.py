@@ -182,8 +182,24 @@ class Scenario:
                 weight[edges[apart]] = ABSENT
         if self.synchronization:
             weight[base.edges(g.SYNCHRONIZE)] = ABSENT
+        if self.calls or self.latency:
+            lag = lag if lag is not graph.lag_ns else lag.copy()
+            self._keep_first(weight, lag)
         time, decided = solve(graph, weight, lag)
         return Outcome(self, time, decided, weight, lag)
+
+    def _keep_first(self, weight: np.ndarray, lag: np.ndarray) -> None:
+        """Where a window begins with a device event, what launching that took lies before it."""
+        graph = self.base.graph
+        for place, node in enumerate(self.ranks):
+            observed = node.joined.windows
+            kept = ~self.gone.get(place, np.zeros(len(node.start), dtype=bool))
+            if not len(observed) or observed.numbers[0] >= 0 or not kept.any():
+                continue
+            moment = node.start[kept].min()
+            entering = slice(graph.first[moment], graph.first[moment + 1])
+            weight[entering] = graph.weight_ns[entering]
+            lag[moment] = graph.lag_ns[moment]
 
     def _host(self, place: int, node: RankNodes, weight: np.ndarray) -> None:
         base, graph = self.base, self.base.graph
@@ -290,9 +306,7 @@ class Outcome:
             return np.zeros(0, np.int64)
         if observed.numbers[0] < 0 or not steps or not inside.any():
             some = kept if kept.any() else ~kept
-            # What starts earlier than observed makes no longer window.
-            begin = max(int(start[some].min()), int(observed.bounds_ns[0]) - node.offset_ns)
-            return np.array([begin, max(int(end[some].max()), begin)])
+            return np.array([start[some].min(), end[some].max()])
         latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(latest, step[inside & kept], end[inside & kept])
         begin = int(self.time_ns[node.step[0]])
