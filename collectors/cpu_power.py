@@ -175,7 +175,8 @@ class _Domain:
         self.name = name
         file = try_open(folder / "energy_uj")
         if isinstance(file, str):
-            raise CollectorUnavailable(file)
+            denied = file.endswith(os.strerror(errno.EACCES))
+            raise CollectorUnavailable(f"{file}; run as root, or chmod a+r it" if denied else file)
         self.file = file
         try:
             self._range_uj = int((folder / "max_energy_range_uj").read_text())

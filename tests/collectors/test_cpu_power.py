@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from chopper._environment import affinity_nodes, environment
 from chopper.analyzers.energy import meter_of
+from chopper.collectors import _procfs
 from chopper.collectors.cpu_power import CoreClockSource, RaplSource
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
@@ -101,10 +104,22 @@ def test_without_a_domain_it_is_refused(tmp_path: Path) -> None:
         RaplSource(str(tmp_path)).open()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_domain_that_only_root_may_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_domain_that_only_root_may_read_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     domain(tmp_path, "intel-rapl:0", "package-0", 1).chmod(0)
-    with pytest.raises(CollectorUnavailable, match="Permission denied"):
+    if os.geteuid() == 0:  # root may read everything
+        opened = _procfs.os.open
+
+        def deny(path: str, flags: int) -> int:
+            if path.endswith("energy_uj"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return opened(path, flags)
+
+        monkeypatch.setattr(_procfs, "os", types.SimpleNamespace(**vars(os) | {"open": deny}))
+    with pytest.raises(
+        CollectorUnavailable, match="energy_uj: Permission denied; run as root, or chmod a"
+    ):
         RaplSource(str(tmp_path)).open()
 
 
