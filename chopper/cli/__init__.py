@@ -22,7 +22,7 @@ from chopper.errors import ChopperError, printable
 _COMMANDS = {
     "run": "Record a reference workload, attribute it, show where the time went.",
     "record": "Record any training command, without changing its code.",
-    "import": "Import traces of other tools (Kineto from CUDA, ROCm or CPU) as a run.",
+    "import": "Import traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs.",
     "analyze": "Attribute a run: where did every millisecond go?",
     "report": "Write the report of a run: .html, .md, .json or .txt.",
     "export": "Write a run's tables as Parquet or CSV, or its timeline for Perfetto.",

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 @click.command(name="import", no_args_is_help=True)
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=paths)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Run directory to make [runs/NAME]."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Run directory to make.  [default: runs/NAME]",
 )
 @click.option("--force", is_flag=True, help="Replace the run that is there.")
 @click.option(
