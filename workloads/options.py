@@ -150,7 +150,7 @@ OVERLAP: tuple[Option, ...] = (
         default="1gbit",
         choices=("none", "unshaped", "1gbit", "300mbit", "100mbit"),
     ),
-    replace(STEPS, help="timed repetitions of each operation", default=8),
+    replace(STEPS, help="timed repetitions of each operation", default=5),
     replace(DTYPE, help="type of computation"),
     SEED,
     DEVICE,
