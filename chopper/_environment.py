@@ -105,6 +105,18 @@ def _cpu_model() -> str | None:
     return platform.processor() or None
 
 
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity mask, and its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            return max(1, min(cores or 1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no second version of control groups here
+    return cores or 1
+
+
 def _driver_version() -> str | None:
     with contextlib.suppress(OSError):
         line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chopper._claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
+from chopper._environment import usable_cores
 from chopper.errors import ChopperError, UsageError
 
 if TYPE_CHECKING:
@@ -630,18 +631,6 @@ def _settle(
             f"{available / 1e9:.0f} GB: {needs.remedy}"
         )
     return ranks, device, tuple(notes), dict(needs.absent)
-
-
-def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity mask, and its container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            return max(1, min(cores or 1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no second version of control groups here
-    return cores or 1
 
 
 def usable_memory_bytes() -> int:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 import chopper
+from chopper._environment import usable_cores
 from chopper._version import __version__
 from chopper.calibration import Calibration, Measured
 from chopper.errors import CollectorUnavailable, UsageError
@@ -250,14 +251,6 @@ def host_name_of_cpu() -> str:
 def default_threads(ranks: int) -> int:
     """Threads of each of ``ranks`` processes that share this machine's cores evenly."""
     return max(usable_cores() // ranks, 1)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, not what is plugged in."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
 
 
 _FIND_DEVICE = """
