@@ -272,7 +272,21 @@ def read_config(path: Path) -> Architecture:
             f"{where}: model_type {kind!r} is not supported; expected one of "
             f"{', '.join(_SUPPORTED)}, or capture the module itself with --module"
         )
+    experts = next((k for k in _EXPERTS if found.get(k)), None)
+    if experts is not None:
+        raise InputError(
+            f"{where}: {experts} is {found[experts]!r}: mixtures of experts are not supported; "
+            "capture the module itself with --module"
+        )
     return _gpt_config(found, where) if kind == "gpt2" else _llama_config(found, where, kind)
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+
+
+def _size_or(config: dict[str, Any], where: Path, name: str, otherwise: int) -> int:
+    """An optional size: null and zero stand for what is usual."""
+    return _sizes(config, where, name)[0] if config.get(name) else otherwise
 
 
 def _sizes(config: dict[str, Any], where: Path, *names: str) -> list[int]:
@@ -307,7 +321,7 @@ def _gpt_config(config: dict[str, Any], where: Path) -> Architecture:
         heads_count=heads,
         kv_heads_count=heads,
         head_width=width // heads,
-        ffn_width=config.get("n_inner") or 4 * width,
+        ffn_width=_size_or(config, where, "n_inner", 4 * width),
         vocabulary_count=vocabulary,
         tied=config.get("tie_word_embeddings", True),
         positions_count=positions,
@@ -331,8 +345,8 @@ def _llama_config(config: dict[str, Any], where: Path, kind: str) -> Architectur
         "intermediate_size",
         "vocab_size",
     )
-    kv = config.get("num_key_value_heads") or heads
-    head_width = config.get("head_dim") or width // heads
+    kv = _size_or(config, where, "num_key_value_heads", heads)
+    head_width = _size_or(config, where, "head_dim", width // heads)
     if not config.get("head_dim") and width % heads:
         raise InputError(f"{where}: hidden_size {width} does not divide into {heads} heads")
     bias = bool(config.get("attention_bias", False))
@@ -352,5 +366,5 @@ def _llama_config(config: dict[str, Any], where: Path, kind: str) -> Architectur
         qkv_bias=bias or kind == "qwen2",
         output_bias=bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        context_count=config.get("max_position_embeddings") or 0,
+        context_count=_size_or(config, where, "max_position_embeddings", 0),
     )

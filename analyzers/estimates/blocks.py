@@ -47,7 +47,9 @@ def block(a: Architecture, of: Layout) -> tuple[Op, ...]:
     h = outside * a.width
     gathered = t * a.width
     q = t * _share(a.q_width, tp)
-    kv = t * _share(a.kv_width, tp)
+    # With more ranks than key heads, ranks share a head and each holds it.
+    kv_width = a.head_width * _share(a.kv_heads_count, tp)
+    kv = t * kv_width
     f = t * _share(a.ffn_width, tp)
     heads = _share(a.heads_count, tp)
     ops: list[Op] = []
@@ -110,8 +112,9 @@ def block(a: Architecture, of: Layout) -> tuple[Op, ...]:
     norm("x", "n1")
     w = a.width
     linear("n1", "q0", q, w * a.q_width + a.q_width * a.qkv_bias)
-    linear("n1", "k0", kv, w * a.kv_width + a.kv_width * a.qkv_bias, saved=False)
-    linear("n1", "v", kv, w * a.kv_width + a.kv_width * a.qkv_bias)
+    kv_weights = tp * kv_width * (w + a.qkv_bias)
+    linear("n1", "k0", kv, kv_weights, saved=False)
+    linear("n1", "v", kv, kv_weights)
     if a.qk_norm:
         for x in ("q0", "k0"):
             size = q if x == "q0" else kv

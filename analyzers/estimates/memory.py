@@ -25,7 +25,7 @@ from chopper.architectures import Architecture
 from chopper.errors import UsageError
 from chopper.quantities import MAX_INT
 
-Strategy = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
+Strategy = Literal["single", "ddp", "zero1", "zero1-torch", "zero2", "zero3", "fsdp1", "fsdp2"]
 Checkpoint = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp32", "autocast", "mixed", "mixed-fp32-grads"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
@@ -35,9 +35,12 @@ OptimizerKind = Literal["fused", "foreach", "loop"]
 
 _SHARDS_PARAMETERS = frozenset(("zero3", "fsdp1", "fsdp2"))
 _SHARDS_GRADIENTS = _SHARDS_PARAMETERS | {"zero2"}
-_SHARDS_OPTIMIZER = _SHARDS_GRADIENTS | {"zero1"}
+_SHARDS_OPTIMIZER = _SHARDS_GRADIENTS | {"zero1", "zero1-torch"}
+_HAS_BUCKETS = frozenset(("ddp", "zero1-torch"))
+_DEEPSPEED = frozenset(("zero1", "zero2", "zero3"))
 _FSDP = frozenset(("fsdp1", "fsdp2"))
 _LOSS_CHUNKS = 8
+_MOST_RANKS = 10**7
 
 
 class Training(msgspec.Struct, kw_only=True, frozen=True):
@@ -103,6 +106,17 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
                 f"tensor parallelism {self.tensor_parallel_count} does not divide "
                 f"{a.name}'s {a.heads_count} heads"
             )
+        kv, tp = a.kv_heads_count, self.tensor_parallel_count
+        if kv % tp and tp % kv:
+            raise UsageError(
+                f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads nor is a "
+                "multiple of them"
+            )
+        if self.ranks_count > _MOST_RANKS:
+            raise UsageError(f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}")
+        if "none" in self.offload and len(self.offload) > 1:
+            others = ", ".join(part for part in self.offload if part != "none")
+            raise UsageError(f"offload none contradicts {others}; give one of them")
         if 0 < a.positions_count < self.sequence_count:
             raise UsageError(
                 f"sequence: found {self.sequence_count}, but {a.name} has {a.positions_count} positions"
@@ -157,8 +171,8 @@ class Widths(msgspec.Struct, kw_only=True, frozen=True):
 def widths(training: Training) -> Widths:
     """Bytes per parameter of each state.
 
-    Pure bf16 AdamW 8, fp32 and autocast 16, mixed with a master copy 16 (FSDP: the float32 shard
-    is the master), DeepSpeed with float32 gradients 20.
+    Pure bf16 AdamW 8, fp32 and autocast 16 (DeepSpeed 20), mixed with a master copy 16 (FSDP: the
+    float32 shard is the master), DeepSpeed with float32 gradients 20.
     """
     two = 2 if training.optimizer == "adamw" else 0
     fsdp = training.strategy in _FSDP
@@ -171,7 +185,9 @@ def widths(training: Training) -> Widths:
     if training.precision == "mixed-fp32-grads":
         return Widths(weight=2, gradient=2, master=8, moments=4 * two, compute=2, reduce=2)
     compute = 2 if training.precision == "autocast" else 4
-    return Widths(weight=4, gradient=4, master=0, moments=4 * two, compute=compute, reduce=4)
+    # DeepSpeed updates a float32 copy of its own also where the weights are float32.
+    master = 4 if training.strategy in _DEEPSPEED else 0
+    return Widths(weight=4, gradient=4, master=master, moments=4 * two, compute=compute, reduce=4)
 
 
 class Fit(msgspec.Struct, kw_only=True, frozen=True):
@@ -201,7 +217,7 @@ class Memory(Estimate, kw_only=True, frozen=True):
     """For a captured module: what was captured, and by which torch."""
     parameters_count: int
     allocated_bytes: int
-    """The peak without fragmentation and workspaces: what ``max_memory_allocated`` counts."""
+    """The peak without pools, fragmentation and workspaces: what ``max_memory_allocated`` counts."""
     peak_bytes: int
     """With them: what ``max_memory_reserved`` and the driver see."""
     categories_bytes: dict[str, int]
@@ -223,6 +239,8 @@ ASSUMPTIONS = (
     "attention by a fused kernel keeps queries, keys, values, output and one float32 per row and head",
     "gradients are freed between steps (set_to_none), and the optimizer's state exists already",
     "blocks are the units of checkpointing and sharding; embedding, last norm and head are one unit",
+    "on a GPU, what FSDP gathers and the gradients that it reduces are memory of streams of their "
+    "own, which the caching allocator gives to no other (pools)",
     "fragmentation is a share of all that comes and goes; it is assumed, not derived",
 )
 
@@ -270,6 +288,8 @@ class _Step:
         self.cached: list[Buffer] = []
         self.whole_gradients: list[Buffer] = []
         self.host_bytes = 0
+        # Stage 3 makes its part of the gradients once, in one piece.
+        self.keeps_gradients = training.strategy == "zero3" and not training.offload
 
     def part(self, count: int, sharded: bool) -> int:
         """What one rank holds of so many parameters."""
@@ -292,9 +312,12 @@ class _Step:
         else:
             ledger.take("optimizer", states_bytes)
         self.steady_bytes = ledger.total_bytes
-        if of.strategy == "ddp":
+        if of.strategy in _HAS_BUCKETS:
             # DDP's reduction buckets hold a copy of all gradients.
             ledger.take("communication", own * w.gradient)
+            self.steady_bytes = ledger.total_bytes
+        if self.keeps_gradients:
+            ledger.take("gradients", own * w.gradient)
             self.steady_bytes = ledger.total_bytes
         x, kept = self.forward()
         self.backward(x, kept)
@@ -363,7 +386,9 @@ class _Step:
             return
         size = count * self.w.compute
         if of.strategy == "fsdp2":
-            incoming = self.incoming.pop(unit, None) or ledger.take("communication", size)
+            incoming = self.incoming.pop(unit, None) or ledger.take(
+                "communication", size, stream="gather"
+            )
             self.end_of_gather()
             self.gathered[unit] = ledger.take("parameters", size)
             if self.ledger.at == "forward":
@@ -376,7 +401,8 @@ class _Step:
         arrived = self.incoming.pop(unit, None)
         if arrived is not None:
             ledger.retype(arrived, "parameters")
-        self.gathered[unit] = arrived or ledger.take("parameters", size)
+        stream = "gather" if of.strategy == "fsdp1" else ""
+        self.gathered[unit] = arrived or ledger.take("parameters", size, stream=stream)
 
     def end_of_gather(self) -> None:
         """Free what the last gather of the forward arrived in."""
@@ -387,7 +413,10 @@ class _Step:
     def prefetch(self, unit: str, count: int) -> None:
         """Start to gather the next unit while this one computes."""
         if self.of.strategy in _SHARDS_PARAMETERS and unit not in self.gathered:
-            self.incoming[unit] = self.ledger.take("communication", count * self.w.compute)
+            stream = "gather" if self.of.strategy in _FSDP else ""
+            self.incoming[unit] = self.ledger.take(
+                "communication", count * self.w.compute, stream=stream
+            )
 
     def release(self, unit: str) -> None:
         """Free a gathered unit."""
@@ -408,8 +437,9 @@ class _Step:
                 ledger.drop(gradient)
             if on_host:
                 self.host_bytes += shard
-            else:
-                self.whole_gradients.append(ledger.take("gradients", shard))
+            elif not self.keeps_gradients:
+                stream = "reduce" if of.strategy in _FSDP else ""
+                self.whole_gradients.append(ledger.take("gradients", shard, stream=stream))
         elif on_host:
             for gradient in gradients:
                 self.host_bytes += gradient.size_bytes
@@ -548,6 +578,9 @@ def memory(training: Training) -> Memory:
     moving = ledger.peak_bytes - step.steady_bytes
     fragmentation = round(training.fragmentation_ratio * max(moving, 0))
     categories = {name: ledger.peak[name] for name in CATEGORIES}
+    # A GPU's caching allocator gives a stream's memory to no other: what FSDP's had at their highest
+    # is still theirs at the peak of all.
+    categories["pools"] = ledger.apart_bytes() if training.kernels == "gpu" else 0
     categories["fragmentation"] = fragmentation
     categories["workspace"] = training.workspace_bytes
     peak = sum(categories.values())

@@ -71,6 +71,8 @@ def bus_factor(collective: str, ranks_count: int) -> float:
 def _check_ranks(ranks_count: int) -> None:
     if ranks_count < 2:
         raise UsageError(f"ranks: found {ranks_count}, expected 2 or more")
+    if ranks_count > 10**7:
+        raise UsageError(f"ranks: found {ranks_count}, expected at most {10**7}")
 
 
 def _nodes(ranks_count: int, topology: Topology) -> int:
@@ -210,9 +212,17 @@ def spread(
         raise UsageError(
             f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
         )
+    if seed < 0:
+        raise UsageError(f"seed: found {seed}, expected 0 or more")
     pieces = flows_count * queue_pairs_count
-    if pieces > 10**9 or uplinks_count > 10**5:
-        raise UsageError(f"flows × queue pairs: {pieces:.3g} are more than can be simulated")
+    for name, value, most in (
+        ("flows × queue pairs", pieces, 10**9),
+        ("uplinks × trials", uplinks_count * trials_count, 10**8),
+    ):
+        if value > most:
+            raise UsageError(
+                f"{name}: {value:.3g} are more than can be simulated, at most {most:.0e}"
+            )
     working = uplinks_count - failed_count
     loads = np.random.default_rng(seed).multinomial(
         pieces, np.full(working, 1 / working), size=trials_count

@@ -29,6 +29,8 @@ class Buffer:
     category: str
     size_bytes: int
     owners: int = 1
+    stream: str = ""
+    """That asked for it; a GPU's allocator gives its memory to no other."""
 
 
 class Ledger:
@@ -43,18 +45,26 @@ class Ledger:
         self.at = ""
         self.phases: dict[str, int] = {}
         """Peak of each phase."""
+        self.streams: dict[str, int] = {}
+        """Bytes of each other stream now."""
+        self.streams_highest: dict[str, int] = {}
+        self.streams_at_peak: dict[str, int] = {}
 
-    def take(self, category: str, size_bytes: int) -> Buffer:
-        """Allocate."""
+    def take(self, category: str, size_bytes: int, *, stream: str = "") -> Buffer:
+        """Allocate, on the stream that computes or another."""
         self.now[category] += size_bytes
         self.total_bytes += size_bytes
+        if stream:
+            now = self.streams[stream] = self.streams.get(stream, 0) + size_bytes
+            self.streams_highest[stream] = max(self.streams_highest.get(stream, 0), now)
         if self.total_bytes > self.phases.get(self.at, -1):
             self.phases[self.at] = self.total_bytes
         if self.total_bytes > self.peak_bytes:
             self.peak_bytes = self.total_bytes
             self.peak = dict(self.now)
             self.peak_at = self.at
-        return Buffer(category, size_bytes)
+            self.streams_at_peak = dict(self.streams)
+        return Buffer(category, size_bytes, stream=stream)
 
     def own(self, buffer: Buffer) -> Buffer:
         """Add an owner."""
@@ -67,6 +77,13 @@ class Ledger:
         if buffer.owners == 0:
             self.now[buffer.category] -= buffer.size_bytes
             self.total_bytes -= buffer.size_bytes
+            if buffer.stream:
+                self.streams[buffer.stream] -= buffer.size_bytes
+
+    def apart_bytes(self) -> int:
+        """What other streams had at their highest, and did not use at the peak of all."""
+        highest = sum(self.streams_highest.values())
+        return highest - sum(self.streams_at_peak.values())
 
     def spike(self, category: str, size_bytes: int) -> None:
         """Allocate and free at once."""

@@ -20,6 +20,7 @@ _ORDER = (
     "logits",
     "communication",
     "temporary",
+    "pools",
     "fragmentation",
     "workspace",
 )
@@ -49,7 +50,7 @@ def page(found: Memory) -> Page:
             rows=rows,
             strong=frozenset((len(rows) - 1,)),
             note="communication: gathers, reductions and buckets; temporary: gradients of "
-            "activations and operators' workspaces",
+            "activations and operators' workspaces; pools: freed, but not for all to use",
         )
     ]
     if found.fit is not None:

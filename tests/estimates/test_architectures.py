@@ -125,6 +125,11 @@ def test_config_json(tmp_path: Path, config: dict[str, Any], same: str) -> None:
         ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size is missing"),
         ({**LLAMA, "hidden_size": 4097}, "does not divide"),
         ({**LLAMA, "num_key_value_heads": 7}, "cannot share"),
+        ({**LLAMA, "num_local_experts": 8}, "mixtures of experts are not supported"),
+        ({**LLAMA, "head_dim": "wide"}, "head_dim is 'wide'"),
+        ({**LLAMA, "num_key_value_heads": -8}, "num_key_value_heads is -8"),
+        ({**GPT2, "n_inner": 3.5}, "n_inner is 3.5"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported"),
         ({**LLAMA, "num_hidden_layers": 10**12}, "parameters, expected at most"),
     ],
 )

@@ -108,19 +108,45 @@ def test_every_strategy_that_memtracker_follows_is_within_5_percent(
     assert {case: f"{error:+.2%}" for case, error in errors.items() if abs(error) > 0.05} == {}
 
 
-def test_the_torchtitan_reference_is_within_10_percent() -> None:
-    """Llama 3.1 8B on 8 H100, FSDP, selective recomputation, batch 2, 8192 tokens: 82.4 GiB."""
+@pytest.mark.parametrize(("ranks", "published_gib"), [(8, 82.4), (128, 67.0)])
+def test_the_torchtitan_references_are_within_10_percent(ranks: int, published_gib: float) -> None:
+    """Llama 3.1 8B on H100, FSDP, selective recomputation, batch 2, 8192 tokens, reserved memory."""
     found = memory(
         Training(
             architecture=named("llama3.1-8b"),
             batch_count=2,
             sequence_count=8192,
             strategy="fsdp2",
-            ranks_count=8,
+            ranks_count=ranks,
             checkpoint="selective",
         )
     )
-    assert found.peak_bytes / 2**30 == pytest.approx(82.4, rel=0.10)
+    assert found.peak_bytes / 2**30 == pytest.approx(published_gib, rel=0.10)
+    # What is derived, without the assumed share, is less than what was measured, but most of it.
+    derived = found.peak_bytes - found.categories_bytes["fragmentation"]
+    assert 0.85 < derived / 2**30 / published_gib < 1
+
+
+def test_streams_of_their_own_keep_their_memory() -> None:
+    """At the loss, what was gathered and the gradients of the step before are free, but apart."""
+    options = {"strategy": "fsdp2", "ranks_count": 4, "kernels": "gpu", "sequence_count": 4096}
+    large = msgspec.structs.replace(SMALL, vocabulary_count=128_000)
+    found = estimate(architecture=large, batch_count=4, **options)
+    assert found.peak_at == "backward of the loss"
+    gradients = 4 * large.parameters_count / 4
+    layer = 2 * large.layer_count
+    gathered = 2 * large.outer_count + layer
+    assert found.categories_bytes["pools"] == pytest.approx(gradients + gathered, rel=1e-3)
+    for other in ({"kernels": "cpu"}, {"strategy": "ddp"}):
+        assert estimate(architecture=large, **{**options, **other}).categories_bytes["pools"] == 0
+
+
+def test_key_heads_are_shared_by_ranks_beyond_their_number() -> None:
+    whole, cut = (estimate(tensor_parallel_count=tp, checkpoint="full") for tp in (4, 8))
+    assert cut.allocated_bytes < whole.allocated_bytes
+    a = msgspec.structs.replace(SMALL, heads_count=12, kv_heads_count=3, width=768)
+    with pytest.raises(UsageError, match="key and value heads"):
+        Training(architecture=a, tensor_parallel_count=2)
 
 
 def test_llama2_7b_in_bf16_is_51_gb_and_not_280() -> None:
@@ -168,6 +194,9 @@ def test_deepspeed_estimators() -> None:
         ({"precision": "mixed"}, 16),
         ({"precision": "mixed-fp32-grads"}, 20),
         ({"precision": "mixed", "strategy": "fsdp2", "ranks_count": 4}, 16),
+        ({"precision": "mixed", "strategy": "zero2", "ranks_count": 4}, 16),
+        ({"precision": "fp32", "strategy": "zero2", "ranks_count": 4}, 20),
+        ({"precision": "fp32", "strategy": "zero1-torch", "ranks_count": 4}, 16),
     ],
 )
 def test_bytes_per_parameter(options: dict[str, Any], per_parameter: int) -> None:
@@ -341,6 +370,8 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
         ({"sequence_count": -1}, "sequence: found -1"),
         ({"strategy": "fsdp3"}, "did you mean fsdp2"),
         ({"ranks_count": 8}, "strategy single has 1 rank"),
+        ({"ranks_count": 10**8, "strategy": "ddp"}, "at most 10000000"),
+        ({"offload": ("none", "optimizer")}, "none contradicts optimizer"),
         ({"offload": ("parameters",)}, "needs a strategy that shards"),
         ({"offload": ("disk",)}, "offload"),
         ({"tensor_parallel_count": 3}, "does not divide"),

@@ -85,6 +85,18 @@ def test_conventions_of_nccl_tests(collective: str, factor: float, steps: int) -
     assert ring_steps(collective, 16) == steps
 
 
+def test_constants_of_nccls_simple_ring() -> None:
+    """Base 8.4 µs; per step NVLink 3.4, network 9.6; PCIe's 5.7 is in the field's words."""
+    found = Topology()
+    assert found.base_latency_s == 8.4e-6
+    assert (found.node_latency_s, found.network_latency_s) == (3.4e-6, 9.6e-6)
+    over_pcie = Topology(node_latency_s=5.7e-6)
+    slower = collective_time_s("all_reduce", 1, 8, over_pcie) - collective_time_s(
+        "all_reduce", 1, 8
+    )
+    assert slower == pytest.approx(14 * (5.7e-6 - 3.4e-6))
+
+
 def test_a_ring_by_hand() -> None:
     one_node = Topology()
     # 14 steps of 3.4 µs, base 8.4 µs, 2 × 7/8 of 1 GB at 450 GB/s.

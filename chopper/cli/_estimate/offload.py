@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.estimates.offload import Machine
 
 # Host to device and back of PCIe 5.0 x16, measured; each generation before has half.
-_PCIE5_BYTES_PER_S = (54.8e9, 46.8e9)
+PCIE5_BYTES_PER_S = (54.8e9, 46.8e9)
 
 
 @click.command("offload", short_help="Optimizer, parameters or activations on the host.")
@@ -112,7 +112,7 @@ def _machine(name: str, efficiency: float, link: float | None, host: float) -> M
         raise UsageError(f"--device {name}: PCIe of {device.label} is not known; give --link")
     else:
         scale = 2.0 ** (int(generation) - 5)
-        rates = _PCIE5_BYTES_PER_S[0] * scale, _PCIE5_BYTES_PER_S[1] * scale
+        rates = PCIE5_BYTES_PER_S[0] * scale, PCIE5_BYTES_PER_S[1] * scale
         source = "measured on PCIe 5.0 x16"
         if scale != 1:
             source += f", scaled to PCIe {generation}"
