@@ -127,19 +127,6 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         """All parameters."""
         return self.layers_count * self.layer_count + self.outer_count
 
-    def forward_flop_per_token(self, sequence_count: int) -> float:
-        """Multiply-adds of one forward, times two: products, causal attention's half, the head."""
-        products = 2 * (
-            self.layers_count
-            * (
-                self.width * (self.q_width + 2 * self.kv_width)
-                + self.q_width * self.width
-                + (3 if self.gated else 2) * self.width * self.ffn_width
-            )
-            + self.embedding_count
-        )
-        return products + self.layers_count * 2 * sequence_count * self.q_width
-
 
 def _llama(name: str, layers: int, width: int, heads: int, kv: int, ffn: int, **rest: Any) -> Any:
     shapes = {"vocabulary_count": 128256, "context_count": 8192, **rest}
