@@ -134,11 +134,13 @@ class Applied:
             hint = _hint(name, change.operator_names(facts))
             raise UsageError(f"--without {name!r}: no operator of this run is called so{hint}")
         for place, gone in self.scenario.gone.items():
-            if gone.all():
-                rank = self.scenario.ranks[place].rank
+            node = self.scenario.ranks[place]
+            step, steps = node.joined.links.step, len(node.joined.links.steps_start_ns)
+            inside = (step >= 0) & (step < steps)
+            if gone[inside if inside.any() else slice(None)].all():
                 raise UsageError(
-                    f"--without {name!r}: nothing of what rank {rank} ran would be left; name fewer "
-                    "operators"
+                    f"--without {name!r}: nothing of what rank {node.rank} ran would be left; name "
+                    "fewer operators"
                 )
         self.said.append(f"without operator {name}")
 
