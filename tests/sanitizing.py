@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.machinery
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,38 @@ def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[st
         env={k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")},
         timeout=300,
     )
+
+
+def run_fuzzer(
+    doc: str | None,
+    program: str,
+    source: str,
+    module: str,
+    fuzz: Callable[[int, int], None],
+    *,
+    count: int = 10_000,
+) -> None:
+    """The command line of a fuzzing program: ``[--count N] [--seed 0] [--sanitize]``.
+
+    Args:
+        doc: of the program; its first line is the help's.
+        program: its file.
+        source: the extension in C that it fuzzes, and ``module``, as which that is imported.
+        fuzz: called with count and seed.
+        count: how many rounds when the command line does not say.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--library", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sanitize:
+        arguments = ["--count", str(options.count), "--seed", str(options.seed)]
+        sys.exit(sanitized(source, program, arguments))
+    if options.library:
+        use(module, options.library)
+    fuzz(options.count, options.seed)
 
 
 def sanitized(source: str, program: str, arguments: list[str]) -> int:

@@ -8,7 +8,6 @@ report of theirs, and any leak that the extension is part of, is a failure.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sanitizing import sanitized, use
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sanitize", action="store_true")
-    parser.add_argument("--library", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.sanitize:
-        arguments = ["--count", str(options.count), "--seed", str(options.seed)]
-        sys.exit(sanitized("analyzers/_forest.c", __file__, arguments))
-    if options.library:
-        use("chopper.analyzers._forest", options.library)
-    fuzz(options.count, options.seed)
+from tests.sanitizing import run_fuzzer
 
 
 def fuzz(count: int, seed: int) -> None:
@@ -106,4 +90,4 @@ def _number(rng: np.random.Generator) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run_fuzzer(__doc__, __file__, "analyzers/_forest.c", "chopper.analyzers._forest", fuzz)

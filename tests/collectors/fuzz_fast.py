@@ -8,7 +8,6 @@ report of theirs, and any leak that the extension is part of, is a failure.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import random
 import select
@@ -18,26 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sanitizing import sanitized, use
+from tests.sanitizing import run_fuzzer
 
 _CODES = (*(0,) * 16, 3, 10, 10, 15, 999, -1)
 _BYTES = 256
 _REFUSED = (ValueError, TypeError, OverflowError, SystemError, MemoryError)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sanitize", action="store_true")
-    parser.add_argument("--library", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.sanitize:
-        arguments = ["--count", str(options.count), "--seed", str(options.seed)]
-        sys.exit(sanitized("collectors/_fast.c", __file__, arguments))
-    if options.library:
-        use("chopper.collectors._fast", options.library)
-    fuzz(options.count, options.seed)
 
 
 def fuzz(count: int, seed: int) -> None:
@@ -189,4 +173,4 @@ def run(rng: random.Random, loop: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run_fuzzer(__doc__, __file__, "collectors/_fast.c", "chopper.collectors._fast", fuzz, count=300)

@@ -8,7 +8,6 @@ sanitizers; any report of theirs, and any leak that the scanner is part of, is a
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import random
 import sys
@@ -17,22 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sanitizing import sanitized, use
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sanitize", action="store_true")
-    parser.add_argument("--library", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.sanitize:
-        arguments = ["--count", str(options.count), "--seed", str(options.seed)]
-        sys.exit(sanitized("collectors/kineto/_scan.c", __file__, arguments))
-    if options.library:
-        use("chopper.collectors.kineto._scan", options.library)
-    fuzz(options.count, options.seed)
+from tests.sanitizing import run_fuzzer
 
 
 def fuzz(count: int, seed: int) -> None:
@@ -68,4 +52,6 @@ def fuzz(count: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_fuzzer(
+        __doc__, __file__, "collectors/kineto/_scan.c", "chopper.collectors.kineto._scan", fuzz
+    )
