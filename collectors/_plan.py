@@ -148,10 +148,20 @@ class Background:
     """
 
     def __init__(self, plan: Plan, period_ns: int) -> None:
+        import pyarrow as pa
+
+        from chopper._arrow import to_arrow
         from chopper.tables import TABLES
 
         self._schema = TABLES[plan.table].arrow
-        self._names = [device.uuid or "" for device in plan.devices]
+        # Of each column: what its numbers are, and the names that they stand for.
+        self._kinds = [
+            (field.name, field.type.index_type, True)
+            if pa.types.is_dictionary(field.type)
+            else (field.name, field.type, False)
+            for field in self._schema
+        ]
+        self._names = to_arrow([device.uuid or "" for device in plan.devices], pa.string())
         records = max(_RING_MIN, _RING_S * 1_000_000_000 // period_ns)
         self._loop = Loop(
             period_ns,
@@ -173,21 +183,14 @@ class Background:
         """Columns of the rows since the last call, by time; None when there are none."""
         import pyarrow as pa
 
-        from chopper._arrow import to_arrow
-
         count, columns = self._loop.take()
         if not count:
             return None
         taken = {}
-        for field, (valid, data, nulls) in zip(self._schema, columns, strict=True):
-            kind = field.type
-            named = pa.types.is_dictionary(kind)
+        for (name, kind, named), (valid, data, nulls) in zip(self._kinds, columns, strict=True):
             buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(data)]
-            array = pa.Array.from_buffers(kind.index_type if named else kind, count, buffers, nulls)
-            if named:
-                names = to_arrow(self._names, kind.value_type)
-                array = pa.DictionaryArray.from_arrays(array, names)
-            taken[field.name] = array
+            array = pa.Array.from_buffers(kind, count, buffers, nulls)
+            taken[name] = pa.DictionaryArray.from_arrays(array, self._names) if named else array
         return taken
 
     def totals(self) -> tuple[list[DeviceTotals], dict[int, int], dict[int, int], int]:

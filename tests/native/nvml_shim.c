@@ -146,8 +146,8 @@ static int failed_number(int index, const char *kind, unsigned id) {
 }
 
 /* The latest setting of a key that is in force; 0 when there is none. */
-static int lookup(int index, uint64_t key, double *value) {
-    int64_t now = at_ms(), best = -1;
+static int lookup_at(int64_t now, int index, uint64_t key, double *value) {
+    int64_t best = -1;
     /* The last line of the script comes first. */
     for (int i = first_setting[index][slot_of(key)]; i >= 0; i = settings[i].next) {
         setting *s = &settings[i];
@@ -158,6 +158,7 @@ static int lookup(int index, uint64_t key, double *value) {
     }
     return best >= 0;
 }
+static int lookup(int index, uint64_t key, double *value) { return lookup_at(at_ms(), index, key, value); }
 
 /* What is too large stands for all bits one. */
 static unsigned long long whole(double value) {
@@ -319,18 +320,19 @@ int nvmlDeviceGetFieldValues(void *h, int count, field_value *values) {
     if (index < 0) return INVALID_ARGUMENT;
     int code = failed(index, "nvmlDeviceGetFieldValues");
     if (code) return code;
+    int64_t now = at_ms();
     for (int i = 0; i < count; i++) {
         field_value *v = &values[i];
         double value;
-        v->timestamp = at_ms() * 1000;
+        v->timestamp = now * 1000;
         v->nvmlReturn = failed_number(index, "field", v->fieldId);
         if (v->nvmlReturn) continue;
         uint64_t key = of_field(v->fieldId, v->scopeId == 0xFFFFFFFFu ? ALL_LINKS : PLAIN);
-        if (!lookup(index, key, &value)) { v->nvmlReturn = NOT_SUPPORTED; continue; }
+        if (!lookup_at(now, index, key, &value)) { v->nvmlReturn = NOT_SUPPORTED; continue; }
         /* Power in mW comes as unsigned int, everything else as unsigned long long. */
         if (v->fieldId >= 185 && v->fieldId <= 192) { v->valueType = 1; v->value.ui = (unsigned)value; }
         else { v->valueType = 3; v->value.ull = whole(value); }
-        if (lookup(index, of_field(v->fieldId, TYPE), &value)) v->valueType = (unsigned)value;
+        if (lookup_at(now, index, of_field(v->fieldId, TYPE), &value)) v->valueType = (unsigned)value;
     }
     return SUCCESS;
 }
@@ -360,11 +362,12 @@ int nvmlGpmMetricsGet(gpm_request *request) {
     if (code) return code;
     /* The hardware's counters are read at most every 100 ms. */
     if (request->second->ms - request->first->ms < 100) return NO_DATA;
+    int64_t now = at_ms();
     for (unsigned i = 0; i < request->count; i++) {
         gpm_metric *m = &request->metrics[i];
         int gpu = request->second->gpu;
         m->nvmlReturn = failed_number(gpu, "gpm", m->metricId);
-        if (!m->nvmlReturn && !lookup(gpu, of_metric(m->metricId), &m->value)) m->nvmlReturn = NOT_SUPPORTED;
+        if (!m->nvmlReturn && !lookup_at(now, gpu, of_metric(m->metricId), &m->value)) m->nvmlReturn = NOT_SUPPORTED;
     }
     return SUCCESS;
 }
