@@ -234,30 +234,33 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "offload": Workload(
         module="chopper.workloads.offload",
-        summary="one training with its memory in twelve places: ZeRO's stages, optimizer, weights "
-        "and activations in host memory, checkpointing; predicted and measured, and what each costs",
+        summary="one training with its memory in fourteen places: ZeRO's stages, optimizer, weights "
+        "and activations in host memory, checkpointing, unified memory; predicted and measured, what "
+        "each costs, and the largest model that fits",
         options="OFFLOAD",
         check="chopper.workloads.offload:needs",
         measures=True,
         variants=tuple(
-            Variant(name=name, summary=summary, needs_gpu=name.endswith("overlap"))
-            for name, summary in (
-                ("ddp", "everything on every rank"),
-                ("zero1", "DeepSpeed: optimizer states in parts"),
-                ("zero2", "and gradients"),
-                ("zero3", "and weights"),
-                ("zero2-offload", "zero2, the optimizer in host memory"),
-                ("zero3-offload", "zero3, the optimizer in host memory"),
-                ("zero3-param-offload", "and the weights"),
-                ("fsdp1-offload", "FullyShardedDataParallel with CPUOffload"),
-                ("fsdp2-offload", "fully_shard with CPUOffloadPolicy"),
-                ("checkpoint", "each block's forward run again in backward"),
-                ("activation-offload", "saved tensors in host memory, synchronously"),
-                ("activation-offload-overlap", "the same on a side stream"),
+            Variant(name=name, summary=summary, needs_gpu=gpu, default=default)
+            for name, summary, gpu, default in (
+                ("ddp", "everything on every rank", False, True),
+                ("zero1", "DeepSpeed: optimizer states in parts", False, False),
+                ("zero2", "and gradients", False, True),
+                ("zero3", "and weights", False, True),
+                ("zero1-offload", "zero1, the optimizer in host memory", False, False),
+                ("zero2-offload", "zero2, the optimizer in host memory", False, True),
+                ("zero3-offload", "zero3, the optimizer in host memory", False, False),
+                ("zero3-param-offload", "and the weights", False, True),
+                ("fsdp1-offload", "FullyShardedDataParallel with CPUOffload", False, False),
+                ("fsdp2-offload", "fully_shard with CPUOffloadPolicy", False, True),
+                ("checkpoint", "each block's forward run again in backward", False, True),
+                ("activation-offload", "saved tensors in host memory, synchronously", False, True),
+                ("activation-offload-overlap", "the same on a side stream", True, True),
+                ("unified", "all of it in pages that host and device share", False, False),
             )
         ),
         baseline="ddp",
-        packages=("deepspeed",),
+        beside=(Beside("memory", ("peak_allocated_bytes",), ("phase", "all")),),
         seconds=110,
     ),
     "collectives": Workload(
@@ -303,7 +306,7 @@ WORKLOADS: dict[str, Workload] = {
         "people use it, tuned, and reading a batch at once, against loader, planner and "
         "constructor actors on Ray: throughput, memory, balance",
         options="DATALOADER",
-        check="chopper.workloads.dataloader:needs",
+        check="chopper.workloads.loading:needs",
         measures=True,
         variants=(
             Variant(name="loader", summary="DataLoader, every worker opens every source"),

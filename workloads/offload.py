@@ -1,6 +1,7 @@
 """Where a training step's memory lies, and what it costs to put it elsewhere.
 
     chopper run offload
+    chopper run offload --variants all
     chopper run offload --variants ddp,zero3,zero3-param-offload -- --sequence 256
     chopper run offload --ranks 8 -- --size 1b               # on GPUs
 
@@ -8,14 +9,15 @@ One model, one corpus, one seed; the losses of all variants agree. Per rank:
 
     ddp                      everything on every rank
     zero1, zero2, zero3      DeepSpeed: optimizer states, then gradients, then weights in parts
-    zero2-offload            and the optimizer in host memory (ZeRO-Offload, arXiv 2101.06840)
-    zero3-offload            the same with weights in parts
+    zero1-offload, zero2-offload, zero3-offload
+                             and the optimizer in host memory (ZeRO-Offload, arXiv 2101.06840)
     zero3-param-offload      and the weights themselves
     fsdp1-offload            FullyShardedDataParallel with CPUOffload
     fsdp2-offload            fully_shard with CPUOffloadPolicy
     checkpoint               ddp, each block's forward run again in backward
     activation-offload       ddp, saved tensors copied to the host and back, synchronously
     activation-offload-overlap   the same on a side stream (GPUs only)
+    unified                  ddp, everything in pages that host and device share (GPUs only)
 
 Stages partition, offload moves: they are independent, but offloading weights needs stage 3. All is in
 float32, so that variants can be compared to the last digits: 4 bytes each for weight and gradient, 8
@@ -25,14 +27,15 @@ for AdamW's moments, and 4 more where DeepSpeed keeps a second copy of the weigh
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
+import importlib.util
 import logging
 import os
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,9 +46,14 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import chopper
-from chopper.workloads import fsdp1, fsdp2, options
-from chopper.workloads.llama import SIZES, Llama, initial_value, parameter_count, training_bytes
+from chopper.analyzers.estimates.memory import Memory
+from chopper.analyzers.estimates.memory import memory as estimated_memory
+from chopper.architectures import Architecture
+from chopper.workloads import fsdp1, fsdp2, managed, membw, options, places
+from chopper.workloads.llama import SIZES, Llama, LlamaConfig, initial_value, parameter_count
 from chopper.workloads.machine import Needs, wait
+from chopper.workloads.offload_memory import Saver, live
+from chopper.workloads.places import PLACES, Place
 from chopper.workloads.ranks import joined
 from chopper.workloads.training import batches
 
@@ -53,24 +61,65 @@ LEARNING_RATE = 3e-4
 BUCKET_ELEMENTS = 1_000_000
 BYTES_PER_ADAM_UPDATE = 28
 """Read weight, gradient and two moments, write weight and moments, float32 (ZeRO-Offload's bound)."""
+TRACED = (2, 6)
+"""Steps that are traced; those after them are timed."""
+STREAM_BYTES = 64 << 20
+"""Of each of triad's arrays: more than caches hold."""
+MIGRATED_BYTES = 256 << 20
 
 
-def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
-    """What the baseline takes, which keeps everything; on CPUs, what is offloaded stays here."""
+def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
+    """What the most demanding variant takes; on CPUs, what is offloaded stays here.
+
+    Raises:
+        UsageError: ``--fits`` names no device and no size.
+    """
+    places.capacity_bytes(args.fits)
     config = SIZES[args.size]
+    absent = dict.fromkeys((v for v in args.variants if PLACES[v].managed), managed.problem())
+    if importlib.util.find_spec("deepspeed") is None:
+        lacking = "needs deepspeed, which is not installed: pip install deepspeed"
+        absent |= dict.fromkeys((v for v in args.variants if PLACES[v].deepspeed), lacking)
+    found = {
+        v: estimated(args, PLACES[v], ranks, device) for v in args.variants if absent.get(v) is None
+    }
+    sizes = {v: m.peak_bytes + (m.host_bytes if device == "cpu" else 0) for v, m in found.items()}
+    most = max(sizes, key=lambda v: sizes[v], default="ddp")
     return Needs(
-        memory_bytes=training_bytes(
-            config,
-            ranks=1,
+        memory_bytes=sizes.get(most, 0),
+        what=f"{most} with --size {args.size} ({parameter_count(config) / 1e9:.2f} B parameters, "
+        f"batch {args.batch}, sequence {args.sequence})",
+        remedy="take a smaller size, batch or sequence, or --variants that keep less",
+        absent={v: why for v, why in absent.items() if why is not None},
+    )
+
+
+def architecture(name: str, config: LlamaConfig) -> Architecture:
+    """The model as estimates know it."""
+    return Architecture(
+        name=name,
+        layers_count=config.layer_count,
+        width=config.dim,
+        heads_count=config.head_count,
+        kv_heads_count=config.kv_head_count,
+        head_width=config.head_dim,
+        ffn_width=config.ffn_dim,
+        vocabulary_count=config.vocabulary,
+    )
+
+
+def estimated(args: argparse.Namespace, place: Place, ranks: int, device: str) -> Memory:
+    """``chopper estimate memory`` for what a variant runs here."""
+    return estimated_memory(
+        places.training(
+            place,
+            architecture(args.size, SIZES[args.size]),
+            ranks=ranks,
             batch=args.batch,
             sequence=args.sequence,
-            element_bytes=4,
-            checkpoint=False,
+            precision="fp32",
+            kernels="cpu" if device == "cpu" else "gpu",
         )
-        + 8 * parameter_count(config),
-        what=f"--size {args.size} ({parameter_count(config) / 1e9:.2f} B parameters, batch "
-        f"{args.batch}, sequence {args.sequence})",
-        remedy="take a smaller size, batch or sequence",
     )
 
 
@@ -94,6 +143,10 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def gradients(self) -> Iterable[Tensor]:
+        """What is left of gradients when backward ends."""
+        yield from (w.grad for w in self.model.parameters() if w.grad is not None)
+
     def states(self) -> Iterable[Tensor]:
         """What the optimizer keeps: its moments, and copies of the weights of its own."""
         for state in self.optimizer.state.values():
@@ -111,10 +164,11 @@ class DeepSpeedTrainer(Trainer):
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        engine, optimizer, _, _ = deepspeed.initialize(
-            model=model, optimizer=adamw(model), config=config
-        )
-        super().__init__(engine, optimizer)
+        # On CPUs it would compile an operator for inference, at each first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        inner = adamw(model)
+        engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=inner, config=config)
+        super().__init__(engine, inner)
         self.engine: Any = engine
         self.partitioned: Any = optimizer
 
@@ -126,12 +180,21 @@ class DeepSpeedTrainer(Trainer):
         """Through the engine, which gathers the weights again."""
         self.engine.step()
 
+    def gradients(self) -> Iterable[Tensor]:
+        """Whole ones, and this rank's partitions, on the device and for the host's update."""
+        yield from super().gradients()
+        found = self.partitioned
+        for group in getattr(found, "averaged_gradients", {}).values():
+            yield from group or ()
+        for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+            yield from (p.grad for p in getattr(found, name, ()) if p.grad is not None)
+        flat = getattr(found, "grad_partitions_flat_buffer", None)
+        yield from () if flat is None else (flat,)
+
     def states(self) -> Iterable[Tensor]:
         """The wrapped optimizer's states and the partitions of weights that it updates."""
-        inner = self.partitioned.optimizer
-        for state in inner.state.values():
-            yield from (v for v in state.values() if torch.is_tensor(v))
-        for group in inner.param_groups:
+        yield from super().states()
+        for group in self.optimizer.param_groups:
             yield from group["params"]
         # Stage 3 puts its parts into the groups for the update only.
         yield from getattr(self.partitioned, "fp32_partitioned_groups_flat", ())
@@ -149,24 +212,41 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     args = options.parse(options.OFFLOAD, prog="offload", description="Train, memory elsewhere.")
-    with joined(args.device, prog="offload") as device:
+    place = PLACES[args.variant]
+    with joined(args.device, prog="offload") as device, memory_of(place, device) as shared:
         trainer = built(args, device)
-        with chopper.profile(args.output) as prof:
+        traced = TRACED if args.steps > TRACED[1] + 1 else None
+        with chopper.profile(args.output, steps=traced, memory=args.allocations == "yes") as prof:
             train(args, trainer, device, prof)
+            if shared is not None:
+                keep_unified(prof, shared, device)
+
+
+@contextlib.contextmanager
+def memory_of(place: Place, device: torch.device) -> Iterator[managed.Managed | None]:
+    """Unified memory for the variant that wants it, else torch's own."""
+    if not place.managed:
+        yield None
+        return
+    try:
+        with managed.pool(device) as shared:
+            yield shared
+    except managed.Unavailable as exc:
+        raise SystemExit(f"offload: {exc}") from exc
 
 
 def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     """The variant's model and optimizer."""
-    variant = args.variant
-    args.checkpoint = "full" if variant == "checkpoint" else "none"
-    if variant == "fsdp1-offload":
+    place = PLACES[args.variant]
+    args.checkpoint = "full" if place.checkpoint else "none"
+    if place.strategy == "fsdp1":
         return Trainer(*fsdp1.sharded_model(args, device, offload=True))
-    if variant == "fsdp2-offload":
+    if place.strategy == "fsdp2":
         return Trainer(*fsdp2.sharded_model(args, device, offload=True))
     model = whole_model(args, device)
-    if variant.startswith("zero"):
-        return DeepSpeedTrainer(model, deepspeed_config(args))
-    if variant == "checkpoint":
+    if place.deepspeed:
+        return DeepSpeedTrainer(model, deepspeed_config(args, place))
+    if place.checkpoint:
         for index, block in enumerate(model.layers):
             model.layers[index] = checkpoint_wrapper(block)
     # Gradients lie in the buckets that are reduced, not there and in tensors of their own.
@@ -190,18 +270,18 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, fused=True)
 
 
-def deepspeed_config(args: argparse.Namespace) -> dict[str, object]:
+def deepspeed_config(args: argparse.Namespace, place: Place) -> dict[str, object]:
     """DeepSpeed's configuration of a ``zero…`` variant."""
     zero: dict[str, object] = {
-        "stage": int(args.variant[4]),
+        "stage": place.stage,
         # By default 5e8 elements each, which are allocated whatever the model: not for a small one.
         "reduce_bucket_size": BUCKET_ELEMENTS,
         "allgather_bucket_size": BUCKET_ELEMENTS,
         "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
     }
-    if args.variant.endswith("-offload"):
+    if "optimizer" in place.on_host:
         zero["offload_optimizer"] = {"device": "cpu"}
-    if args.variant == "zero3-param-offload":
+    if "weights" in place.on_host:
         zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": args.batch,
@@ -213,160 +293,157 @@ def deepspeed_config(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
+class UpdateClock:
+    """Time that the optimizer itself takes: of the updates, not of what is gathered around them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.taken_ns = 0
+        """Since it was last set to zero; stage 3 updates in several calls."""
+        self.running = False
+        """It waits for the device, which a traced step is spared."""
+        self._device = device
+        self._begin_ns = 0
+        optimizer.register_step_pre_hook(self._begin)
+        optimizer.register_step_post_hook(self._end)
+
+    def _begin(self, *_: object) -> None:
+        if self.running:
+            wait(self._device)
+            self._begin_ns = time.perf_counter_ns()
+
+    def _end(self, *_: object) -> None:
+        if self.running:
+            wait(self._device)
+            self.taken_ns += time.perf_counter_ns() - self._begin_ns
+
+
 def train(
     args: argparse.Namespace, trainer: Trainer, device: torch.device, prof: chopper.Profile
 ) -> None:
     """Train ``args.steps`` steps; rank 0 keeps what they took, and where the memory was."""
-    saving = Saver(args.variant)
+    place = PLACES[args.variant]
+    saving = Saver(place, device, trainer.model)
+    clock = UpdateClock(trainer.optimizer, device)
     losses: list[Tensor] = []
     periods_ns: list[int] = []
     updates_ns: list[int] = []
     begin_ns = time.perf_counter_ns()
-    for tokens, labels in prof.watch(batches(args, device)):
+    for step, (tokens, labels) in enumerate(prof.watch(batches(args, device))):
+        clock.running, clock.taken_ns = step >= TRACED[1] or args.steps <= TRACED[1], 0
         tokens, labels = tokens.to(device), labels.to(device)
-        with saving:
+        with saving.forward():
             logits = trainer.forward(tokens)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         del logits
         trainer.backward(loss)
         losses.append(loss.detach())
         del loss
-        if len(losses) == args.steps:
-            keep_memory(prof, args, trainer, saving.kept_bytes)
-        update_ns = time.perf_counter_ns()
+        if step == args.steps - 1:
+            keep_memory(prof, args, trainer, saving, device)
         trainer.update()
         wait(device)
-        updates_ns.append(time.perf_counter_ns() - update_ns)
         prof.step(tokens=tokens.numel())
         periods_ns.append(time.perf_counter_ns() - begin_ns)
+        updates_ns.append(clock.taken_ns)
         begin_ns = time.perf_counter_ns()
-    # The first step makes the optimizer's states.
-    took_ns = statistics.median(periods_ns[1:] or periods_ns)
-    updating_ns = statistics.median(updates_ns[1:] or updates_ns)
-    bound_ns = update_bound_ns(trainer)
+    # Traced steps are slow, the first one makes the optimizer's states, the last one's memory is counted.
+    timed = slice(TRACED[1], -1) if args.steps > TRACED[1] + 1 else slice(1, None)
+    updated_ns = statistics.median(updates_ns[timed] or updates_ns)
+    # All ranks at once, as they update: they share the memory's bandwidth.
+    dist.barrier()
+    triad_bytes_per_s = memory_bytes_per_s(device, place)
     if dist.get_rank():
         return
     for step, value in enumerate(torch.stack(losses).tolist()):
         prof.measure("loss", value, step=step)
-    prof.measure("median_step_ns", took_ns)
-    prof.measure("update_ns", updating_ns)
+    period_ns = statistics.median(periods_ns[timed] or periods_ns)
+    prof.measure("median_step_ns", period_ns)
+    prof.measure("parameters_count", parameter_count(SIZES[args.size]))
+    prof.measure("update_ns", updated_ns)
+    bound_ns = updated_count(trainer) * BYTES_PER_ADAM_UPDATE / triad_bytes_per_s * 1e9
     prof.measure("update_bound_ns", bound_ns)
-    print(f"{args.variant}: {took_ns / 1e9:.3f} s per step", flush=True)
+    prof.measure("update_over_bound_ratio", updated_ns / bound_ns)
+    prof.measure("triad_bytes_per_s", triad_bytes_per_s)
+    print(f"{args.variant}: {period_ns / 1e9:.3f} s per step", flush=True)
 
 
-class Saver:
-    """What happens to tensors that forward saves for backward; counts them at their largest."""
-
-    def __init__(self, variant: str) -> None:
-        self.variant = variant
-        self.kept_bytes = 0
-        self._seen: set[int] = set()
-        self._hooks: object = None
-
-    def __enter__(self) -> None:
-        self.kept_bytes = 0
-        self._seen = set()
-        self._inner: list[object] = []
-        if self.variant == "activation-offload":
-            self._inner.append(
-                torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
-            )
-        elif self.variant == "activation-offload-overlap":
-            from chopper.workloads.overlapped_offload import OverlappedOffload
-
-            self._inner.append(OverlappedOffload())
-        else:
-            self._inner.append(torch.autograd.graph.saved_tensors_hooks(self._count, _same))
-        for context in self._inner:
-            context.__enter__()  # type: ignore[attr-defined]
-
-    def __exit__(self, *failure: object) -> None:
-        for context in reversed(self._inner):
-            context.__exit__(*failure)  # type: ignore[attr-defined]
-
-    def _count(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if not isinstance(tensor, nn.Parameter) and storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self.kept_bytes += storage.nbytes()
-        return tensor
+def memory_bytes_per_s(device: torch.device, place: Place) -> float:
+    """Triad's bandwidth (STREAM) of the memory that the optimizer's states lie in."""
+    where = torch.device("cpu") if "optimizer" in place.on_host else device
+    arrays, call = membw.kernels(STREAM_BYTES, where)["triad"]
+    moved = arrays * STREAM_BYTES
+    return moved / membw.median_time_s(call, 7, moved, where)
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def updated_count(trainer: Trainer) -> int:
+    """Weights that this rank updates: each has one first moment."""
+    moments = (state["exp_avg"] for state in trainer.optimizer.state.values() if state)
+    return sum((m.to_local() if hasattr(m, "to_local") else m).numel() for m in moments)
 
 
 def keep_memory(
-    prof: chopper.Profile, args: argparse.Namespace, trainer: Trainer, activations_bytes: int
+    prof: chopper.Profile,
+    args: argparse.Namespace,
+    trainer: Trainer,
+    saving: Saver,
+    device: torch.device,
 ) -> None:
-    """Measure what lives between backward and update, beside what the formulas say."""
-    gc.collect()
-    gradients = storages(w.grad for w in trainer.model.parameters() if w.grad is not None)
-    weights = storages(trainer.weights())
-    states = storages(trainer.states())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # objects that answer isinstance with a warning
-        everything = storages(o for o in gc.get_objects() if isinstance(o, Tensor)) | gradients
-    shared = set(weights) & set(states)  # the optimizer updates the weights themselves
-    optimizer = {k: v for k, v in states.items() if k not in shared}
-    rest = {k: v for k, v in everything.items() if k not in weights and k not in states}
-    measured = {
-        "weights": sum(weights.values()),
-        "optimizer": sum(optimizer.values()),
-        "gradients and buffers": sum(rest.values()),
-    }
+    """Measure what lives between backward and update, and lived before it, beside what was said."""
+    place, ranks = PLACES[args.variant], dist.get_world_size()
+    found = live(trainer.weights(), trainer.gradients(), trainer.states())
     if dist.get_rank():
         return
-    count = parameter_count(SIZES[args.size])
-    for category, per_weight in predicted(args.variant, dist.get_world_size()).items():
-        prof.measure("predicted_bytes", per_weight * count, category=category)
-        prof.measure("measured_bytes", measured[category], category=category)
-    prof.measure("measured_bytes", activations_bytes, category="activations")
+    for category, sizes in found.items():
+        for kind, size in sizes.items():
+            # On a CPU both are the same memory: there it is where the variant means it to be.
+            real = "host" if kind == "cpu" else "device"
+            where = place.of(category) if device.type == "cpu" else real
+            prof.measure("measured_bytes", size, category=category, place=where)
+    if saving.kept_bytes:
+        prof.measure("measured_bytes", saving.kept_bytes, category="activations", place="device")
+    if saving.moved_bytes:
+        prof.measure("measured_bytes", saving.moved_bytes, category="activations", place="host")
+    if device.type == "cuda":
+        prof.measure("peak_allocated_bytes", torch.cuda.max_memory_allocated(device))
+    keep_predictions(prof, args, place, ranks, device)
 
 
-def predicted(variant: str, ranks: int) -> dict[str, float]:
-    """Bytes per weight that each rank keeps, wherever: ZeRO's formulas (arXiv 1910.02054, table 1).
+def keep_predictions(
+    prof: chopper.Profile,
+    args: argparse.Namespace,
+    place: Place,
+    ranks: int,
+    device: torch.device,
+) -> None:
+    """What formulas and estimators say of this variant."""
+    config = SIZES[args.size]
+    count = parameter_count(config)
+    for category, per_weight in places.states_bytes(place, ranks).items():
+        where = place.of(category)
+        prof.measure("predicted_bytes", per_weight * count, category=category, place=where)
+    said = estimated(args, place, ranks, device.type)
+    # Kept until backward begins: the peak's activations, and of the logits the softmax.
+    if said.peak_at.endswith("loss") and "activations" not in place.on_host:
+        softmax = 4 * args.batch * args.sequence * config.vocabulary
+        kept = said.categories_bytes["activations"] + softmax
+        prof.measure("predicted_bytes", kept, category="activations", place="device")
+    prof.measure("predicted_peak_bytes", said.allocated_bytes)
+    for direction, per_weight in places.link_bytes(place, ranks).items():
+        prof.measure("predicted_link_bytes", per_weight * count, direction=direction)
+    prof.measure("predicted_collective_bytes", places.collective_bytes(place, ranks) * count)
+    outer = config.vocabulary * config.dim  # the largest module with weights of its own
+    theirs = places.deepspeed_bytes(place, count, outer, ranks) or {}
+    for where, size in theirs.items():
+        prof.measure("deepspeed_estimate_bytes", size, place=where)
 
-    In float32, K = 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights.
-    Gradients are those that a rank still holds when backward ends.
-    """
-    stage = int(variant[4]) if variant.startswith("zero") else 3 if "fsdp" in variant else 0
-    k = 12 if variant.startswith("zero") else 8
-    return {
-        "weights": 4 / ranks if stage == 3 else 4,
-        "optimizer": k / ranks if stage >= 1 else k,
-        "gradients and buffers": 4 / ranks if stage >= 2 else 4,
-    }
 
-
-def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Address and bytes of each storage that tensors lie in, each once."""
-    found: dict[int, int] = {}
-    for tensor in tensors:
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        storage = local.untyped_storage()
-        if storage.nbytes():
-            found[storage.data_ptr()] = storage.nbytes()
-    return found
-
-
-def update_bound_ns(trainer: Trainer) -> float:
-    """Least time of an update: its bytes over the bandwidth of the memory that they lie in."""
-    size = 16 << 20
-    a, b = torch.randn(size), torch.randn(size)
-    copy: Callable[[], object] = lambda: b.copy_(a)  # noqa: E731
-    copy()
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        copy()
-        times.append(time.perf_counter() - begin)
-    bytes_per_s = 2 * 4 * size / min(times)
-    # Two moments for each weight that this rank updates.
-    moments = sum(s.numel() for s in trainer.states() if s.numel() > 1) / (
-        3 if isinstance(trainer, DeepSpeedTrainer) else 2
-    )
-    return moments * BYTES_PER_ADAM_UPDATE / bytes_per_s * 1e9
+def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.device) -> None:
+    """How much was managed memory, and how fast its pages come to the device."""
+    if dist.get_rank():
+        return
+    prof.measure("managed_bytes", shared.peak_bytes)
+    for pattern, rate in managed.migration_bytes_per_s(device, MIGRATED_BYTES).items():
+        prof.measure("migration_bytes_per_s", rate, pattern=pattern)
 
 
 if __name__ == "__main__":

@@ -169,6 +169,7 @@ OFFLOAD: tuple[Option, ...] = (
             "zero1",
             "zero2",
             "zero3",
+            "zero1-offload",
             "zero2-offload",
             "zero3-offload",
             "zero3-param-offload",
@@ -177,12 +178,21 @@ OFFLOAD: tuple[Option, ...] = (
             "checkpoint",
             "activation-offload",
             "activation-offload-overlap",
+            "unified",
         ),
     ),
     *(
-        replace(o, default={"steps": 6, "batch": 2, "sequence": 128}.get(o.name, o.default))
+        replace(
+            o,
+            default={"batch": 2, "sequence": 128, "allocations": "yes"}.get(o.name, o.default),
+        )
         for o in TRAINING
-        if o.name not in ("allocations", "checkpoint", "dtype")
+        if o.name not in ("checkpoint", "dtype")
+    ),
+    Option(
+        name="fits",
+        help="device, or a size like 24GB, that the largest model is estimated for",
+        default="v100-sxm2-32gb",
     ),
     Option(name="dtype", help="type of computation", default="float32", choices=("float32",)),
 )
@@ -237,7 +247,8 @@ DATALOADER: tuple[Option, ...] = (
     ),
     Option(
         name="steps",
-        help="measured steps, at least; traced ones come on top",
+        help="measured steps of a DataLoader, at least; actors take 9 times as many, which are "
+        "still the shorter time; traced ones come on top",
         default=24,
         type=positive,
     ),
@@ -253,9 +264,18 @@ DATALOADER: tuple[Option, ...] = (
     Option(
         name="tuned", help="workers per rank of the tuned DataLoader", default=24, type=positive
     ),
-    Option(name="loaders", help="loader actors to start with", default=2, type=positive),
+    Option(
+        name="loaders", help="loader actors to start with, and at least", default=2, type=positive
+    ),
     Option(name="most", help="loader actors that autoscaling may have", default=2, type=positive),
     Option(name="threads", help="reads in flight per loader actor", default=256, type=positive),
+    Option(
+        name="rows",
+        help="what a DataLoader makes of documents: rows packed as the actors do it, or one "
+        "padded row for each",
+        default="packed",
+        choices=("packed", "padded"),
+    ),
     Option(name="prefetch", help="steps that actors load ahead", default=64, type=positive),
     Option(
         name="balance",
@@ -280,7 +300,7 @@ DATALOADER: tuple[Option, ...] = (
     ),
     Option(
         name="sweep",
-        help="measure, untraced, at latencies from 1 to 200 ms",
+        help="measure, untraced, at storage latencies from 1 to 200 ms",
         default="none",
         choices=("none", "latency"),
     ),

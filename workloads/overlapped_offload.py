@@ -3,10 +3,19 @@
 ``torch.autograd.graph.save_on_cpu`` copies in the stream that computes: each copy waits its turn, and
 backward waits for each. Here forward's copies run beside it, and backward asks for the next tensors
 before it needs them.
+
+What keeps memory right without making the host wait for the GPU: every tensor here lies in the
+memory of the computing stream, and that stream waits for a copy before what the copy reads or writes
+is given up. Memory that is free again is then free in the order of that stream, and at most ``AHEAD``
+tensors are under way in either direction. (``record_stream`` would give it back when the host gets to
+see that the copy is done: a host that runs ahead would take new memory for each tensor instead.)
 """
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,84 +24,191 @@ from torch import Tensor
 SMALLEST_BYTES = 1 << 20
 """Smaller tensors stay: their copies cost more than they free."""
 AHEAD = 3
-"""Tensors that backward has brought, or asked for, before it uses them."""
+"""Tensors that wait for their copy out; that are back before their use; that stay after it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class _Saved:
     """One tensor on its way to the host, there, or on its way back."""
 
     host: Tensor
+    stream: torch.cuda.Stream
+    """That computes, and whose memory the tensor lies in."""
     out: torch.cuda.Event
+    """The copy to the host is done."""
     source: Tensor | None
-    """Kept until the copy out is done."""
+    """Until the computing stream has waited for ``out``."""
+    version: int
+    """Of the source when it was saved."""
+    peers: list[weakref.ref[_Saved]]
+    """What the same forward saved, in order."""
+    at: int
+    """Place among its peers."""
     back: Tensor | None = None
     home: torch.cuda.Event | None = None
+    """The copy to ``back`` is done; None when the computing stream has waited for it."""
+
+    def __del__(self) -> None:
+        # Fetched for a backward that never came: the copy may still write into memory that is
+        # about to be somebody else's.
+        if self.home is not None:
+            self.stream.wait_event(self.home)
 
 
 class OverlappedOffload:
-    """A context for forward: tensors saved in it live on the host until backward needs them.
+    """A context for each forward: what is saved in it lies on the host until backward needs it.
 
-    The stash is bounded: at most ``AHEAD`` tensors wait for their copy out, and at most ``AHEAD``
-    have come back before they are used.
+    Make one and enter it for every forward: its stream is one of few that CUDA keeps.
+
+    Args:
+        device: that computes; tensors elsewhere stay where they are.
+        weights: of the model; they stay, also when what is saved is a view of one.
+
+    Attributes:
+        moved_bytes: copied to the host since it was made; as much comes back.
     """
 
-    def __init__(self) -> None:
-        self._side = torch.cuda.Stream()
-        self._order: list[_Saved] = []
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+    def __init__(self, device: torch.device, weights: Iterable[Tensor] = ()) -> None:
+        self.moved_bytes = 0
+        self._device = device
+        self._weights = tuple(weights)
+        self._side = torch.cuda.Stream(device)
+        # Weak, all three: what a tensor occupies goes with the graph that it was saved for.
+        self._order: list[weakref.ref[_Saved]] = []
+        self._leaving: deque[weakref.ref[_Saved]] = deque()
+        self._used: deque[weakref.ref[_Saved]] = deque()
+        self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
+        self._stay: frozenset[int] = frozenset()
 
     def __enter__(self) -> None:
         """Save what forward saves."""
+        self._order = []
+        # Of this forward: sharding gathers weights into other memory each time.
+        self._stay = frozenset(w.untyped_storage().data_ptr() for w in self._weights)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
 
     def __exit__(self, *failure: object) -> None:
         """Stop; what was saved stays until backward takes it."""
+        assert self._hooks is not None
         self._hooks.__exit__(*failure)
+        self._hooks = None
+
+    def _stays(self, tensor: Tensor) -> bool:
+        return (
+            type(tensor) is not Tensor  # parameters, and subclasses that are no plain memory
+            or tensor.layout is not torch.strided
+            or tensor.device != self._device
+            or tensor.nbytes < SMALLEST_BYTES
+            or tensor.untyped_storage().data_ptr() in self._stay
+        )
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
-        small = tensor.numel() * tensor.element_size() < SMALLEST_BYTES
-        if small or not tensor.is_cuda or isinstance(tensor, torch.nn.Parameter):
+        if self._stays(tensor):
             return tensor
-        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        self._side.wait_stream(torch.cuda.current_stream())
-        # Forward may let go of it at once: its memory waits for the copy, too.
-        tensor.record_stream(self._side)
+        # Three projections of one input save it three times. Only while the first is still here:
+        # later its address may be another tensor's.
+        for leaving in self._leaving:
+            saved = leaving()
+            if saved is not None and _same(saved, tensor):
+                return saved
+        stream = torch.cuda.current_stream(self._device)
+        host = torch.empty_like(tensor, device="cpu", pin_memory=self._device.type == "cuda")
+        self._side.wait_stream(stream)
         with torch.cuda.stream(self._side):
-            host.copy_(tensor, non_blocking=True)
+            _copy(host, tensor)
             out = torch.cuda.Event()
             out.record(self._side)
-        saved = _Saved(host, out, tensor)
-        self._order.append(saved)
-        # Memory is free again when the copy is done: an unbounded stash would free none in time.
-        for older in self._order[:-AHEAD]:
-            if older.source is not None:
-                older.out.synchronize()
-                older.source = None
+        self.moved_bytes += tensor.nbytes
+        saved = _Saved(
+            host=host,
+            stream=stream,
+            out=out,
+            source=tensor,
+            version=tensor._version,
+            peers=self._order,
+            at=len(self._order),
+        )
+        self._order.append(weakref.ref(saved))
+        self._leaving.append(self._order[-1])
+        if len(self._leaving) > AHEAD:
+            oldest = self._leaving.popleft()()
+            if oldest is not None:
+                _let_go(oldest)
         return saved
 
     def _unpack(self, packed: Tensor | _Saved) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        # Backward runs against forward's order: what was saved before comes next.
-        at = next((i for i, saved in enumerate(self._order) if saved is packed), None)
-        if at is not None:
-            for saved in self._order[max(0, at - AHEAD) : at]:
-                self._fetch(saved)
-            del self._order[at]
+        # What forward saved last is still here.
+        if packed.source is not None:
+            _check(packed)
+            return packed.source
         self._fetch(packed)
-        assert packed.back is not None
-        assert packed.home is not None
-        torch.cuda.current_stream().wait_event(packed.home)
-        packed.back.record_stream(torch.cuda.current_stream())
-        return packed.back
+        # Backward runs against forward's order: what was saved before comes next.
+        for ref in reversed(packed.peers[max(0, packed.at - AHEAD) : packed.at]):
+            before = ref()
+            if before is not None and before.source is None:
+                self._fetch(before)
+        if packed.home is not None:
+            packed.stream.wait_event(packed.home)
+            packed.home = None
+        back = packed.back
+        assert back is not None
+        # Others may have saved the same tensor, and come next; after that it would only take room.
+        if all(used() is not packed for used in self._used):
+            self._used.append(weakref.ref(packed))
+            if len(self._used) > AHEAD:
+                oldest = self._used.popleft()()
+                # Unless it was asked for again: then its memory is being written.
+                if oldest is not None and oldest.home is None:
+                    oldest.back = None
+        return back
 
     def _fetch(self, saved: _Saved) -> None:
-        """Begin to bring a tensor back, once."""
+        """Begin to bring a tensor back, unless it is here."""
         if saved.back is not None:
             return
-        saved.source = None
+        saved.back = torch.empty_like(saved.host, device=self._device, pin_memory=False)
+        # That memory may have been another tensor's a moment ago.
+        self._side.wait_stream(saved.stream)
         with torch.cuda.stream(self._side):
-            saved.back = saved.host.to("cuda", non_blocking=True)
+            _copy(saved.back, saved.host)
             saved.home = torch.cuda.Event()
             saved.home.record(self._side)
+
+
+def _copy(into: Tensor, source: Tensor) -> None:
+    """In the current stream."""
+    into.copy_(source, non_blocking=True)
+
+
+def _let_go(saved: _Saved) -> None:
+    """Give the tensor's memory up; what the computing stream does next comes after the copy."""
+    _check(saved)
+    saved.stream.wait_event(saved.out)
+    saved.source = None
+
+
+def _check(saved: _Saved) -> None:
+    source = saved.source
+    if source is not None and source._version != saved.version:
+        raise RuntimeError(
+            f"a tensor of shape {tuple(source.shape)} that backward needs was changed in place "
+            "while it was copied to the host: write into a new tensor instead"
+        )
+
+
+def _same(saved: _Saved, tensor: Tensor) -> bool:
+    """Whether a tensor that is still here is this memory, seen in the same way, unchanged."""
+    held = saved.source
+    return (
+        held is not None
+        and held.data_ptr() == tensor.data_ptr()
+        and held.dtype == tensor.dtype
+        and held.shape == tensor.shape
+        and held.stride() == tensor.stride()
+        and held.is_conj() == tensor.is_conj()
+        and held.is_neg() == tensor.is_neg()
+        and tensor._version == saved.version
+    )

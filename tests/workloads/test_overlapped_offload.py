@@ -1,0 +1,285 @@
+"""Offload on a side stream, on streams whose copies happen as late as CUDA may let them.
+
+A copy runs when somebody waits for it and not before: what was not waited for is still garbage, and
+what was given up too early is seen when the copy runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from chopper.workloads import overlapped_offload  # noqa: E402
+from chopper.workloads.llama import Llama, LlamaConfig  # noqa: E402
+from chopper.workloads.overlapped_offload import AHEAD, OverlappedOffload  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    """Copies in order, each done when it is waited for."""
+
+    def __init__(self, device=None):
+        self.copies = []
+        self.done = 0
+
+    def wait_stream(self, other):
+        """The computing stream has done all it was given."""
+
+    def wait_event(self, event):
+        event.stream.run(event.at)
+
+    def run(self, until):
+        for into, source, to_host in self.copies[self.done : until]:
+            self.done += 1
+            target, read = into(), source()
+            if target is None:
+                assert to_host, "the device's memory was given up before the copy into it was done"
+                continue
+            assert read is not None, "a tensor was given up before it was copied"
+            target.copy_(read)
+
+
+class Event:
+    def record(self, stream):
+        self.stream, self.at = stream, len(stream.copies)
+
+
+class Cuda:
+    """As much of torch.cuda as the module uses."""
+
+    Stream, Event = Stream, Event
+
+    def __init__(self):
+        self.computing = Stream()
+        self.current = self.computing
+        self.sides = []
+
+    def current_stream(self, device=None):
+        return self.current
+
+    @contextlib.contextmanager
+    def stream(self, side):
+        self.current = side
+        if side not in self.sides:
+            self.sides.append(side)
+        yield
+        self.current = self.computing
+
+    def copy(self, into, source):
+        # Only a host's copy is made from a tensor that takes part in the graph's forward.
+        to_host = id(source) not in self.hosts
+        if to_host:
+            self.hosts[id(into)] = into
+        into.fill_(float("nan")) if into.is_floating_point() else into.zero_()
+        self.current.copies.append((weakref.ref(into), weakref.ref(source), to_host))
+        self.log.append("out" if to_host else tuple(source.shape))
+
+    hosts: dict
+    log: list
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = Cuda()
+    fake.hosts, fake.log = weakref.WeakValueDictionary(), []
+
+    class Torch:
+        cuda = fake
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+    monkeypatch.setattr(overlapped_offload, "torch", Torch())
+    monkeypatch.setattr(overlapped_offload, "_copy", fake.copy)
+    monkeypatch.setattr(overlapped_offload, "SMALLEST_BYTES", 1)
+    return fake
+
+
+def finish(cuda):
+    """Everything that is still under way, at the very end."""
+    gc.collect()
+    for side in cuda.sides:
+        side.run(len(side.copies))
+
+
+def chain(x, weights):
+    """Products and gates that each save their input."""
+    for w in weights:
+        x = torch.tanh(x @ w)
+    return x.sum()
+
+
+def made(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_gradients_of_a_model_are_the_same(cuda):
+    torch.manual_seed(0)
+    model = Llama(
+        LlamaConfig(dim=32, layer_count=3, head_count=4, kv_head_count=2, ffn_dim=48, vocabulary=64)
+    )
+    tokens = torch.randint(0, 64, (2, 16))
+
+    def gradients(context):
+        model.zero_grad(set_to_none=True)
+        with context:
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        return [w.grad.clone() for w in model.parameters()]
+
+    expected = gradients(contextlib.nullcontext())
+    offload = OverlappedOffload(CPU, model.parameters())
+    for _ in range(2):  # one object serves every step
+        assert all(torch.equal(a, b) for a, b in zip(expected, gradients(offload), strict=True))
+    assert offload.moved_bytes > 0
+    finish(cuda)
+
+
+def test_what_is_saved_thrice_travels_once_and_weights_stay(cuda):
+    x, weights = made(8, 8), [torch.nn.Parameter(made(8, 8).detach()) for _ in range(3)]
+    offload = OverlappedOffload(CPU, weights)
+    with offload:
+        # Of a product with a transposed weight, the transposed view is saved.
+        sum(x @ w.t() for w in weights).sum().backward()
+    assert offload.moved_bytes == x.nbytes
+    finish(cuda)
+
+
+def test_the_stash_is_bounded_in_both_directions(cuda):
+    weights = [made(8, 8) for _ in range(20)]
+    alive = []
+
+    def count(*_):
+        gc.collect()
+        found = [o for o in gc.get_objects() if type(o) is overlapped_offload._Saved]
+        alive.append(
+            (sum(s.source is not None for s in found), sum(s.back is not None for s in found))
+        )
+
+    x = made(8, 8)
+    with OverlappedOffload(CPU, weights):
+        hidden = x
+        for w in weights:
+            hidden = torch.tanh(hidden @ w)
+            count()
+            hidden.register_hook(count)
+    hidden.sum().backward()
+    assert max(sources for sources, _ in alive) == AHEAD
+    assert AHEAD < max(backs for _, backs in alive) <= 2 * AHEAD + 1
+    finish(cuda)
+
+
+def test_what_is_needed_now_is_fetched_before_what_is_needed_next(cuda):
+    weights = [made(n, n + 1) for n in range(4, 14)]
+    with OverlappedOffload(CPU, weights):
+        loss = chain(made(3, 4), weights)
+    loss.backward()
+    fetched = [shape[1] for shape in cuda.log if shape != "out"]
+    assert fetched == sorted(fetched, reverse=True)
+    assert len(fetched) == len(set(fetched) | set()) or len(fetched) > AHEAD
+
+
+def test_changing_a_tensor_that_is_on_its_way_is_refused(cuda):
+    x = made(8, 8)
+    with OverlappedOffload(CPU):
+        hidden = torch.tanh(x)
+        loss = (hidden * hidden).sum()
+        hidden.add_(1)
+    with pytest.raises(RuntimeError, match=r"\(8, 8\).*changed in place"):
+        loss.backward()
+
+
+def test_a_tensor_that_has_left_may_be_changed(cuda):
+    x, w = made(8, 8), made(8, 8)
+    with OverlappedOffload(CPU):
+        hidden = x * 2
+        loss = (hidden * w).sum() + chain(made(8, 8), [made(8, 8) for _ in range(4)])
+        hidden.detach().zero_()
+    expected = 2 * x.detach()
+    loss.backward()
+    assert torch.equal(w.grad, expected)
+    finish(cuda)
+
+
+def test_a_graph_may_be_used_again_and_differentiated_twice(cuda):
+    x, weights = made(4, 4), [made(4, 4) for _ in range(6)]
+    once = torch.autograd.grad(chain(x, weights), x)[0]
+    with OverlappedOffload(CPU, weights):
+        loss = chain(x, weights)
+    first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+    assert torch.equal(first, once)
+    assert torch.equal(torch.autograd.grad(loss, x)[0], once)
+
+    def offloaded(x):
+        with OverlappedOffload(CPU):
+            return chain(x, weights)
+
+    assert torch.autograd.gradgradcheck(offloaded, (x,))
+    finish(cuda)
+
+
+def test_a_backward_that_stops_leaves_nothing_written_later(cuda):
+    x, weights = made(4, 4), [made(4, 4) for _ in range(10)]
+    with OverlappedOffload(CPU, weights):
+        loss = chain(x, weights)
+    # Only the last weight's gradient: what was fetched ahead is never used.
+    torch.autograd.grad(loss, weights[-6])
+    del loss
+    finish(cuda)
+
+
+def test_blocks_that_are_recomputed_keep_only_their_inputs(cuda):
+    x, weights = made(4, 4), [made(4, 4) for _ in range(6)]
+    expected = torch.autograd.grad(chain(x, weights), [x, *weights])
+    offload = OverlappedOffload(CPU, weights)
+    with offload:
+        hidden = x
+        for pair in (weights[:2], weights[2:4], weights[4:]):
+            hidden = checkpoint(
+                lambda h, p: torch.tanh(torch.tanh(h @ p[0]) @ p[1]),
+                hidden,
+                pair,
+                use_reentrant=False,
+            )
+        loss = hidden.sum()
+    found = torch.autograd.grad(loss, [x, *weights])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert offload.moved_bytes == 3 * x.nbytes
+    finish(cuda)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda t: t.t(),
+        lambda t: t[:, ::2],
+        lambda t: t[:1].expand(6, -1),
+        lambda t: t.unfold(0, 2, 1),
+        lambda t: t[1:1],
+    ],
+    ids=["transposed", "strided", "expanded", "overlapping", "empty"],
+)
+def test_views_come_back_as_they_were(cuda, seen):
+    base, w = made(6, 6), made(1)
+
+    def loss():
+        return ((seen(base * 1) * w) ** 2).sum() + chain(
+            base, [made(6, 6).detach() for _ in range(3)]
+        )
+
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(loss(), [base, w])
+    torch.manual_seed(1)
+    with OverlappedOffload(CPU, [w]):
+        held = loss()
+    found = torch.autograd.grad(held, [base, w])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    finish(cuda)

@@ -1,0 +1,239 @@
+"""Where each variant of ``offload`` keeps what a step needs, and what formulas say of it.
+
+Free of torch, so that the tables of a recorded experiment can be drawn without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from chopper.analyzers.estimates.memory import Checkpoint, Memory, Offload, Strategy, Training
+from chopper.analyzers.estimates.memory import memory as estimated_memory
+from chopper.architectures import Architecture, named
+from chopper.errors import UsageError
+
+STATES = ("weights", "gradients", "optimizer")
+CATEGORIES = (*STATES, "buffers", "activations")
+LARGEST_SHAPE = "llama3-8b"
+"""Whose layers are counted for the largest model that fits."""
+LARGEST_SEQUENCE = 2048
+_USABLE_RATIO = 0.95
+"""Of a device's nominal memory, as ``chopper estimate memory --device`` counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one variant keeps what a step needs."""
+
+    strategy: Strategy
+    """What is partitioned over the ranks."""
+    on_host: frozenset[str] = frozenset()
+    """Categories in host memory."""
+    checkpoint: bool = False
+    """Blocks run again in backward."""
+    managed: bool = False
+    """All of it in pages that host and device share."""
+    overlapped: bool = False
+    """Activations travel beside computing."""
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed runs it."""
+        return self.strategy.startswith("zero")
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's; fully sharded data parallelism is the third."""
+        return int(self.strategy[-1]) if self.deepspeed else 3 if "fsdp" in self.strategy else 0
+
+    def of(self, category: str) -> Literal["device", "host"]:
+        """Where a category lies."""
+        return "host" if category in self.on_host else "device"
+
+
+_OPTIMIZER = frozenset(("optimizer", "gradients"))
+"""ZeRO-Offload: gradients stream to the host that updates."""
+_EVERYTHING = _OPTIMIZER | {"weights"}
+
+PLACES: dict[str, Place] = {
+    "ddp": Place(strategy="ddp"),
+    "zero1": Place(strategy="zero1"),
+    "zero2": Place(strategy="zero2"),
+    "zero3": Place(strategy="zero3"),
+    "zero1-offload": Place(strategy="zero1", on_host=_OPTIMIZER),
+    "zero2-offload": Place(strategy="zero2", on_host=_OPTIMIZER),
+    "zero3-offload": Place(strategy="zero3", on_host=_OPTIMIZER),
+    "zero3-param-offload": Place(strategy="zero3", on_host=_EVERYTHING),
+    "fsdp1-offload": Place(strategy="fsdp1", on_host=_EVERYTHING),
+    "fsdp2-offload": Place(strategy="fsdp2", on_host=_EVERYTHING),
+    "checkpoint": Place(strategy="ddp", checkpoint=True),
+    "activation-offload": Place(strategy="ddp", on_host=frozenset(("activations",))),
+    "activation-offload-overlap": Place(
+        strategy="ddp", on_host=frozenset(("activations",)), overlapped=True
+    ),
+    "unified": Place(strategy="ddp", managed=True),
+}
+
+
+def states_bytes(place: Place, ranks: int) -> dict[str, float]:
+    """Bytes per weight that each rank keeps, on device or host: ZeRO's formulas (arXiv 1910.02054).
+
+    In float32, K = 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights. With
+    the optimizer on the host a partition of gradients lies there.
+    """
+    k = 12 if place.deepspeed else 8
+    return {
+        "weights": 4 / ranks if place.stage == 3 else 4,
+        "gradients": 4 / ranks if place.stage >= 2 else 4,
+        "optimizer": k / ranks if place.stage >= 1 else k,
+    }
+
+
+def collective_bytes(place: Place, ranks: int) -> float:
+    """Bytes per weight that each rank sends in a step, in float32.
+
+    Reducing gradients and gathering what was updated is one all-reduce: 2 × 4 × (N−1)/N; stage 3 gathers
+    weights for forward and for backward: 3 × 4 × (N−1)/N (ZeRO, section 7).
+    """
+    return (3 if place.stage == 3 else 2) * 4 * (ranks - 1) / ranks
+
+
+def link_bytes(place: Place, ranks: int) -> dict[str, float]:
+    """Bytes of states per weight that cross the link between device and host in a step, float32.
+
+    Gradients go down once. Updated weights come up once, or, where the weights live on the host,
+    each rank's part for every gather: in forward and in backward.
+    """
+    if "optimizer" not in place.on_host:
+        return {"to host": 0.0, "to device": 0.0}
+    part = 4 / ranks
+    return {"to host": part, "to device": 2 * part if "weights" in place.on_host else part}
+
+
+def training(
+    place: Place,
+    architecture: Architecture,
+    *,
+    ranks: int,
+    batch: int,
+    sequence: int,
+    precision: Literal["fp32", "mixed"],
+    kernels: Literal["gpu", "cpu"],
+) -> Training:
+    """The variant as ``chopper estimate memory`` knows it; one rank partitions nothing."""
+    offload: list[Offload] = []
+    if "weights" in place.on_host:
+        offload.append("parameters")
+    elif "optimizer" in place.on_host:
+        offload.append("optimizer")
+    if "activations" in place.on_host:
+        offload.append("activations")
+    checkpoint: Checkpoint = "full" if place.checkpoint else "none"
+    alone = ranks == 1 and place.strategy == "ddp"
+    return Training(
+        architecture=architecture,
+        batch_count=batch,
+        sequence_count=sequence,
+        strategy="single" if alone else place.strategy,
+        ranks_count=ranks,
+        checkpoint=checkpoint,
+        precision=precision,
+        offload=tuple(offload),
+        loss="native" if precision == "fp32" else "fp32",
+        kernels=kernels,
+        fragmentation_ratio=0.0 if precision == "fp32" else 0.15,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """The most layers of `LARGEST_SHAPE` whose training fits a device."""
+
+    parameters_count: int
+    host_bytes: int
+    """Of all ranks, at that size."""
+
+
+def capacity_bytes(text: str) -> tuple[str, int]:
+    """A device's label and what a process can have of it, from its name or a size like ``24GB``.
+
+    Raises:
+        UsageError: neither.
+    """
+    from chopper.devices import named as device_named
+    from chopper.quantities import size_bytes
+
+    if text[:1].isdigit():
+        return text, size_bytes(text, "fits")
+    device = device_named(text)
+    if device.memory_bytes.value is None:
+        raise UsageError(f"--fits {text}: memory of {device.label} is not known; name a size: 24GB")
+    return device.label, int(device.memory_bytes.value * _USABLE_RATIO)
+
+
+def largest(place: Place, capacity: int, ranks: int, *, checkpoint: bool = False) -> Largest | None:
+    """The largest model that fits, as people train it: mixed precision, batch 1; None: not one layer.
+
+    Memory grows by the same for each layer, once layers and not the loss decide the peak.
+    """
+    shape = named(LARGEST_SHAPE)
+    if checkpoint:
+        place = replace(place, checkpoint=True)
+
+    def at(layers: int) -> Memory:
+        return estimated_memory(
+            training(
+                place,
+                msgspec.structs.replace(shape, layers_count=layers),
+                ranks=ranks,
+                batch=1,
+                sequence=LARGEST_SEQUENCE,
+                precision="mixed",
+                kernels="gpu",
+            )
+        )
+
+    few, many = at(64), at(128)
+    per_layer = (many.peak_bytes - few.peak_bytes) / 64
+    layers = 64 + int((capacity - few.peak_bytes) // per_layer) if per_layer > 0 else 1000
+    layers = max(0, min(layers, 1000))
+    while layers and at(layers).peak_bytes > capacity:
+        layers -= 1
+    if not layers:
+        return None
+    found = at(layers)
+    return Largest(parameters_count=found.parameters_count, host_bytes=ranks * found.host_bytes)
+
+
+def deepspeed_bytes(
+    place: Place, weights: int, largest_layer: int, ranks: int
+) -> Mapping[str, int] | None:
+    """DeepSpeed's own estimate for stages 2 and 3, per GPU and host: its functions, 16 bits assumed.
+
+    None for stage 1, which it does not estimate, and for what is not DeepSpeed's.
+    """
+    offload, weights_too = "optimizer" in place.on_host, "weights" in place.on_host
+    if place.strategy == "zero2":
+        from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+        host, device = estimate_zero2_model_states_mem_needs(
+            weights, num_gpus_per_node=ranks, cpu_offload=offload
+        )
+    elif place.strategy == "zero3":
+        from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+
+        host, device, _ = estimate_zero3_model_states_mem_needs(
+            weights,
+            largest_layer,
+            num_gpus_per_node=ranks,
+            cpu_offload=offload,
+            cpu_offload_params=weights_too,
+            zero_init=True,
+        )
+    else:
+        return None
+    return {"device": device, "host": host}
