@@ -27,6 +27,8 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import chopper
 from chopper.collectors.sampler import COMM
 from chopper.run import read_stream
