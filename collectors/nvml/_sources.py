@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -542,8 +543,15 @@ _CLOCK_ID_APPLICATION = 1
 _FIELD_POWER_MAX_LIMIT, _FIELD_POWER_DEFAULT_LIMIT = 188, 189
 
 
-# What the driver buffers: kind of sample, what it is called here, and what one unit of it is.
-_BUFFERS = ((0, "power_w", 1e-3), (5, "sm_clock_hz", 1e6), (6, "memory_clock_hz", 1e6))
+# What the driver buffers: kind of sample, what it is called here, what one unit of it is, and what no
+# device reaches.
+_BUFFERS = (
+    (0, "power_w", 1e-3, 1e4),
+    (5, "sm_clock_hz", 1e6, 2e10),
+    (6, "memory_clock_hz", 1e6, 2e10),
+)
+_STRAY_US = 86_400_000_000
+"""A time further from now than a day is none."""
 
 
 class BufferedSource(_Source):
@@ -566,20 +574,22 @@ class BufferedSource(_Source):
 
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
         return [
-            _Sensor(quantity, device, lambda kind=kind, unit=unit: self._opened(device, kind, unit))  # type: ignore[misc]
-            for kind, quantity, unit in _BUFFERS
+            _Sensor(quantity, device, partial(self._opened, device, kind, unit, most))
+            for kind, quantity, unit, most in _BUFFERS
         ]
 
     def _opened(
-        self, device: nvml.NvmlDevice, kind: int, unit: float
+        self, device: nvml.NvmlDevice, kind: int, unit: float, most: float
     ) -> Callable[[], list[tuple[int, float]]]:
-        before = self._since(device, kind, unit)
+        before = self._since(device, kind, unit, most)
         distances = sorted(b[0] - a[0] for a, b in pairwise(before))
         if kind == 0 and distances and distances[len(distances) // 2] >= self._period_us:
             raise TooCoarse(distances[len(distances) // 2])
-        return lambda: self._since(device, kind, unit)
+        return lambda: self._since(device, kind, unit, most)
 
-    def _since(self, device: nvml.NvmlDevice, kind: int, unit: float) -> list[tuple[int, float]]:
+    def _since(
+        self, device: nvml.NvmlDevice, kind: int, unit: float, most: float
+    ) -> list[tuple[int, float]]:
         """(time in µs, value) of what is new since the last call."""
         key = (device.index, kind)
         seen_us = self._seen_us.get(key, 0)
@@ -590,9 +600,11 @@ class BufferedSource(_Source):
                 return []
             raise
         found = []
+        now_us = time.time_ns() // 1000
         for sample in samples:
             value = nvml.scaled(nvml.decoded(value_type, sample.sampleValue), unit)
-            if sample.timeStamp > seen_us and value is not None:
+            stray = abs(sample.timeStamp - now_us) > _STRAY_US
+            if sample.timeStamp > seen_us and not stray and value is not None and 0 < value <= most:
                 found.append((int(sample.timeStamp), value))
         found.sort()
         if found:

@@ -806,10 +806,12 @@ def test_what_the_driver_buffers_is_taken_where_it_is_finer(play: Player) -> Non
 
 def test_buffered_samples_have_the_drivers_own_times(play: Player) -> None:
     found = play(
-        ONE + "sample 0 5 1980 0\nsample 0 5 1200 700\nsample 0 5 1980 750\n",
+        ONE + "sample 0 5 1980 0\nsample 0 5 1200 700\nsample 0 5 1980 750\n"
+        # No clock, one that no device reaches, and one of three days later.
+        "sample 0 5 0 710\nsample 0 5 30000 720\nsample 0 5 1500 259200000\n",
         """
         source = opened(_sources.BufferedSource(), 100)
-        at(1000)
+        at(259200000)
         sink = Sink()
         source.sample(sink, 0)
         (_, first), (_, second) = sink.take_timed()
