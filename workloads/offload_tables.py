@@ -198,7 +198,8 @@ def _costs(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         note="Steps and updates were timed without tracing, the parts of a step come from traced "
         "ones. Sent: sizes of the collectives × (N−1)/N, all-reduce twice. To and from the host: "
         "states by formula, activations as counted. Waiting: for other ranks and on synchronization. "
-        "The bound of an update is 28 bytes per weight over triad's bandwidth, measured in this run.",
+        "The bound of an update is 28 bytes per weight over the bandwidth that triad has in this run; less "
+        "than 1× means states that a cache holds.",
     )
 
 
