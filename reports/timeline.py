@@ -453,26 +453,30 @@ class _Packer:
         lane, window = self.lane, self.window
         if lane is None:
             return
-        names = list(lane.names)
-        kind_of: dict[tuple[int, int], int] = {}
         here = np.flatnonzero((lane.end_ns > window.start_ns) & (lane.start_ns < window.end_ns))
         if len(here) > keep:
             length = (lane.end_ns - lane.start_ns)[here]
             here = np.sort(here[np.argpartition(length, len(here) - keep)[len(here) - keep :]])
-        pairs = zip(lane.name[here].tolist(), lane.cause[here].tolist(), strict=True)
-        kinds = [
-            kind_of.setdefault(
-                pair, self.kinds.one(names[pair[0]], "path", cause=lane.causes[pair[1]])
+        none = np.zeros(len(here), np.int64), np.array([-1])
+        kinds = self.kinds.many(
+            (
+                self._numbered(lane.name[here], lane.names),
+                none,
+                none,
+                none,
+                self._numbered(lane.cause[here], lane.causes),
+                none,
+                (none[0], np.array([self.kinds.names("path")])),
             )
-            for pair in pairs
-        ]
+        )
         away = np.flatnonzero(
             (lane.away_end_ns > window.start_ns) & (lane.away_start_ns < window.end_ns)
         )
-        elsewhere = [self.kinds.one(f"on rank {r}", "path") for r in lane.away_rank[away].tolist()]
+        ranks, which = np.unique(lane.away_rank[away], return_inverse=True)
+        elsewhere = [self.kinds.one(f"on rank {rank}", "path") for rank in ranks.tolist()]
         start = np.concatenate([lane.start_ns[here], lane.away_start_ns[away]])
         end = np.concatenate([lane.end_ns[here], lane.away_end_ns[away]])
-        kind = np.array([*kinds, *elsewhere], dtype=np.int64)
+        kind = np.concatenate([kinds, np.array(elsewhere, dtype=np.int64)[which]])
         order = np.argsort(start, kind="stable")
         self._add(
             {"group": "Critical path", "type": "path", "depth": 0},
@@ -481,6 +485,11 @@ class _Packer:
             kind[order],
             path=np.concatenate([np.ones(len(here)), np.zeros(len(away))])[order],
         )
+
+    def _numbered(self, codes: np.ndarray, values: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Codes into values that may be many, as codes into the numbers of those that occur."""
+        used, code = np.unique(codes, return_inverse=True)
+        return code, np.array([self.kinds.names(values[i]) for i in used.tolist()], dtype=np.int64)
 
     def _marked(self, count: int, rows: Callable[[Lane], np.ndarray]) -> np.ndarray:
         """Mask of what lies on the critical path, of so many events or spans."""
