@@ -655,13 +655,15 @@ class _Worker:
         torch = self.torch
         dist = torch.distributed
         n = self.job.world_size
+        # Renamed in torch 2.13, where the old name warns.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         for size_bytes in self.job.plan.link_bytes:
             count = size_bytes // 4 // n * n
             whole = torch.ones(count, device=self.device)
             part = torch.ones(count // n, device=self.device)
             work: list[tuple[str, float, Callable[[], object]]] = [
                 ("all_reduce", 2 * (n - 1) / n, partial(dist.all_reduce, whole)),
-                ("all_gather", (n - 1) / n, partial(dist.all_gather_into_tensor, whole, part)),
+                ("all_gather", (n - 1) / n, partial(gather, whole, part)),
             ]
             for name, factor, call in work:
                 times_s = self._time_together_s(call, self.job.plan.link_s)

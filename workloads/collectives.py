@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import chopper
 from chopper.workloads import options, sweep
-from chopper.workloads.machine import BACKEND, Needs, wait
+from chopper.workloads.machine import BACKEND, Needs, gather_into, scatter_sum, wait
 from chopper.workloads.progress import Progress
 from chopper.workloads.ranks import joined
 
@@ -119,8 +119,8 @@ def collective(
     other = torch.empty_like(whole)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_gather": lambda: gather_into(whole, part),
+        "reduce_scatter": lambda: scatter_sum(part, whole),
         "all_to_all": lambda: dist.all_to_all_single(other, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
     }

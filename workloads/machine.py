@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 BACKEND = {"cpu": "gloo", "cuda": "nccl"}
 """Communication library per kind of device. ROCm builds of torch call their GPUs ``cuda`` and
 RCCL ``nccl``."""
+
+
+# Of one tensor with the parts of all ranks in it. Renamed in torch 2.13, where the old names warn.
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from torch import Tensor
 
 import chopper
 from chopper.workloads import link, options
-from chopper.workloads.machine import Needs, wait
+from chopper.workloads.machine import Needs, gather_into, scatter_sum, wait
 from chopper.workloads.processes import rank_of, run_ranks
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -268,7 +268,7 @@ class GatherMatmul(Exchange):
 
     def library(self) -> Tensor:
         """The collective, and the whole product."""
-        dist.all_gather_into_tensor(self.x, self.shard)
+        gather_into(self.x, self.shard)
         return torch.mm(self.x, self.w, out=self.y)
 
     def sequential(self) -> Tensor:
@@ -350,7 +350,7 @@ class MatmulScatter(Exchange):
     def library(self) -> Tensor:
         """The collective, and the whole product."""
         torch.mm(self.x, self.w, out=self.partial)
-        dist.reduce_scatter_tensor(self.y, self.partial)
+        scatter_sum(self.y, self.partial)
         return self.y
 
     def sequential(self) -> Tensor:
