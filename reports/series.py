@@ -101,6 +101,7 @@ _DEVICE_RATES = (
     ("link_rx_bytes", "NVLink, XGMI", " received"),
     ("pcie_tx_bytes", "PCIe", " sent"),
     ("pcie_rx_bytes", "PCIe", " received"),
+    ("pcie_bytes", "PCIe", " both ways"),
 )
 
 
