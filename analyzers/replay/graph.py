@@ -150,6 +150,12 @@ class Graph:
         """Moment that each edge leads to."""
         return np.repeat(np.arange(len(self.time_ns)), np.diff(self.first))
 
+    def edges_into(self, moments: np.ndarray) -> np.ndarray:
+        """Edges that enter some moments."""
+        count = self.first[moments + 1] - self.first[moments]
+        before = np.repeat(self.first[moments] - np.cumsum(count) + count, count)
+        return before + np.arange(len(before))
+
 
 class _Edges:
     """Edges while they are gathered."""

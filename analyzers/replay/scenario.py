@@ -10,7 +10,7 @@ import numpy as np
 
 from chopper.analyzers.links import COMMUNICATION
 from chopper.analyzers.replay import graph as g
-from chopper.analyzers.replay.program import CALL
+from chopper.analyzers.replay.program import CALL, STEP
 from chopper.analyzers.replay.solve import ABSENT, solve
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class Scenario:
         self.run_scale[place] = factor if known is None else known * factor
 
     def without_events(self, place: int, events: np.ndarray) -> None:
-        """Events (a mask) do not happen."""
+        """Events (a mask) do not happen; those before the first step do."""
+        events = events & ~self.outside(place)
         known = self.gone.get(place)
         self.gone[place] = events if known is None else known | events
 
@@ -146,27 +147,27 @@ class Scenario:
         """Mask of the host parts of a rank that take no time."""
         parts = self.ranks[place].program.parts
         found = self.removed.get(place, np.zeros(len(parts.owner), dtype=bool))
-        return found | (parts.cause == CALL) if self.calls else found
+        if self.calls:
+            found = found | (parts.cause == CALL)
+        return found & (parts.owner >= self._first_step(place))
 
     def durations(self, place: int) -> np.ndarray:
         """How long each event of a rank runs: of coupled ones, after the last arrival."""
         node = self.ranks[place]
         events = node.joined.links.events
-        run = np.where(node.coupled, node.transfer_ns, events.dur_ns)
+        run = observed = np.where(node.coupled, node.transfer_ns, events.dur_ns)
         if place in self.run_ns:
             run = np.where(self.run_ns[place] >= 0, self.run_ns[place], run)
         if place in self.run_scale:
             run = np.rint(run * self.run_scale[place]).astype(np.int64)
         if place in self.gone:
             run = np.where(self.gone[place], 0, run)
-        return run
+        return np.where(self.outside(place), observed, run)
 
     def solve(self) -> Outcome:
         """When everything comes."""
         base, graph = self.base, self.base.graph
-        weight, lag = graph.weight_ns.copy(), graph.lag_ns
-        if self.latency or self.dependency or self.gone:
-            lag = lag.copy()
+        weight, lag = graph.weight_ns.copy(), graph.lag_ns.copy()
         for place, node in enumerate(self.ranks):
             self._host(place, node, weight)
             if place in self.run_scale or place in self.run_ns or place in self.gone:
@@ -182,24 +183,42 @@ class Scenario:
                 weight[edges[apart]] = ABSENT
         if self.synchronization:
             weight[base.edges(g.SYNCHRONIZE)] = ABSENT
-        if self.calls or self.latency:
-            lag = lag if lag is not graph.lag_ns else lag.copy()
-            self._keep_first(weight, lag)
+        self._keep_before(weight, lag)
         time, decided = solve(graph, weight, lag)
         return Outcome(self, time, decided, weight, lag)
 
-    def _keep_first(self, weight: np.ndarray, lag: np.ndarray) -> None:
-        """Where a window begins with a device event, what launching that took lies before it."""
+    def _keep_before(self, weight: np.ndarray, lag: np.ndarray) -> None:
+        """What lies before the first window stays as it was, and so does where that begins.
+
+        Where it begins with a device event, what launching that took lies before it.
+        """
         graph = self.base.graph
         for place, node in enumerate(self.ranks):
+            moments = self._before(place)
             observed = node.joined.windows
             kept = ~self.gone.get(place, np.zeros(len(node.start), dtype=bool))
-            if not len(observed) or observed.numbers[0] >= 0 or not kept.any():
-                continue
-            moment = node.start[kept].min()
-            entering = slice(graph.first[moment], graph.first[moment + 1])
+            if len(observed) and observed.numbers[0] < 0 and kept.any():
+                moments = np.append(moments, node.start[kept].min())
+            entering = graph.edges_into(moments)
             weight[entering] = graph.weight_ns[entering]
-            lag[moment] = graph.lag_ns[moment]
+            lag[moments] = graph.lag_ns[moments]
+
+    def _before(self, place: int) -> np.ndarray:
+        """Moments of a rank before its first step; none where there are no steps."""
+        node = self.ranks[place]
+        outside = self.outside(place)
+        host = node.moment[: self._first_step(place)]
+        return np.concatenate([host, node.start[outside], node.end[outside]])
+
+    def _first_step(self, place: int) -> int:
+        """Moments of the program of a rank before its first step."""
+        steps = np.flatnonzero(self.ranks[place].program.kind == STEP)
+        return int(steps[0]) if len(steps) else 0
+
+    def outside(self, place: int) -> np.ndarray:
+        """Mask of the device events before the first step."""
+        links = self.ranks[place].joined.links
+        return (links.step < 0) & bool(len(links.steps_start_ns))
 
     def _host(self, place: int, node: RankNodes, weight: np.ndarray) -> None:
         base, graph = self.base, self.base.graph

@@ -286,3 +286,26 @@ def test_what_a_slow_launch_explains_is_no_dependency() -> None:
         )
     )
     assert not len(found.edges(EVENT))
+
+
+def test_what_lies_before_the_first_step_stays() -> None:
+    # The first window begins when what was launched before the step is done: at 520, whatever
+    # becomes faster after that; 100 of the step's own kernel become 50.
+    found = base(
+        tables(
+            [
+                make.span(0, 1000, "loop", "python"),
+                call(0, 10, 1),
+                call(510, 515, 2),
+            ],
+            [
+                make.kernel(20, 520, correlation_id=1),
+                make.kernel(520, 620, correlation_id=2),
+            ],
+            make.steps((500, 1000)),
+        )
+    )
+    scenario = Scenario(found)
+    scenario.scale(0, np.array([0.5, 0.5]))
+    scenario.without_host(0, np.ones(len(found.graph.ranks[0].program.parts.owner), dtype=bool))
+    assert scenario.solve().windows(0).tolist() == [520, 570]
