@@ -10,7 +10,8 @@ from pathlib import Path
 
 from chopper import manifest as m
 from chopper.errors import CaptureError, OutputError, RunFormatError
-from chopper.run import MANIFEST, is_run, rank_dir_name, recorded_by, restart_count
+from chopper.outputs import recorded_by
+from chopper.run import MANIFEST, is_run, rank_dir_name, restart_count
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
 """The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""

@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9
+
+
+def some(values: Sequence[object]) -> str:
+    """The first eight of them, and whether there are more."""
+    return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
 
 
 def _three(value: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, OutputError
-from chopper.run import run_around
+from chopper.outputs import run_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -51,6 +51,11 @@ class OutputError(ChopperError):
     """A result cannot be written where it was asked for."""
 
 
+def reason_of(exc: OSError) -> str:
+    """Reason of a failed system call; those that Python raises itself have no ``strerror``."""
+    return exc.strerror or str(exc) or type(exc).__name__
+
+
 def printable(text: str) -> str:
     """A text that cannot steer a terminal: control characters are shown as ``\\x1b``, ``\\n``.
 

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 from chopper import experiment as ex
 from chopper import manifest as m
 from chopper.errors import InputError, OutputError
+from chopper.outputs import check_output, new_output
 from chopper.reports import experiment as report
-from chopper.run import RunWriter, StreamWriter, check_output, finalize, new_output
+from chopper.run import RunWriter, StreamWriter, finalize
 from chopper.tables import TABLES
 from tests.kineto_writer import small_trace
 

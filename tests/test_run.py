@@ -16,15 +16,13 @@ import pytest
 from chopper._claim import claim
 from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.manifest import RankManifest, RunManifest, encode
+from chopper.outputs import check_output, new_output, prepare_output
 from chopper.run import (
     Run,
     RunWriter,
     StreamWriter,
-    check_output,
     finalize,
     is_run,
-    new_output,
-    prepare_output,
     rank_dir_name,
     read_stream,
     write_atomic,

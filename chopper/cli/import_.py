@@ -103,7 +103,7 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
         InputError: a trace cannot be read.
         OutputError: the run cannot be written; nothing of it is left.
     """
-    from chopper.run import check_output, prepare_output, recover
+    from chopper.outputs import check_output, prepare_output, recover
 
     for line in recover(target):
         click.echo(f"chopper: {line}", err=True)

@@ -94,8 +94,8 @@ def command(
     from chopper import _session
     from chopper._claim import choose_output
     from chopper._launch import find_command, launch
+    from chopper.outputs import new_output
     from chopper.prometheus import parse_address
-    from chopper.run import new_output
 
     if not command_line:
         raise click.UsageError("no command given; say: chopper record -- python train.py")

@@ -103,7 +103,7 @@ def command(
     """
     from chopper._workloads import find, prepare
     from chopper.errors import UsageError
-    from chopper.run import new_output
+    from chopper.outputs import new_output
 
     if compare and not find(workload).variants:
         raise UsageError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chopper._format import some
 from chopper.errors import InputError
-from chopper.ingest.ranks import rank_in, some
+from chopper.ingest.ranks import rank_in
 from chopper.manifest import Finding
 from chopper.run import Run, StreamWriter
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chopper._format import some
 from chopper.errors import InputError
 from chopper.manifest import Finding, RankManifest
 from chopper.run import MOST_RANKS
@@ -221,8 +222,3 @@ def _missing_ranks(missing: list[int], world: int) -> Finding:
         message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for them cannot "
         "be told from transfer",
     )
-
-
-def some(values: Sequence[object]) -> str:
-    """The first of them, for a message."""
-    return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
