@@ -82,8 +82,10 @@ def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
 
     by_table: dict[str, list[pa.Table]] = {}
     findings: list[Finding] = []
+    told: dict[tuple[int, str], list[tuple[int, int, Path]]] = {}
     for file in files:
         log = _read(file, zone)
+        _told_once(told, file, log)
         findings += _findings(file, log, zoned=zone is not None)
         findings += _in_time(run, file, log, zoned=zone is not None)
         for name, table in log.tables.items():
@@ -101,6 +103,38 @@ def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
     run.manifest.findings += findings
 
 
+def _told_once(
+    told: dict[tuple[int, str], list[tuple[int, int, Path]]], file: Path, log: TelemetryLog
+) -> None:
+    """Note what a log tells of which device, and when.
+
+    Raises:
+        InputError: another log tells the same of a device of this number at the same time.
+    """
+    import pyarrow.compute as pc
+
+    for name, table in log.tables.items():
+        if name == "energy_window":  # spans may lie in one another
+            continue
+        told_of = [c for c in table.column_names if c not in _NAMES_A_ROW]
+        for device in pc.unique(table["device_id"]).to_pylist():
+            own = table.filter(pc.equal(table["device_id"], device))
+            span = pc.min_max(own["time_ns"]).as_py()
+            for column in told_of:
+                if own[column].null_count == own.num_rows:
+                    continue
+                spans = told.setdefault((device, f"{name}.{column}"), [])
+                for first, last, other in spans:
+                    if first <= span["max"] and span["min"] <= last:
+                        raise InputError(
+                            f"{file}: tells {column} of device {device} at the same time as "
+                            f"{other.name}: logs of two hosts? Import each with the traces of its "
+                            "own host (chopper import … -o), one run each"
+                        )
+                spans.append((span["min"], span["max"], file))
+
+
+_NAMES_A_ROW = frozenset(("time_ns", "span_ns", "device_id", "device_uuid"))
 _SINCE_1970_NS = 10**17
 """Later than 1973: what counts from the start of a host never gets there."""
 

@@ -80,6 +80,18 @@ def test_each_rank_takes_its_own_device(tmp_path: Path) -> None:
     assert set(run.table(1, "device_clock")["sm_clock_hz"].to_pylist()) == {1_201_000_000}
 
 
+def test_logs_of_two_hosts_are_not_mixed(tmp_path: Path) -> None:
+    """Both call a device 0: nobody can tell which of them a rank computed on."""
+    kernels = trace(tmp_path / "trace.json")
+    here = log(tmp_path / "here.csv", BASE_NS - 20 * MS)
+    there = log(tmp_path / "there.csv", BASE_NS - 20 * MS)
+    with pytest.raises(InputError, match=r"there.csv: tells sm_clock_hz of device 0 at the same"):
+        chopper.load([kernels, here, there])
+    # A log that goes on where another ended is one with it.
+    later = log(tmp_path / "later.csv", BASE_NS + 3_600 * 10**9)
+    assert chopper.load([kernels, here, later]).table(0, "device_clock").num_rows == 100
+
+
 def test_what_is_imported_keeps_its_clocks(tmp_path: Path) -> None:
     kernels = trace(tmp_path / "trace.json")
     clocks = log(tmp_path / "smi.csv", BASE_NS - 20 * MS)
