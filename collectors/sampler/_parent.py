@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -22,6 +23,10 @@ _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from chopper.collectors.sampler._child import main; sys.exit(main())"
 )
+
+
+_KILL_S = 2.0
+"""How long what was killed may take to end."""
 
 
 class SamplerProcess:
@@ -112,8 +117,9 @@ class SamplerProcess:
     def stop(self, *, timeout_s: float = 5.0) -> SamplerStatus | None:
         """End the process, by force when it does not answer, and return its last status.
 
-        None when it left none, or was stopped before. In a process forked from the one that started it this does nothing:
-        the sampler is not theirs.
+        One that is inside the kernel, in a driver that hangs, outlives also that: it is left, and ends
+        when the driver lets it. None when there is no status, or it was stopped before. In a process
+        forked from the one that started it this does nothing: the sampler is not theirs.
         """
         if self._process is None or self._stopped or os.getpid() != self._config.parent_pid:
             return None
@@ -121,21 +127,21 @@ class SamplerProcess:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        died = process.poll() is not None
-        forced = False
-        if not died:
-            try:
-                # Words, not just the end of the file: a forked data loader worker may hold a copy
-                # of this end of the pipe.
+        forced = left = False
+        if process.poll() is None:
+            # Words, not just the end of the file: a forked data loader worker may hold a copy of this
+            # end of the pipe. It may have died just now.
+            with contextlib.suppress(OSError):
                 process.stdin.write(b"stop\n")
-            except OSError:
-                died = True
             try:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
                 forced = True
+                try:
+                    process.wait(_KILL_S)
+                except subprocess.TimeoutExpired:
+                    left = True
         process.stdin.close()
         process.stdout.close()
         status = self.status()
@@ -143,6 +149,7 @@ class SamplerProcess:
             status.state = "failed"
             status.error = (
                 f"the sampler did not stop within {timeout_s:g} s and was killed"
+                + ("; it hangs in the kernel and was left" if left else "")
                 if forced
                 else f"the sampler process died ({self._how_it_ended()})"
             )

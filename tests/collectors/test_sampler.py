@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import select
@@ -410,6 +411,41 @@ def test_it_never_outlives_its_parent(tmp_path: Path, forks: str) -> None:
         parent.wait()
         if parent.stdout is not None:
             parent.stdout.close()
+
+
+class InTheKernel:
+    """A process in a driver that hangs: not even SIGKILL ends it."""
+
+    def __init__(self) -> None:
+        self.stdin, self.stdout = io.BytesIO(), io.BytesIO()
+        self.killed = False
+
+    def poll(self) -> None:
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None:
+            raise AssertionError("would wait for ever")
+        raise subprocess.TimeoutExpired("sampler", timeout)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_sampler_that_cannot_be_killed_holds_up_nobody(
+    started: Callable[..., SamplerProcess],
+) -> None:
+    process = started()
+    until(lambda: process.status() is not None, "its first status")
+    real = process._process
+    assert real is not None
+    process._process = hanging = InTheKernel()  # type: ignore[assignment]
+    status = process.stop(timeout_s=0.01)
+    assert hanging.killed
+    assert status is not None
+    assert status.error is not None
+    assert "it hangs in the kernel and was left" in status.error
+    real.communicate()  # with the end of its pipe it ends, too
 
 
 class HangingSource:
