@@ -18,7 +18,7 @@ from chopper.analyzers.events import group_of, of_run
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from chopper.analyzers.events import Events
     from chopper.attribution import Attribution
@@ -263,7 +263,7 @@ def _quantiles(
     weights: np.ndarray,
     group: np.ndarray,
     count: int,
-    quantiles: object,
+    quantiles: Iterable[float],
 ) -> list[np.ndarray]:
     """Weighted quantiles of each group: the first value at which so much of the weight is reached."""
     order = np.lexsort((values, group))
@@ -275,7 +275,7 @@ def _quantiles(
     before = np.concatenate([[0.0], running])[begin]
     whole = np.concatenate([[0.0], running])[end] - before
     found = []
-    for quantile in quantiles:  # type: ignore[attr-defined]
+    for quantile in quantiles:
         reached = running >= (before + quantile * whole)[of] * (1 - 1e-12)
         first = np.full(count, np.nan)
         hit = np.flatnonzero(reached)[::-1]

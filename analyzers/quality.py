@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.links import Links
     from chopper.analyzers.windows import Windows
+    from chopper.manifest import Severity
 
 _FEW_LAUNCHES_RATIO = 0.2
 """From this share of events without launch on, gaps cannot be explained."""
@@ -52,12 +53,12 @@ def check_rank(
     findings: list[Finding] = []
 
     def add(
-        code: str, severity: str, message: str, count: int | None = None, *withholds: str
+        code: str, severity: Severity, message: str, count: int | None = None, *withholds: str
     ) -> None:
         findings.append(
             Finding(
                 code=code,
-                severity=severity,  # type: ignore[arg-type]
+                severity=severity,
                 message=message,
                 rank=rank,
                 count=count,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "chopper.attribution/1"
 Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
-LEVELS: tuple[str, ...] = get_args(Level)
+LEVELS: tuple[Level, ...] = get_args(Level)
 _BOOTSTRAP_RESAMPLES = 2000
 
 

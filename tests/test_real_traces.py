@@ -46,7 +46,7 @@ def test_causes_sum_to_the_observed_time_at_every_level(traces_dir: Path, name: 
     assert attribution.observed_ns == spans.sum()
     assert sum(leaf.time_ns for leaf in attribution.leaves()) == attribution.observed_ns
     for level in LEVELS:
-        groups = attribution.by(level)  # type: ignore[arg-type]
+        groups = attribution.by(level)
         assert sum(g.time_ns for g in groups) == attribution.observed_ns, level
         assert all(sum(g.causes.values()) == g.time_ns for g in groups), level
     per_window = np.zeros(len(spans), dtype=np.int64)

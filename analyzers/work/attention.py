@@ -41,6 +41,11 @@ def _clipped_sum(first: int, count: int, limit: int) -> int:
     return ramp * first + (low + high - 1) * ramp // 2 + (count - high) * limit
 
 
+def _counted(size: int | None) -> int | None:
+    """A size of a window; negative ones mean that there is no bound."""
+    return None if size is None or size < 0 else size
+
+
 @dataclass(frozen=True, slots=True)
 class _Sequences:
     """`count` sequences, each of `queries` queries and `keys` keys."""
@@ -128,8 +133,8 @@ class Attention:
                 positions = (after, after + 1)
         if positions is None:
             return None, None
-        sizes = [record.integer(i) for i in positions]
-        return tuple(None if size is None or size < 0 else size for size in sizes)  # type: ignore[return-value]
+        left, right = (_counted(record.integer(i)) for i in positions)
+        return left, right
 
     def _heads(self, query: Shape, key: Shape, value: Shape) -> tuple[int, tuple[int, int]]:
         """Query heads, and the head sizes of query and value; raises when they do not fit."""

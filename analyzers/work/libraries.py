@@ -12,7 +12,15 @@ from dataclasses import replace
 from math import prod
 
 from chopper.analyzers.work.attention import Attention, unrecorded
-from chopper.analyzers.work.record import Record, Shape, Unknown, Work, documented, with_bytes
+from chopper.analyzers.work.record import (
+    Direction,
+    Record,
+    Shape,
+    Unknown,
+    Work,
+    documented,
+    with_bytes,
+)
 from chopper.analyzers.work.vector import Like, Model, vector_work
 
 # ---- memory-bound -----------------------------------------------------------------------------
@@ -160,13 +168,13 @@ def _function_mlp(passes: int) -> Model:
         if first[-1] != x[-1] or last[0] != x[-1]:
             raise Unknown(f"weights {list(first)} and {list(last)} do not fit {list(x)}")
         flop = 2 * prod(x[:-1]) * (prod(first) + prod(last)) * passes
-        direction = "backward" if passes > 1 else "forward"
+        direction: Direction = "backward" if passes > 1 else "forward"
         return Work(
             "gemm",
             flop,
             flop,
             dtype=record.dtype(i),
-            direction=direction,  # type: ignore[arg-type]
+            direction=direction,
             reason="bytes: what is kept between the two products was not recorded",
         )
 

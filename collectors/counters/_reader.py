@@ -129,13 +129,13 @@ def _read(name: str, file: Iterable[str], columns: dict[str, list[object]], odd:
             f"{name}: not a table of counters: found no heading with Kernel_Name and "
             "Counter_Value (rocprofv3 --output-format csv), or Kernel Name and metrics (ncu --csv)"
         )
-    rows = csv.reader(lines)
+    rows: Iterator[list[str]] = csv.reader(lines)
     units: list[str] = []
     if layout.units_below:
         first = next(rows, [])
         units = first if len(first) == width and not first[layout.kernel].strip() else []
         if first and not units:
-            rows = chain([first], rows)  # type: ignore[assignment]
+            rows = chain([first], rows)
     taken = _Taken(name, layout, units, columns)
     bad = sum(not taken.row(row) for row in rows if row)
     if bad:

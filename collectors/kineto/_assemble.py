@@ -15,7 +15,7 @@ from chopper.collectors.kineto._processes import Part, main_and_others, parts_of
 from chopper.collectors.kineto._reader import FileReader
 from chopper.collectors.parsed import ParsedTrace, numbers, sorted_table
 from chopper.errors import InputError
-from chopper.manifest import Device, Finding
+from chopper.manifest import Device, Finding, Severity
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$")
 
-_COUNT_MESSAGES: dict[str, tuple[str, str]] = {
+_COUNT_MESSAGES: dict[str, tuple[Severity, str]] = {
     "event.without_ts": ("warning", "events without a usable ts were dropped"),
     "event.without_name": ("warning", "events without a name were dropped"),
     "event.without_dur": ("warning", "events without a dur were taken as points in time"),
@@ -115,7 +115,7 @@ def _count_findings(reader: FileReader, source: str) -> list[Finding]:
     findings = [
         Finding(
             code=code,
-            severity=_COUNT_MESSAGES[code][0],  # type: ignore[arg-type]
+            severity=_COUNT_MESSAGES[code][0],
             message=f"{source}: {count} {_COUNT_MESSAGES[code][1]}",
             count=count,
         )

@@ -30,6 +30,12 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean",
 _scanner = json.JSONDecoder(parse_float=Decimal)
 
 
+def _skip(source: str, at: int) -> int:
+    """Where space and commas that begin at a place end."""
+    found = _SPACE.match(source, at)
+    return at if found is None else found.end()
+
+
 def _decode_at(source: str, at: int) -> tuple[Any, int]:
     """The JSON value that begins at ``at``, and where it ends.
 
@@ -80,7 +86,7 @@ def repair(text: bytes) -> Repaired:
     header: dict[str, Any] = {}
     raw_events: list[Any] = []
     documents = 0
-    at = _SPACE.match(source).end()  # type: ignore[union-attr]
+    at = _skip(source, 0)
     is_trace = False
     why = "no JSON in it"
     while at < len(source):
@@ -108,7 +114,7 @@ def repair(text: bytes) -> Repaired:
             raw_events += part_events
             notes.append(message)
             break
-        at = _SPACE.match(source, end).end()  # type: ignore[union-attr]
+        at = _skip(source, end)
         documents += 1
         if isinstance(document, list):
             why = "JSON of another kind: a list without trace events"
@@ -208,7 +214,7 @@ def _scan_open_document(
         start = found.end()
         header = _open_header(source[at : found.start()])
     events: list[Any] = []
-    position = _SPACE.match(source, start).end()  # type: ignore[union-attr]
+    position = _skip(source, start)
     while position < len(source) and source[position] != "]":
         try:
             event, position = _decode_at(source, position)
@@ -225,7 +231,7 @@ def _scan_open_document(
                 ),
             )
         events.append(event)
-        position = _SPACE.match(source, position).end()  # type: ignore[union-attr]
+        position = _skip(source, position)
     if position < len(source):
         _merge(header, _open_header("{" + source[position + 1 :].lstrip().lstrip(",")))
         return (

@@ -206,7 +206,7 @@ def _said(found: Attribution) -> set[str]:
 
 def _closed(found: Attribution) -> None:
     for level in LEVELS:
-        groups = found.by(level)  # type: ignore[arg-type]
+        groups = found.by(level)
         assert sum(g.time_ns for g in groups) == found.observed_ns
 
 

@@ -87,7 +87,7 @@ def test_a_recording_holds_what_the_catalogue_says_and_closes(file: str, traces_
     assert {kind: counts.get(kind) for kind in TRACES[file]} == TRACES[file]
     assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns > 0
     for level in LEVELS:
-        groups = found.by(level)  # type: ignore[arg-type]
+        groups = found.by(level)
         assert sum(g.time_ns for g in groups) == found.observed_ns
     # Nothing in a real recording is repaired or dropped.
     assert not [f.code for f in found.findings if "damaged" in f.code or f.code.endswith("_dur")]

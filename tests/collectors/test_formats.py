@@ -46,7 +46,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, list[P
 def closed(found: Attribution) -> None:
     assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns
     for level in LEVELS:
-        groups = found.by(level)  # type: ignore[arg-type]
+        groups = found.by(level)
         assert sum(g.time_ns for g in groups) == found.observed_ns
 
 

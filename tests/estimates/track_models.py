@@ -229,7 +229,12 @@ def on_several(v: int, mesh: DeviceMesh) -> list[Case]:
         def wrap(module: Any) -> Any:
             return sharded(recompute(module) if recompute else module, mesh, mixed)
 
-        how = {"wrap": wrap, "dtype": torch.float32, "wide_loss": True, "fsdp": True}
+        how: dict[str, Any] = {
+            "wrap": wrap,
+            "dtype": torch.float32,
+            "wide_loss": True,
+            "fsdp": True,
+        }
         called = f"fsdp2 {'mixed' if mixed else 'fp32'} {name} {v}"
         return called, lambda: peak(lambda: llama(v), v, **how)
 

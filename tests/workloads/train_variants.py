@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from chopper.workloads.ranks import joined
 
@@ -24,7 +25,7 @@ def main() -> None:
     with joined("cpu", prog="train_variants") as device:
         for variant in variants:
             name, _, options = variant.partition(":")
-            workload = importlib.import_module(f"chopper.workloads.{name}")
+            workload: Any = importlib.import_module(f"chopper.workloads.{name}")
             workload.joined = lambda asked, prog: contextlib.nullcontext(device)
             output = ["--output", str(directory / variant)]
             sys.argv = [name, *words, *output, *filter(None, options.split(","))]
