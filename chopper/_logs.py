@@ -7,6 +7,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING
 
+from chopper._format import ranges
 from chopper.errors import InputError, UsageError
 from chopper.manifest import CollectorReport, Finding
 from chopper.run import StreamWriter
@@ -90,7 +91,12 @@ def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
         findings += _in_time(run, file, log, zoned=zone is not None)
         for name, table in log.tables.items():
             by_table.setdefault(name, []).append(table)
+    alike = _called_alike(run)
+    if alike:
+        findings.append(_device_unknown(alike, files))
     for part in run.manifest.ranks:
+        if part.rank in alike:
+            continue
         for name, tables in by_table.items():
             table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
             if part.device_id is not None:
@@ -101,6 +107,26 @@ def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
             CollectorReport(name=_NAME, status="obtained", files=tuple(f.name for f in files))
         )
     run.manifest.findings += findings
+
+
+def _called_alike(run: Run) -> list[int]:
+    """Ranks that compute on devices of one number, each as it sees them or on a host of its own."""
+    ordinals = [p.device_id for p in run.manifest.ranks if p.device_id is not None]
+    return [
+        p.rank
+        for p in run.manifest.ranks
+        if p.device_id is not None and ordinals.count(p.device_id) > 1
+    ]
+
+
+def _device_unknown(ranks: list[int], files: Sequence[Path]) -> Finding:
+    return Finding(
+        code="telemetry.device_unknown",
+        severity="warning",
+        message=f"ranks {ranges(ranks)} call their devices alike (each sees its own, or they are on "
+        f"several hosts): which rows of {', '.join(f.name for f in files)} are whose is not recorded, "
+        "and none is joined to them; import a rank with the rows of its device alone",
+    )
 
 
 def _told_once(

@@ -30,9 +30,10 @@ def log(path: Path, start_ns: int, *, devices: int = 1, rows: int = 50, sm: int 
 MS = 1_000_000
 
 
-def trace(path: Path, rank: int = 0, world: int | None = None) -> Path:
+def trace(path: Path, rank: int = 0, world: int | None = None, device: int | None = None) -> Path:
     """Five steps of 20 ms, each with a product of 10 ms that a device at its peak does in 0.9 ms."""
-    made = Trace(rank=rank, world=world, device=rank, pid=4711 + rank, tid=4711 + rank)
+    device = rank if device is None else device
+    made = Trace(rank=rank, world=world, device=device, pid=4711 + rank, tid=4711 + rank)
     side = [2048, 2048]
     for step in range(5):
         at = step * 20 * MS
@@ -78,6 +79,17 @@ def test_each_rank_takes_its_own_device(tmp_path: Path) -> None:
     run = chopper.load([tmp_path])
     assert set(run.table(0, "device_clock")["sm_clock_hz"].to_pylist()) == {1_200_000_000}
     assert set(run.table(1, "device_clock")["sm_clock_hz"].to_pylist()) == {1_201_000_000}
+
+
+def test_ranks_that_call_their_devices_alike_get_no_clock_of_anothers(tmp_path: Path) -> None:
+    """Each rank sees one device and calls it 0; the log calls them 0 and 1."""
+    for rank in range(2):
+        trace(tmp_path / f"rank{rank}.json", rank, 2, device=0)
+    log(tmp_path / "smi.csv", BASE_NS - 20 * MS, devices=2)
+    run = chopper.load([tmp_path])
+    assert [run.table(rank, "device_clock").num_rows for rank in range(2)] == [0, 0]
+    (said,) = [f for f in run.manifest.findings if f.code == "telemetry.device_unknown"]
+    assert said.message.startswith("ranks 0-1 call their devices alike")
 
 
 def test_logs_of_two_hosts_are_not_mixed(tmp_path: Path) -> None:
