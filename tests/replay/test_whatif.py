@@ -19,7 +19,7 @@ from chopper.validation.model.writer import write
 from chopper.validation.replay import Prediction, synthetic_cases, table
 from tests.analyzers import make
 from tests.conftest import find_traces_dir
-from tests.replay.make import run, tables
+from tests.replay.make import call, run, tables
 from tests.test_real_traces import _real
 
 
@@ -165,6 +165,14 @@ def test_device_events_without_launches_cannot_be_replayed() -> None:
         replay_of(attribution)
     back = attribution.recoverable()
     assert all(one.time_ns is None and "launch" in str(one.reason) for one in back.values())
+
+
+def test_graphs_without_their_kernels_cannot_be_replayed() -> None:
+    spans = [call(0, 10, 1)]
+    spans += [call(at, at + 10, 10 + at, "cudaGraphLaunch") for at in (20, 40, 60)]
+    given = tables(spans, [make.kernel(20, 30, correlation_id=1)], make.steps((0, 100)))
+    with pytest.raises(InputError, match="3 of 3 graph launches of rank 0 have no kernels"):
+        replay_of(chopper.attribute(run(given)))
 
 
 def invoke(*arguments: str) -> Result:
