@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.factors import Factors
+    from chopper.analyzers.replay.path import Lane
     from chopper.analyzers.work.of_events import EventWork
     from chopper.checks import Withheld
     from chopper.manifest import Finding
@@ -190,6 +191,16 @@ class Attribution:
         from chopper.replaying import recoverable
 
         return recoverable(self)
+
+    def critical_lanes(self) -> dict[int, Lane]:
+        """Rank → where the critical path lies on it, as far as it does.
+
+        Raises:
+            InputError: the run cannot be replayed.
+        """
+        from chopper.replaying import lanes_of
+
+        return lanes_of(self)
 
     def by(self, level: Level) -> list[Group]:
         """The same nanoseconds grouped by a level.

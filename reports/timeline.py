@@ -172,10 +172,9 @@ def build(
 def _paths(attribution: Attribution) -> tuple[dict[int, Lane], list[str]]:
     """Rank → what of the critical path lies on it; where there is none, a note why."""
     from chopper.errors import InputError
-    from chopper.replaying import lanes_of
 
     try:
-        return lanes_of(attribution), []
+        return attribution.critical_lanes(), []
     except InputError as exc:
         return {}, [f"The critical path is not marked: {str(exc).rpartition('replayed: ')[2]}."]
 
