@@ -555,12 +555,18 @@ employ(Loop *loop, int64_t deadline_ns)
 }
 
 static PyObject *
-loop_start(Loop *self, PyObject *none)
+loop_start(Loop *self, PyObject *args)
 {
-    (void)none;
+    long long first_ns;
+    if (!PyArg_ParseTuple(args, "L", &first_ns))
+        return NULL;
+    int64_t now = now_ns(CLOCK_MONOTONIC);
+    if (first_ns < now - LONGEST_WAIT_NS || first_ns > now + LONGEST_WAIT_NS) {
+        PyErr_SetString(PyExc_ValueError, "the first deadline is within an hour of now");
+        return NULL;
+    }
     pthread_mutex_lock(&self->lock);
-    bool refused = self->worker_count || self->stopping ||
-                   employ(self, now_ns(CLOCK_MONOTONIC)) == NULL;
+    bool refused = self->worker_count || self->stopping || employ(self, first_ns) == NULL;
     pthread_mutex_unlock(&self->lock);
     if (refused) {
         PyErr_SetString(PyExc_RuntimeError, "no thread can be started");
@@ -1096,7 +1102,7 @@ loop_dealloc(Loop *self)
 }
 
 static PyMethodDef loop_methods[] = {
-    {"start", (PyCFunction)loop_start, METH_NOARGS, NULL},
+    {"start", (PyCFunction)loop_start, METH_VARARGS, NULL},
     {"relieve", (PyCFunction)loop_relieve, METH_VARARGS, NULL},
     {"set_period", (PyCFunction)loop_set_period, METH_VARARGS, NULL},
     {"take", (PyCFunction)loop_take, METH_NOARGS, NULL},

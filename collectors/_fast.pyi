@@ -41,8 +41,8 @@ class Loop:
             ValueError: something of it does not fit together.
         """
 
-    def start(self) -> None:
-        """Start the thread; the first deadline is now."""
+    def start(self, first_ns: int, /) -> None:
+        """Start the thread; ``first_ns`` is the first deadline, of CLOCK_MONOTONIC."""
 
     def relieve(self, limit_ns: int, /) -> list[tuple[int, int]]:
         """Give the devices behind a call that blocks to a new thread.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FAST_HZ = 100.0
 _MEDIUM_HZ = 10.0
-_GPM_HZ = 9.5
+_GPM_HZ = 1 / 0.11
 """GPM wants 100 ms between two snapshots: at 10 Hz a late one would leave the next too little."""
 _SLOW_HZ = 1.0
 _ONCE_HZ = 1 / 86400

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 WATCH_S = 1.0
 """Time between looks for a call that blocks; each costs a wake-up."""
+_LEAD_NS = 2_000_000
+"""From when all threads are ready to their first deadline."""
 _STATUS_FLUSHES = 5
 """The status is written with every fifth flush: replacing a file costs more than the rows."""
 
@@ -97,6 +99,10 @@ class Sampler:
                 self._readers.append(Reader(source, hz, self._start_ns))
             else:
                 self._background.append(BackgroundReader(source, plan(), hz))
+        # All of them count from one moment: what is due together shares a wake-up of the core.
+        first_ns = clock.monotonic_ns() + _LEAD_NS
+        for background in self._background:
+            background.start(first_ns)
 
     def run(self) -> SamplerStatus:
         """Sample until told to stop; what was read is on disk when it returns.

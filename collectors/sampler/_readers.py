@@ -203,7 +203,10 @@ class BackgroundReader:
         self._blocked: dict[str, str] = {}
         self._ever_blocked: set[int] = set()
         self._ticks = 0
-        self._background.start()
+
+    def start(self, first_ns: int) -> None:
+        """Start the thread; its first deadline is told."""
+        self._background.start(first_ns)
 
     def take(self) -> tuple[str, dict[str, Any]] | None:
         """Table and columns of what was read since the last call."""

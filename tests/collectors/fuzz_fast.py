@@ -12,6 +12,7 @@ import ctypes
 import random
 import select
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,13 @@ def run(rng: random.Random, loop: Any) -> int:
     rows = 0
     if rng.random() < 0.05:
         return rows  # never started
-    loop.start()
+    if rng.random() < 0.05:
+        try:
+            loop.start(rng.choice((0, 1 << 62, -(1 << 62))))
+        except ValueError:
+            return rows
+        raise AssertionError("a deadline of another age")
+    loop.start(time.monotonic_ns() + rng.choice((-1_000_000, 0, 1_000_000)))
     while True:
         select.select([], [], [], 0.0005)
         rows += loop.take()[0]

@@ -43,7 +43,7 @@ import select, time
 from chopper.collectors import _plan
 def background(plan, period_ns=3_600_000_000_000):
     started = _plan.Background(plan, period_ns)
-    started.start()
+    started.start(time.monotonic_ns())
     return started
 def until(condition):
     give_up = time.monotonic() + 20
