@@ -90,6 +90,9 @@ class Projection(Estimate, kw_only=True, frozen=True):
     """Exposed transfer goes with the links' rates, copies between host and device with PCIe."""
     recorded_ns: int | None
     projected_ns: int
+    projected_between_ns: tuple[int, int] | None
+    """With what has no model going as memory and as products do: which it is, is not known. Null where all
+    has a model, or no device was given."""
     roofline_ns: int
     """Uncalibrated: all operators at the target's datasheet peak, and nothing else."""
     checked_run: str | None
@@ -108,7 +111,8 @@ ASSUMPTIONS = (
     "a kernel's fixed time is the same on both devices, at most 10 µs",
     "the host is as fast, and idle time stays as recorded; a faster device may uncover more of it",
     "exposed transfer goes with the devices' links, copies between host and device with their PCIe "
-    "generation; a network between nodes stays",
+    "generation; a network between nodes, and communication that one rank's trace cannot separate from "
+    "waiting, stay",
     "clocks are those at which the datasheets' rates hold",
     "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
 )
@@ -490,6 +494,13 @@ def project(
     n = windows_count
     recorded_ns = sum(causes_ns.values()) // n
     projected_ns = round((busy * scale + rest["idle"] + sum(there.values())) / n)
+    between = None
+    if recorded and target and recorded_reach and target_reach and unmodelled > 0:
+        ends = _unmodelled_ratios(recorded, target, recorded_reach, target_reach, target_clock_hz)
+        kept = projected_ns - busy * scale * unmodelled / n
+        if ends is not None:
+            low, high = (round(kept + busy * unmodelled * end / n) for end in ends)
+            between = min(low, projected_ns), max(high, projected_ns)
     roofline_ns = round(sum(c.roofline_ns for c in classes) / n)
     checked_ns = error = roofline_error = None
     if checked is not None and target and target_reach:
@@ -541,6 +552,7 @@ def project(
         projected_communication_ns=round(there["communication"] / n),
         recorded_ns=recorded_ns,
         projected_ns=projected_ns,
+        projected_between_ns=between,
         roofline_ns=roofline_ns,
         checked_run=checked[0] if checked else None,
         checked_ns=checked_ns,
@@ -550,6 +562,20 @@ def project(
         knee_ranks_count=knee,
         knee_cause=cause,
     )
+
+
+def _unmodelled_ratios(
+    recorded: DevicePeaks,
+    target: DevicePeaks,
+    recorded_reach: Reach,
+    target_reach: Reach,
+    target_clock_hz: float | None,
+) -> tuple[float, float] | None:
+    """Time there over time here of what is bound by memory and by products in 16 bits, shorter first."""
+    here = _rates(recorded, "bf16", recorded_reach)
+    there = _rates(target, "bf16", target_reach, target_clock_hz)
+    found = sorted(a / b for a, b in zip(here, there, strict=True) if a and b)
+    return (found[0], found[-1]) if found else None
 
 
 def _carried(
@@ -662,6 +688,7 @@ def project_captured(
         projected_communication_ns=0,
         recorded_ns=None,
         projected_ns=sum(c.projected_ns for c in classes),
+        projected_between_ns=None,
         roofline_ns=sum(c.roofline_ns for c in classes),
         checked_run=None,
         checked_ns=None,

@@ -6,6 +6,9 @@ from chopper import _format as fmt
 from chopper.analyzers.estimates.project import Projection
 from chopper.reports.estimates.page import Grid, Page, Plot, lines_figure, stacked_figure
 
+_TOLD_RATIO = 0.02
+"""Of the time: what has less without a model needs no range."""
+
 
 def page(found: Projection) -> Page:
     """Classes on both devices, the check, and the step at each scale."""
@@ -75,7 +78,14 @@ def page(found: Projection) -> Page:
         )
     if found.unmodelled_ratio:
         of = "time" if found.recorded_ns is not None else "calls"
-        facts.append(f"{fmt.ratio(found.unmodelled_ratio)} of operators' {of} has no model")
+        said = f"{fmt.ratio(found.unmodelled_ratio)} of operators' {of} has no model"
+        if found.projected_between_ns and found.unmodelled_ratio >= _TOLD_RATIO:
+            low, high = map(fmt.duration, found.projected_between_ns)
+            said += (
+                f" and is scaled as the rest: {low} to {high} in total, should it go with memory or with "
+                "products"
+            )
+        facts.append(said)
     if checked:
         facts.append(
             f"against {found.checked_run}: {found.error_ratio:+.1%}; the uncalibrated roofline "

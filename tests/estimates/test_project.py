@@ -67,6 +67,18 @@ def test_work_goes_with_the_rate_that_bounds_it() -> None:
     assert found["unmodelled"] == pytest.approx(500_000 * rest, rel=1e-3)
 
 
+def test_what_has_no_model_gives_a_range() -> None:
+    options = {"run": "r", "causes_ns": {"compute.ideal": 11_500_000}, "windows_count": 1}
+    devices = {"recorded": H100, "target": MI300X, "recorded_reach": WHOLE, "target_reach": WHOLE}
+    found = project(operations=WORK, **options, **devices)
+    assert found.projected_between_ns is not None
+    low, high = found.projected_between_ns
+    secret = 500_000
+    assert high - low == pytest.approx(secret * (989.4 / 1307.4 - 3350 / 5325), rel=0.01)
+    assert low <= found.projected_ns <= high
+    assert project(operations=WORK.slice(0, 2), **options, **devices).projected_between_ns is None
+
+
 def test_a_small_kernel_takes_its_fixed_time_anywhere() -> None:
     work = table(("aten::add", "bf16", 100, 200_000, None, 1e3))
     assert carried(work)["elementwise"] == 200_000
