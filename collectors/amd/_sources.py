@@ -219,7 +219,9 @@ class _Source:
         """The call of the driver that one device's sample makes."""
         for device, metrics in self._metrics:
             if device.lost is None:
-                return {"amdsmi_get_gpu_metrics_info": metrics.read}
+                basis = _power_basis(metrics.now)
+                power = f" (power: {basis})" if basis is not None else ""
+                return {f"amdsmi_get_gpu_metrics_info{power}": metrics.read}
         return {}
 
     def sample(self, sink: Sink, now_ns: int) -> None:

@@ -286,8 +286,14 @@ def test_what_power_is_stands_in_the_limits(
     play: Player, powers: tuple[str, ...], expected: str | None
 ) -> None:
     lines = [ONE, *(play.set(0, name, 500) for name in powers)]
-    (row,) = play(lines, "print(json.dumps(rows(opened(_sources.LimitSource()), 0)))")
+    code = """
+    limits = rows(opened(_sources.LimitSource()), 0)
+    print(json.dumps([limits, list(opened(_sources.ClockSource()).calls())]))
+    """
+    (row,), (call,) = play(lines, code)
     assert row["power_basis"] == expected
+    power = "" if expected is None else f" (power: {expected})"
+    assert call == f"amdsmi_get_gpu_metrics_info{power}"
 
 
 @needs_amdsmi
