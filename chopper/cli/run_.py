@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--help" in args:
+        if not {"--help", "-h"}.isdisjoint(args):
             from chopper._workloads import WORKLOADS
             from chopper.cli.workloads_ import described
 

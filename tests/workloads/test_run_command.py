@@ -59,7 +59,7 @@ def test_each_is_described_with_variants_options_and_time(name):
 
     shown = CliRunner().invoke(run_.command, [name, "--help"]).stdout
     assert shown == CliRunner().invoke(workloads_.command, [name]).stdout
-    assert shown == CliRunner().invoke(run_.command, ["-o", "x", name, "--", "--help"]).stdout
+    assert shown == CliRunner().invoke(run_.command, ["-o", "x", name, "--", "-h"]).stdout
     assert f"about {WORKLOADS[name].seconds} s on two cores" in shown
     for option in options_of(name):
         assert f"--{option.name} " in shown
