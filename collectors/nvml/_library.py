@@ -355,17 +355,27 @@ def power_reader(device: NvmlDevice) -> Reader:
 
     None where the driver says 0: a device that answers draws power.
     """
-    try:
-        fields = Fields(device, [(FIELD_POWER_INSTANT, 0)])
-        if not isinstance(fields.read()[0], ReadingFailed):
-            return Reader(lambda: power_w(fields.read()[0]), fields.call, power_column([(0, 1e-3)]))
-    except ReadingFailed:
-        pass
+    fields = _instant_power(device)
+    if fields is not None:
+        return Reader(lambda: power_w(fields.read()[0]), fields.call, power_column([(0, 1e-3)]))
     usage = function("nvmlDeviceGetPowerUsage")
     return _number_reader(device, usage, c_uint(), 1e-3, nonzero=True, most=_MOST_MW)
 
 
-FIELD_POWER_INSTANT = 186
+def _instant_power(device: NvmlDevice) -> Fields | None:
+    """The field of newer drivers; None where it is refused for good, not where it fails once."""
+    try:
+        fields = Fields(device, [(_FIELD_POWER_INSTANT, 0)])
+        (found,) = fields.read()
+    except ReadingFailed as exc:
+        found = exc
+        if exc.kind != "moment":
+            return None
+    refused = isinstance(found, ReadingFailed) and found.kind == "sensor"
+    return None if refused else fields
+
+
+_FIELD_POWER_INSTANT = 186
 _AVERAGED_SINCE = (8, 1)
 """Compute capability from which the power usage is an average (nvml.h: Ampere other than GA100)."""
 
@@ -376,9 +386,8 @@ def power_basis(device: NvmlDevice) -> str:
     Raises:
         ReadingFailed: power usage it is, and the device does not say which of both that is.
     """
-    with contextlib.suppress(ReadingFailed):
-        if not isinstance(Fields(device, [(FIELD_POWER_INSTANT, 0)]).read()[0], ReadingFailed):
-            return "instant"
+    if _instant_power(device) is not None:
+        return "instant"
     asked("nvmlDeviceGetPowerUsage", device.handle)
     capability = asked("nvmlDeviceGetCudaComputeCapability", device.handle)
     return "average over 1 s" if tuple(capability) >= _AVERAGED_SINCE else "instant"
