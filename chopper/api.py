@@ -5,37 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chopper import _findings
+from chopper._peaks import ceilings_of, device_of, no_peak_remedy, world_size_of
 from chopper.ingest import load as _load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.analyzers.attribute import JoinedRank, RankResult
-    from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.matching import Matched
-    from chopper.analyzers.waves import UnitLimits
     from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
-    from chopper.calibration import Calibration
     from chopper.comparison import Comparison
-    from chopper.devices import DevicePeaks
-    from chopper.manifest import Device, Finding, RankManifest
+    from chopper.manifest import RankManifest
     from chopper.replaying import WhatIf
     from chopper.run import Run
-
-_CLOCK_OFFSET_SAID_NS = 50_000
-"""Smaller differences are how long ranks take to leave a collective, not their clocks."""
-_MATCHED_RATIO = 0.5
-"""Below it, most of the collectives' time says nothing of who waited for whom."""
-_CLOCKS_DISAGREE = (
-    "the ranks' traces share no moment in time as recorded: their clocks disagree, and are set right "
-    "by when the ranks leave their collectives"
-)
-_DROPPED_RATIO = 0.01
-_APART_NS = 5_000_000
-"""Half of a period of the samplers: clocks that are further apart move readings to other kernels."""
-_CORE_WAIT_RATIO = 0.1
-"""From so much on, host causes tell of the machine more than of the program."""
-_SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
 def load(source: str | Path | Sequence[str | Path]) -> Run:
@@ -72,7 +55,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
     from chopper.telemetry import of_rank
 
     joined: list[JoinedRank] = []
-    world_size = _world_size(run)
+    world_size = world_size_of(run)
     ceilings: dict[int, Ceilings] = {}
     for rank in run.ranks:
         part = run.part(rank)
@@ -84,9 +67,9 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
         if events.num_rows and events["device_id"][0].as_py() == HOST_DEVICE_ID:
             # Made of host spans by an attribution before this one.
             tables["device_event"] = TABLES["device_event"].empty()
-        device = _device_of(part)
+        device = device_of(part)
         on_host = tables["device_event"].num_rows == 0
-        ceilings[rank] = _ceilings(run, part, device, on_host=on_host)
+        ceilings[rank] = ceilings_of(run, part, device, on_host=on_host)
         ceiling = ceilings[rank].achievable if on_host else ceilings[rank].theoretical
         joined.append(
             join_rank(
@@ -94,7 +77,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                     rank=rank,
                     **tables,
                     ceiling=ceiling,
-                    no_peak_remedy=_no_peak_remedy(run, part, device),
+                    no_peak_remedy=no_peak_remedy(run, part, device),
                     devices_listed=bool(part.devices),
                     world_size=world_size,
                     process_groups=_process_groups(part, world_size),
@@ -165,7 +148,7 @@ def _attribute(
         result = attribute_rank(j, matched.get(j.given.rank))
         results.append(result)
         part = run.part(result.rank)
-        device = _device_of(part)
+        device = device_of(part)
         run.put(result.rank, "device_event", result.device_event)
         summaries.append(
             RankSummary(
@@ -182,12 +165,12 @@ def _attribute(
     findings = [*run.manifest.findings]
     for result in results:
         findings += [*run.part(result.rank).findings, *result.findings]
-    findings += _clock_findings(offsets_ns)
-    findings += _numbering_findings(matched)
+    findings += _findings.of_clocks(offsets_ns)
+    findings += _findings.of_numbers(matched)
     coverage = _coverage(results)
-    findings = _matching_findings(findings, coverage.get("collectives_matched_ratio"))
-    findings += _sampler_findings(run)
-    findings += _core_findings(run, results)
+    findings = _findings.of_matching(findings, coverage.get("collectives_matched_ratio"))
+    findings += _findings.of_samplers(run)
+    findings += _findings.of_cores(run, results)
 
     def stacked(tables: list[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
@@ -199,7 +182,7 @@ def _attribute(
         gaps=stacked([r.gap for r in results]),
         links={r.rank: r.event_link for r in results},
         ranks=summaries,
-        findings=_gathered(findings),
+        findings=_findings.gathered(findings),
         coverage=coverage,
         bases=_bases(summaries, results),
         work={r.rank: r.work for r in results if r.work is not None},
@@ -325,20 +308,6 @@ def report(
     return output
 
 
-def _device_of(part: RankManifest) -> Device | None:
-    """The device that the rank computes on; when only one kind is listed, that kind."""
-    for device in part.devices:
-        if device.device_id == part.device_id:
-            return device
-    kinds = {(d.name, d.memory_bytes, d.multiprocessor_count) for d in part.devices}
-    return part.devices[0] if len(kinds) == 1 else None
-
-
-def _world_size(run: Run) -> int | None:
-    """Ranks of the run as recorded, None when nothing says."""
-    return max((p.world_size for p in run.manifest.ranks if p.world_size), default=None)
-
-
 def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tuple[int, ...]]:
     """Process groups of a rank by name, as far as their ranks are known."""
     groups: dict[str, tuple[int, ...]] = {}
@@ -350,326 +319,6 @@ def _process_groups(part: RankManifest, world_size: int | None) -> dict[str, tup
         elif size is not None and size == world_size:
             groups[name] = tuple(range(size))
     return groups
-
-
-def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceiling | None:
-    """Datasheet peaks of a device, None when it is not in the table.
-
-    The link counts only where the run is the one node that the part lists, all of it: between
-    nodes another link decides, and some of a node's devices share only some of its links (which
-    holds for groups of ranks, too, where no switch joins the devices).
-    """
-    from chopper.analyzers.compute import Ceiling
-    from chopper.devices import lookup
-
-    if device is None or device.name is None:
-        return None
-    peaks = lookup(
-        device.name,
-        multi_processor_count=device.multiprocessor_count,
-        memory_bytes=device.memory_bytes,
-    )
-    if peaks is None:
-        return None
-    bandwidth = peaks.memory_bandwidth_bytes_per_s.value
-    together = peaks.least_group_count(len(part.devices))
-    whole = (_world_size(run) or len(run.ranks)) == len(part.devices)
-    return Ceiling(
-        flop_per_s=peaks.flop_per_s,
-        memory_bytes_per_s=float(bandwidth) if bandwidth else None,
-        link_bytes_per_s=_link_per_direction(peaks.link_bytes_per_s.value)
-        if whole and together is not None
-        else None,
-        link_group_count=together or 2,
-        source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
-        reference_clock_hz=peaks.clock_hz,
-        units_count=None if peaks.units.value is None else int(peaks.units.value),
-        unit_limits=_unit_limits(peaks),
-        dies_count=None if peaks.dies.value is None else int(peaks.dies.value),
-    )
-
-
-def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
-    """What one unit holds, None when a part of it is not known."""
-    from chopper.analyzers.waves import UnitLimits
-
-    limits = [
-        quantity.value
-        for quantity in (
-            peaks.threads_per_unit,
-            peaks.blocks_per_unit,
-            peaks.registers_per_unit,
-            peaks.shared_memory_bytes_per_unit,
-        )
-    ]
-    known = [int(value) for value in limits if value is not None]
-    return UnitLimits(*known) if len(known) == len(limits) else None
-
-
-def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibration | None:
-    """What was measured of a rank's device, or of its host's cores with None.
-
-    The result kept in the run counts first, else one stored on this machine for as many ranks.
-    """
-    from chopper import calibration
-
-    kept = calibration.from_manifest(part.calibration) if part.calibration else None
-    if kept is not None and (kept.device_type == "cpu") == (device is None):
-        return kept
-    if part.hostname is None or (device is not None and device.name is None):
-        return None
-    name = None if device is None else device.name
-    found = calibration.load(name, part.hostname, ranks=_ranks_beside(run, part))
-    if found is None and device is not None:
-        # Devices do not share their units: what one reached alone holds beside others.
-        found = calibration.load(name, part.hostname)
-    return found
-
-
-def _measured_ceiling(measured: Calibration | None) -> Ceiling | None:
-    from chopper.analyzers.compute import Ceiling
-
-    if measured is None:
-        return None
-    return Ceiling(
-        flop_per_s=measured.flop_per_s,
-        memory_bytes_per_s=measured.memory_bytes_per_s,
-        source=measured.source,
-        link_bytes_per_s=measured.link_bytes_per_s,
-    )
-
-
-def _ceilings(run: Run, part: RankManifest, device: Device | None, *, on_host: bool) -> Ceilings:
-    """The theoretical and the measured ceiling of a rank, or why one is not known."""
-    from chopper.attribution import Ceilings
-
-    if on_host and part.devices:
-        reason = "no event of the device was recorded, only the host's"
-        return Ceilings(None, None, reason, reason)
-    theoretical = None if on_host else device_ceiling(run, part, device)
-    measurable = on_host or device is not None
-    achievable = (
-        _measured_ceiling(_calibration(run, part, None if on_host else device))
-        if measurable
-        else None
-    )
-    not_listed = (
-        "the host's cores have no datasheet peak"
-        if on_host
-        else _not_listed(device)
-        if device is not None and device.name
-        else "the trace does not say which device it was recorded on"
-    )
-    not_measured = (
-        "imported, and its machine was not calibrated"
-        if part.status == "imported"
-        else "`chopper calibrate` was not run there"
-    )
-    return Ceilings(
-        theoretical,
-        achievable,
-        None if theoretical is not None else not_listed,
-        None if achievable is not None else not_measured,
-    )
-
-
-def _link_per_direction(total: int | float | None) -> float | None:
-    """Datasheets add up both directions of all links."""
-    return float(total) / 2 if total else None
-
-
-def _ranks_beside(run: Run, part: RankManifest) -> int:
-    return sum(other.hostname == part.hostname for other in run.manifest.ranks)
-
-
-def _not_listed(device: Device) -> str:
-    """Why a device with a name has no peaks."""
-    from chopper.devices import why_unknown
-
-    return why_unknown(
-        device.name or "",
-        multi_processor_count=device.multiprocessor_count,
-        memory_bytes=device.memory_bytes,
-    )
-
-
-def _no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
-    """What a user can do about unknown peaks."""
-    if part.devices:
-        why = (
-            _not_listed(device)
-            if device and device.name
-            else "the device is not in the table of peaks"
-        )
-        return f"{why} (docs: device peaks)"
-    if part.status == "imported":
-        return "the machine that recorded it was not calibrated"
-    return f"run `chopper calibrate --ranks {_ranks_beside(run, part)}` there, then analyze again"
-
-
-def _clock_findings(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
-    """What was taken out of the ranks' times before anybody was called late.
-
-    Args:
-        offsets_ns: rank → how far its clock is ahead, and of whose.
-    """
-    from chopper.manifest import Finding
-
-    return [
-        Finding(
-            code="run.clock_offset",
-            severity="info",
-            rank=rank,
-            message=f"its clock is {abs(offset) / 1e3:.0f} µs {'ahead of' if offset > 0 else 'behind'} "
-            f"rank {other}'s, by when they leave collectives: corrected before waiting was counted",
-        )
-        for rank, (offset, other) in offsets_ns.items()
-        if abs(offset) >= _CLOCK_OFFSET_SAID_NS
-    ]
-
-
-def _numbering_findings(matched: dict[int, Matched]) -> list[Finding]:
-    """Groups whose sequence numbers were not used, because their ranks do not count alike."""
-    from chopper.manifest import Finding
-
-    return [
-        Finding(
-            code="communication.numbers_differ",
-            severity="warning",
-            count=group.differing_count,
-            message=f"group {group.group or '(unnamed)'} of {group.size} ranks: ranks "
-            f"{group.ranks[0]} and {group.ranks[1]} mean different collectives by "
-            f"{group.differing_count} of {group.compared_count} sequence numbers: they do not count "
-            "alike, or are of different runs; matched by time instead",
-        )
-        for group in next((m.misnumbered for m in matched.values()), ())
-    ]
-
-
-def _matching_findings(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:
-    """Say that waiting is not told from transfer where most collectives had no counterpart."""
-    import msgspec
-
-    from chopper.manifest import Finding
-
-    if matched_ratio is None:
-        return findings
-    if matched_ratio >= _MATCHED_RATIO:
-        # Traces that share no moment matched all the same: it was their clocks.
-        return [
-            msgspec.structs.replace(f, severity="info", message=_CLOCKS_DISAGREE)
-            if f.code == "run.no_common_time"
-            else f
-            for f in findings
-        ]
-    claim = ("communication.wait",)
-    reasons = ("run.ranks_missing", "run.no_common_time")
-    if any(f.code in reasons for f in findings):
-        return [
-            msgspec.structs.replace(f, withholds=claim) if f.code in reasons else f
-            for f in findings
-        ]
-    message = (
-        f"{1 - matched_ratio:.0%} of the collectives' time could not be matched on all ranks of "
-        "their group: waiting for a straggler is not told from transfer there"
-    )
-    return [
-        *findings,
-        Finding(code="communication.unmatched", severity="info", message=message, withholds=claim),
-    ]
-
-
-def _sampler_findings(run: Run) -> list[Finding]:
-    """Holes that samplers left because they could not write as fast, and clocks that differ."""
-    from chopper._format import duration
-    from chopper.manifest import Finding
-
-    found = []
-    for part in run.manifest.ranks:
-        for report in part.collectors:
-            dropped, kept = report.dropped_count or 0, report.samples_count or 0
-            if dropped:
-                share = dropped / (dropped + kept)
-                found.append(
-                    Finding(
-                        code="telemetry.dropped",
-                        severity="warning" if share > _DROPPED_RATIO else "info",
-                        rank=part.rank,
-                        count=dropped,
-                        message=f"{report.name}: {dropped} of {dropped + kept} samples "
-                        f"({share:.1%}) were dropped: its telemetry has holes",
-                    )
-                )
-            apart_ns = report.clock_alignment_error_ns or 0
-            if apart_ns > _APART_NS:
-                found.append(
-                    Finding(
-                        code="telemetry.clock_apart",
-                        severity="warning",
-                        rank=part.rank,
-                        message=f"{report.name}: its clock may be {duration(apart_ns)} from that of "
-                        "the run's other recordings: what is joined to them in time is off by as much",
-                    )
-                )
-    return found
-
-
-def _core_findings(run: Run, results: list[RankResult]) -> list[Finding]:
-    """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
-    from chopper.manifest import Finding
-    from chopper.telemetry import core_wait_ratio, thread_wait
-
-    found = []
-    for result in results:
-        windows = result.window
-        if not windows.num_rows:
-            continue
-        bounds = (windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py())
-        ratio, which = core_wait_ratio(run, result.rank, *bounds), "its main thread"
-        worst = thread_wait(run, result.rank, _launching_threads(run, result.rank), *bounds)
-        if worst is not None and worst[1] > (ratio or 0.0):
-            which, ratio = f"its thread {worst[0]}", worst[1]
-        if ratio is not None and ratio >= _CORE_WAIT_RATIO:
-            found.append(
-                Finding(
-                    code="host.cores_taken",
-                    severity="warning",
-                    rank=result.rank,
-                    message=f"{which} waited for a core in {ratio:.0%} of the time: other "
-                    "programs, or more threads than cores, make what the host does take longer",
-                )
-            )
-    return found
-
-
-def _launching_threads(run: Run, rank: int) -> set[int]:
-    """Threads that the trace shows run operators or launch."""
-    import numpy as np
-
-    from chopper.analyzers.columns import ints, matching, strings
-
-    spans = run.table(rank, "host_span")
-    codes, names = strings(spans, "category", narrow=True)
-    working = matching(codes, names, ("cpu_op", "runtime", "driver").__contains__)
-    return {int(tid) for tid in np.unique(ints(spans, "tid")[working])}
-
-
-def _gathered(findings: list[Finding]) -> list[Finding]:
-    """Findings once each, most severe first; the same finding of many ranks becomes one."""
-    import msgspec
-
-    grouped: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        grouped.setdefault((finding.code, finding.message), []).append(finding)
-    merged = []
-    for (_, text), same in grouped.items():
-        first = same[0]
-        if len(same) > 1 and first.rank is not None:
-            ranks = sorted({f.rank for f in same if f.rank is not None})
-            shown = ", ".join(map(str, ranks[:6])) + (" …" if len(ranks) > 6 else "")
-            first = msgspec.structs.replace(first, rank=None, message=f"ranks {shown}: {text}")
-        merged.append(first)
-    return sorted(merged, key=lambda f: _SEVERITY[f.severity])
 
 
 def _coverage(results: list[RankResult]) -> dict[str, float | None]:

@@ -1,0 +1,191 @@
+"""What is found of a whole run while it is attributed: clocks, numbers, matching, samples, cores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chopper.analyzers.attribute import RankResult
+    from chopper.analyzers.matching import Matched
+    from chopper.manifest import Finding
+    from chopper.run import Run
+
+_CLOCK_OFFSET_SAID_NS = 50_000
+"""Smaller differences are how long ranks take to leave a collective, not their clocks."""
+_MATCHED_RATIO = 0.5
+"""Below it, most of the collectives' time says nothing of who waited for whom."""
+_CLOCKS_DISAGREE = (
+    "the ranks' traces share no moment in time as recorded: their clocks disagree, and are set right "
+    "by when the ranks leave their collectives"
+)
+_DROPPED_RATIO = 0.01
+_APART_NS = 5_000_000
+"""Half of a period of the samplers: clocks that are further apart move readings to other kernels."""
+_CORE_WAIT_RATIO = 0.1
+"""From so much on, host causes tell of the machine more than of the program."""
+_SEVERITY = {"error": 0, "warning": 1, "info": 2}
+
+
+def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
+    """What was taken out of the ranks' times before anybody was called late.
+
+    Args:
+        offsets_ns: rank → how far its clock is ahead, and of whose.
+    """
+    from chopper.manifest import Finding
+
+    return [
+        Finding(
+            code="run.clock_offset",
+            severity="info",
+            rank=rank,
+            message=f"its clock is {abs(offset) / 1e3:.0f} µs {'ahead of' if offset > 0 else 'behind'} "
+            f"rank {other}'s, by when they leave collectives: corrected before waiting was counted",
+        )
+        for rank, (offset, other) in offsets_ns.items()
+        if abs(offset) >= _CLOCK_OFFSET_SAID_NS
+    ]
+
+
+def of_numbers(matched: dict[int, Matched]) -> list[Finding]:
+    """Groups whose sequence numbers were not used, because their ranks do not count alike."""
+    from chopper.manifest import Finding
+
+    return [
+        Finding(
+            code="communication.numbers_differ",
+            severity="warning",
+            count=group.differing_count,
+            message=f"group {group.group or '(unnamed)'} of {group.size} ranks: ranks "
+            f"{group.ranks[0]} and {group.ranks[1]} mean different collectives by "
+            f"{group.differing_count} of {group.compared_count} sequence numbers: they do not count "
+            "alike, or are of different runs; matched by time instead",
+        )
+        for group in next((m.misnumbered for m in matched.values()), ())
+    ]
+
+
+def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Finding]:
+    """Say that waiting is not told from transfer where most collectives had no counterpart."""
+    import msgspec
+
+    from chopper.manifest import Finding
+
+    if matched_ratio is None:
+        return findings
+    if matched_ratio >= _MATCHED_RATIO:
+        # Traces that share no moment matched all the same: it was their clocks.
+        return [
+            msgspec.structs.replace(f, severity="info", message=_CLOCKS_DISAGREE)
+            if f.code == "run.no_common_time"
+            else f
+            for f in findings
+        ]
+    claim = ("communication.wait",)
+    reasons = ("run.ranks_missing", "run.no_common_time")
+    if any(f.code in reasons for f in findings):
+        return [
+            msgspec.structs.replace(f, withholds=claim) if f.code in reasons else f
+            for f in findings
+        ]
+    message = (
+        f"{1 - matched_ratio:.0%} of the collectives' time could not be matched on all ranks of "
+        "their group: waiting for a straggler is not told from transfer there"
+    )
+    return [
+        *findings,
+        Finding(code="communication.unmatched", severity="info", message=message, withholds=claim),
+    ]
+
+
+def of_samplers(run: Run) -> list[Finding]:
+    """Holes that samplers left because they could not write as fast, and clocks that differ."""
+    from chopper._format import duration
+    from chopper.manifest import Finding
+
+    found = []
+    for part in run.manifest.ranks:
+        for report in part.collectors:
+            dropped, kept = report.dropped_count or 0, report.samples_count or 0
+            if dropped:
+                share = dropped / (dropped + kept)
+                found.append(
+                    Finding(
+                        code="telemetry.dropped",
+                        severity="warning" if share > _DROPPED_RATIO else "info",
+                        rank=part.rank,
+                        count=dropped,
+                        message=f"{report.name}: {dropped} of {dropped + kept} samples "
+                        f"({share:.1%}) were dropped: its telemetry has holes",
+                    )
+                )
+            apart_ns = report.clock_alignment_error_ns or 0
+            if apart_ns > _APART_NS:
+                found.append(
+                    Finding(
+                        code="telemetry.clock_apart",
+                        severity="warning",
+                        rank=part.rank,
+                        message=f"{report.name}: its clock may be {duration(apart_ns)} from that of "
+                        "the run's other recordings: what is joined to them in time is off by as much",
+                    )
+                )
+    return found
+
+
+def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
+    """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
+    from chopper.manifest import Finding
+    from chopper.telemetry import core_wait_ratio, thread_wait
+
+    found = []
+    for result in results:
+        windows = result.window
+        if not windows.num_rows:
+            continue
+        bounds = (windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py())
+        ratio, which = core_wait_ratio(run, result.rank, *bounds), "its main thread"
+        worst = thread_wait(run, result.rank, _launching_threads(run, result.rank), *bounds)
+        if worst is not None and worst[1] > (ratio or 0.0):
+            which, ratio = f"its thread {worst[0]}", worst[1]
+        if ratio is not None and ratio >= _CORE_WAIT_RATIO:
+            found.append(
+                Finding(
+                    code="host.cores_taken",
+                    severity="warning",
+                    rank=result.rank,
+                    message=f"{which} waited for a core in {ratio:.0%} of the time: other "
+                    "programs, or more threads than cores, make what the host does take longer",
+                )
+            )
+    return found
+
+
+def _launching_threads(run: Run, rank: int) -> set[int]:
+    """Threads that the trace shows run operators or launch."""
+    import numpy as np
+
+    from chopper.analyzers.columns import ints, matching, strings
+
+    spans = run.table(rank, "host_span")
+    codes, names = strings(spans, "category", narrow=True)
+    working = matching(codes, names, ("cpu_op", "runtime", "driver").__contains__)
+    return {int(tid) for tid in np.unique(ints(spans, "tid")[working])}
+
+
+def gathered(findings: list[Finding]) -> list[Finding]:
+    """Findings once each, most severe first; the same finding of many ranks becomes one."""
+    import msgspec
+
+    grouped: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        grouped.setdefault((finding.code, finding.message), []).append(finding)
+    merged = []
+    for (_, text), same in grouped.items():
+        first = same[0]
+        if len(same) > 1 and first.rank is not None:
+            ranks = sorted({f.rank for f in same if f.rank is not None})
+            shown = ", ".join(map(str, ranks[:6])) + (" …" if len(ranks) > 6 else "")
+            first = msgspec.structs.replace(first, rank=None, message=f"ranks {shown}: {text}")
+        merged.append(first)
+    return sorted(merged, key=lambda f: _SEVERITY[f.severity])
