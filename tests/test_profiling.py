@@ -1252,8 +1252,11 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [AWAKE, BLOCKED], ids=["awake", "blocked in C"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("wait", "number"),
+    [(AWAKE, signal.SIGHUP), (BLOCKED, signal.SIGTERM)],
+    ids=["awake", "blocked in C"],
+)
 def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number):
     code, _ = terminated(tmp_path, wait, number=number)
     assert code == -number

@@ -359,7 +359,7 @@ ranks.run(msgspec.json.decode(sys.argv[1], type=Job), timeout_s=300)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.usefixtures("has_link", "nothing_left")
 def test_nothing_is_left_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     import msgspec
