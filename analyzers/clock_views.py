@@ -143,7 +143,9 @@ class Clocked:
             weight = weights[some].astype(np.float64)
             whole = np.bincount(group[some], weights=weight, minlength=count)
             summed = np.bincount(group[some], weights=weight * values[some], minlength=count)
-            return np.divide(summed, whole, out=np.full(count, np.nan), where=whole > 0)[order]
+            means: np.ndarray = np.full(count, np.nan)
+            np.divide(summed, whole, out=means, where=whole > 0)
+            return means[order]
 
         clocked = np.bincount(group[known], weights=self.time_ns[known], minlength=count)
         columns: dict[str, pa.Array] = {

@@ -109,12 +109,11 @@ def test_a_domain_that_only_root_may_read_is_refused_with_the_remedy(
 ) -> None:
     domain(tmp_path, "intel-rapl:0", "package-0", 1).chmod(0)
     if os.geteuid() == 0:  # root may read everything
-        opened = _procfs.os.open
 
         def deny(path: str, flags: int) -> int:
             if path.endswith("energy_uj"):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-            return opened(path, flags)
+            return os.open(path, flags)
 
         monkeypatch.setattr(_procfs, "os", types.SimpleNamespace(**vars(os) | {"open": deny}))
     with pytest.raises(
