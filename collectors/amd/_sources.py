@@ -270,37 +270,25 @@ class ClockSource(_Source):
                 continue
             call = Call(function, pointer(device.handle), None, content(metrics.structure))
             kind = type(metrics.structure)
-            watts = _numbers(kind, "current_socket_power", "average_socket_power")
-            columns = (
-                Column(
-                    MEAN,
-                    0,
-                    (
-                        *_items(kind, "current_gfxclks"),
-                        *_numbers(kind, "current_gfxclk", "average_gfxclk_frequency"),
-                    ),
-                    _MEGA,
-                    nonzero=True,
-                ),
-                Column(
-                    NUMBER,
-                    0,
-                    _numbers(kind, "current_uclk", "average_uclk_frequency"),
-                    _MEGA,
-                    nonzero=True,
-                    sentinel=True,
-                ),
-                Column(NUMBER, 0, watts, 1.0, nonzero=True, sentinel=True, most=_MOST_W),
-                Column(
-                    RESIDENCY,
-                    0,
-                    (
-                        *_numbers(kind, "accumulation_counter"),
-                        *(_number(kind, name, bit) for name, bit in _RESIDENCIES.items()),
-                    ),
-                    1,
-                ),
+            clock = _items(kind, "current_gfxclks") + _numbers(
+                kind, "current_gfxclk", "average_gfxclk_frequency"
             )
+            memory = _numbers(kind, "current_uclk", "average_uclk_frequency")
+            watts = _numbers(kind, "current_socket_power", "average_socket_power")
+            reasons = tuple(
+                place
+                for name, bit in _RESIDENCIES.items()
+                for place in _numbers(kind, name, tag=bit)
+            )
+            ticks = _numbers(kind, "accumulation_counter") if reasons else ()
+            planned = (
+                Column(MEAN, 0, clock, _MEGA, nonzero=True),
+                Column(NUMBER, 0, memory, _MEGA, nonzero=True, sentinel=True),
+                Column(NUMBER, 0, watts, 1.0, nonzero=True, sentinel=True, most=_MOST_W),
+                Column(RESIDENCY, 0, (*ticks, *reasons) if ticks else (), 1),
+            )
+            # Older versions of the binding lack fields.
+            columns = tuple(column if column.places else None for column in planned)
             devices.append(PlannedDevice(device.index, device.uuid, (call,), columns))
         outcomes = {code: DEVICE for code, (kind, _) in amd.ERRORS.items() if kind != "moment"}
         return Plan(self.tables[0], tuple(devices), outcomes, keep_empty=True)
@@ -313,21 +301,18 @@ class ClockSource(_Source):
                 self._lose(of[found.id], amd.explain(found.lost)[1])
 
 
-def _number(structure: Any, name: str, tag: int = 0) -> tuple[int, int, int]:
-    descriptor = getattr(structure, name)
-    return descriptor.offset, descriptor.size, tag
-
-
-def _numbers(structure: Any, *names: str) -> tuple[tuple[int, int, int], ...]:
-    """Where these fields lie."""
-    return tuple(_number(structure, name) for name in names)
+def _numbers(structure: Any, *names: str, tag: int = 0) -> tuple[tuple[int, int, int], ...]:
+    """Where those of these fields lie that there are."""
+    found = (getattr(structure, name, None) for name in names)
+    return tuple((place.offset, place.size, tag) for place in found if place is not None)
 
 
 def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
     """Where the items of an array field lie, tagged as what a mean is made of."""
-    descriptor = getattr(structure, name)
-    item = dict(structure._fields_)[name]._type_
-    width = sizeof(item)
+    descriptor = getattr(structure, name, None)
+    if descriptor is None:
+        return ()
+    width = sizeof(dict(structure._fields_)[name]._type_)
     return tuple((descriptor.offset + i * width, width, 1) for i in range(descriptor.size // width))
 
 

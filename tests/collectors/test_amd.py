@@ -451,6 +451,32 @@ def test_python_and_c_read_the_same_rows(play: Player) -> None:
 
 
 @needs_amdsmi
+@needs_native
+def test_a_binding_that_lacks_fields_leaves_their_columns_out(play: Player) -> None:
+    """Metrics as older versions declare them, without dies, residencies and XGMI."""
+    lines = [ONE, play.set(0, "current_gfxclk", 1500), play.set(0, "current_socket_power", 640)]
+    code = """
+    wrapper = amd.load()
+    kept = [f for f in wrapper.amdsmi_gpu_metrics_t._fields_]
+    lacking = ("current_gfxclks", "accumulation_counter", "xgmi_read_data_acc", "xgmi_link_status")
+    renamed = [(f"other_{n}" if n in lacking else n, *rest) for n, *rest in kept]
+    older = type("Older", (ctypes.Structure,), {"_pack_": 1, "_fields_": renamed})
+    call = wrapper.amdsmi_get_gpu_metrics_info
+    call.argtypes = [call.argtypes[0], ctypes.POINTER(older)]
+    wrapper.amdsmi_gpu_metrics_t = older
+    python, native = opened(_sources.ClockSource()), opened(_sources.ClockSource())
+    counters = opened(_sources.CounterSource())
+    print(json.dumps([rows(python, 0), native_rows(native, 1), rows(counters, 0), counters.absent]))
+    """
+    python, native, counters, absent = play(lines, code)
+    assert native[0] == python[0]
+    assert (native[0]["sm_clock_hz"], native[0]["power_w"]) == (1_500_000_000, 640.0)
+    assert native[0]["event_reasons"] is None
+    assert counters[0]["link_rx_bytes"] is None
+    assert absent["device_counter.link_rx_bytes"] == "not available on this device"
+
+
+@needs_amdsmi
 def test_dies_and_links_one_by_one(play: Player) -> None:
     lines = [
         ONE,
