@@ -154,8 +154,8 @@ def _told_once(
                     if first <= span["max"] and span["min"] <= last:
                         raise InputError(
                             f"{file}: tells {column} of device {device} at the same time as "
-                            f"{other.name}: logs of two hosts? Import each with the traces of its "
-                            "own host (chopper import … -o), one run each"
+                            f"{other.name}: of one host leave one of them out; of two import each "
+                            "with the traces of its own host"
                         )
                 spans.append((span["min"], span["max"], file))
 
