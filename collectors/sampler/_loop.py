@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -100,7 +101,7 @@ class Sampler:
             else:
                 self._background.append(BackgroundReader(source, plan(), hz))
         # All of them count from one moment: what is due together shares a wake-up of the core.
-        first_ns = clock.monotonic_ns() + _LEAD_NS
+        first_ns = time.monotonic_ns() + _LEAD_NS
         for background in self._background:
             background.start(first_ns)
 
