@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 500
 """Rows of one view in the page; the command line prints all."""
+REASONS = ("reason", "no_correlation")
+"""Columns that say why others of a row are null: they are read, not compared."""
 MAX_CHARACTERS = 300
 """Longer texts (shapes of a thousand tensors) are cut in the middle."""
 
@@ -68,6 +70,7 @@ def _column(declared: Column, table: pa.Table) -> dict[str, Any]:
         code = {name: i for i, name in enumerate(names)}
         column["names"] = [_name(declared.name, name) for name in names]
         column["values"] = [None if v is None else code[v] for v in values]
+        column["prose"] = declared.name in REASONS and declared.nullable
         return column
     if declared.type == "bool":
         column["unit"] = "bool"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from chopper import _format as fmt
 from chopper.errors import printable
+from chopper.reports.details import REASONS
 from chopper.reports.palette import color
 from chopper.reports.story import Story, Views, tell
 from chopper.tables import TABLES
@@ -102,7 +103,7 @@ def render_view(
         console.print(Text(nothing(view)))
         return _written(console)
     shown = table.slice(0, _VIEW_ROWS if top is None else top)
-    why = [n for n in _REASONS if n in shown.column_names and _is_optional(view, n)]
+    why = [n for n in REASONS if n in shown.column_names and _is_optional(view, n)]
     known = [n for n in shown.column_names if n not in why]
     empty = [n for n in known if table[n].null_count == table.num_rows]
     columns = [_Column(n, shown) for n in known if n not in empty]
@@ -129,8 +130,6 @@ def render_view(
     return _written(console)
 
 
-_REASONS = ("reason", "no_correlation")
-"""Columns that say why others are null."""
 _ALSO_NAMING = ("phase", "window")
 """Columns that tell rows apart, wherever they stand."""
 _NAMED_ROWS = 4

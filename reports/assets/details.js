@@ -88,9 +88,9 @@ class Details {
       el("button", { type: "button", "data-column": i, onclick: () => this.order(c, i) }, c.label[0].toUpperCase() + c.label.slice(1)));
     });
     const body = shown.map((i) => el("tr", {}, columns.map((c, at) => {
-      const [whole, full] = this.cell(c, i), text = c.names ? this.cut(whole, at ? 34 : 46) : whole;
+      const [whole, full] = this.cell(c, i), text = c.names && !c.prose ? this.cut(whole, at ? 34 : 46) : whole;
       const share = c.unit === "ratio" && c.label === "share" && c.values[i] !== null;
-      return el("td", { class: c.names ? "words" : text === DASH ? "num dim" : "num", title: full && full !== text ? full : null },
+      return el("td", { class: c.prose ? "prose" : c.names ? "words" : text === DASH ? "num dim" : "num", title: full && full !== text ? full : null },
         share ? el("span", { class: "meter small", "aria-hidden": "true" }, el("i", { style: { width: `${Math.min(100 * c.values[i], 100)}%` } })) : null, share ? el("span", {}, text) : text);
     })));
     const table = el("table", { class: "detail" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));

@@ -42,6 +42,13 @@ def test_long_tables_are_cut_and_say_what_prints_the_rest(monkeypatch) -> None:
     assert kernels["command"].endswith("--view kernels --csv")
 
 
+def test_reasons_are_whole_in_the_page() -> None:
+    of = next(t for t in details.tables(EXACT) if t["id"] == "utilization")
+    prose = {c["label"]: c.get("prose", False) for c in of["columns"]}
+    assert prose["reason"]
+    assert not prose["ceiling"]
+
+
 def test_columns_without_a_value_are_left_out() -> None:
     steps = next(t for t in details.tables(EXACT) if t["id"] == "steps")
     assert view(EXACT, "steps")["outlier"].null_count == view(EXACT, "steps").num_rows
