@@ -33,7 +33,7 @@ _USABLE_RATIO = 0.95
     "--strategy",
     default="single",
     show_default=True,
-    help="single, ddp, zero1, zero2, zero3, fsdp1 or fsdp2.",
+    help="single, ddp, zero1, zero2, zero3 (DeepSpeed), zero1-torch, fsdp1 or fsdp2.",
 )
 @click.option("--ranks", type=COUNT, default="1", show_default=True, help="Data-parallel ranks.")
 @click.option("--tp", type=COUNT, default="1", show_default=True, help="Tensor-parallel ranks.")
