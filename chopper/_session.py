@@ -78,6 +78,26 @@ def _harmless(
     return guarded
 
 
+def _number(value: Any) -> float | int | None:
+    """What the program measured as a manifest can hold it; None when it is no finite number."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several values
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _label(value: Any) -> str | int | float:
+    """What a measure is of as a manifest can hold it: anything but a number as text."""
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int | float) and (number := _number(value)) is not None:
+        return number
+    return str(value)
+
+
 class Session:
     """A recording from ``start`` to ``close``.
 
@@ -216,19 +236,23 @@ class Session:
                         self._windows.start_over()
                     log.restart()
                 log.source = "mark"
-            self._end_step(log, now_ns, began_ns, None if tokens is None else int(tokens))
+            count = None if tokens is None else _number(tokens)
+            if tokens is not None and count is None:
+                self._part.note("measures.dropped", f"tokens of a step: {tokens!r} is not a number")
+            self._end_step(log, now_ns, began_ns, None if count is None else int(count))
 
     @_harmless
     def measure(self, name: str, value: float, labels: dict[str, str | int | float]) -> None:
         """The program measured something itself."""
         if not self.recording:
             return
-        number = value if isinstance(value, int) else float(value)
+        number = _number(value)
         measures = self._manifest.measures
-        if math.isfinite(number) and len(measures) < _MAX_MEASURES:
-            measures.append(m.Measure(name=name, value=number, labels=dict(labels)))
+        if number is not None and len(measures) < _MAX_MEASURES:
+            kept = {str(key): _label(label) for key, label in labels.items()}
+            measures.append(m.Measure(name=str(name), value=number, labels=kept))
             return
-        why = "is not a number" if not math.isfinite(number) else f"is past the {_MAX_MEASURES}th"
+        why = "is not a number" if number is None else f"is past the {_MAX_MEASURES}th"
         self._part.note("measures.dropped", f"measure {name!r} {why}: not kept, nor others like it")
 
     def _end_step(

@@ -323,6 +323,8 @@ _CHECKS = (
     Check("run.older_attempt", "Older attempt", "Folders of a start before the last restart."),
     Check("run.restarted", "Restarted", "An earlier recording of the rank is kept beside."),
     Check("run.rank_changed", "Rank changed", "The process became another rank after it began."),
+    Check("measures.dropped", "Measures not kept", "What the program gave to `prof.measure` or "
+        "`prof.step` is no number, or there were too many."),
     Check("run.no_steps", "No step seen", "Nothing said where a step ends."),
     Check("run.steps_recounted", "Steps counted anew", "Marks came after steps of the optimizer."),
     Check("run.other_thread", "Steps in another thread", "Not traced: one thread is."),

@@ -97,7 +97,8 @@ class Profile:
     @property
     def recording(self) -> bool:
         """Whether it records: not before it is entered, nor after it failed."""
-        return self._session is not None and self._session.recording
+        session = self._session
+        return session is not None and session.recording
 
     def __enter__(self) -> Profile:
         running = _session.active()
@@ -160,8 +161,9 @@ class Profile:
         Args:
             tokens: how many this rank worked through in it, for energy per token.
         """
-        if self._session is not None:
-            self._session.mark(tokens)
+        session = self._session
+        if session is not None:
+            session.mark(tokens)
 
     def watch(self, iterable: Iterable[_T]) -> Watched[_T]:
         """Iterate over ``iterable`` so that the trace shows the wait for each item.
@@ -173,7 +175,9 @@ class Profile:
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
         """A ``with`` block that shows under ``name`` in the trace; free when none is taken."""
-        if self._session is None or not self._session.tracing:
+        # Read once: a thread that loads data may ask while the block ends.
+        session = self._session
+        if session is None or not session.tracing:
             return contextlib.nullcontext()
         from torch.autograd.profiler import record_function
 
@@ -188,11 +192,12 @@ class Profile:
 
         Args:
             name: what it is, with its unit as suffix.
-            value: the number; NaN and infinity are not kept, and a finding says so.
-            labels: what it was measured of.
+            value: the number; what is none, NaN and infinity are not kept, and a finding says so.
+            labels: what it was measured of; kept as text where they are no numbers.
         """
-        if self._session is not None:
-            self._session.measure(name, value, labels)
+        session = self._session
+        if session is not None:
+            session.measure(name, value, labels)
 
     def __repr__(self) -> str:
         state = "recording to" if self.recording else "not recording; output"

@@ -806,6 +806,35 @@ def test_the_manifest_says_what_there_was(task):
     assert repr(prof) == "<chopper.Profile not recording; output run>"
 
 
+def test_whatever_the_program_measures_the_run_is_kept_and_can_be_read(task):
+    with chopper.profile("run", trace=False, collect=()) as prof:
+        task.step()
+        prof.step(tokens="many")
+        task.step()
+        prof.step(tokens=torch.tensor(12))
+        prof.measure("rate", 2.5, dtype=torch.bfloat16, size=1 << 20, fused=True, part=float("nan"))
+        prof.measure("count", True)
+        prof.measure("rates", torch.ones(2))
+        prof.measure("wide", 1 << 70)
+    part = Run.open(Path("run")).part(0)
+    assert part.status == "complete"
+    assert [(found.name, found.value) for found in part.measures] == [
+        ("rate", 2.5),
+        ("count", 1.0),
+        ("wide", float(1 << 70)),
+    ]
+    assert part.measures[0].labels == {
+        "dtype": "torch.bfloat16",
+        "size": 1 << 20,
+        "fused": "True",
+        "part": "nan",
+    }
+    # Said once, by the first.
+    (finding,) = [found for found in part.findings if found.code == "measures.dropped"]
+    assert finding.message == "tokens of a step: 'many' is not a number"
+    assert Run.open(Path("run")).table(0, "step_work")["tokens_count"].to_pylist() == [12]
+
+
 def test_a_rank_writes_its_own_part_only(task, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
