@@ -241,7 +241,7 @@ def _calls(
     """
     import numpy as np
 
-    from chopper.reports.timeline import dictionary
+    from chopper.reports.lanes import dictionary
 
     found: dict[str | int | None, tuple[int, int]] = {}
     for rank in attribution.run.ranks:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import chopper
 from chopper.reports import timeline
+from chopper.reports.lanes import exclusive, levels_of
 from chopper.reports.pack import narrow, pack
 from tests.replay.make import late_second_launch
 from tests.reports.make import Shape, make
@@ -200,7 +201,7 @@ spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, 
 def test_levels_never_overlap_whatever_crosses(rows) -> None:
     start = np.array([r[0] for r in rows])
     end = start + np.array([r[1] for r in rows])
-    level = timeline._levels(start, end)
+    level = levels_of(start, end)
     for depth in set(level.tolist()):
         at = level == depth
         assert (start[at][1:] >= end[at][:-1]).all()
@@ -211,12 +212,12 @@ def test_levels_of_nested_spans_are_their_depth() -> None:
     #    1 -- 3  4 --- 8
     #             5 6
     start, end = np.array([0, 1, 4, 5]), np.array([10, 3, 8, 6])
-    assert timeline._levels(start, end).tolist() == [0, 1, 1, 2]
+    assert levels_of(start, end).tolist() == [0, 1, 1, 2]
 
 
 def test_exclusive_states_by_hand() -> None:
     # compute 10–20; communication 15–40; copy 35–50; window 0–60
-    edges, state = timeline._exclusive(
+    edges, state = exclusive(
         np.array([10, 15, 35]),
         np.array([20, 40, 50]),
         np.array([0, 1, 2]),
