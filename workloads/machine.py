@@ -60,7 +60,8 @@ def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
             f"{local_ranks} ranks need {local_ranks} GPUs, found {found}: "
             "ask for fewer ranks, or for --device cpu"
         )
-    return "cpu", f"{found}, {local_ranks} ranks need one each"
+    need = "one rank needs one" if local_ranks == 1 else f"{local_ranks} ranks need one each"
+    return "cpu", f"{found}, {need}"
 
 
 def own_device(asked: str) -> torch.device:

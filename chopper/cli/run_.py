@@ -174,6 +174,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
 
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
+    from chopper import _format as fmt
     from chopper import experiment as ex
     from chopper._version import __version__
     from chopper._workloads import Variant
@@ -199,8 +200,9 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     )
     ex.write_plan(place, plan)
     click.echo(
-        f"chopper: recording {launch.name}: {len(variants)} variants × {launch.repeats} "
-        f"repetitions with {launch.ranks} ranks into {path}",
+        f"chopper: recording {launch.name}: {fmt.plural(len(variants), 'variant')} × "
+        f"{fmt.plural(launch.repeats, 'repetition')} with {fmt.plural(launch.ranks, 'rank')} into "
+        f"{path}",
         err=True,
     )
     exit_code = 0
