@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def choose_output(output: str | Path | None, name: str | None) -> Path:
 
 
 def _default_output(name: str | None) -> Path:
-    suffix = f"-{name}" if name else ""
+    # A name is for people: it may hold what would lead to another directory.
+    suffix = f"-{safe}" if (safe := re.sub(r"[^\w.-]+", "-", name or "").strip("-.")) else ""
     started = dt.datetime.now()
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         # All ranks must come to the same name without a word: their launcher started once.

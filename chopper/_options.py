@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chopper import _claim
 from chopper._steps import Window, WindowSpec, parse_windows
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +45,13 @@ def make_options(
     """Check what the user gave.
 
     Raises:
-        UsageError: an unknown collector, or steps that cannot be traced.
+        UsageError: an unknown collector, steps that cannot be traced, or an empty name.
     """
     from chopper import registry
 
+    if output is not None and not os.fspath(output):
+        # As a path, it would be the current directory.
+        raise UsageError("output: an empty name (an unset variable?); name a directory")
     if isinstance(collect, str):
         collect = [part.strip() for part in collect.split(",") if part.strip()]
     if collect is not None:

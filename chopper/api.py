@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from chopper import _findings
 from chopper._peaks import ceilings_of, device_of, no_peak_remedy, world_size_of
 from chopper.ingest import load as _load
+from chopper.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from chopper.comparison import Comparison
     from chopper.manifest import RankManifest
     from chopper.replaying import WhatIf
-    from chopper.run import Run
+
+    Source = str | Path | Sequence[str | Path]
 
 
-def load(source: str | Path | Sequence[str | Path]) -> Run:
+def load(source: Source) -> Run:
     """Open a run directory, or read traces as a run in memory.
 
     Args:
@@ -33,7 +35,7 @@ def load(source: str | Path | Sequence[str | Path]) -> Run:
     return _load([source] if isinstance(source, str | Path) else list(source))
 
 
-def attribute(run: Run | str | Path) -> Attribution:
+def attribute(run: Run | Source) -> Attribution:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
     Args:
@@ -42,7 +44,7 @@ def attribute(run: Run | str | Path) -> Attribution:
     Raises:
         InputError: there is nothing there, or not what it should be.
     """
-    run = load(run) if isinstance(run, str | Path) else run
+    run = run if isinstance(run, Run) else load(run)
     joined, ceilings = _join(run)
     return _attribute(run, joined, _match(run, joined), ceilings)
 
@@ -194,8 +196,8 @@ def _attribute(
 
 
 def compare(
-    a: Run | Attribution | str | Path,
-    b: Run | Attribution | str | Path,
+    a: Run | Attribution | Source,
+    b: Run | Attribution | Source,
     *,
     allow_different: bool = False,
     all_steps: bool = False,
@@ -219,7 +221,7 @@ def compare(
 
 
 def whatif(
-    run: Run | Attribution | str | Path,
+    run: Run | Attribution | Source,
     *,
     fix: str | Sequence[str] = (),
     clock: str | None = None,
@@ -269,7 +271,7 @@ def whatif(
 
 
 def report(
-    run: Run | Attribution | str | Path, output: str | Path = "report.html", *, force: bool = True
+    run: Run | Attribution | Source, output: str | Path = "report.html", *, force: bool = True
 ) -> Path:
     """Write a report; the format follows the extension: .html, .md, .json or .txt.
 
@@ -297,8 +299,8 @@ def report(
     kind = format_of(output)
     if output.exists() and not force:
         raise OutputError(f"{output}: exists already; pass force=True to replace it")
-    if isinstance(run, str | Path):
-        check_page(output, [run])
+    if not isinstance(run, Attribution | Run):
+        check_page(output, [run] if isinstance(run, str | Path) else run)
         run = load(run)
     of = run.run if isinstance(run, Attribution) else run
     imported = of.manifest.ranks if of.path is None else []

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import chopper
-from chopper import _session, _step_log, registry
+from chopper import _claim, _session, _step_log, registry
 from chopper._steps import DEFAULT_WINDOWS, OptimizerCycle, Window, parse_windows
 from chopper.errors import OutputError, UsageError
 from chopper.run import MANIFEST, Run
@@ -116,6 +116,18 @@ def test_from_the_first_step_there_is_nothing_to_settle_in():
 def test_steps_to_trace_wrong(spec):
     with pytest.raises(UsageError, match="steps to trace"):
         chopper.profile(steps=spec)
+
+
+def test_an_empty_output_is_refused():
+    with pytest.raises(UsageError, match="an empty name"):
+        chopper.profile("")
+
+
+def test_a_name_leads_to_no_other_directory():
+    for name, ends in (("../../x", "-x"), ("a b/c", "-a-b-c"), ("..", "")):
+        path = _claim.choose_output(None, name)
+        assert path.parent == Path("runs")
+        assert path.name.partition("-")[2].lstrip("0123456789") == ends
 
 
 def test_steps_are_found_through_the_optimizer(task):

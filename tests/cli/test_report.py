@@ -141,3 +141,15 @@ def test_the_api_does_not_overwrite_what_the_report_is_made_from_either(tmp_path
             api.report(source, trace)
     assert trace.read_bytes() == before
     assert api.report(trace, tmp_path / "other.json").stat().st_size
+
+
+def test_the_api_takes_several_traces_wherever_it_takes_one(tmp_path) -> None:
+    import chopper as api
+
+    paths = []
+    for rank in range(2):
+        paths.append(tmp_path / f"rank{rank}.json")
+        paths[-1].write_bytes(small_trace(pid=10 + rank, device=rank).encode())
+    assert len(api.attribute(paths).ranks) == 2
+    assert api.report(paths, tmp_path / "r.json").stat().st_size
+    assert api.compare(paths, paths).a.ranks == 2
