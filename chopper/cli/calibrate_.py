@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _BUSY_RATIO = 0.2
 @click.option(
     "--from",
     "experiments",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     multiple=True,
     metavar="DIR",
     help="Take the rates of a recorded experiment of gemm, membw or collectives; repeatable.",
@@ -53,7 +54,7 @@ _BUSY_RATIO = 0.2
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="File to keep it in.  [default: ~/.local/share/chopper/calibration.json]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -10,6 +10,7 @@ import click
 
 from chopper import gate as gates
 from chopper.cli._complete import paths
+from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.cli.analyze_ import _terminal
 from chopper.cli.report_ import _check
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="File to write instead of text; .html, .md, .json or .txt chooses the format.",
 )
 @click.option("--force", is_flag=True, help="Replace the file when it exists.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._complete import paths
+from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.export import KINDS
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Directory to write to.  [default: <name of the run>-<kind>, here]",
 )
 @click.option("--force", is_flag=True, help="Write into a directory that holds files.")

@@ -11,6 +11,7 @@ import click
 
 from chopper._replacing import beside
 from chopper.cli._complete import paths
+from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Run directory to make.  [default: runs/NAME]",
 )
 @click.option("--force", is_flag=True, help="Replace the run that is there.")

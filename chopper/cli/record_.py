@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from chopper._steps import DEFAULT_WINDOWS_TEXT
+from chopper.cli._path import NamedPath
 from chopper.errors import (
     CaptureError,
     ChopperError,
@@ -37,7 +38,7 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Directory of the run.  [default: runs/<time>]",
 )
 @click.option(

@@ -9,6 +9,7 @@ import click
 
 from chopper._pages import check_page
 from chopper.cli._complete import paths
+from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
 from chopper.run import is_experiment
@@ -19,7 +20,7 @@ from chopper.run import is_experiment
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     default=Path("report.html"),
     show_default=True,
     help="File to write; .html, .md, .json or .txt chooses the format.",

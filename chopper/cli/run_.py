@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._complete import workloads
+from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import ChopperError, printable
 
@@ -64,7 +65,7 @@ class _Command(click.Command):
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Directory of the run. [default: runs/<time>-<workload>]",
 )
 @click.option("--force", is_flag=True, help="Replace the run in the output directory.")

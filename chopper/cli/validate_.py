@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli._path import NamedPath
 from chopper.errors import OutputError, UsageError
 from chopper.validation.results import MAGNITUDES
 
@@ -35,7 +36,7 @@ _SUITES = ("synthetic", "real")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(dir_okay=False),
     help="Write a report: .html, .md, .txt or .json.",
 )
 @click.option("--force", is_flag=True, help="Replace the report.")

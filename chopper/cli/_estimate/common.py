@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from chopper import quantities
+from chopper.cli._path import NamedPath
 from chopper.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def shown(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "-o",
             "--output",
-            type=click.Path(path_type=Path),
+            type=NamedPath(),
             help="File to write besides; .html (with figures), .md, .json or .txt.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form."),

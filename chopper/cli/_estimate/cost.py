@@ -9,6 +9,7 @@ import click
 
 from chopper.cli._complete import paths
 from chopper.cli._estimate.common import COUNT, NUMBER, check, contradict, show, shown
+from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--price", type=NUMBER, help="Of one device for one hour.  [default: from the list]")
 @click.option(
     "--prices",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="FILE",
     help="A list of prices of your own.",
 )

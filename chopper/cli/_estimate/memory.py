@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.cli._estimate.common import COUNT, SIZE, check, contradict, given, show, shown
+from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ _USABLE_RATIO = 0.95
 
 @click.command("memory", short_help="Peak memory of a training step, per rank and category.")
 @click.argument("model", required=False)
-@click.option(
-    "--config", type=click.Path(path_type=Path), metavar="FILE", help="A Hugging Face config.json."
-)
+@click.option("--config", type=NamedPath(), metavar="FILE", help="A Hugging Face config.json.")
 @click.option(
     "--module",
     metavar="PACKAGE.MODULE:FACTORY",

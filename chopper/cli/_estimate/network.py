@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper.cli._estimate.common import COUNT, RATE, SIZE, TIME, check, contradict, show, shown
+from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--topology",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="FILE",
     help="A described network, .json or .yaml; options below override its fields.",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._estimate.common import COUNT, NUMBER, RATE, check, show, shown
+from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ PCIE5_BYTES_PER_S = (54.8e9, 46.8e9)
 
 @click.command("offload", short_help="Optimizer, parameters or activations on the host.")
 @click.argument("model", required=False)
-@click.option(
-    "--config", type=click.Path(path_type=Path), metavar="FILE", help="A Hugging Face config.json."
-)
+@click.option("--config", type=NamedPath(), metavar="FILE", help="A Hugging Face config.json.")
 @click.option("--device", default="h100-sxm", show_default=True, help="Of the table of devices.")
 @click.option(
     "--efficiency",

@@ -9,6 +9,7 @@ import click
 
 from chopper.cli._complete import paths
 from chopper.cli._estimate.common import COUNT, NUMBER, check, given, show, shown
+from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--topology",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="FILE",
     help="The network, .json or .yaml.  [default: HGX H100, 400 Gb/s per GPU]",
 )
