@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.sampler import added, verdict
 from chopper.collectors.sampler import (
     COMM,
     ClockSource,
@@ -698,3 +699,26 @@ def test_sanitized_build_survives_plans_of_all_kinds(tmp_path: Path) -> None:
     done = run_program("tests/collectors/fuzz_fast.py", "--sanitize", "--count", "300")
     assert done.returncode == 0, done.stderr[-5000:]
     assert "300 rounds" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        ([n / 1000 for n in range(-20, 20)], ("not told apart from none", "cannot be told")),
+        ([0.001 + n / 1e6 for n in range(40)], ("adds 0.10% to 0.10%", "at most 0.5%")),
+        ([0.02 + n / 1e6 for n in range(40)], ("adds 2.00%", "more than 0.5%")),
+        ([0.02, 0.021, 0.019], ("not told apart from none", "cannot be told")),
+    ],
+)
+def test_the_benchmark_says_what_its_pairs_cannot_tell(
+    ratios: list[float], says: tuple[str, str]
+) -> None:
+    said = verdict({"way": "chopper", **added(ratios)})
+    assert all(words in said for words in says), said
+
+
+def test_the_median_of_pairs_lies_in_its_interval_as_often_as_is_said() -> None:
+    """Of 12 ordered pairs the 3rd and the 10th: 1 − 2 · (1 + 12 + 66) / 4096 = 96 %."""
+    found = added([float(n) for n in range(1, 13)])
+    assert found["added_interval_share"] == [3.0, 10.0]
+    assert found["added_median_share"] == 6.5
