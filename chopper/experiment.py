@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from chopper.run import Run
 
 SCHEMA = "chopper.experiment/1"
+REPETITION = "repetition"
+"""Label of a number that a run measured several times over, each time of something else: a stretch
+of its steps. Where a variant has a single run, these are its repetitions."""
 STEP = "step_ns"
 """Measured by chopper in every variant that has steps: median length of a step window."""
 
@@ -71,7 +74,8 @@ class Row:
     labels: Labels
     variant: str
     values: tuple[float, ...]
-    """One per repetition: the median of what the repetition recorded, averaged over its ranks."""
+    """One per repetition: the median of what the repetition recorded, averaged over its ranks.
+    Of a single run that labels its own, one for each of these."""
     estimate: Estimate
     ratio: Estimate | None
     """To the baseline's; None for the baseline itself, and where it did not measure this."""
@@ -332,6 +336,8 @@ def load(path: Path) -> Experiment:
     Raises:
         InputError: there is none, it is damaged, or none of its runs was recorded.
     """
+    import statistics
+
     from chopper.api import attribute
     from chopper.api import load as load_run
     from chopper.errors import ChopperError
@@ -345,7 +351,11 @@ def load(path: Path) -> Experiment:
         for name in variant.runs:
             try:
                 run = load_run(path / name)
-                measured += [(variant.name, *m) for m in _measures_of(run.manifest)]
+                measured += [
+                    (variant.name, name, labels, value)
+                    for name, labels, values in _measures_of(run.manifest)
+                    for value in (values if len(variant.runs) == 1 else [statistics.fmean(values)])
+                ]
                 attribution = attribute(run)
             except ChopperError as exc:
                 notes.append(f"{name}: {exc}")
@@ -393,17 +403,25 @@ def write_plan(path: Path, plan: Plan) -> None:
     )
 
 
-def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, float]]:
-    """What one run measured: the median of each rank's values, then the mean over ranks."""
+def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, list[float]]]:
+    """What one run measured, a value for each repetition of its own: the median of each rank's
+    values, then the mean over ranks.
+    """
     import statistics
 
-    found: dict[tuple[str, Labels], dict[int, list[float]]] = {}
+    found: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
     for rank in manifest.ranks:
         for measure in rank.measures:
-            key = measure.name, tuple(sorted(measure.labels.items()))
-            found.setdefault(key, {}).setdefault(rank.rank, []).append(measure.value)
-    for (name, labels), ranks in found.items():
-        yield name, labels, statistics.fmean(statistics.median(v) for v in ranks.values())
+            labels = tuple(sorted((k, v) for k, v in measure.labels.items() if k != REPETITION))
+            repetitions = found.setdefault((measure.name, labels), {})
+            ranks = repetitions.setdefault(measure.labels.get(REPETITION, 0), {})
+            ranks.setdefault(rank.rank, []).append(measure.value)
+    for (name, labels), repetitions in found.items():
+        values = [
+            statistics.fmean(statistics.median(v) for v in ranks.values())
+            for ranks in repetitions.values()
+        ]
+        yield name, labels, values
 
 
 def _sensed(run: Run) -> Iterable[tuple[str, float]]:

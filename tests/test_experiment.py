@@ -91,6 +91,28 @@ def test_measures_are_joined_over_ranks_and_repetitions(made):
     assert found.ratio("time_ns", "b", "a", size_bytes=5) is None
 
 
+def test_repetitions_within_a_run_count_where_it_is_the_only_one(made):
+    plan = ex.read_plan(made)
+    for variant, rates in zip(plan.variants, ((1000, 1010, 1020), (4000, 4040)), strict=True):
+        variant.runs = [f"{variant.name}-alone"]
+        measured = [("rate_per_s", rate, {ex.REPETITION: k}) for k, rate in enumerate(rates)]
+        recorded(made / variant.runs[0], measured, ranks=2)
+    ex.write_plan(made, plan)
+    found = ex.load(made).find("rate_per_s", "b")
+    assert found is not None
+    assert found.values == (4000, 4040)
+    assert found.labels == ()
+    assert found.ratio is not None
+    assert found.ratio.ci95 is not None
+    # With several runs, a run's own are one value: they are not independent of each other.
+    plan.variants[1].runs = ["b-alone", "b-1"]
+    recorded(made / "b-1", [("rate_per_s", 4060, {})], ranks=2)
+    ex.write_plan(made, plan)
+    found = ex.load(made).find("rate_per_s", "b")
+    assert found is not None
+    assert found.values == (4020, 4060)
+
+
 def test_runs_without_a_trace_still_count(made):
     found = ex.load(made)
     assert found.find("tokens_per_s") is not None

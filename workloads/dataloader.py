@@ -10,9 +10,11 @@ All variants train on the same samples in the same steps: what a step takes is a
 - ``loader``: torch's DataLoader, in which every worker of every rank opens every source and reads
   one document after the other; ``tuned`` has more workers, which fetch further ahead;
 - ``concurrent``: the same, but a worker reads the documents of its batch at once;
-- ``disaggregated``: each source is opened once, by loader actors that all ranks share, and
-  documents are packed into rows (disaggregated.py);
+- ``disaggregated``: each source is opened once, by loader actors that all ranks share
+  (disaggregated.py);
 - ``balanced``: that, and each rank gets as much to compute as the others.
+
+All of them tokenize, and pack documents into the same rows.
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,92 +44,27 @@ from chopper.errors import ChopperError
 from chopper.workloads import disaggregated as actors
 from chopper.workloads import options
 from chopper.workloads.decoder import Decoder, cost_of, loss_of
-from chopper.workloads.disaggregated import Batch, Setup, memory_bytes, packed
-from chopper.workloads.machine import BACKEND, Needs, choose_device
-from chopper.workloads.mixture import (
-    READ_TIMEOUT_S,
-    VOCABULARY,
-    Mixture,
-    SourceSpec,
-    make_sources,
-    planner,
+from chopper.workloads.disaggregated import Batch, memory_bytes, packed
+from chopper.workloads.loading import (
+    STRETCHES,
+    WITH_ACTORS,
+    Span,
+    plans,
+    points,
+    setup_of,
+    specs,
+    workers_of,
 )
-from chopper.workloads.planning import METHODS, Limits, Plan, Planner, imbalance, pack
+from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, synchronized
+from chopper.workloads.machine import BACKEND, choose_device
+from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, SourceSpec
+from chopper.workloads.planning import Plan, imbalance
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
-WITH_ACTORS = ("disaggregated", "balanced")
-SWEEP_MS = (1, 5, 20, 50, 100, 200)
 PROBED_MS = 10
-"""Storage beside that of --latency, fast enough to see what asking actors costs."""
+"""Storage that is fast enough to see what asking actors costs."""
 SECTION_STEPS = 32
 """Steps whose samples make one digest in what is printed."""
-_WORKER_BYTES = 20_000_000
-_RANK_BYTES = 600_000_000
-_RAY_BYTES = 800_000_000
-
-
-def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
-    """What the hungriest variant takes: the state of all sources in each worker of each rank."""
-    if args.longest < 8:
-        raise ValueError(f"--longest {args.longest}: a document has at least 8 tokens")
-    variants = getattr(args, "variants", None) or (args.variant,)
-    with_actors = bool(set(variants) & set(WITH_ACTORS))
-    sources = specs(args)
-    try:
-        plans(args, sources, ranks)
-        if with_actors:
-            actors.load_ray()
-    except actors.LoaderError as exc:
-        raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
-    except ChopperError as exc:
-        raise ValueError(str(exc)) from exc
-    state = sum(source.state_bytes for source in sources)
-    workers = max(workers_of(variant, args) for variant in variants)
-    shared = (state + _RAY_BYTES) // ranks if with_actors else 0
-    return Needs(
-        memory_bytes=max(workers * (state + _WORKER_BYTES), shared) + _RANK_BYTES,
-        what=f"{workers} workers in each of {ranks} ranks, with {args.sources} sources of "
-        f"{args.state} MB open in each worker,",
-        remedy="take a smaller --state or fewer workers, or leave variants out with --variants",
-    )
-
-
-def specs(args: argparse.Namespace, latency_ms: float | None = None) -> list[SourceSpec]:
-    """The sources that the options describe."""
-    return make_sources(
-        count=args.sources,
-        state_bytes=args.state * 1_000_000,
-        latency_s=(args.latency if latency_ms is None else latency_ms) / 1e3,
-        documents=args.documents,
-        tokens=args.tokens,
-        longest=args.longest,
-        seed=args.seed,
-        fault=args.fault,
-    )
-
-
-def workers_of(variant: str, args: argparse.Namespace) -> int:
-    """Worker processes of each rank."""
-    workers: int = args.tuned if variant == "tuned" else args.workers
-    return 0 if variant in WITH_ACTORS else workers
-
-
-def method_of(args: argparse.Namespace) -> str:
-    """How the variant gives samples to ranks."""
-    return str(args.balance) if args.variant == "balanced" else "random"
-
-
-def plans(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Planner:
-    """What each step loads."""
-    return planner(
-        sources,
-        batch=args.batch,
-        ranks=ranks,
-        seed=args.seed,
-        cost=cost_of(args.width, VOCABULARY),
-        method=method_of(args),
-        ramp=args.ramp,
-    )
 
 
 def main() -> None:
@@ -156,34 +92,31 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
 
-    # Neither the first batch of each worker nor the stock that actors begin with says how fast the
-    # rest comes, and only over whole rounds of all workers are there as many as time passes.
-    workers = workers_of(args.variant, args)
-    warmup = workers or args.prefetch
-    # The steps of actors are short: four times as many are still the shorter time.
-    measured = -(-args.steps // workers) * workers if workers else 4 * args.steps
-    traced = max(workers, args.steps // 3) if workers else args.steps
-    sweep = args.sweep != "none"
-    window = (0, 1) if sweep else (warmup + measured, warmup + measured + traced)
+    span = Span.of(args)
+    latencies_ms, swept = points(args), args.sweep != "none"
+    before = (len(latencies_ms) - 1) * span.total(traced=False) + span.warmup + span.measured
+    window = (before, before + span.traced)
     with chopper.profile(args.output, steps=window) as prof:
         # What a step allocates once is the trainer's, not the loader's.
         loss_of(model, made_up(args), ranks, device).backward()
         model.zero_grad()
         trainer = Trainer(args, model, device, prof)
         with ray_for(args):
-            for latency_ms in SWEEP_MS if sweep else (args.latency,):
+            for latency_ms in latencies_ms:
+                labels = {"latency_ms": latency_ms} if swept else {}
+                if labels and rank == 0:
+                    print(f"{args.variant}: storage of {latency_ms} ms", flush=True)
                 sources = specs(args, latency_ms)
-                labels = {"latency_ms": latency_ms} if sweep else {}
-                total = warmup + measured + (0 if sweep else traced)
+                total = span.total(traced=latency_ms == latencies_ms[-1])
                 began = time.perf_counter()
-                with batches_of(args, sources, total) as batches:
-                    seen = trainer.run(prof.watch(batches), warmup, measured, began, labels)
+                with batches_of(args, sources, total) as feed:
+                    seen = trainer.run(feed, span, began, labels)
                 check(args, sources, seen, total, prof, labels)
             if args.variant == "disaggregated":
-                for latency_ms in SWEEP_MS if sweep else (PROBED_MS, args.latency):
+                for latency_ms in sorted({PROBED_MS, *latencies_ms} if swept else {PROBED_MS}):
                     latency_of_a_batch(args, latency_ms, prof)
-        if args.variant == "balanced" and not sweep and rank == 0:
-            balancing_alone(args, decoder, device, prof)
+        if args.variant == "balanced" and rank == 0:
+            balancing_alone(args, device, prof)
         dist.barrier()
 
 
@@ -211,10 +144,17 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
         dist.barrier()
 
 
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A rank's batches."""
+
+    batches: Iterator[Batch]
+    stock: Callable[[], int] = lambda: 0
+    """Steps that wait to be taken; 0 where trainers wait for each."""
+
+
 @contextlib.contextmanager
-def batches_of(
-    args: argparse.Namespace, sources: list[SourceSpec], steps: int
-) -> Iterator[Iterator[Batch]]:
+def batches_of(args: argparse.Namespace, sources: list[SourceSpec], steps: int) -> Iterator[Feed]:
     """A rank's batches, and whoever makes them for as long as the block lasts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.variant not in WITH_ACTORS:
@@ -231,23 +171,26 @@ def batches_of(
                 steps=steps,
                 workers=workers_of(args.variant, args),
                 prefetch=4 if args.variant == "tuned" else 2,
+                width=args.longest if args.rows == "packed" else None,
                 timeout_s=args.batch * READ_TIMEOUT_S / 4,
             )
         ) as batches:
-            yield batches
+            yield Feed(batches)
         return
     setup = setup_of(args, sources, ranks)
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
-    yield actors.batches(
-        actors.constructor(setup),
-        rank=rank,
-        first=args.first,
-        steps=steps,
-        prefetch=args.prefetch,
+    constructor = actors.constructor(setup)
+    yield Feed(
+        actors.batches(
+            constructor, rank=rank, first=args.first, steps=steps, prefetch=args.prefetch
+        ),
+        lambda: actors.stock(constructor),
     )
     dist.barrier()
     if started is not None:
+        grown = ", ".join(f"{n} from step {step}" for step, n in actors.fleets(started))
+        print(f"{args.variant}: loader actors: {grown}", flush=True)
         actors.stop_actors(started)
 
 
@@ -256,39 +199,45 @@ def fmean_latency(sources: list[SourceSpec]) -> float:
     return sum(source.weight * source.latency_s for source in sources)
 
 
-def setup_of(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Setup:
-    """What the actors are told."""
-    return Setup(
-        name=f"{sources[0].latency_s}",
-        sources=tuple(sources),
-        batch=args.batch,
-        ranks=ranks,
-        seed=args.seed,
-        method=method_of(args),
-        cost=cost_of(args.width, VOCABULARY),
-        width=args.longest,
-        loaders=min(args.loaders, args.sources),
-        limits=Limits(
-            threads=args.threads, memory_bytes=8 << 30, most=max(args.most, args.loaders)
-        ),
-        prefetch=args.prefetch,
-        ramp=args.ramp,
-    )
-
-
 @dataclass
 class Window:
-    """What one rank saw of the measured steps."""
+    """What one rank saw of a stretch of the measured steps."""
 
-    elapsed_s: float = 0.0
+    elapsed_s: float
+    own_cpu_s: float
+    """Of a core, that this rank took and what it started."""
+    busy_cpu_s: float
+    """That all programs of this machine took."""
+    stock: int
+    """Steps that had been loaded ahead."""
     wait_s: float = 0.0
     compute_s: list[float] = field(default_factory=list)
     """Per step."""
-    tokens: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)
+    tokens: int = 0
+    cells: int = 0
     """With padding."""
-    losses: list[float] = field(default_factory=list)
-    memory_bytes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls, feed: Feed) -> Window:
+        """What the clocks say; the difference of two is a stretch."""
+        here = psutil.Process()
+        own_s = 0.0
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own_s += sum(process.cpu_times()[:2])
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        # What guests take is counted as the user's, too.
+        guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        stock = feed.stock() if dist.get_rank() == 0 else 0
+        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, stock)
+
+    def end(self, now: Window) -> None:
+        """Turn what the clocks said at the beginning into what passed."""
+        self.elapsed_s = now.elapsed_s - self.elapsed_s
+        self.own_cpu_s = now.own_cpu_s - self.own_cpu_s
+        self.busy_cpu_s = now.busy_cpu_s - self.busy_cpu_s
+        self.stock = now.stock - self.stock
 
 
 class Trainer:
@@ -308,29 +257,32 @@ class Trainer:
         self.own_bytes = memory_bytes([os.getpid()])
 
     def run(
-        self,
-        batches: Any,
-        warmup: int,
-        measured: int,
-        began: float,
-        labels: dict[str, int],
+        self, feed: Feed, span: Span, began: float, labels: dict[str, int]
     ) -> list[list[tuple[int, int]]]:
         """Train on all batches; returns the samples of each step.
 
         Args:
-            batches: of this rank.
-            warmup: steps before what is measured.
-            measured: steps that are.
+            feed: the batches of this rank.
+            span: which of the steps are measured.
             began: when the loader was asked for, as time.perf_counter() tells it.
             labels: of what is measured.
         """
         seen: list[list[tuple[int, int]]] = []
-        here = Window()
-        coming = iter(batches)
+        losses: list[float] = []
+        stretches: list[Window] = []
+        stretch = span.measured // STRETCHES
+        coming = iter(self.prof.watch(feed.batches))
         for step in range(sys.maxsize):
-            if step == warmup:
+            measured = step - span.warmup
+            if measured % stretch == 0 and 0 <= measured <= span.measured:
                 dist.barrier()
-                here.elapsed_s = -time.perf_counter()
+                now = Window.now(feed)
+                if stretches:
+                    stretches[-1].end(now)
+                if measured < span.measured:
+                    stretches.append(replace(now))
+                else:
+                    self.report(stretches, self.memory(), losses[:8], labels)
             asked = time.perf_counter()
             batch = next(coming, None)
             if batch is None:
@@ -340,18 +292,14 @@ class Trainer:
                 self.prof.measure("first_batch_ns", (time.perf_counter() - began) * 1e9, **labels)
             compute_s, loss = self.step(batch)
             seen.append(batch.samples)
-            here.losses.append(loss)
-            if warmup <= step < warmup + measured:
+            losses.append(loss)
+            if 0 <= measured < span.measured:
+                here = stretches[-1]
                 here.wait_s += waited_s
                 here.compute_s.append(compute_s)
-                here.tokens.append(sum(map(sum, batch.documents)))
-                here.cells.append(batch.tokens.size)
-            if step == warmup + measured - 1:
-                dist.barrier()
-                here.elapsed_s += time.perf_counter()
-                here.memory_bytes = self.memory()
-                self.report(here, labels)
-            if self.args.fault == "killed-loader" and step == warmup + measured // 2:
+                here.tokens += sum(map(sum, batch.documents))
+                here.cells += batch.tokens.size
+            if self.args.fault == "killed-loader" and measured == span.measured // 2:
                 kill_a_loader()
             self.prof.step()
         return seen
@@ -378,42 +326,50 @@ class Trainer:
         out["trainers' growth"] = memory_bytes([os.getpid()]) - self.own_bytes
         return out
 
-    def report(self, here: Window, labels: dict[str, int]) -> None:
+    def report(
+        self,
+        stretches: list[Window],
+        memory: dict[str, int],
+        losses: list[float],
+        labels: dict[str, int],
+    ) -> None:
         """Join what all ranks saw; rank 0 keeps it."""
-        ranks = dist.get_world_size()
-        gathered: list[Any] = [None] * ranks
-        dist.all_gather_object(gathered, here)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (stretches, memory, losses))
         if dist.get_rank():
             return
-        windows: list[Window] = gathered
-        elapsed_s = max(w.elapsed_s for w in windows)
-        steps = len(here.compute_s)
-        memory: Counter[str] = Counter()
-        for window in windows:
-            memory.update(window.memory_bytes)
-        compute_s = np.array([w.compute_s for w in windows])
-        tokens, cells = (sum(sum(getattr(w, a)) for w in windows) for a in ("tokens", "cells"))
-
-        def keep(name: str, value: float, **more: str) -> None:
-            self.prof.measure(name, value, **labels, **more)
-
-        keep("samples_per_s", steps * ranks * self.args.batch / elapsed_s)
-        keep("tokens_per_s", tokens / elapsed_s)
-        keep("data_wait_ratio", statistics.fmean(w.wait_s / w.elapsed_s for w in windows))
-        keep("loader_memory_bytes", sum(memory.values()))
-        keep("compute_imbalance_ratio", float(np.mean(compute_s.max(0) / compute_s.mean(0))))
-        keep("slowest_rank_ns", float(compute_s.max(0).mean()) * 1e9)
-        keep("padding_ratio", 1 - tokens / cells)
-        keep("first_loss", float(np.mean([w.losses[:8] for w in windows])))
-        for role, value in memory.items():
-            if not labels:
-                keep("memory_bytes", value, of=role)
+        for repetition, windows in enumerate(zip(*(seen for seen, _, _ in gathered), strict=True)):
+            for name, value in rates(windows, self.args.batch).items():
+                self.prof.measure(name, value, **labels, repetition=repetition)
+        roles: Counter[str] = Counter()
+        for _, of_rank, _ in gathered:
+            roles.update(of_rank)
+        self.prof.measure("loader_memory_bytes", sum(roles.values()), **labels)
+        first = float(np.mean([losses for _, _, losses in gathered]))
+        self.prof.measure("first_loss", first, **labels)
+        for role, value in {} if labels else roles.items():
+            self.prof.measure("memory_bytes", value, of=role)
 
 
-def synchronized() -> float:
-    """Now, with nothing under way on the GPU."""
-    torch.cuda.synchronize()
-    return time.perf_counter()
+def rates(windows: Sequence[Window], batch: int) -> dict[str, float]:
+    """What a stretch says, by all ranks' windows of it."""
+    elapsed_s = max(w.elapsed_s for w in windows)
+    compute_s = np.array([w.compute_s for w in windows])
+    ranks, steps = compute_s.shape
+    # What had been loaded before the stretch and was used up in it does not count.
+    loaded = max(0, steps + min(0, windows[0].stock))
+    others_s = windows[0].busy_cpu_s - sum(w.own_cpu_s for w in windows)
+    tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
+    return {
+        "samples_per_s": loaded * ranks * batch / elapsed_s,
+        "tokens_per_s": loaded / steps * tokens / elapsed_s,
+        "data_wait_ratio": statistics.fmean(w.wait_s / w.elapsed_s for w in windows),
+        "compute_imbalance_ratio": float(np.mean(compute_s.max(0) / compute_s.mean(0))),
+        "slowest_rank_ns": float(compute_s.max(0).mean()) * 1e9,
+        "padding_ratio": 1 - tokens / cells,
+        # Clock ticks of many processes: a little less than nothing is nothing.
+        "other_programs_ratio": max(0.0, others_s / elapsed_s / (psutil.cpu_count() or 1)),
+    }
 
 
 def role_of(process: psutil.Process) -> str:
@@ -476,101 +432,6 @@ def check(
 def uneven_of(args: argparse.Namespace, plan: Plan, ranks: int) -> float:
     """Largest load over the mean load of a step."""
     return imbalance(cost_of(args.width, VOCABULARY)(plan.length), plan.rank, ranks)
-
-
-def latency_of_a_batch(
-    args: argparse.Namespace, latency_ms: int, prof: chopper.Profile, probes: int = 4
-) -> None:
-    """Time from asking for a step to having it, nothing loaded ahead: in this process and by
-    actors, the same samples. The difference is what disaggregation costs by itself.
-    """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        sources = specs(args, latency_ms)
-        setup = replace(setup_of(args, sources, ranks), name=f"probe {latency_ms}", prefetch=1)
-        steps = range(args.first, args.first + probes + 1)
-        here = list(in_this_process(args, sources, steps))
-        started = actors.start_actors(setup)
-        there = []
-        asked_s = time.perf_counter()
-        for _ in actors.batches(
-            actors.constructor(setup), rank=0, first=args.first, steps=len(steps), prefetch=0
-        ):
-            there.append(time.perf_counter() - asked_s)
-            asked_s = time.perf_counter()
-        actors.stop_actors(started)
-        for by, took in (("this process", here), ("actors", there)):
-            # The first opens the sources.
-            for batch_s in took[1:]:
-                prof.measure("batch_latency_ns", batch_s * 1e9, by=by, latency_ms=latency_ms)
-    dist.barrier()
-
-
-def in_this_process(
-    args: argparse.Namespace, sources: list[SourceSpec], steps: range
-) -> Iterator[float]:
-    """Seconds that reading and packing all samples of each step takes, reading them at once."""
-    ranks = dist.get_world_size()
-    plan, mixture = plans(args, sources, ranks), Mixture(sources)
-    with ThreadPoolExecutor(args.batch * ranks) as pool:
-        for step in steps:
-            began = time.perf_counter()
-            planned = plan.plan(step)
-            items = list(zip(planned.source.tolist(), planned.index.tolist(), strict=True))
-            read = [ids for ids, _ in mixture.read_all(items, pool, READ_TIMEOUT_S)]
-            for rank in range(ranks):
-                mine = [ids for ids, r in zip(read, planned.rank, strict=True) if r == rank]
-                rows = pack(np.array([len(ids) for ids in mine]), args.longest)
-                packed(
-                    step,
-                    [[mine[d] for d in r] for r in rows],
-                    [],
-                    width=args.longest,
-                    step_tokens=1,
-                )
-            yield time.perf_counter() - began
-
-
-def balancing_alone(
-    args: argparse.Namespace,
-    model: nn.Module,
-    device: torch.device,
-    prof: chopper.Profile,
-    steps: int = 4,
-) -> None:
-    """What the slowest of many ranks computes per step, by how samples were given to ranks.
-
-    Each virtual rank's forward and backward really runs, one after the other, on documents of the
-    planned lengths: more ranks than this machine has cores for would only wait for each other.
-    """
-    clock = time.thread_time if device.type == "cpu" else synchronized
-    for _ in range(3):
-        loss_of(model, made_up(args), 1, device).backward()
-    cost, sources = cost_of(args.width, VOCABULARY), specs(args)
-    for ranks in (2, 4, 8):
-        for method in METHODS:
-            plan = planner(
-                sources, batch=args.batch, ranks=ranks, seed=args.seed, cost=cost, method=method
-            )
-            slowest, even = [], []
-            for planned in map(plan.plan, range(steps)):
-                took = []
-                for rank in range(ranks):
-                    lengths = planned.length[planned.rank == rank]
-                    rows = [
-                        [np.ones(lengths[d], dtype=np.uint16) for d in row]
-                        for row in pack(lengths, args.longest)
-                    ]
-                    batch = packed(0, rows, [], width=args.longest, step_tokens=1)
-                    began = clock()
-                    loss_of(model, batch, 1, device).backward()
-                    took.append(clock() - began)
-                slowest.append(max(took))
-                even.append(imbalance(cost(planned.length), planned.rank, ranks))
-            labels: dict[str, str | int] = {"method": method, "virtual_ranks": ranks}
-            prof.measure("slowest_virtual_rank_ns", statistics.fmean(slowest) * 1e9, **labels)
-            prof.measure("virtual_imbalance_ratio", statistics.fmean(even), **labels)
-    model.zero_grad()
 
 
 if __name__ == "__main__":

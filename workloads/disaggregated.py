@@ -154,6 +154,7 @@ class PlannerActor:
         self._next: list[_Loader] | None = None
         self._leaving: list[tuple[int, Any, list[int]]] = []
         self._fleet = self._place(setup.loaders, [])
+        self._fleets = [(0, len(self._fleet))]
 
     def plan(self, step: int, version: int) -> tuple[Plan, int, list[tuple[Any, list[int]]] | None]:
         """What a step loads; and where, when that is not as it was at ``version``."""
@@ -208,6 +209,10 @@ class PlannerActor:
         )
         return found
 
+    def fleets(self) -> list[tuple[int, int]]:
+        """From which step on there were how many loaders."""
+        return self._fleets
+
     def _place(self, count: int, running: list[_Loader]) -> list[_Loader]:
         """``count`` loaders, those that run among them, opening what they will be asked for."""
         setup, fleet = self._setup, []
@@ -238,6 +243,7 @@ class PlannerActor:
             self._leaving.append((self._latest, now.handle, gone))
         # A loader that nobody has a handle of any more ends, once it answered what it was asked.
         self._fleet, self._next = self._next, None
+        self._fleets.append((self._latest + 1, len(self._fleet)))
         self._version += 1
 
 
@@ -262,6 +268,10 @@ class DataConstructor:
     async def pid(self) -> int:
         """This process."""
         return os.getpid()
+
+    async def stock(self) -> int:
+        """Steps that are loaded and not taken yet."""
+        return sum(task.done() for task in self._steps.values())
 
     async def get(self, rank: int, step: int, ahead: int) -> Batch:
         """A rank's part of a step; steps up to ``ahead`` later begin to load."""
@@ -460,6 +470,14 @@ def start_actors(setup: Setup) -> tuple[Any, Any]:
     )  # type: ignore[return-value]
 
 
+def fleets(started: tuple[Any, Any]) -> list[tuple[int, int]]:
+    """From which step on there were how many loaders."""
+    import ray
+
+    found: list[tuple[int, int]] = ray.get(started[0].fleets.remote())
+    return found
+
+
 def stop_actors(started: tuple[Any, Any]) -> None:
     """End them; the loaders end with the planner, which started them."""
     import ray
@@ -473,6 +491,14 @@ def constructor(setup: Setup) -> Any:
     import ray
 
     return ray.get_actor(f"constructor {setup.name}")
+
+
+def stock(asked_of: Any) -> int:
+    """Steps that a constructor has and that not all ranks have taken."""
+    import ray
+
+    found: int = ray.get(asked_of.stock.remote())
+    return found
 
 
 def batches(

@@ -320,6 +320,8 @@ class Limits:
     """State that one loader may hold."""
     most: int
     """Loaders."""
+    least: int = 1
+    """Loaders that stay, however little they have to do."""
     target: float = 0.75
     """Share of its threads, and of its core, that a loader should be busy at most."""
 
@@ -338,7 +340,8 @@ def loaders_needed(sources: Sequence[SourceLoad], samples_per_s: float, limits: 
         cores / limits.target,
         state_bytes / limits.memory_bytes,
     )
-    return max(1, min(math.ceil(wanted - 1e-9), limits.most, len(sources)))
+    needed = max(math.ceil(wanted - 1e-9), limits.least)
+    return max(1, min(needed, limits.most, len(sources)))
 
 
 def place(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from chopper.workloads.disaggregated import Batch
 from chopper.workloads.mixture import READ_TIMEOUT_S, Mixture, SourceError, SourceSpec
-from chopper.workloads.planning import Planner
+from chopper.workloads.planning import Planner, pack
 
 Tokens = NDArray[np.uint16]
 
@@ -51,12 +53,29 @@ class ConcurrentDocuments(Documents):
             return [ids for ids, _ in self.mixture.read_all(items, pool, READ_TIMEOUT_S)]
 
 
-def padded(documents: list[Tokens]) -> tuple[Tokens, list[list[int]]]:
-    """A row for each document, all as long as the longest."""
-    rows = np.zeros((len(documents), max(map(len, documents))), dtype=np.uint16)
-    for row, ids in zip(rows, documents, strict=True):
-        row[: len(ids)] = ids
-    return rows, [[len(ids)] for ids in documents]
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a worker makes of the documents of a batch."""
+
+    tokens: Tokens
+    """[rows, width], 0 where nothing is."""
+    documents: list[list[int]]
+    """Per row, which documents of the batch it holds."""
+    lengths: list[list[int]]
+    """And how long they are."""
+
+
+def in_rows(width: int | None, documents: list[Tokens]) -> Rows:
+    """Documents packed into rows of ``width``, as the actors do it; None: a row for each, all as
+    long as the longest.
+    """
+    lengths = np.array([len(ids) for ids in documents])
+    rows = [[d] for d in range(len(documents))] if width is None else pack(lengths, width)
+    tokens = np.zeros((len(rows), width or lengths.max()), dtype=np.uint16)
+    for row, held in zip(tokens, rows, strict=True):
+        text = np.concatenate([documents[d] for d in held])
+        row[: len(text)] = text
+    return Rows(tokens, rows, [lengths[held].tolist() for held in rows])
 
 
 def torch_batches(
@@ -68,6 +87,7 @@ def torch_batches(
     steps: int,
     workers: int,
     prefetch: int,
+    width: int | None,
     timeout_s: float,
 ) -> Generator[Batch, None, None]:
     """A rank's batches of steps ``first`` to ``first + steps``, in order.
@@ -80,6 +100,7 @@ def torch_batches(
         steps: how many.
         workers: processes.
         prefetch: batches per worker that are asked for ahead.
+        width: of a row that documents are packed into; None: a row for each.
         timeout_s: for a batch.
 
     Raises:
@@ -93,7 +114,7 @@ def torch_batches(
         loader = DataLoader(
             dataset,
             batch_sampler=_Batches(ahead, wanted, rank),
-            collate_fn=padded,
+            collate_fn=functools.partial(in_rows, width),
             num_workers=workers,
             worker_init_fn=dataset.open_all,
             prefetch_factor=prefetch,
@@ -102,13 +123,15 @@ def torch_batches(
         batches = iter(loader)
     for step in wanted:
         try:
-            tokens, documents = next(batches)
+            rows = next(batches)
         except SourceError as exc:
             raise SourceError(_without_traceback(str(exc))) from None
         except RuntimeError as exc:
             raise SourceError(f"step {step}: {str(exc).splitlines()[0]}") from exc
         plan = taken.plan(step)
-        yield Batch(step, tokens, documents, plan.of(rank), int(plan.length.sum()))
+        mine = plan.of(rank)
+        samples = [mine[d] for held in rows.documents for d in held]
+        yield Batch(step, rows.tokens, rows.lengths, samples, int(plan.length.sum()))
 
 
 class _Batches:

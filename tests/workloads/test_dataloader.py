@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper.workloads import dataloader, options  # noqa: E402
+from chopper.workloads import dataloader, loading, loading_alone, options  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
 from chopper.workloads.disaggregated import packed  # noqa: E402
 from chopper.workloads.mixture import SourceError, make_sources, planner  # noqa: E402
@@ -17,7 +17,7 @@ from chopper.workloads.planning import Cost, pack  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
-    padded,
+    in_rows,
     torch_batches,
 )
 
@@ -41,7 +41,7 @@ def as_rows(docs, width=64):
 
 
 def as_padded(docs):
-    tokens, _ = padded(docs)
+    tokens = in_rows(None, docs).tokens
     return packed(
         0, [[d] for d in docs], [], width=tokens.shape[1], step_tokens=sum(map(len, docs))
     )
@@ -108,7 +108,7 @@ def sources(fault="none"):
     )
 
 
-def loading(kind, fault="none", steps=6, first=0):
+def serving(kind, fault="none", steps=6, first=0, width=None):
     made = sources(fault)
 
     def plans():
@@ -122,26 +122,39 @@ def loading(kind, fault="none", steps=6, first=0):
         steps=steps,
         workers=2,
         prefetch=2,
+        width=width,
         timeout_s=30,
     )
 
 
 @pytest.mark.parametrize("kind", [Documents, ConcurrentDocuments])
 def test_the_data_loader_serves_what_was_planned(kind):
-    plan, batches = loading(kind, first=3)
+    plan, batches = serving(kind, first=3, width=64)
     found = list(batches)
     assert [batch.step for batch in found] == [3, 4, 5, 6, 7, 8]
     for batch in found:
         planned = plan.plan(batch.step)
         assert Counter(batch.samples) == Counter(planned.of(1))
-        mine = planned.length[planned.rank == 1]
-        assert [row[0] for row in batch.documents] == mine.tolist()
+        lengths = dict(
+            zip(zip(planned.source, planned.index, strict=True), planned.length, strict=True)
+        )
+        held = [length for row in batch.documents for length in row]
+        assert held == [lengths[sample] for sample in batch.samples]
         assert batch.step_tokens == planned.length.sum()
+
+
+def test_a_data_loader_makes_the_rows_that_actors_make():
+    docs = documents(40, 3, 17, 9, 30)
+    rows, made = in_rows(64, docs), as_rows(docs)
+    np.testing.assert_array_equal(rows.tokens, made.tokens)
+    assert rows.lengths == made.documents
+    assert [[len(docs[d]) for d in held] for held in rows.documents] == rows.lengths
+    assert in_rows(None, docs).tokens.shape == (5, 40)
 
 
 @pytest.mark.parametrize("kind", [Documents, ConcurrentDocuments])
 def test_a_source_that_raises_in_a_worker_is_one_line(kind):
-    _, batches = loading(kind, "raises", steps=20)
+    _, batches = serving(kind, "raises", steps=20)
     with pytest.raises(SourceError, match=r"^source code-01, sample \d+: OSError: conn") as refused:
         list(batches)
     assert "\n" not in str(refused.value)
@@ -154,10 +167,87 @@ def arguments(*words, variants=()):
 
 def test_memory_is_told_before_it_is_taken():
     # 24 sources of 12 MB in each of 24 workers, 20 MB for each worker, 600 MB for the rank.
-    found = dataloader.needs(arguments(variants=("loader", "tuned")), 2, "cpu")
-    assert found.memory_bytes == pytest.approx(24 * (24 * 12e6 + 20e6) + 600e6, rel=1e-3)
-    less = dataloader.needs(arguments(variants=("loader",)), 2, "cpu")
+    found = loading.needs(arguments(variants=("loader", "tuned")), 2, "cpu")
+    assert found.memory_bytes == pytest.approx(24 * (24 * 12e6 + 20e6) + 600e6, rel=0.01)
+    less = loading.needs(arguments(variants=("loader",)), 2, "cpu")
     assert less.memory_bytes < found.memory_bytes / 2
+    large = loading.needs(arguments("--width", "65536", variants=("loader",)), 2, "cpu")
+    assert large.what.startswith("training a model of --width 65536")
+    assert large.memory_bytes > 4 * 5 * 12 * 65536**2
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [("loader", (8, 24, 16, 0)), ("tuned", (24, 24, 24, 0)), ("balanced", (64, 216, 24, 64))],
+)
+def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, expected):
+    span = loading.Span.of(arguments("--variant", variant))
+    assert (span.warmup, span.measured, span.traced, span.last) == expected
+    assert span.total(traced=True) == sum(expected)
+    assert span.measured % loading.STRETCHES == 0
+
+
+def test_a_sweep_ends_with_the_latency_of_the_option():
+    assert loading.points(arguments()) == [150]
+    swept = loading.points(arguments("--sweep", "latency", "--latency", "20"))
+    assert swept == [1, 5, 50, 100, 200, 20]
+
+
+def window(*, elapsed_s, stock, busy_s=0.0, own_s=0.0, compute_s=(0.1, 0.3)):
+    return dataloader.Window(
+        elapsed_s, own_s, busy_s, stock, 1.0, list(compute_s), tokens=900, cells=1000
+    )
+
+
+def test_what_had_been_loaded_before_a_stretch_does_not_count_in_it():
+    slow, fast = window(elapsed_s=4.0, stock=0), window(elapsed_s=2.0, stock=7)
+    # 2 steps of 2 ranks × 16 samples in the 4 s that the slower rank took.
+    assert dataloader.rates([slow, fast], 16)["samples_per_s"] == 16
+    assert dataloader.rates([fast, fast], 16)["samples_per_s"] == 32
+    drained = dataloader.rates([window(elapsed_s=2.0, stock=-1)] * 2, 16)
+    assert drained["samples_per_s"] == 16
+    assert drained["tokens_per_s"] == 450
+    assert drained["padding_ratio"] == pytest.approx(0.1)
+    assert dataloader.rates([window(elapsed_s=2.0, stock=-9)] * 2, 16)["samples_per_s"] == 0
+
+
+def test_what_other_programs_take_of_the_cores_is_told(monkeypatch):
+    monkeypatch.setattr("psutil.cpu_count", lambda: 4)
+    windows = [window(elapsed_s=10.0, stock=0, busy_s=24.0, own_s=own_s) for own_s in (3.0, 1.0)]
+    assert dataloader.rates(windows, 16)["other_programs_ratio"] == pytest.approx(0.5)
+
+
+def test_the_slowest_rank_of_each_step_counts():
+    windows = [window(elapsed_s=1.0, stock=0, compute_s=c) for c in ((0.1, 0.3), (0.2, 0.1))]
+    found = dataloader.rates(windows, 16)
+    assert found["slowest_rank_ns"] == pytest.approx(0.25e9)
+    assert found["compute_imbalance_ratio"] == pytest.approx((0.2 / 0.15 + 0.3 / 0.2) / 2)
+
+
+class Kept:
+    """Stands where a recording does."""
+
+    def __init__(self):
+        self.rows = []
+
+    def measure(self, name, value, **labels):
+        self.rows.append((name, value, labels))
+
+
+def test_balancing_alone_gives_the_same_documents_to_other_ranks():
+    kept = Kept()
+    loading_alone.balancing_alone(arguments("--batch", "2", "--longest", "16"), CPU, kept, steps=2)
+    found = {
+        (name, said["method"], said["virtual_ranks"], said["repetition"]): value
+        for name, value, said in kept.rows
+    }
+    for ranks in (2, 4, 8):
+        for step in range(2):
+            assert found["as_drawn_over_this_ratio", "random", ranks, step] == 1
+            uneven = [
+                found["virtual_imbalance_ratio", method, ranks, step] for method in ("kk", "random")
+            ]
+            assert 1 <= uneven[0] <= uneven[1] <= ranks
 
 
 @pytest.mark.parametrize(
@@ -166,11 +256,15 @@ def test_memory_is_told_before_it_is_taken():
         (["--batch", "9999999"], "all sources together hold"),
         (["--fault", "empty"], "source code-01 is empty"),
         (["--longest", "2"], "a document has at least 8 tokens"),
+        (["--width", "97"], "--width 97: a head has 32"),
+        (["--latency", "100000"], "longer than they are waited for"),
+        (["--prefetch", "1000000"], "at most 1024 steps"),
+        (["--first", "1000000000"], "planning all steps before it"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(words, message):
     with pytest.raises(ValueError, match=message) as refused:
-        dataloader.needs(arguments(*words, variants=("loader",)), 2, "cpu")
+        loading.needs(arguments(*words, variants=("loader",)), 2, "cpu")
     assert "\n" not in str(refused.value)
 
 
@@ -179,8 +273,8 @@ def test_without_ray_only_the_actors_are_refused(monkeypatch):
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *a: None if name == "ray" else find_spec(name, *a)
     )
-    dataloader.needs(arguments(variants=("loader", "tuned", "concurrent")), 2, "cpu")
+    loading.needs(arguments(variants=("loader", "tuned", "concurrent")), 2, "cpu")
     with pytest.raises(
         ValueError, match=r"chopper-profiler\[ray\]'; or without: --variants loader,tuned"
     ):
-        dataloader.needs(arguments(variants=("loader", "balanced")), 2, "cpu")
+        loading.needs(arguments(variants=("loader", "balanced")), 2, "cpu")

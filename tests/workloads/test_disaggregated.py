@@ -184,6 +184,9 @@ def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, starte
         found = read(constructor, first=first, steps=60)
         assert samples(found) == planned(made, range(first, first + 60))
         if len(ray.get(planner_actor.loaders.remote())) > 1:
+            (begin, before), *later = d.fleets((planner_actor, constructor))
+            assert (begin, before) == (0, 1)
+            assert all(step > 0 and 1 < loaders <= 3 for step, loaders in later)
             return
     pytest.fail("no loader was added in 360 steps")
 

@@ -240,6 +240,7 @@ LIMITS = Limits(threads=100, memory_bytes=1000, most=8, target=0.5)
         (600, [source(share=0.125, wait_s=0, cpu_s=0.004)] * 8, LIMITS, 5),
         (1, [source(state_bytes=700)] * 4, LIMITS, 3),
         (1e9, [source()] * 20, LIMITS, 8),
+        (0, FOUR, Limits(threads=100, memory_bytes=1000, most=8, least=2), 2),
     ],
 )
 def test_loaders_follow_reads_in_flight_cores_and_memory(rate, sources, limits, expected):

@@ -1,0 +1,179 @@
+"""What the options of the ``dataloader`` workload describe: sources, plans, actors, steps."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+from chopper.errors import ChopperError
+from chopper.workloads import disaggregated as actors
+from chopper.workloads.decoder import cost_of
+from chopper.workloads.disaggregated import Setup
+from chopper.workloads.machine import Needs
+from chopper.workloads.mixture import VOCABULARY, SourceSpec, make_sources, planner
+from chopper.workloads.planning import Limits, Planner
+
+WITH_ACTORS = ("disaggregated", "balanced")
+SWEEP_MS = (1, 5, 20, 50, 100, 200)
+"""And --latency, whose steps are traced."""
+STRETCHES = 3
+"""What is measured is cut into so many, each a repetition for the intervals of a single run."""
+LONGER = 4
+"""Documents that balancing is measured on are so many times as long as those that are loaded: of
+short ones, what is computed hardly depends on who gets which."""
+_ALLOWED = (
+    ("sources", 1, 4096, "at most 4096"),
+    ("longest", 8, 1 << 20, "a document has at least 8 tokens, and at most a million"),
+    ("latency", 1, 2000, "the slowest reads would take longer than they are waited for"),
+    ("threads", 1, 4096, "a loader actor has at most 4096; take more --loaders"),
+    ("prefetch", 1, 1024, "at most 1024 steps are loaded ahead"),
+    ("first", 0, 1_000_000, "planning all steps before it would take minutes; at most a million"),
+)
+_WORKER_BYTES = 20_000_000
+_RANK_BYTES = 600_000_000
+_RAY_BYTES = 800_000_000
+
+
+def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
+    """What the hungriest variant takes: the state of all sources in each worker of each rank."""
+    for name, least, most, why in _ALLOWED:
+        if not least <= getattr(args, name) <= most:
+            raise ValueError(f"--{name} {getattr(args, name)}: {why}")
+    if args.width > 32 and args.width % 32:
+        raise ValueError(f"--width {args.width}: a head has 32, take a multiple of that")
+    variants = getattr(args, "variants", None) or (args.variant,)
+    with_actors = bool(set(variants) & set(WITH_ACTORS))
+    sources = specs(args)
+    try:
+        plans(args, sources, ranks)
+        if with_actors:
+            actors.load_ray()
+    except actors.LoaderError as exc:
+        raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
+    except ChopperError as exc:
+        raise ValueError(str(exc)) from exc
+    state = sum(source.state_bytes for source in sources)
+    workers = max(workers_of(variant, args) for variant in variants)
+    shared = (state + _RAY_BYTES) // ranks if with_actors else 0
+    trained = training_bytes(args.width, args.longest, args.batch)
+    if "balanced" in variants:
+        trained = max(trained, training_bytes(2 * args.width, LONGER * args.longest, 1))
+    loading = max(workers * (state + _WORKER_BYTES), shared)
+    if trained > loading:
+        return Needs(
+            memory_bytes=loading + trained + _RANK_BYTES,
+            what=f"training a model of --width {args.width} on {args.batch} documents of "
+            f"--longest {args.longest} tokens",
+            remedy="take smaller ones",
+        )
+    return Needs(
+        memory_bytes=loading + trained + _RANK_BYTES,
+        what=f"{workers} workers in each of {ranks} ranks, with {args.sources} sources of "
+        f"{args.state} MB open in each worker,",
+        remedy="take a smaller --state or fewer workers, or leave variants out with --variants",
+    )
+
+
+def training_bytes(width: int, longest: int, rows: int) -> int:
+    """About what a step of training takes: weights, gradients, a bucket of them and two moments;
+    activations and logits of full rows.
+    """
+    weights = 12 * width * width + 2 * VOCABULARY * width + longest * width
+    return 4 * (5 * weights + rows * longest * (60 * width + 4 * VOCABULARY))
+
+
+def specs(args: argparse.Namespace, latency_ms: float | None = None) -> list[SourceSpec]:
+    """The sources that the options describe."""
+    return make_sources(
+        count=args.sources,
+        state_bytes=args.state * 1_000_000,
+        latency_s=(args.latency if latency_ms is None else latency_ms) / 1e3,
+        documents=args.documents,
+        tokens=args.tokens,
+        longest=args.longest,
+        seed=args.seed,
+        fault=args.fault,
+    )
+
+
+def workers_of(variant: str, args: argparse.Namespace) -> int:
+    """Worker processes of each rank."""
+    workers: int = args.tuned if variant == "tuned" else args.workers
+    return 0 if variant in WITH_ACTORS else workers
+
+
+def method_of(args: argparse.Namespace) -> str:
+    """How the variant gives samples to ranks."""
+    return str(args.balance) if args.variant == "balanced" else "random"
+
+
+def plans(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Planner:
+    """What each step loads."""
+    return planner(
+        sources,
+        batch=args.batch,
+        ranks=ranks,
+        seed=args.seed,
+        cost=cost_of(args.width, VOCABULARY),
+        method=method_of(args),
+        ramp=args.ramp,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Steps of a run: not measured, measured, traced, and then neither."""
+
+    warmup: int
+    measured: int
+    traced: int
+    last: int
+    """Until here loaders have as much to do as before."""
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Span:
+        """By what loads: neither the first batch of each worker nor the stock that actors begin
+        with says how fast the rest comes, and only over whole rounds of all workers do as many
+        batches come as time passes.
+        """
+        workers = workers_of(args.variant, args)
+        if not workers:
+            measured = 9 * -(-args.steps // STRETCHES) * STRETCHES
+            return cls(args.prefetch, measured, args.steps, args.prefetch)
+        rounds = math.lcm(workers, STRETCHES)
+        traced = -(-args.steps * 2 // 3 // workers) * workers
+        return cls(workers, -(-args.steps // rounds) * rounds, traced, 0)
+
+    def total(self, *, traced: bool) -> int:
+        """All of them."""
+        return self.warmup + self.measured + (self.traced if traced else 0) + self.last
+
+
+def points(args: argparse.Namespace) -> list[int]:
+    """Storage latencies to measure at, in ms: that of the option comes last, and is traced."""
+    swept = SWEEP_MS if args.sweep == "latency" else ()
+    return [*(ms for ms in swept if ms != args.latency), args.latency]
+
+
+def setup_of(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Setup:
+    """What the actors are told."""
+    return Setup(
+        name=f"{sources[0].latency_s}",
+        sources=tuple(sources),
+        batch=args.batch,
+        ranks=ranks,
+        seed=args.seed,
+        method=method_of(args),
+        cost=cost_of(args.width, VOCABULARY),
+        width=args.longest,
+        loaders=min(args.loaders, args.sources),
+        limits=Limits(
+            threads=args.threads,
+            memory_bytes=8 << 30,
+            most=max(args.most, args.loaders),
+            least=args.loaders,
+        ),
+        prefetch=args.prefetch,
+        ramp=args.ramp,
+    )
