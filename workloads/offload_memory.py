@@ -8,31 +8,29 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from chopper.workloads.overlapped_offload import OverlappedOffload
+from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.places import Place
 
 
 class Saver:
     """What happens to the tensors that forward saves for backward, and how many bytes they are."""
 
-    def __init__(self, place: Place, device: torch.device, model: nn.Module) -> None:
+    def __init__(self, place: Place, device: torch.device) -> None:
         self.kept_bytes = 0
         """Of the last forward, on the device; each storage once, weights not."""
         self.moved_bytes = 0
         """Of the last forward, to the host."""
-        self._place, self._model = place, model
-        self._overlapped = (
-            OverlappedOffload(device, model.parameters()) if place.overlapped else None
-        )
+        self._place = place
+        self._overlapped = OverlappedOffload(device) if place.overlapped else None
         self._seen: set[int] = set()
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """Around each forward."""
         self.kept_bytes = self.moved_bytes = 0
-        self._seen = {w.untyped_storage().data_ptr() for w in self._model.parameters()}
+        self._seen = set()
         if self._overlapped is not None:
             before = self._overlapped.moved_bytes
             with self._overlapped:
@@ -54,7 +52,7 @@ class Saver:
 
     def _count(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
+        if not is_weight(tensor) and storage.data_ptr() not in self._seen:
             self._seen.add(storage.data_ptr())
             self.kept_bytes += storage.nbytes()
         return tensor

@@ -62,19 +62,17 @@ def worst_loss_ratio(experiment: Experiment, variants: Sequence[str]) -> tuple[s
 
 
 def sent_bytes(experiment: Experiment, variant: str) -> float | None:
-    """Bytes that a rank sent to others per step, by the sizes of its collectives; None: no trace."""
+    """Bytes that a rank sent to others per step, by the sizes of its collectives; None: no trace.
+
+    Collectives outside of the steps (where the profiler warms up) are left out.
+    """
     ranks = experiment.plan.ranks
     of_repeats = []
-    for rows, found in zip(
-        experiment.view("collectives", variant), experiment.attributions[variant], strict=True
-    ):
-        moved = sum(
-            _TRAVELS.get(row["collective"], 1.0) * row["message_bytes"]
-            for row in rows
-            if row["message_bytes"] is not None
-        )
-        if found.steps:
-            of_repeats.append(moved * (ranks - 1) / ranks / found.steps)
+    for rows in experiment.view("collectives", variant):
+        known = [r for r in rows if r["step"] is not None and r["message_bytes"] is not None]
+        moved = sum(_TRAVELS.get(r["collective"], 1.0) * r["message_bytes"] for r in known)
+        if known:
+            of_repeats.append(moved * (ranks - 1) / ranks / len({r["step"] for r in known}))
     return sum(of_repeats) / len(of_repeats) if of_repeats else None
 
 
@@ -151,6 +149,7 @@ def _costs(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             continue
         slower = experiment.ratio("median_step_ns", variant, experiment.plan.baseline or variant)
         bound = _value(experiment.find("update_over_bound_ratio", variant))
+        spread = _value(experiment.find("step_cv_ratio", variant))
         link = [
             _value(experiment.find("predicted_link_bytes", variant, direction=d))
             for d in ("to host", "to device")
@@ -160,7 +159,8 @@ def _costs(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         rows.append(
             (
                 variant,
-                _milliseconds(step.estimate.value),
+                _milliseconds(step.estimate.value)
+                + ("" if spread is None else f" ±{100 * spread:.0f} %"),
                 UNKNOWN if slower is None else f"{slower.value:.2f}×",
                 _megabytes(sent_bytes(experiment, variant)),
                 _megabytes(_value(experiment.find("predicted_collective_bytes", variant))),
@@ -195,8 +195,9 @@ def _costs(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             "of its DRAM bound",
         ),
         rows=tuple(rows),
-        note="Steps and updates were timed without tracing, the parts of a step come from traced "
-        "ones. Sent: sizes of the collectives × (N−1)/N, all-reduce twice. To and from the host: "
+        note="Steps (± their coefficient of variation) and updates were timed without tracing, the "
+        "parts of a step come from traced ones. Sent: sizes of the collectives × (N−1)/N, all-reduce twice (over gloo, DeepSpeed and FSDP2 "
+        "all-reduce gradients where they would reduce-scatter, and both keep some weights gathered). To and from the host: "
         "states by formula, activations as counted. Waiting: for other ranks and on synchronization. "
         "The bound of an update is 28 bytes per weight over the bandwidth that triad has in this run; less "
         "than 1× means states that a cache holds.",

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 SMALLEST_BYTES = 1 << 20
 """Smaller tensors stay: their copies cost more than they free."""
@@ -60,31 +60,28 @@ class OverlappedOffload:
 
     Make one and enter it for every forward: its stream is one of few that CUDA keeps.
 
+    Weights stay where they are, and views of them.
+
     Args:
-        device: that computes; tensors elsewhere stay where they are.
-        weights: of the model; they stay, also when what is saved is a view of one.
+        device: that computes; tensors elsewhere stay, too.
 
     Attributes:
         moved_bytes: copied to the host since it was made; as much comes back.
     """
 
-    def __init__(self, device: torch.device, weights: Iterable[Tensor] = ()) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.moved_bytes = 0
         self._device = device
-        self._weights = tuple(weights)
         self._side = torch.cuda.Stream(device)
         # Weak, all three: what a tensor occupies goes with the graph that it was saved for.
         self._order: list[weakref.ref[_Saved]] = []
         self._leaving: deque[weakref.ref[_Saved]] = deque()
         self._used: deque[weakref.ref[_Saved]] = deque()
         self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
-        self._stay: frozenset[int] = frozenset()
 
     def __enter__(self) -> None:
         """Save what forward saves."""
         self._order = []
-        # Of this forward: sharding gathers weights into other memory each time.
-        self._stay = frozenset(w.untyped_storage().data_ptr() for w in self._weights)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
 
@@ -96,11 +93,11 @@ class OverlappedOffload:
 
     def _stays(self, tensor: Tensor) -> bool:
         return (
-            type(tensor) is not Tensor  # parameters, and subclasses that are no plain memory
+            type(tensor) is not Tensor  # of a subclass, that may be no plain memory
+            or is_weight(tensor)
             or tensor.layout is not torch.strided
             or tensor.device != self._device
             or tensor.nbytes < SMALLEST_BYTES
-            or tensor.untyped_storage().data_ptr() in self._stay
         )
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
@@ -176,6 +173,11 @@ class OverlappedOffload:
             _copy(saved.back, saved.host)
             saved.home = torch.cuda.Event()
             saved.home.record(self._side)
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether it is a parameter, also one gathered for its use, or a view of one."""
+    return isinstance(tensor, Parameter) or isinstance(tensor._base, Parameter)
 
 
 def _copy(into: Tensor, source: Tensor) -> None:

@@ -33,7 +33,7 @@ def test_without_deepspeed_it_says_what_to_install_and_runs_the_rest(no_deepspee
         prepare("offload", variants="zero2,zero3")
     launch = prepare("offload", options=["--device", "cpu"])
     assert {"ddp", "fsdp2-offload", "checkpoint"} <= {v.name for v in launch.variants}
-    assert any("zero2, zero3" in n and "pip install deepspeed" in n for n in launch.notes)
+    assert any("zero3, zero2-offload" in n and "pip install deepspeed" in n for n in launch.notes)
 
 
 def test_every_variant_has_its_place_and_its_option():
@@ -52,9 +52,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
     words = ["--size", "8b", "--device", "cpu", "--sequence", "1024"]
     with pytest.raises(WorkloadUnavailable) as refused:
         prepare("offload", ranks=2, variants="ddp", options=words)
-    # 20 bytes (gradients lie in DDP's buckets, too) for each of 8.03 billion weights, twice.
+    # 16 bytes for each of 8.03 billion weights and 32 GB of activations, twice.
     assert "ddp with --size 8b (8.03 B parameters" in str(refused.value)
-    assert "needs about 386 GB, 2 ranks here can have 24 GB" in str(refused.value)
+    assert "needs about 321 GB, 2 ranks here can have 24 GB" in str(refused.value)
 
 
 def test_a_device_that_nobody_knows_is_refused():
@@ -122,7 +122,7 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
 
 def test_views_of_weights_are_no_activations():
     model = torch.nn.Linear(8, 8, bias=False)
-    saver = Saver(PLACES["ddp"], torch.device("cpu"), model)
+    saver = Saver(PLACES["ddp"], torch.device("cpu"))
     x = torch.randn(2, 3, 8, requires_grad=True)
     with saver.forward():
         # Backward needs the input, and the transposed weight, which is no Parameter.
@@ -133,13 +133,13 @@ def test_views_of_weights_are_no_activations():
 
 
 def test_synchronous_offload_moves_all_that_is_saved():
-    saver = Saver(PLACES["activation-offload"], torch.device("cpu"), torch.nn.Identity())
+    saver = Saver(PLACES["activation-offload"], torch.device("cpu"))
     x = torch.randn(4, 4, requires_grad=True)
     with saver.forward():
-        loss = (x * x).sum() + (x * 2).sum()
+        loss = (x * x).sum() + x.sum()
     loss.backward()
     assert saver.moved_bytes == 2 * x.nbytes  # once for each side of x · x: no copy is shared
-    assert torch.equal(x.grad, 2 * x.detach() + 2)
+    assert torch.equal(x.grad, 2 * x.detach() + 1)
 
 
 def test_each_storage_counts_once_and_the_rest_is_buffers():
@@ -219,6 +219,23 @@ def test_tables_are_drawn_from_what_was_measured(made):
         assert "Table II" in render(made, format)
 
 
+def test_bytes_sent_are_of_the_steps_and_count_an_all_reduce_twice(made, monkeypatch):
+    rows = [
+        {"step": step, "collective": name, "message_bytes": size}
+        for step, name, size in (
+            (None, "allreduce", 9000),
+            (2, "allreduce", 1000),
+            (2, "allgather", 400),
+            (3, "allreduce", 1000),
+            (3, "allgather", 400),
+            (3, "broadcast", None),
+        )
+    ]
+    monkeypatch.setattr(ex.Experiment, "view", lambda *_: [rows, []])
+    # Two ranks: half of 2 × 1000 + 400 in each of two steps.
+    assert offload_tables.sent_bytes(made, "ddp") == 1200
+
+
 def test_the_largest_difference_of_losses_is_told(made):
     variant, ratio = offload_tables.worst_loss_ratio(made, made.variants)
     assert variant == "zero2-offload"
@@ -233,7 +250,7 @@ def test_variants_keep_what_the_formulas_say_and_lose_alike(tmp_path):
     from chopper.cli.run_ import command
 
     path = tmp_path / "run"
-    variants = ["ddp", "zero3", "fsdp2-offload", "activation-offload"]
+    variants = ["ddp", "zero3", "fsdp2-offload"]
     words = ["offload", "-o", str(path), "--variants", ",".join(variants), "--steps", "3", "--json"]
     words += ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
     done = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
@@ -254,11 +271,10 @@ def test_variants_keep_what_the_formulas_say_and_lose_alike(tmp_path):
                 row.values[0] for v in ("ddp", variant) if (row := found.find("loss", v, step=step))
             ]
             assert len(of) == 2
-            assert math.isclose(of[0], of[1], rel_tol=offload_tables.LOSS_TOLERANCE)
+            # A sum of two ranks' gradients does not depend on its order.
+            assert math.isclose(of[0], of[1], rel_tol=1e-6)
     said = bytes_of("ddp", "activations", "predicted_bytes")
     assert bytes_of("ddp", "activations") == pytest.approx(said, rel=0.05)
-    # save_on_cpu copies views of weights, too, and what is saved thrice three times.
-    assert bytes_of("activation-offload", "activations") > 1.5 * bytes_of("ddp", "activations")
     count = found.find("parameters_count", "zero3").values[0]
     theirs = found.find("deepspeed_estimate_bytes", "zero3", place="device").values[0]
     assert theirs == pytest.approx(deepspeed_zero3_bytes(int(count), 2048 * 256, 2)[0], abs=1)
