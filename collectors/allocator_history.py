@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chopper.collectors._accelerator import device_of_rank
 from chopper.collectors.base import Availability
 from chopper.errors import CollectorUnavailable
 from chopper.manifest import CollectorReport
@@ -54,18 +55,9 @@ def _history(device: str | None) -> _History:
     Raises:
         CollectorUnavailable: no torch, no accelerator, or one whose allocator keeps none.
     """
-    try:
-        import torch
-    except ImportError as exc:
-        raise CollectorUnavailable("torch is not installed") from exc
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
-    if accelerator is None:
-        raise CollectorUnavailable("torch sees no accelerator: the run computes on the host")
-    kind = torch.device(device).type if device is not None else accelerator.type
-    if kind == "cpu":
-        raise CollectorUnavailable("this rank computes on the host")
+    kind = device_of_rank(device).type
+    import torch
+
     memory = getattr(torch.get_device_module(kind), "memory", None)
     if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
         raise CollectorUnavailable(f"torch's allocator keeps no history on a {kind} device")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from chopper.collectors._accelerator import device_of_rank
 from chopper.collectors._step_readings import StepReadings
 from chopper.collectors.base import Availability
 from chopper.errors import CollectorUnavailable
@@ -36,18 +37,9 @@ def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
     Raises:
         CollectorUnavailable: no torch, no accelerator, or one whose allocator does not count.
     """
-    try:
-        import torch
-    except ImportError as exc:
-        raise CollectorUnavailable("torch is not installed") from exc
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
-    if accelerator is None:
-        raise CollectorUnavailable("torch sees no accelerator: the run computes on the host")
-    chosen = torch.device(device) if device is not None else accelerator
-    if chosen.type == "cpu":
-        raise CollectorUnavailable("this rank computes on the host")
+    chosen = device_of_rank(device)
+    import torch
+
     module = torch.get_device_module(chosen)
     if not hasattr(module, "memory_stats"):
         raise CollectorUnavailable(f"torch counts no memory on a {chosen.type} device")
