@@ -557,14 +557,38 @@ class _Step:
         return gradient
 
     def optimizer(self, states_count: int) -> None:
-        """The update; a foreach one holds square roots of all second moments at once."""
-        self.ledger.at = "optimizer"
-        if self.of.optimizer == "adamw" and not {"optimizer", "parameters"} & set(self.of.offload):
+        """The update; a foreach one holds square roots of all second moments at once.
+
+        DeepSpeed updates its part as one tensor, with its gradient in float32 beside.
+        """
+        ledger, of = self.ledger, self.of
+        ledger.at = "optimizer"
+        if {"optimizer", "parameters"} & set(of.offload):
+            return
+        whole = of.strategy in _DEEPSPEED
+        if of.strategy == "zero1":
+            # Of all gradients it keeps its part, and frees the others before the update.
+            self.whole_gradients.append(ledger.take("gradients", states_count * self.w.gradient))
+            for gradient in self.whole_gradients[:-1]:
+                ledger.drop(gradient)
+            del self.whole_gradients[:-1]
+        wide = ledger.take("gradients", states_count * 4) if whole else None
+        if of.optimizer == "adamw":
             width = self.w.moments // 2
-            if self.of.optimizer_kind == "foreach":
-                self.ledger.spike("temporary", states_count * width)
-            elif self.of.optimizer_kind == "loop":
-                self.ledger.spike("temporary", -(-self.a.embedding_count // self.tp) * width)
+            if of.optimizer_kind == "foreach":
+                ledger.spike("temporary", states_count * width)
+            elif of.optimizer_kind == "loop":
+                # The square root, and what it is divided into.
+                largest = (
+                    states_count
+                    if whole
+                    else self.part(
+                        -(-self.a.embedding_count // self.tp), of.strategy in _SHARDS_OPTIMIZER
+                    )
+                )
+                ledger.spike("temporary", 2 * largest * width)
+        if wide is not None:
+            ledger.drop(wide)
 
 
 def memory(training: Training) -> Memory:

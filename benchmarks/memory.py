@@ -1,0 +1,242 @@
+"""Estimates of memory against what PyTorch's trackers, and real training on this machine, peak at.
+
+    python -m benchmarks.memory                       # all of it: about 5 minutes of two cores
+    python -m benchmarks.memory --tracked 40 --seed 7 # more random models under fake tensors
+    python -m benchmarks.memory --real                # only real runs, two ranks over gloo
+
+Tracked: random models (width, depth, heads, vocabulary, batch, sequence) under fake tensors, each
+with a random strategy that MemTracker or FSDPMemTracker follows. Real: random models trained by two
+processes, each strategy of them, where every allocation counts. Prints each error; exit code 1 when
+one is beyond 5 %. Nothing here was used to make the estimate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from chopper.analyzers.estimates.memory import Training, memory
+from chopper.architectures import Architecture
+
+LIMIT = 0.05
+RANKS = 2
+REAL = (
+    ("ddp", "ddp", ("fp32", "autocast")),
+    ("zero1-torch", "zero1-torch", ("fp32",)),
+    ("fsdp1", "fsdp1", ("fp32", "mixed")),
+    ("fsdp2", "fsdp2", ("fp32", "mixed")),
+    ("deepspeed1", "zero1", ("fp32", "mixed")),
+    ("deepspeed2", "zero2", ("fp32", "mixed")),
+    ("deepspeed3", "zero3", ("fp32", "mixed")),
+)
+"""How it is run, what the estimate calls it, and number formats that it takes here."""
+
+
+def model(rng: random.Random, *, small: bool) -> dict[str, int]:
+    """Shapes that neither the tests nor the estimate know."""
+    head = rng.choice((32, 64))
+    kv = rng.choice((1, 2, 4))
+    heads = kv * rng.choice((1, 2, 4))
+    while not (256 if small else 512) <= heads * head <= (640 if small else 4096):
+        kv, heads = rng.choice((1, 2, 4, 8)), rng.choice((4, 6, 8, 12, 16, 24, 32))
+        kv = max(k for k in (1, 2, 3, 4, 8) if heads % k == 0 and k <= kv)
+    return {
+        "dim": heads * head,
+        "layer_count": rng.randint(2, 5 if small else 10),
+        "head_count": heads,
+        "kv_head_count": kv,
+        "ffn_dim": 64 * rng.randint(8, 24 if small else 160),
+        "vocabulary": rng.choice((512, 2048, 4096) if small else (64, 5000, 32000, 100_000)),
+    }
+
+
+def architecture(of: dict[str, int]) -> Architecture:
+    """The same shapes for the estimate."""
+    return Architecture(
+        name="random",
+        layers_count=of["layer_count"],
+        width=of["dim"],
+        heads_count=of["head_count"],
+        kv_heads_count=of["kv_head_count"],
+        head_width=of["dim"] // of["head_count"],
+        ffn_width=of["ffn_dim"],
+        vocabulary_count=of["vocabulary"],
+    )
+
+
+def tracked_cases(count: int, rng: random.Random) -> dict[str, dict[str, Any]]:
+    """Random models, each with a strategy that a tracker follows, in turn."""
+    kinds = (
+        ("single", ("bf16", "fp32", "autocast")),
+        ("fsdp2", ("mixed", "fp32")),
+        ("tp", ("bf16", "fp32")),
+        ("tp-sp", ("bf16", "fp32")),
+    )
+    found = {}
+    for i in range(count):
+        strategy, precisions = kinds[i % len(kinds)]
+        parallel = strategy.startswith("tp")
+        of = model(rng, small=False)
+        while parallel and (of["kv_head_count"] % 4 or of["vocabulary"] % 4):
+            of = model(rng, small=False)
+        case = {
+            "model": of,
+            "strategy": strategy,
+            "ranks": 4,
+            "batch": rng.choice((1, 2, 3, 4, 8)),
+            "sequence": rng.choice((256, 384, 1024, 2048)),
+            "precision": rng.choice(precisions),
+            "checkpoint": "none" if parallel else rng.choice(("none", "full", "selective")),
+            "optimizer": rng.choice(("loop", "sgd"))
+            if parallel
+            else rng.choice(("loop", "foreach")),
+        }
+        found[name_of(case)] = case
+    return found
+
+
+def real_cases(per_strategy: int, rng: random.Random) -> dict[str, dict[str, Any]]:
+    """Random small models, each strategy and number format of `REAL`."""
+    found = {}
+    for strategy, _, precisions in REAL:
+        for i in range(per_strategy):
+            for precision in precisions:
+                case = {
+                    "model": model(rng, small=True),
+                    "strategy": strategy,
+                    "ranks": RANKS,
+                    "batch": rng.choice((2, 4)),
+                    "sequence": rng.choice((256, 512)),
+                    "precision": precision,
+                    "checkpoint": ("none", "full")[i % 2],
+                    "bucket_views": False,
+                }
+                found[name_of(case)] = case
+    return found
+
+
+def name_of(case: dict[str, Any]) -> str:
+    of = case["model"]
+    return (
+        f"{case['strategy']} {case['precision']} {case['checkpoint']}: {of['layer_count']} × "
+        f"{of['dim']}, {of['head_count']}/{of['kv_head_count']} heads, ffn {of['ffn_dim']}, "
+        f"vocabulary {of['vocabulary']}, {case['batch']} × {case['sequence']}"
+    )
+
+
+def estimated(case: dict[str, Any]) -> int:
+    """What the estimate says of a case."""
+    strategy = {run: name for run, name, _ in REAL}.get(case["strategy"], case["strategy"])
+    parallel = strategy.startswith("tp")
+    optimizer = case.get("optimizer", "loop")
+    single = strategy == "single" or parallel
+    return memory(
+        Training(
+            architecture=architecture(case["model"]),
+            batch_count=case["batch"],
+            sequence_count=case["sequence"],
+            strategy="single" if parallel else strategy,
+            ranks_count=1 if single else case["ranks"],
+            tensor_parallel_count=case["ranks"] if parallel else 1,
+            sequence_parallel=strategy == "tp-sp",
+            checkpoint=case["checkpoint"],
+            precision=case["precision"],
+            optimizer="sgd" if optimizer == "sgd" else "adamw",
+            optimizer_kind="foreach" if optimizer == "foreach" else "loop",
+            kernels="cpu",
+            fragmentation_ratio=0,
+        )
+    ).allocated_bytes
+
+
+def track(cases: dict[str, dict[str, Any]]) -> dict[str, int | str]:
+    """Peaks under fake tensors, of a program of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks._memory_track", json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    found: dict[str, int | str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run(cases: dict[str, dict[str, Any]]) -> dict[str, int | str]:
+    """Mean peak over the ranks of real runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        requests = [
+            {"rank": r, "ranks": RANKS, "store": str(Path(folder) / "store"), "cases": cases}
+            for r in range(RANKS)
+        ]
+        programs = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks._memory_run", json.dumps(request)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for request in requests
+        ]
+        said = [program.communicate() for program in programs]
+    for program, (_, errors) in zip(programs, said, strict=True):
+        if program.returncode:
+            raise SystemExit(errors[-2000:])
+    by_rank = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return {
+        name: value if isinstance(value, str) else round(sum(o[name] for o in by_rank) / RANKS)
+        for name, value in by_rank[0].items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--tracked", type=int, default=24, help="random models under fake tensors")
+    parser.add_argument("--real", action="store_true", help="only real runs")
+    parser.add_argument("--models", type=int, default=2, help="real models per strategy")
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    parts = []
+    if not args.real:
+        cases = tracked_cases(args.tracked, rng)
+        parts.append(("tracked under fake tensors", cases, track(cases)))
+    cases = real_cases(args.models, rng)
+    parts.append((f"real, {RANKS} ranks over gloo, mean of the ranks", cases, run(cases)))
+    rows = []
+    for title, of, found in parts:
+        if not args.as_json:
+            print(f"{title}\n{'measured':>12} {'estimate':>12}   error  case")
+        for name, measured in found.items():
+            if isinstance(measured, str):
+                print(f"{'–':>12} {'–':>12}       –  {name}: {measured}", file=sys.stderr)
+                continue
+            expected = estimated(of[name])
+            error = expected / measured - 1
+            rows.append({"case": name, "measured_bytes": measured, "error_ratio": error})
+            if not args.as_json:
+                print(
+                    f"{measured / 2**20:8.1f} MiB {expected / 2**20:8.1f} MiB  {error:+6.1%}  {name}"
+                )
+    errors = [abs(row["error_ratio"]) for row in rows]
+    beyond = sum(e > LIMIT for e in errors)
+    if args.as_json:
+        print(json.dumps(rows))
+    else:
+        print(
+            f"{len(errors)} cases, mean {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}, "
+            f"beyond {LIMIT:.0%}: {beyond}"
+        )
+    raise SystemExit(1 if beyond else 0)
+
+
+if __name__ == "__main__":
+    main()
