@@ -260,7 +260,6 @@ WORKLOADS: dict[str, Workload] = {
             )
         ),
         baseline="ddp",
-        beside=(Beside("memory", ("peak_allocated_bytes",), ("phase", "all")),),
         seconds=105,
     ),
     "collectives": Workload(

@@ -182,10 +182,7 @@ OFFLOAD: tuple[Option, ...] = (
         ),
     ),
     *(
-        replace(
-            o,
-            default={"batch": 2, "sequence": 128, "allocations": "yes"}.get(o.name, o.default),
-        )
+        replace(o, default={"batch": 2, "sequence": 128}.get(o.name, o.default))
         for o in TRAINING
         if o.name not in ("checkpoint", "dtype")
     ),
