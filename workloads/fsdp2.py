@@ -77,8 +77,9 @@ def sharded_model(
         fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=place)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=place)
 
-    # Now each rank gives its own shards storage, and keeps its part of each initial value.
-    model.to_empty(device=device)
+    # Now each rank gives its own shards storage (on the host, where FSDP2 is to offload them), and
+    # keeps its part of each initial value.
+    model.to_empty(device="cpu" if offload else device)
     with torch.no_grad():
         for module, module_name in names.items():
             for name, weight in module.named_parameters(recurse=False):

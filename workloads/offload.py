@@ -336,6 +336,8 @@ def train(
     for step, (tokens, labels) in enumerate(prof.watch(batches(args, device))):
         clock.running, clock.taken_ns = step >= TRACED[1] or args.steps <= TRACED[1], 0
         tokens, labels = tokens.to(device), labels.to(device)
+        if step == 1 and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # the model was made whole at first
         with saving.forward():
             logits = trainer.forward(tokens)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
