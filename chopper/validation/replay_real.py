@@ -169,7 +169,7 @@ def waiting(truths: Sequence[Truth], rank: int | None) -> dict[int, int]:
 
 
 def _case(name: str, real: _Real, rounds: list[np.ndarray], refused: str | None) -> Prediction:
-    pairs = np.concatenate(rounds) if rounds else np.zeros((0, 3))
+    pairs = level(rounds)
     observed, predicted, truth = trimmed(pairs) if len(pairs) else np.zeros(3)
     return Prediction(
         suite="real",
@@ -184,6 +184,20 @@ def _case(name: str, real: _Real, rounds: list[np.ndarray], refused: str | None)
         refused=refused,
         ci95_ratio=error_interval(pairs) if len(pairs) else None,
         pairs_count=len(pairs),
+    )
+
+
+def level(rounds: list[np.ndarray]) -> np.ndarray:
+    """The pairs of all recordings, each recording brought to the mean of their truths.
+
+    A machine that was slower throughout one of them is no error of the prediction.
+    """
+    if not rounds:
+        return np.zeros((0, 3))
+    truths = [trimmed(pairs)[2] for pairs in rounds]
+    mean = sum(truths) / len(truths)
+    return np.concatenate(
+        [pairs * (mean / truth) for pairs, truth in zip(rounds, truths, strict=True)]
     )
 
 
@@ -208,4 +222,4 @@ def error_interval(pairs: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-__all__ = ["error_interval", "real_cases", "trimmed", "waiting"]
+__all__ = ["error_interval", "level", "real_cases", "trimmed", "waiting"]

@@ -7,7 +7,7 @@ import pytest
 
 from chopper.validation.injections.plan import ARRIVAL, MEETING, Truth
 from chopper.validation.replay import Prediction, measured
-from chopper.validation.replay_real import error_interval, trimmed, waiting
+from chopper.validation.replay_real import error_interval, level, trimmed, waiting
 
 
 def prediction(predicted: float, interval: tuple[float, float] | None = None) -> Prediction:
@@ -54,6 +54,14 @@ def test_the_table_has_interval_and_verdict_of_each_row() -> None:
 def test_a_hiccup_is_left_out_of_the_mean() -> None:
     values = np.array([[10.0], [11.0], [12.0], [13.0], [900.0]])
     assert trimmed(values).tolist() == [12.0]
+
+
+def test_a_machine_that_was_slower_in_one_recording_is_no_error() -> None:
+    pairs = np.array([[30.0, 11.0, 10.0]] * 5)
+    both = level([pairs, 3 * pairs])
+    assert both.shape == (10, 3)
+    assert np.allclose(both, [[60.0, 22.0, 20.0]])
+    assert level([]).shape == (0, 3)
 
 
 def test_the_interval_holds_the_error_and_is_none_without_noise() -> None:
