@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import resource
@@ -23,7 +24,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.sampler import added, verdict
 from chopper.collectors.sampler import (
     COMM,
     ClockSource,
@@ -701,6 +701,17 @@ def test_sanitized_build_survives_plans_of_all_kinds(tmp_path: Path) -> None:
     assert "300 rounds" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    path = Path(__file__).resolve().parents[2] / "benchmarks/sampler.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_the_sampler", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize(
     ("ratios", "says"),
     [
@@ -711,14 +722,14 @@ def test_sanitized_build_survives_plans_of_all_kinds(tmp_path: Path) -> None:
     ],
 )
 def test_the_benchmark_says_what_its_pairs_cannot_tell(
-    ratios: list[float], says: tuple[str, str]
+    benchmark: Any, ratios: list[float], says: tuple[str, str]
 ) -> None:
-    said = verdict({"way": "chopper", **added(ratios)})
+    said = benchmark.verdict({"way": "chopper", **benchmark.added(ratios)})
     assert all(words in said for words in says), said
 
 
-def test_the_median_of_pairs_lies_in_its_interval_as_often_as_is_said() -> None:
+def test_the_median_of_pairs_lies_in_its_interval_as_often_as_is_said(benchmark: Any) -> None:
     """Of 12 ordered pairs the 3rd and the 10th: 1 − 2 · (1 + 12 + 66) / 4096 = 96 %."""
-    found = added([float(n) for n in range(1, 13)])
+    found = benchmark.added([float(n) for n in range(1, 13)])
     assert found["added_interval_share"] == [3.0, 10.0]
     assert found["added_median_share"] == 6.5
