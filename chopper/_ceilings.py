@@ -134,6 +134,7 @@ def read(path: Path) -> Calibration:
                 size_bytes=int(labels["size_bytes"]),
             )
             for labels, rate in rates
+            if labels["collective"] != "broadcast"  # which loads the link in one direction only
         ]
         backend = next((rank.backend for rank in ranks if rank.backend), None)
         part = msgspec.structs.replace(

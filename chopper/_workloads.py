@@ -270,7 +270,7 @@ WORKLOADS: dict[str, Workload] = {
         check="chopper.workloads.collectives:needs",
         measures=True,
         repeats=3,
-        seconds=60,
+        seconds=40,
     ),
     "gemm": Workload(
         module="chopper.workloads.gemm",
@@ -297,7 +297,7 @@ WORKLOADS: dict[str, Workload] = {
         ranks=1,
         measures=True,
         repeats=3,
-        seconds=30,
+        seconds=50,
     ),
     "dataloader": Workload(
         module="chopper.workloads.dataloader",

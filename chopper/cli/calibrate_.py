@@ -114,10 +114,14 @@ def command(
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         click.echo(to_text(found), nl=False)
+    _warn_if_busy(found, "measure again on an idle machine with --force")
+
+
+def _warn_if_busy(found: Calibration, remedy: str) -> None:
     if (found.spread_ratio or 0) > _BUSY_RATIO:
         click.echo(
             f"warning: repeats differ by {found.spread_ratio:.0%}: something else was running; "
-            "measure again on an idle machine with --force",
+            f"{remedy}",
             err=True,
         )
 
@@ -146,6 +150,8 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         click.echo("\n".join(map(to_text, changed)), nl=False)
+    for found in changed:
+        _warn_if_busy(found, "run the experiments again on an idle machine")
 
 
 def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibration | None:
