@@ -62,7 +62,7 @@ def machine(experiment: Experiment) -> str:
         f"{said.get('cores_allowed', '?')} cores of {said.get('cpu', 'an unknown processor')}",
         *([device] if device else []),
         f"torch {said.get('torch', '?')}",
-        said.get("platform", ""),
+        " ".join(said.get("platform", "").split("-")[:2]),  # system and kernel
     ]
     return ", ".join(part for part in parts if part)
 
@@ -94,7 +94,7 @@ def page(
     ran = {name: s for name, s in took.items() if not isinstance(s, str)}
     said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in ran.items())
     lines = [
-        "",
+        *("", ""),
         f"Measured {'' if days[0] == days[-1] else f'from {days[0]} to '}{days[-1]} on "
         f"{machine(experiments[0])}, by",
         "",
