@@ -141,6 +141,27 @@ def test_streams_of_their_own_keep_their_memory() -> None:
         assert estimate(architecture=large, **{**options, **other}).categories_bytes["pools"] == 0
 
 
+@pytest.mark.parametrize(
+    ("strategy", "whole", "kept"), [("zero1", 2, 2), ("zero2", 2, 2), ("zero3", 0, 4)]
+)
+def test_deepspeed_updates_its_part_as_one_tensor(strategy: Any, whole: int, kept: int) -> None:
+    """By hand: 16-bit weights, master and moments, the gradient kept and its float32 copy, and Adam's
+    two temporaries, each of the whole part."""
+    found = estimate(
+        strategy=strategy,
+        ranks_count=4,
+        batch_count=1,
+        sequence_count=64,
+        checkpoint="full",
+        optimizer_kind="loop",
+    )
+    assert found.peak_at == "optimizer"
+    psi = SMALL.parameters_count
+    assert found.allocated_bytes == pytest.approx(
+        whole * psi + (12 + kept + 4 + 8) * psi / 4, rel=0.001
+    )
+
+
 def test_key_heads_are_shared_by_ranks_beyond_their_number() -> None:
     whole, cut = (estimate(tensor_parallel_count=tp, checkpoint="full") for tp in (4, 8))
     assert cut.allocated_bytes < whole.allocated_bytes
