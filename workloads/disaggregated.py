@@ -24,6 +24,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -422,6 +423,8 @@ class Cluster:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ["RAY_AUTH_TOKEN"] = self.token
         ray = load_ray()
+        if self.address is not None:
+            answers(self.address)
         options: dict[str, Any] = {
             "namespace": self.namespace or f"chopper-{os.getpid()}",
             "log_to_driver": False,
@@ -438,8 +441,13 @@ class Cluster:
         try:
             with _quiet_environment(self._directory):
                 ray.init(**options)
-        except Exception as exc:  # Ray raises whatever its parts do
-            self._remove()
+        except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
+            try:
+                ray.shutdown()
+            finally:
+                self._remove()
+            if not isinstance(exc, Exception):
+                raise
             said = str(exc).strip().splitlines() or [type(exc).__name__]
             raise LoaderError(f"Ray did not start ({said[0]})") from exc
         self.namespace = options["namespace"]
@@ -565,6 +573,22 @@ def load_ray() -> Any:
         if hidden:
             del sys.modules["amdsmi"]
     return ray
+
+
+def answers(address: str) -> None:
+    """Whether anything listens where a cluster should be: Ray itself would try for minutes.
+
+    Raises:
+        LoaderError: nothing does, or it is no address.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 5).close()
+    except (OSError, ValueError, OverflowError) as exc:
+        raise LoaderError(
+            f"--address {address}: no Ray cluster answers there ({exc}); it is HOST:PORT as "
+            "`ray start --head` prints it"
+        ) from exc
 
 
 def _amdsmi_is_broken() -> bool:

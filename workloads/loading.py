@@ -49,6 +49,8 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         plans(args, sources, ranks)
         if with_actors:
             actors.load_ray()
+            if args.address is not None:
+                actors.answers(args.address)
     except actors.LoaderError as exc:
         raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
     except ChopperError as exc:
@@ -67,10 +69,11 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             f"--longest {args.longest} tokens",
             remedy="take smaller ones",
         )
+    each = f"{workers} workers in each of {ranks} ranks, with"
     return Needs(
         memory_bytes=loading + trained + _RANK_BYTES,
-        what=f"{workers} workers in each of {ranks} ranks, with {args.sources} sources of "
-        f"{args.state} MB open in each worker,",
+        what=f"{each if workers else 'loader actors, with'} {args.sources} sources of "
+        f"{args.state} MB open in {'each worker' if workers else 'one of them each'},",
         remedy="take a smaller --state or fewer workers, or leave variants out with --variants",
     )
 
@@ -133,17 +136,22 @@ class Span:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Span:
-        """By what loads: neither the first batch of each worker nor the stock that actors begin
-        with says how fast the rest comes, and only over whole rounds of all workers do as many
-        batches come as time passes.
+        """By what loads.
+
+        Neither the first batch of each worker nor the stock that actors begin with says how fast
+        the rest comes. A DataLoader hands batches out in order and asks a worker for another one
+        when it does: workers come to read in step, and a round of batches comes at once. So a
+        stretch is whole rounds.
         """
         workers = workers_of(args.variant, args)
         if not workers:
             measured = 9 * -(-args.steps // STRETCHES) * STRETCHES
             return cls(args.prefetch, measured, args.steps, args.prefetch)
-        rounds = math.lcm(workers, STRETCHES)
-        traced = -(-args.steps * 2 // 3 // workers) * workers
-        return cls(workers, -(-args.steps // rounds) * rounds, traced, 0)
+        # Reading a batch at once, a round takes as long as its slowest read.
+        rounds = math.ceil(args.steps / STRETCHES / workers)
+        rounds *= 3 if args.variant == "concurrent" else 1
+        traced = math.ceil(args.steps * 2 / 3 / workers) * workers
+        return cls(workers, STRETCHES * rounds * workers, traced, 0)
 
     def total(self, *, traced: bool) -> int:
         """All of them."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,12 +179,16 @@ def test_memory_is_told_before_it_is_taken():
 
 @pytest.mark.parametrize(
     ("variant", "expected"),
-    [("loader", (8, 24, 16, 0)), ("tuned", (24, 24, 24, 0)), ("balanced", (64, 216, 24, 64))],
+    [("loader", (8, 24, 16, 0)), ("tuned", (24, 72, 24, 0)), ("balanced", (64, 216, 24, 64))],
 )
 def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, expected):
     span = loading.Span.of(arguments("--variant", variant))
     assert (span.warmup, span.measured, span.traced, span.last) == expected
     assert span.total(traced=True) == sum(expected)
+    for variant in ("loader", "tuned", "concurrent"):
+        args = arguments("--variant", variant, "--steps", "50")
+        stretch = loading.Span.of(args).measured / loading.STRETCHES
+        assert stretch % loading.workers_of(variant, args) == 0
     assert span.measured % loading.STRETCHES == 0
 
 
@@ -235,7 +240,7 @@ class Kept:
 
 
 def test_balancing_alone_gives_the_same_documents_to_other_ranks():
-    kept = Kept()
+    kept: Any = Kept()
     loading_alone.balancing_alone(arguments("--batch", "2", "--longest", "16"), CPU, kept, steps=2)
     found = {
         (name, said["method"], said["virtual_ranks"], said["repetition"]): value

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -211,6 +212,16 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(d.LoaderError, match=r"pip install 'chopper-profiler\[ray\]'$"):
         d.load_ray()
+
+
+def test_a_cluster_that_does_not_answer_is_one_line():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(d.LoaderError, match=f"--address {where}: no Ray cluster answers"):
+            d.answers(where)
+    with pytest.raises(d.LoaderError, match="--address here: no Ray cluster answers"):
+        d.answers("here")
 
 
 def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path, capsys):
