@@ -61,7 +61,7 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     elif strategy == "fsdp1":
-        policy = (
+        in_bf16 = (
             MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             if mixed
             else None
@@ -69,7 +69,7 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
         module = FullyShardedDataParallel(
             module,
             auto_wrap_policy=ModuleWrapPolicy({Block}),
-            mixed_precision=policy,
+            mixed_precision=in_bf16,
             device_id=torch.device("cpu"),
             use_orig_params=True,
         )
@@ -130,7 +130,7 @@ def peak_bytes(case: dict[str, Any], ranks: int) -> int:
                     engine.backward(loss)
                     engine.step()
                 else:
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     optimizer.zero_grad()
                 del loss

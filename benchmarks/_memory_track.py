@@ -52,7 +52,8 @@ def selective_contexts() -> Any:
                 return CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if op in KEEP else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    make: Any = create_selective_checkpoint_contexts
+    return make(policy)
 
 
 def attend(self: Attention, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -105,7 +106,9 @@ def tensor_parallel(module: Any, mesh: DeviceMesh, *, sequence: bool) -> Any:
 def wrapped(module: Any, case: dict[str, Any], mesh: DeviceMesh) -> Any:
     """Checkpointing, then the strategy."""
     if case["checkpoint"] != "none":
-        options = {"context_fn": selective_contexts} if case["checkpoint"] == "selective" else {}
+        options: Any = (
+            {"context_fn": selective_contexts} if case["checkpoint"] == "selective" else {}
+        )
         for i, layer in enumerate(module.layers):
             module.layers[i] = checkpoint_wrapper(layer, **options)
     if case["strategy"] == "fsdp2":
@@ -172,12 +175,12 @@ def step(
             with loss_parallel():
                 loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
                 del logits
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
         else:
             loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
             del logits
     if not parallel:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     del loss
     optimizer.step()
     optimizer.zero_grad()

@@ -226,7 +226,7 @@ def main() -> None:
                 print(
                     f"{measured / 2**20:8.1f} MiB {expected / 2**20:8.1f} MiB  {error:+6.1%}  {name}"
                 )
-    errors = [abs(row["error_ratio"]) for row in rows]
+    errors: list[float] = [abs(float(str(row["error_ratio"]))) for row in rows]
     beyond = sum(e > LIMIT for e in errors)
     if args.as_json:
         print(json.dumps(rows))

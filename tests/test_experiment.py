@@ -101,8 +101,8 @@ def test_repetitions_within_a_run_count_where_it_is_the_only_one(made):
     ex.write_plan(made, plan)
     found = ex.load(made).find("rate_per_s", "b")
     assert found is not None
-    assert found.values == (4000, 4040)
-    assert found.labels == ()
+    assert list(found.values) == [4000, 4040]
+    assert list(found.labels) == []
     assert found.ratio is not None
     assert found.ratio.ci95 is not None
     # With several runs, a run's own are one value: they are not independent of each other.

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.ipc
@@ -819,6 +820,7 @@ def test_the_manifest_says_what_there_was(task):
 
 
 def test_whatever_the_program_measures_the_run_is_kept_and_can_be_read(task):
+    prof: Any
     with chopper.profile("run", trace=False, collect=()) as prof:
         task.step()
         prof.step(tokens="many")

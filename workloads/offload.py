@@ -242,7 +242,7 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     if place.strategy == "fsdp1":
         if device.type == "cpu":
             # FSDP1 pins what it offloads without asking for what; here no device would read it.
-            torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment]
+            torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
         return Trainer(*fsdp1.sharded_model(args, device, offload=True))
     if place.strategy == "fsdp2":
         return Trainer(*fsdp2.sharded_model(args, device, offload=True))
@@ -451,8 +451,8 @@ def keep_predictions(
     prof.measure("predicted_collective_bytes", places.collective_bytes(place, ranks) * count)
     outer = config.vocabulary * config.dim  # the largest module with weights of its own
     theirs = places.deepspeed_bytes(place, count, outer, ranks) or {}
-    for where, size in theirs.items():
-        prof.measure("deepspeed_estimate_bytes", size, place=where)
+    for told, size in theirs.items():
+        prof.measure("deepspeed_estimate_bytes", size, place=told)
 
 
 def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.device) -> None:

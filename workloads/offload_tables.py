@@ -41,7 +41,7 @@ def total(
         for row in experiment.rows
         if row.measure == measure
         and row.variant == variant
-        and (labels := dict(row.labels))["category"] in categories
+        and str((labels := dict(row.labels))["category"]) in categories
         and place in ("", labels["place"])
     ]
     return sum(found) if found else None

@@ -232,10 +232,10 @@ def _preparing(
     time = (parts.end_ns - parts.start_ns)[kept]
     total = np.bincount(owner, weights=time, minlength=len(program))
     part = time * on_path[owner] / np.maximum(total[owner], 1)
-    for code, value in enumerate(np.bincount(cause, weights=part, minlength=len(IDLE_CAUSES))):
+    for of, value in enumerate(np.bincount(cause, weights=part, minlength=len(IDLE_CAUSES))):
         if value > 0:
-            name = "launching calls" if code == CALL else "host"
-            found[IDLE_CAUSES[code], name] += float(value)
+            name = "launching calls" if of == CALL else "host"
+            found[IDLE_CAUSES[of], name] += float(value)
     rest = np.where(total > 0, 0.0, on_path)
     code, names = _names(fact, event)
     for kind in (g.PROGRAM, *_AWAKE, LAG):

@@ -48,8 +48,7 @@ def recorded_waits(links: Links, table: pa.Table | None) -> Recorded:
     stream, event_stream = ints(table, "stream_id"), ints(table, "event_stream_id")
     named = strings(table, "name")
     waits, event, whole = (
-        matching(*named, lambda n, kind=kind: n == kind)
-        for kind in ("Stream Wait Event", "Event Sync", "Stream Sync")
+        matching(*named, kind.__eq__) for kind in ("Stream Wait Event", "Event Sync", "Stream Sync")
     )
     of_event = (call >= 0) & (record >= 0) & (event_stream >= 0)
     given = _Given(links, ints(table, "device_id"))

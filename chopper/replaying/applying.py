@@ -99,8 +99,8 @@ class Applied:
         if ratio != 1.0:
             self.said.append(f"link bandwidth {fmt.factor(ratio)}")
         if latency is not None:
-            now = fmt.duration(link.latency_ns)
-            self.said.append(f"link latency {fmt.duration(latency)} (now {now})")
+            before = fmt.duration(link.latency_ns)
+            self.said.append(f"link latency {fmt.duration(latency)} (now {before})")
 
     def faster(self, what: str, times: float) -> None:
         """Kernels of a family, or found by a regular expression, are so many times as fast."""

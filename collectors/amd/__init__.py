@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper._patience import DRIVER_S, answered
-from chopper.collectors._visible import local_ranks
+from chopper.collectors._visible import NothingVisible, local_ranks
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -56,7 +56,7 @@ class AmdCollector(SampledCollector):
                 reason=f"AMD's driver has not answered for {DRIVER_S:g} s",
                 remedy="see whether amd-smi answers, and what dmesg says of the devices",
             )
-        except amd.NothingVisible as exc:
+        except NothingVisible as exc:
             return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
         except CollectorUnavailable as exc:
             return Availability(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper._patience import DRIVER_S, answered
+from chopper.collectors._visible import NothingVisible
 from chopper.collectors.base import Availability
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
@@ -58,7 +59,7 @@ class NvmlCollector(SampledCollector):
                 reason=f"NVIDIA's driver has not answered for {DRIVER_S:g} s",
                 remedy="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
             )
-        except nvml.NothingVisible as exc:
+        except NothingVisible as exc:
             return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
         except CollectorUnavailable as exc:
             return Availability(

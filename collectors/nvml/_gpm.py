@@ -75,9 +75,11 @@ class Gpm:
 
     def _planned(self) -> Call:
         kind = type(self._request)
+        first, second = map(pointer, self._snapshots)
         interval = Interval(
             address(nvml.function("nvmlGpmMetricsGet")),
-            *map(pointer, self._snapshots),
+            first,
+            second,
             kind.sample1.offset,
             kind.sample2.offset,
         )

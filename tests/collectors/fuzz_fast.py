@@ -136,7 +136,8 @@ def column(rng: random.Random, calls: int) -> Any:
     )
     factor = 1.0 if kind == 5 else rng.choice((1, 1000, 0.5, 1e300, float("nan"), (1 << 62)))
     if rng.random() < 0.01:
-        places = rng.choice((None, (), (1, 2), ((1, 2),)))  # type: ignore[assignment]
+        wrong: Any = (None, (), (1, 2), ((1, 2),))
+        places = rng.choice(wrong)
     most = odd(rng, rng.choice((0, 100)))
     return (
         kind,
@@ -174,9 +175,9 @@ def run(rng: random.Random, loop: Any) -> int:
         if rng.random() < 0.05:
             loop.set_period(rng.choice((100_000, 2_000_000)))
     if rng.random() < 0.1:
-        return rows  # freed while it runs
+        return int(rows)  # freed while it runs
     assert loop.stop(20_000_000_000) == 0
-    return rows + int(loop.take()[0])
+    return int(rows + loop.take()[0])
 
 
 if __name__ == "__main__":

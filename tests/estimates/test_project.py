@@ -68,8 +68,14 @@ def test_work_goes_with_the_rate_that_bounds_it() -> None:
 
 
 def test_what_has_no_model_gives_a_range() -> None:
-    options = {"run": "r", "causes_ns": {"compute.ideal": 11_500_000}, "windows_count": 1}
-    devices = {"recorded": H100, "target": MI300X, "recorded_reach": WHOLE, "target_reach": WHOLE}
+    options: dict[str, Any] = {"run": "r", "windows_count": 1}
+    options["causes_ns"] = {"compute.ideal": 11_500_000}
+    devices: dict[str, Any] = {
+        "recorded": H100,
+        "target": MI300X,
+        "recorded_reach": WHOLE,
+        "target_reach": WHOLE,
+    }
     found = project(operations=WORK, **options, **devices)
     assert found.projected_between_ns is not None
     low, high = found.projected_between_ns

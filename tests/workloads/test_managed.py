@@ -90,7 +90,7 @@ def test_on_a_cpu_it_is_refused_in_one_line():
 
 
 def test_a_compiler_that_is_missing_or_fails_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(managed.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(managed, "compiler", lambda: None)
     assert managed.problem() == "needs a C compiler for its allocator: install cc, or set CC"
     monkeypatch.setattr(managed, "compiler", lambda: "false")

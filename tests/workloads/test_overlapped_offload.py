@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
@@ -82,8 +83,8 @@ class Cuda:
         self.current.copies.append((weakref.ref(into), weakref.ref(source), to_host))
         self.log.append("out" if to_host else tuple(source.shape))
 
-    hosts: dict
-    log: list
+    hosts: Any
+    log: list[Any]
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_gradients_of_a_model_are_the_same(cuda):
         with context:
             loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
-        return [w.grad.clone() for w in model.parameters()]
+        return [w.grad.clone() for w in model.parameters() if w.grad is not None]
 
     expected = gradients(contextlib.nullcontext())
     offload = OverlappedOffload(CPU)
