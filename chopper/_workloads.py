@@ -310,8 +310,14 @@ WORKLOADS: dict[str, Workload] = {
         variants=(
             Variant(name="loader", summary="DataLoader, every worker opens every source"),
             Variant(name="tuned", summary="more workers, which fetch further ahead"),
-            Variant(name="concurrent", summary="a batch's documents are read at once"),
-            Variant(name="disaggregated", summary="each source opened once, by actors; packed"),
+            Variant(
+                name="concurrent",
+                summary="as loader, but a batch's documents are read at once",
+                default=False,
+            ),
+            Variant(
+                name="disaggregated", summary="each source opened once, by actors", default=False
+            ),
             Variant(name="balanced", summary="and each rank has as much to compute"),
         ),
         baseline="loader",

@@ -112,7 +112,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
                 with batches_of(args, sources, total) as feed:
                     seen = trainer.run(feed, span, began, labels)
                 check(args, sources, seen, total, prof, labels)
-            if args.variant == "disaggregated":
+            if args.variant == "balanced":
                 for latency_ms in sorted({PROBED_MS, *latencies_ms} if swept else {PROBED_MS}):
                     latency_of_a_batch(args, latency_ms, prof)
         if args.variant == "balanced" and rank == 0:
