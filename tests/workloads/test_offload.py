@@ -139,12 +139,13 @@ def test_synchronous_offload_moves_all_that_is_saved():
         loss = (x * x).sum() + x.sum()
     loss.backward()
     assert saver.moved_bytes == 2 * x.nbytes  # once for each side of x · x: no copy is shared
-    assert torch.equal(x.grad, 2 * x.detach() + 1)
+    torch.testing.assert_close(x.grad, 2 * x.detach() + 1)
 
 
 def test_each_storage_counts_once_and_the_rest_is_buffers():
     weight = torch.zeros(1000)
     gradient, moment = torch.zeros(500), torch.zeros(250)
+    other = torch.zeros(125)
     before = live([], [], [])["buffers"]["cpu"]
     found = live([weight, weight[:10]], [gradient], [moment, weight])
     assert {k: v["cpu"] for k, v in found.items() if k != "buffers"} == {
@@ -152,7 +153,7 @@ def test_each_storage_counts_once_and_the_rest_is_buffers():
         "gradients": 2000,
         "optimizer": 1000,
     }
-    assert found["buffers"]["cpu"] == before - 7000
+    assert found["buffers"]["cpu"] == before - 7000 >= other.nbytes
 
 
 @pytest.fixture
