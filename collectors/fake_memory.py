@@ -91,7 +91,7 @@ def capture(
             f"precision {precision} contradicts strategy {strategy}: single has bf16, fp32 and "
             "autocast, fsdp2 has bf16, fp32 and mixed"
         )
-    if ":" not in module:
+    if not all(module.partition(":")):
         raise UsageError(f"--module {module!r}: expected package.module:factory")
     request = {
         "module": module,

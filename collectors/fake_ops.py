@@ -35,7 +35,7 @@ def capture_operators(
     """
     if precision not in ("bf16", "fp32", "autocast"):
         raise UsageError(f"precision {precision!r}: expected bf16, fp32 or autocast")
-    if ":" not in module:
+    if not all(module.partition(":")):
         raise UsageError(f"--module {module!r}: expected package.module:factory")
     request = {"module": module, "batch": batch, "sequence": sequence, "precision": precision}
     return in_child("chopper.collectors.fake_ops", request)

@@ -80,6 +80,8 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("memory --module m:f --device h100-sxm", "contradicts --module"),
         ("memory --module m:f --strategy zero1", "strategy is one of single, fsdp2"),
         ("memory --module m", "package.module:factory"),
+        ("memory --module :make", "package.module:factory"),
+        ("project --module m: --device b200", "package.module:factory"),
         ("memory --config /nowhere/config.json", "cannot be read"),
         ("offload", "no model given"),
         ("offload gpt2 --efficiency 2", "at most 1"),
