@@ -99,8 +99,9 @@ def collective_time_s(
     """Seconds of one collective.
 
     Ring: base + steps × latency + S × bus factor ÷ slowest link (in a node, or all ports of a node
-    together); of the steps, those that cross nodes have the network's latency. Tree (all-reduce, broadcast, reduce): double binary, chains
-    within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link. Hierarchical
+    together); of the steps, those that cross nodes have the network's latency. An all-to-all has no
+    ring: each rank sends S ÷ n to each other one, to those of other nodes through its own port. Tree
+    (all-reduce, broadcast, reduce): double binary, chains within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link. Hierarchical
     (all-reduce): reduce-scatter in the node, ring all-reduce of S ÷ g between nodes, all-gather.
 
     Raises:
@@ -124,6 +125,13 @@ def collective_time_s(
         steps = ring_steps(name, n)
         between = (2 if name == "all_reduce" else 1) * (nodes - 1)
         latency = (steps - between) * topology.node_latency_s + between * topology.network_latency_s
+        if name == "all_to_all":
+            group = n // nodes
+            direct_s = max(
+                (group - 1) / n * size_bytes / topology.node_link_bytes_per_s,
+                (n - group) / n * size_bytes / topology.network_link_bytes_per_s,
+            )
+            return base + latency + direct_s
         return base + latency + size_bytes * bus_factor(name, n) / slowest
     if kind == "tree":
         if name not in ("all_reduce", "broadcast", "reduce"):
@@ -398,7 +406,8 @@ ASSUMPTIONS = (
     "links are used in one direction at their full rate and by this collective alone; protocol "
     "overhead, switches' own latency and congestion are not in α-β",
     "every rank has a network port of its own; a node runs as many rings as ranks, each leaving "
-    "through another port, so the ports of a node add up",
+    "through another port, so the ports of a node add up; an all-to-all goes directly, each rank "
+    "through its own port",
     "hashing is uniform and independent, all flows are equally large and begin at the same time, and "
     "the step ends with the fullest uplink; simulated flows share links max-min fairly",
     "the published gain of E-ECMP, up to 40 % on an AllReduce benchmark, is consistent with 128 "
