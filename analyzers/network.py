@@ -33,6 +33,8 @@ _PORT = (
 )
 _PRIORITIES = 8
 _LEAST_PAUSE = 0.001
+_UNREAD_RATIO = 0.01
+"""So much of a span may lie before the first reading or after the last one."""
 _ROWS = 5000
 """Rows about single steps at most."""
 
@@ -75,9 +77,9 @@ class _Link:
         first = np.clip(np.searchsorted(time, start_ns, side="right") - 1, 0, last)
         final = np.clip(np.searchsorted(time, end_ns, side="left") - 1, first, last)
         bad = np.concatenate([[0], np.cumsum(back)])
-        slack = np.median(np.diff(time))
-        inside = (start_ns >= time[0] - slack) & (end_ns <= time[-1] + slack)
-        return np.where(inside & (bad[final + 1] == bad[first]), found, np.nan)
+        unread_ns = np.maximum(time[0] - start_ns, 0) + np.maximum(end_ns - time[-1], 0)
+        read = unread_ns <= _UNREAD_RATIO * (end_ns - start_ns)
+        return np.where(read & (bad[final + 1] == bad[first]), found, np.nan)
 
     @property
     def period_ns(self) -> float:

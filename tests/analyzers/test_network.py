@@ -178,6 +178,12 @@ def test_steps_shorter_than_the_time_between_readings_have_no_row() -> None:
     assert [row["step"] for row in rows] == [None]
 
 
+def test_a_step_that_was_read_in_part_has_no_rate() -> None:
+    late = [row | {"time_ns": row["time_ns"] + S // 2} for row in counters([0, 10, 20, 30])]
+    rates = {row["step"]: row["tx_bytes_per_s"] for row in links_of(fabric_port=late)}
+    assert rates == {None: pytest.approx(10), 1: pytest.approx(10), 2: pytest.approx(10)}
+
+
 def test_device_links_are_a_ranks_own() -> None:
     rows = [
         {
