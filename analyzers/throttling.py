@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from chopper import _format as fmt
 from chopper.analyzers.clock_views import Clocked, clocked
-from chopper.analyzers.clocks import CLOCK_LABELS, ClockSeries
+from chopper.analyzers.clocks import CLOCK_LABELS, HOLE_FACTOR, ClockSeries
 from chopper.analyzers.columns import dictionary, ints, nullable
 from chopper.analyzers.events import group_of
 from chopper.analyzers.factors import set_clock_hz
@@ -48,7 +48,7 @@ def throttle_episodes(attribution: Attribution) -> pa.Table:
     """Uninterrupted readings with one reason, most attributed loss first.
 
     DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_EVENT, PIECE -> THROTTLE_EPISODES. A reading stands for the
-    time half-way to its neighbours. Of several reasons at once the first of power, heat and a set
+    time half-way to its neighbours, but not for a hole in the readings. Of several reasons at once the first of power, heat and a set
     clock counts. Episodes count wherever there are samples, traced or not.
     """
     found = clocked(attribution)
@@ -84,21 +84,32 @@ def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
         return None
     held = series.labels[:, _COLUMNS]
     reason = np.where(held.any(axis=1), held.argmax(axis=1), -1)
-    begins = np.flatnonzero(np.concatenate([[True], reason[1:] != reason[:-1]]))
     time = series.time_ns
-    edges = np.concatenate([[time[0]], (time[:-1] + time[1:]) // 2, [time[-1]]])
-    length = np.diff(edges).astype(np.float64)
+    from_ns, until_ns, hole = _stands_for(time)
+    begins = np.flatnonzero(np.concatenate([[True], (reason[1:] != reason[:-1]) | hole]))
+    length = (until_ns - from_ns).astype(np.float64)
     whole = np.maximum(np.add.reduceat(length, begins), 1)
     kept = np.flatnonzero(reason[begins] >= 0)
     return _Episodes(
         reason[begins][kept],
-        edges[begins][kept],
-        edges[np.append(begins[1:], len(time))][kept],
+        from_ns[begins][kept],
+        until_ns[np.append(begins[1:], len(time)) - 1][kept],
         (np.add.reduceat(series.clock_hz * length, begins) / whole)[kept],
         np.minimum.reduceat(series.clock_hz, begins)[kept],
         (np.add.reduceat(series.power_w * length, begins) / whole)[kept],
         "reasons",
     )
+
+
+def _stands_for(time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which time each reading stands for: from, until; and the mask of the gaps that are holes."""
+    gap = np.diff(time_ns)
+    usual = int(np.median(gap)) if len(gap) else 0
+    hole = gap > HOLE_FACTOR * usual
+    middle = (time_ns[:-1] + time_ns[1:]) // 2
+    until = np.where(hole, time_ns[:-1] + usual // 2, middle)
+    begin = np.where(hole, time_ns[1:] - usual // 2, middle)
+    return np.append(time_ns[:1], begin), np.append(until, time_ns[-1:]), hole
 
 
 def _of_counters(counters: pa.Table, samples: pa.Table) -> _Episodes | None:

@@ -113,6 +113,14 @@ def test_episodes_are_told_without_a_trace_too() -> None:
     assert (episode["reason"], episode["kernel_count"], episode["op"]) == ("thermal", 0, None)
 
 
+def test_what_was_not_read_is_no_part_of_an_episode() -> None:
+    rows = [r for r in readings((1.0, 0x4)).to_pylist() if not 300 <= (r["time_ns"] - BASE) // MS < 700]  # fmt: skip
+    found = sorted(episodes(table("device_clock", rows)), key=lambda e: e["start_ns"])
+    assert [((e["start_ns"] - BASE) // MS, e["dur_ns"] // MS) for e in found] == [(0, 295), (695, 295)]  # fmt: skip
+    assert [e["kernel_count"] for e in found] == [3, 3]
+    assert {e["clock_mean_hz"] for e in found} == {1_200_000_000}
+
+
 def test_each_device_of_a_log_has_its_own_episodes() -> None:
     both = readings((1.0, 0x4)).to_pylist() + readings((0.5, 0), (1.0, 0x20)).to_pylist()
     rows = [row | {"device_id": i // 100} for i, row in enumerate(both)]
