@@ -78,6 +78,19 @@ def facts(experiment: Experiment) -> str:
     )
 
 
+def intervals(experiment: Experiment) -> str:
+    """What ± and intervals are of, and how they were made."""
+    if all(row.estimate.ci95 is None for row in experiment.rows):
+        return "One repetition: no spread and no interval; --repeats 3 gives both."
+    of = "repetitions"
+    if all(len(variant.runs) < 2 for variant in experiment.plan.variants):
+        of = "parts of a single run, which are less independent than runs (--repeats 3)"
+    return (
+        f"± is the coefficient of variation and 95 % Student's t over {of}; of a ratio between "
+        "logarithms, with Welch's degrees of freedom."
+    )
+
+
 def grids(experiment: Experiment) -> list[Grid]:
     """All that was measured, as tables."""
     out = [
@@ -307,6 +320,8 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
         console.print(Text(f"  {'here':<8} {said}"))
         if headline.configuration:
             console.print(Text(f"  {headline.configuration}", style="dim"))
+    console.print()
+    console.print(Text(intervals(experiment), style="dim"))
     return _written(console)
 
 
@@ -329,6 +344,7 @@ def markdown(experiment: Experiment) -> str:
         out += [f"- {escape(change_line(c, comparison.step.a_ns))}" for c in told(comparison)]
     if experiment.headlines:
         out += ["", *headline_table(experiment.headlines)]
+    out += ["", escape(intervals(experiment))]
     return "\n".join(out) + "\n"
 
 

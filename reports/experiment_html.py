@@ -9,7 +9,7 @@ from chopper import _format as fmt
 from chopper.errors import printable
 from chopper.reports import page
 from chopper.reports.comparison_html import waterfall
-from chopper.reports.experiment import against, facts, grids, interval, ours
+from chopper.reports.experiment import against, facts, grids, interval, intervals, ours
 from chopper.reports.figures import plain
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def render(experiment: Experiment) -> str:
         "summary": printable(plan.summary),
         "facts": printable(facts(experiment)),
         "notes": [printable(n) for n in experiment.notes],
+        "intervals": intervals(experiment),
         "baseline": plan.baseline,
         "grids": grids(experiment),
         "figures": [{"id": f"sweep-{i}", "title": title} for i, (title, _) in enumerate(sweeps)],

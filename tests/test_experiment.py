@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 
 import pytest
@@ -133,6 +134,23 @@ def test_every_format_shows_what_was_measured(made, format):
         assert "4.00 KiB" in shown
         assert "(2.00×)" in shown
         assert "(0.50×)" in shown
+
+
+def test_what_intervals_are_of_is_said(made):
+    plan = ex.read_plan(made)
+    for runs, said in (
+        (3, "Student's t over repetitions; of a ratio between logarithms"),
+        (1, "One repetition: no spread and no interval; --repeats 3 gives both"),
+    ):
+        for variant in plan.variants:
+            variant.runs = variant.runs[:runs]
+        ex.write_plan(made, plan)
+        for format in ("txt", "md", "html"):
+            shown = html.unescape(" ".join(report.render(ex.load(made), format).split()))
+            assert said in shown
+    measured = [("rate_per_s", 5.0 + k, {ex.REPETITION: k}) for k in range(2)]
+    recorded(made / "a-1", measured)
+    assert "Student's t over parts of a single run" in report.intervals(ex.load(made))
 
 
 def test_names_from_a_run_cannot_break_out_of_the_page(made):
