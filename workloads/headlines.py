@@ -6,11 +6,14 @@ and primary source are quoted as they stand, also where they disagree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import fmean
 
-from chopper.experiment import Exhibit, Experiment, Headline, between, line, quotient
+from chopper.experiment import Exhibit, Experiment, Headline, Labels, between, line, quotient
 from chopper.workloads import offload_tables, places
+
+NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
 
 
 def gemm(experiment: Experiment) -> tuple[Headline, ...]:
@@ -163,11 +166,22 @@ def overlap(experiment: Experiment) -> tuple[Headline, ...]:
                     ci95=found.ci95,
                     configuration=f"{bound.estimate.value:.0%} of max(T_compute, T_transfer) + first "
                     f"chunk; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
-                    f"{experiment.plan.ranks} ranks on {experiment.plan.device}, rate "
-                    f"{experiment.plan.options.get('rate')}",
+                    f"{_way(experiment, variant)}",
                 )
             )
     return tuple(out)
+
+
+def _way(experiment: Experiment, variant: str) -> str:
+    """What the chunks travelled over."""
+    plan = experiment.plan
+    if plan.ranks == 1:
+        return f"one {plan.device}, shards from pinned host memory"
+    ranks = f"{plan.ranks} ranks on {plan.device}"
+    rate = experiment.find("link_bytes_per_s", variant)
+    if rate is None:
+        return f"{ranks}, no shaped link"
+    return f"{ranks}, each end of their link sends at most {rate.estimate.value / 1e6:g} MB/s"
 
 
 def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
@@ -190,6 +204,7 @@ def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
                 configuration=where,
             )
         )
+    apart, why = _losses(experiment)
     out.append(
         Headline(
             system="FSDP",
@@ -197,7 +212,8 @@ def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
             survey=None,
             primary=None,
             unit="",
-            ours=_losses(experiment),
+            ours=apart,
+            why=why,
             configuration=where,
         )
     )
@@ -356,17 +372,17 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
     return tuple(out)
 
 
-def _losses(experiment: Experiment) -> float:
-    """Largest difference between the variants' losses at a step."""
-    return max(
-        (
-            abs(row.estimate.value - other.estimate.value)
-            for row in experiment.rows
-            if row.measure == "loss"
-            and (other := experiment.find("loss", None, **dict(row.labels))) is not None
-        ),
-        default=float("nan"),
-    )
+def _losses(experiment: Experiment) -> tuple[float | None, str]:
+    """Largest difference between the variants' losses at a step; or why there is none."""
+    of: dict[str, dict[Labels, float]] = {v: {} for v in experiment.variants}
+    for row in experiment.rows:
+        if row.measure == "loss":
+            of[row.variant][row.labels] = row.estimate.value
+    steps = set().union(*of.values())
+    for variant, losses in of.items():
+        if not losses or losses.keys() != steps:
+            return None, NO_LOSS.format(variant)
+    return max(max(at) - min(at) for at in ([o[s] for o in of.values()] for s in steps)), ""
 
 
 def _means(experiment: Experiment, view: str, column: str, variant: str) -> list[float]:
@@ -399,7 +415,8 @@ def offload(experiment: Experiment) -> tuple[Headline, ...]:
                 survey=None,
                 primary=None,
                 unit="",
-                ours=far[1],
+                ours=far[1] if math.isfinite(far[1]) else None,
+                why="" if math.isfinite(far[1]) else NO_LOSS.format(far[0]),
                 configuration=f"{far[0]}; {where}; tolerance {offload_tables.LOSS_TOLERANCE:g}: "
                 + ("kept" if far[1] <= offload_tables.LOSS_TOLERANCE else "exceeded"),
             )

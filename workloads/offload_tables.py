@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from chopper.experiment import Exhibit, Experiment, Row
@@ -48,16 +49,21 @@ def total(
 
 
 def worst_loss_ratio(experiment: Experiment, variants: Sequence[str]) -> tuple[str, float] | None:
-    """The variant whose loss is furthest from the baseline's at any step, and how far, relative."""
+    """The variant whose loss is furthest from the baseline's at any step, and how far, relative.
+
+    Infinitely far where it has none: a loss that is no number is not kept.
+    """
     baseline = experiment.plan.baseline
-    far = [
-        (row.variant, abs(row.estimate.value - base.estimate.value) / abs(base.estimate.value))
-        for row in experiment.rows
-        if row.measure == "loss"
-        and row.variant in variants
-        and row.variant != baseline
-        and (base := experiment.find("loss", baseline, **dict(row.labels))) is not None
-    ]
+    bases = [r for r in experiment.rows if r.measure == "loss" and r.variant == baseline]
+    ran = {row.variant for row in experiment.rows}
+    far = []
+    for variant in variants:
+        for base in bases if variant in ran and variant != baseline else ():
+            found = experiment.find("loss", variant, **dict(base.labels))
+            ratio = math.inf
+            if found is not None:
+                ratio = abs(found.estimate.value / base.estimate.value - 1)
+            far.append((variant, ratio))
     return max(far, key=lambda pair: pair[1], default=None)
 
 

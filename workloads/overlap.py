@@ -38,7 +38,7 @@ from torch import Tensor
 import chopper
 from chopper.workloads import link, options
 from chopper.workloads.machine import Needs, gather_into, scatter_sum, wait
-from chopper.workloads.processes import rank_of, run_ranks
+from chopper.workloads.processes import RATES, rank_of, run_ranks
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Largest relative error against float64 that is not a mistake."""
@@ -112,10 +112,10 @@ def main() -> None:
 
             measure_one(args, device, TOLERANCE)
         else:
-            measure(args, device)
+            measure(args, device, RATES[args.rate] if linked else None)
 
 
-def measure(args: argparse.Namespace, device: torch.device) -> None:
+def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int | None) -> None:
     """Check both operations against float64, then time them; rank 0 keeps the slowest rank's."""
     problems: dict[str, Exchange] = {
         "all_gather_matmul": GatherMatmul(args, device),
@@ -134,6 +134,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
         took = timed(runs, args.steps, device, prof)
         compute = timed({n: p.compute for n, p in problems.items()}, args.steps, device)
         transfer = timed({n: p.transfer for n, p in problems.items()}, args.steps, device)
+        if link_bits_per_s is not None:
+            prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
             first_chunk_s = transfer[name] / args.chunks
             bound_s = max(compute[name], transfer[name]) + first_chunk_s

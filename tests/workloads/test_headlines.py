@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chopper import experiment as ex
 from chopper.experiment import Headline
 from chopper.reports.experiment import headline_table
 
@@ -102,3 +103,59 @@ def test_wrong_words_are_refused_before_anything_runs(
         headlines.main()
     assert refused.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def measured(workload, numbers, *, ranks=2, **options):
+    """An experiment whose variants measured (name, variant, value, labels); nothing was traced."""
+    rows = [(variant, name, tuple(labels.items()), v) for name, variant, v, labels in numbers]
+    names = dict.fromkeys(variant for variant, *_ in rows)
+    plan = ex.Plan(
+        chopper_version="0",
+        workload=workload,
+        summary="made by hand",
+        command=["chopper"],
+        created_ns=1,
+        ranks=ranks,
+        device="cpu",
+        options=options,
+        steps=False,
+        baseline=next(iter(names)),
+        variants=[ex.VariantPlan(name=name, summary="") for name in names],
+    )
+    return ex.Experiment(Path("made"), plan, tuple(ex._rows(rows, plan.baseline)), {})
+
+
+def test_losses_agree_only_where_each_step_has_one():
+    losses = [("loss", "fsdp1", 2.0, {"step": 0}), ("loss", "fsdp1", 1.0, {"step": 1})]
+    losses.append(("loss", "fsdp2", 2.0, {"step": 0}))
+    complete = [*losses, ("loss", "fsdp2", 1.25, {"step": 1})]
+
+    def found(numbers):
+        drawn = measured("fsdp", numbers).headlines
+        return next(h for h in drawn if "their losses" in h.claim)
+
+    assert found(complete).ours == 0.25
+    assert found(losses).ours is None
+    assert found(losses).why.startswith("fsdp2 has no loss at some steps")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "linked", "said"),
+    [
+        (2, True, "2 ranks on cpu, each end of their link sends at most 125 MB/s"),
+        # No root, or more than two: the rate that was asked for is nobody's.
+        (2, False, "2 ranks on cpu, no shaped link"),
+        (1, False, "one cpu, shards from pinned host memory"),
+    ],
+)
+def test_overlap_says_what_chunks_travelled_over(ranks, linked, said):
+    numbers = []
+    for variant, time_ns in (("sequential", 2e9), ("chunked", 1e9)):
+        keep = {"time_ns": time_ns, "compute_ns": 1e9, "transfer_ns": 5e8}
+        keep["bound_over_time_ratio"] = 0.9
+        labels = {"operation": "all_gather_matmul"}
+        numbers += [(name, variant, value, labels) for name, value in keep.items()]
+        numbers += [("link_bytes_per_s", variant, 1.25e8, {})] if linked else []
+    (headline,) = measured("overlap", numbers, ranks=ranks, rate="1gbit").headlines
+    assert headline.ours == pytest.approx(2)
+    assert headline.configuration.endswith(said)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -244,6 +245,22 @@ def test_the_largest_difference_of_losses_is_told(made):
     assert variant == "zero2-offload"
     assert ratio == pytest.approx(0.0005)
     assert "kept" in made.headlines[0].configuration
+
+
+def test_a_variant_whose_loss_is_no_number_does_not_agree(made):
+    # As `measure` keeps it: not at all.
+    rows = tuple(
+        row
+        for row in made.rows
+        if (row.measure, row.variant, row.labels) != ("loss", "zero2-offload", (("step", 1),))
+    )
+    assert len(rows) == len(made.rows) - 1
+    diverged = replace(made, rows=rows)
+    assert offload_tables.worst_loss_ratio(diverged, made.variants) == ("zero2-offload", math.inf)
+    first = diverged.headlines[0]
+    assert first.ours is None
+    assert first.why.startswith("zero2-offload has no loss at some steps")
+    assert "kept" not in first.configuration
 
 
 @pytest.mark.slow
