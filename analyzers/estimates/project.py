@@ -102,6 +102,13 @@ class Projection(Estimate, kw_only=True, frozen=True):
     scales: tuple[AtScale, ...]
     knee_ranks_count: int | None
     knee_cause: str | None
+    recorded_ranks_count: int | None = None
+    """Null: no scales were asked for."""
+    recorded_scale_error_ratio: float | None = None
+    """The estimate for as many ranks as were recorded, on the network given, over the recorded step; null
+    also where they do not fill its nodes."""
+    recorded_waiting_ns: int | None = None
+    """That a rank waited for others in the recorded step. The estimate has only what compute's spread explains."""
 
 
 ASSUMPTIONS = (
@@ -118,6 +125,7 @@ ASSUMPTIONS = (
 )
 SCALE_ASSUMPTIONS = (
     "the work per rank is the same at any number of ranks (weak scaling)",
+    "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others grow with the run",
     "collectives keep their size and number, and take their α-β time on the network given; as much "
     "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
     "ranks' compute times are normal and independent: a step waits for the slowest of them",
@@ -298,7 +306,13 @@ class Collective(msgspec.Struct, kw_only=True, frozen=True):
 
     name: str
     count: float
+    """Of each rank, mean."""
     size_bytes: int
+    group_count: int | None = None
+    """Ranks of its group, where these are fewer than the run's."""
+    adjacent: bool = False
+    """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it stays as
+    large; one of ranks further apart grows with the run."""
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True):
@@ -328,6 +342,29 @@ SCALES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65
 _KNEE_RATIO = 0.8
 
 
+def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) -> float:
+    """Its α-β time by the fastest algorithm, in a run of so many ranks."""
+    members = ranks
+    if of.group_count is not None and of.adjacent:
+        members = of.group_count
+    elif of.group_count is not None:
+        apart = max(1, recorded // of.group_count)
+        members = ranks // apart
+        topology = msgspec.structs.replace(
+            topology, ranks_per_node_count=max(1, topology.ranks_per_node_count // apart)
+        )
+    if members < 2:
+        return 0.0
+    times = []
+    for algorithm in ("ring", "tree", "hierarchical"):
+        try:
+            times.append(collective_time_s(of.name, of.size_bytes, members, topology, algorithm))
+        except UsageError:
+            if algorithm == "ring":
+                raise
+    return min(times)
+
+
 def at_scale(
     step: Step, scales_count: tuple[int, ...], topology: Topology
 ) -> tuple[tuple[AtScale, ...], int | None, str | None]:
@@ -346,18 +383,10 @@ def at_scale(
     room = hidden if step.exposed_ns > 0.02 * max(step.communication_ns, 1) else step.compute_ns
     rows: list[AtScale] = []
     for ranks in sorted(set(scales_count)):
-        transfer = 0.0
-        for of in step.collectives:
-            times = []
-            for algorithm in ("ring", "tree", "hierarchical"):
-                try:
-                    times.append(
-                        collective_time_s(of.name, of.size_bytes, ranks, topology, algorithm)
-                    )
-                except UsageError:
-                    if algorithm == "ring":
-                        raise
-            transfer += of.count * min(times) * 1e9
+        transfer = sum(
+            of.count * _fastest_s(of, ranks, step.ranks_count, topology) * 1e9
+            for of in step.collectives
+        )
         exposed = max(0.0, transfer - room)
         waiting = step.compute_spread_ns * math.sqrt(2 * math.log(ranks))
         parts = [round(v) for v in (step.compute_ns, step.idle_ns, step.copy_ns, waiting, exposed)]
@@ -411,15 +440,19 @@ def step_of(
     def under(prefix: str) -> float:
         return per * sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
 
-    sized: dict[tuple[str, int], int] = {}
+    sized: dict[tuple[str, int, int | None, bool], float] = {}
     transfer = 0.0
     for row in collectives.to_pylist():
         name = _NCCL.get(row["collective"])
         if name is None or not row["message_bytes"]:
             continue
-        key = name, int(row["message_bytes"])
-        sized[key] = sized.get(key, 0) + 1
-        transfer += row["transfer_ns"]
+        members = row["rank_count"]
+        within = members < ranks_count
+        adjacent = within and "," not in (row["ranks"] or ",")
+        key = name, int(row["message_bytes"]), members if within else None, adjacent
+        # Of several groups at once, a rank is in one.
+        sized[key] = sized.get(key, 0) + members / ranks_count
+        transfer += row["transfer_ns"] * members / ranks_count
     if not sized:
         raise InputError(
             "--ranks: the run has no collectives with their sizes over several ranks; record "
@@ -440,8 +473,14 @@ def step_of(
         exposed_ns=exposed,
         communication_ns=max(transfer / steps_count, exposed),
         collectives=tuple(
-            Collective(name=name, size_bytes=size, count=n / steps_count)
-            for (name, size), n in sorted(sized.items())
+            Collective(
+                name=name,
+                size_bytes=size,
+                count=n / steps_count,
+                group_count=group,
+                adjacent=adjacent,
+            )
+            for (name, size, group, adjacent), n in sized.items()
         ),
     )
 
@@ -528,8 +567,13 @@ def project(
         for c in classes
     )
     scales: tuple[AtScale, ...] = ()
-    knee = cause = None
+    knee = cause = scale_error = None
     if step is not None:
+        try:
+            (same,), _, _ = at_scale(step, (step.ranks_count,), topology or Topology())
+            scale_error = same.step_ns / recorded_ns - 1 if recorded_ns else None
+        except UsageError:
+            scale_error = None
         scaled = msgspec.structs.replace(
             step,
             compute_ns=step.compute_ns * scale,
@@ -561,6 +605,9 @@ def project(
         scales=scales,
         knee_ranks_count=knee,
         knee_cause=cause,
+        recorded_ranks_count=step.ranks_count if step else None,
+        recorded_scale_error_ratio=scale_error,
+        recorded_waiting_ns=round(causes_ns.get("communication.wait", 0) / n) if step else None,
     )
 
 

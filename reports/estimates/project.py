@@ -118,6 +118,13 @@ def page(found: Projection) -> Page:
             if found.knee_ranks_count
             else "no knee: efficiency stays above 80 % at every scale"
         )
+        if found.recorded_scale_error_ratio is not None:
+            facts.append(
+                f"recorded: {fmt.duration(found.recorded_ns)} on "
+                f"{fmt.plural(found.recorded_ranks_count or 0, 'rank')}, of it waiting for other ranks "
+                f"{fmt.duration(found.recorded_waiting_ns)}; the estimate for as many on this network "
+                f"is off by {found.recorded_scale_error_ratio:+.1%}"
+            )
     return Page(
         title="Projection",
         verdict=_verdict(found),

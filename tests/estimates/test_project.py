@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper import reach
-from chopper.analyzers.estimates.network import Topology
+from chopper.analyzers.estimates.network import Topology, collective_time_s
 from chopper.analyzers.estimates.project import (
     SCALES,
     Collective,
@@ -22,6 +23,7 @@ from chopper.analyzers.estimates.project import (
     operator_class,
     operators,
     project,
+    step_of,
 )
 from chopper.cli import cli
 from chopper.devices import named
@@ -181,6 +183,80 @@ def test_the_knee_is_named_with_its_cause() -> None:
     assert cause == "waiting for the slowest rank"
     quiet = msgspec.structs.replace(STEP, compute_spread_ns=0.0, collectives=())
     assert at_scale(quiet, SCALES, Topology())[1:] == (None, None)
+
+
+def test_groups_of_adjacent_ranks_stay_as_large_and_others_grow() -> None:
+    """Eight ranks recorded as 4 × tensor parallel over 2 replicas."""
+    one = {"name": "all_reduce", "count": 2, "size_bytes": 10**9, "group_count": 4}
+    quiet = {"compute_ns": 1.0, "compute_spread_ns": 0.0, "exposed_ns": 10e6}
+    inner = msgspec.structs.replace(
+        STEP, **quiet, communication_ns=10e6, collectives=(Collective(**one, adjacent=True),)
+    )
+    rows, _, _ = at_scale(inner, (8, 1024), Topology())
+    expected = 2 * collective_time_s("all_reduce", 1e9, 4, algorithm="ring") * 1e9
+    assert [r.transfer_ns for r in rows] == [pytest.approx(expected, abs=1)] * 2
+    outer = msgspec.structs.replace(inner, collectives=(Collective(**{**one, "group_count": 2}),))
+    rows, _, _ = at_scale(outer, (8, 1024), Topology())
+    # 4 ranks apart: 256 of 1024, of which 2 share a node and its two ports.
+    apart = Topology(ranks_per_node_count=2)
+    expected = (
+        2
+        * 1e9
+        * min(
+            collective_time_s("all_reduce", 1e9, 256, apart, a)
+            for a in ("ring", "tree", "hierarchical")
+        )
+    )
+    assert rows[1].transfer_ns == pytest.approx(expected, abs=1)
+
+
+def test_a_rank_counts_the_collectives_of_its_own_groups_only() -> None:
+    shape = {"collective": "allreduce", "message_bytes": 10**6, "transfer_ns": 50}
+    rows = [shape | {"rank_count": 2, "ranks": ranks} for ranks in ("0-1", "2-3", "0,2", "1,3")] + [
+        shape | {"rank_count": 4, "ranks": "0-3"}
+    ]
+    step = step_of(
+        {"compute.vector.ideal": 8, "communication.transfer.no_peak": 4},
+        np.zeros(4),
+        steps_count=1,
+        ranks_count=4,
+        collectives=pa.Table.from_pylist(rows),
+    )
+    found = {(c.group_count, c.adjacent): c.count for c in step.collectives}
+    assert found == {(2, True): 1, (2, False): 1, (None, False): 1}
+    assert step.communication_ns == 150
+
+
+def test_the_estimate_for_the_recorded_ranks_is_held_against_the_recording() -> None:
+    causes = {"compute.vector.ideal": 800, "communication.wait": 800}
+    step = msgspec.structs.replace(
+        STEP, compute_ns=100, compute_spread_ns=0, idle_ns=0, copy_ns=0, collectives=()
+    )
+    found = project(
+        run="r",
+        operations=table(),
+        causes_ns=causes,
+        windows_count=8,
+        recorded=None,
+        target=None,
+        recorded_reach=None,
+        target_reach=None,
+        step=step,
+        scales_count=(8, 64),
+    )
+    assert (found.recorded_ns, found.recorded_ranks_count, found.recorded_waiting_ns) == (
+        200,
+        8,
+        100,
+    )
+    assert found.recorded_scale_error_ratio == pytest.approx(-0.5)
+
+
+def test_the_number_of_ranks_asked_for_is_among_the_scales(traces_dir: Path) -> None:
+    run = str(traces_dir / "param/v100-dlrm-8ranks")
+    done = CliRunner().invoke(cli, ["estimate", "project", run, "--ranks", "24", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [s["ranks_count"] for s in json.loads(done.stdout)["scales"]] == [8, 16, 24]
 
 
 def test_ranks_that_do_not_fill_nodes_are_refused() -> None:

@@ -139,7 +139,7 @@ def command(
             )
         checked = (against, view(other, "operations"), _causes(other))
         windows = _windows(other)
-    scales = tuple(n for n in SCALES if n <= ranks[0]) if len(ranks) == 1 else ranks
+    scales = (*(n for n in SCALES if n < ranks[0]), ranks[0]) if len(ranks) == 1 else ranks
     found = project(
         run=run,
         operations=view(attribution, "operations"),
