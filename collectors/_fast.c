@@ -233,7 +233,8 @@ scaled(const Column *column, uint64_t value, bool is_signed, Value *out)
     if (column->is_float)
         out->d = (is_signed ? (double)(int32_t)value : (double)value) * column->float_factor;
     else
-        return !__builtin_mul_overflow((int64_t)(value & INT64_MAX), column->factor, &out->i);
+        return value <= INT64_MAX &&
+               !__builtin_mul_overflow((int64_t)value, column->factor, &out->i);
     return true;
 }
 

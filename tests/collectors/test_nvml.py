@@ -586,6 +586,7 @@ def test_python_and_c_read_the_same_counters(play: Player) -> None:
         set 0 utilization 7
         set 0 memory_used 123456789012
         set 1 field:202:all 99
+        set 1 memory_used 9223372036854775809
         set 1 field:38 1
         set 1 temperature 60
         set 1 field:94 1 40
@@ -621,6 +622,7 @@ def test_python_and_c_read_the_same_counters(play: Player) -> None:
     slowed = ("software_thermal_ns", "hardware_thermal_ns", "power_brake_ns")
     assert [first[0][name] for name in slowed] == [7 * 269, 7 * 270, 7 * 271]
     assert rows[1]["link_tx_bytes"] == 99
+    assert {row["memory_used_bytes"] for row in rows if row["device_id"] == 1} == {None}
 
 
 @needs_native
