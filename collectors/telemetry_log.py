@@ -301,11 +301,13 @@ def _value(cell: str, column: str, unit: str | None) -> Any:
     # A sensor may stand below 0 °C; nothing else may, and no counter of ours holds 2^63.
     if not isfinite(value) or value >= _BEYOND or (value < 0 and wanted != "c"):
         return None
-    if wanted == "hz":
-        return round(value) or None
-    return round(value) if wanted == "bytes" else value
+    if value > _MOST.get(wanted, value) or (not value and wanted in ("hz", "w")):
+        return None
+    return round(value) if wanted in ("hz", "bytes") else value
 
 
+_MOST = {"hz": 2e10, "w": 1e4, "ratio": 1.0}
+"""What no device reaches: blanks that a tool printed as a number."""
 _BEYOND = 1 << 63
 """What a column of whole numbers does not hold."""
 

@@ -75,6 +75,11 @@ def test_times_keep_every_digit(written: str, expected: int) -> None:
         ("vram_used_bytes", "1000", "device_counter", "memory_used_bytes", 1000),
         ("memory.used", "1000", "device_counter", "memory_used_bytes", None),
         ("energy_mJ", "2500", "device_counter", "energy_j", 2.5),
+        ("clocks.sm", "65535 MHz", "device_clock", "sm_clock_hz", None),
+        ("power_w", "65535", "device_clock", "power_w", None),
+        ("power_w", "0", "device_clock", "power_w", None),
+        ("GPU use (%)", "65535", "device_counter", "device_utilization_ratio", None),
+        ("GPU use (%)", "100", "device_counter", "device_utilization_ratio", 1.0),
     ],
 )
 def test_a_cell_takes_its_unit_from_itself_or_from_its_heading(
