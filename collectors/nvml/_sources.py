@@ -33,7 +33,7 @@ class _Sensor:
         self.column = column
         self._device = device
         self.absent: str | None = None
-        self._read: Callable[[], Any] | None = self._judged(make)
+        self._read: Callable[[], Any] | None = self._judged(make, for_good=True)
 
     @property
     def reader(self) -> Callable[[], Any] | None:
@@ -46,11 +46,11 @@ class _Sensor:
             return None
         return self._judged(self._read)
 
-    def _judged(self, call: Callable[[], Any]) -> Any:
+    def _judged(self, call: Callable[[], Any], *, for_good: bool = False) -> Any:
         try:
             return call()
         except nvml.ReadingFailed as exc:
-            if exc.kind == "sensor":
+            if exc.kind == "sensor" or (for_good and exc.kind == "moment"):
                 self.absent = str(exc)
             elif exc.kind != "moment":
                 self._device.lost = str(exc)

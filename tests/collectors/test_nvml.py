@@ -316,6 +316,12 @@ def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
     assert found[0]["sm_utilization_ratio"] is None
 
 
+def test_a_device_whose_support_could_not_be_asked_says_why(play: Player) -> None:
+    script = TWO + "set 0 gpm 1\nset 1 gpm 1\nfail 1 nvmlGpmQueryDeviceSupport 999\n"
+    found = play(script, "print(json.dumps(opened(_sources.ActivitySource()).absent))")
+    assert found["device_activity.sm_utilization_ratio[device 1]"] == "unknown error of the driver"
+
+
 @needs_native
 def test_python_and_c_read_the_same_activity(play: Player) -> None:
     """Too short a time, no numbers, shares above the whole, refusals, a device that is lost."""
