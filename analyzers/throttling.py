@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _HELD = ["power_cap", "thermal", "application"]
 _COLUMNS = [CLOCK_LABELS.index(label) for label in _HELD]
-# What the driver counts itself of each reason: totals of time.
+# What the driver counts itself of each reason: totals of time, several of which may run at once.
 _COUNTED = (
-    ("power_throttle_ns", "board_limit_throttle_ns"),
-    ("thermal_throttle_ns",),
+    ("power_throttle_ns", "board_limit_throttle_ns", "power_brake_ns"),
+    ("thermal_throttle_ns", "software_thermal_ns", "hardware_thermal_ns"),
     ("application_clock_ns", "sync_boost_throttle_ns"),
 )
 _KERNELS_NAMED = 3
@@ -136,7 +136,10 @@ def _of_counters(counters: pa.Table, samples: pa.Table) -> _Episodes | None:
 
 
 def _grown(counters: pa.Table) -> np.ndarray:
-    """(readings − 1, reasons): growth of the throttled time; NaN where nothing counts it."""
+    """(readings − 1, reasons): growth of the throttled time, the longest of several counts.
+
+    NaN where nothing counts it.
+    """
     found = np.full((max(counters.num_rows - 1, 0), len(_HELD)), np.nan)
     for i, names in enumerate(_COUNTED):
         for name in names:
@@ -144,7 +147,7 @@ def _grown(counters: pa.Table) -> np.ndarray:
             change = np.diff(total)
             # A total that went backwards was reset: nothing is known of that gap.
             good = change >= 0
-            found[good, i] = np.nan_to_num(found[good, i]) + change[good]
+            found[good, i] = np.fmax(found[good, i], change[good])
     return found
 
 

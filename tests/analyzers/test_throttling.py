@@ -103,6 +103,21 @@ def test_without_reasons_the_counters_tell_the_episodes() -> None:
     assert episode["kernel_count"] == 3
 
 
+def test_counts_that_run_at_once_are_not_added_up() -> None:
+    totals = [
+        dict.fromkeys(("power_throttle_ns", "board_limit_throttle_ns", "power_brake_ns"), v * MS)
+        for v in (0, 0, 100, 200, 200, 200)
+    ]
+    (episode,) = episodes(readings((1.0, None)), counters(*totals))
+    assert (episode["reason"], episode["dur_ns"], episode["held_ns"]) == ("power_cap", 200 * MS, 200 * MS)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["software_thermal_ns", "hardware_thermal_ns"])
+def test_each_count_of_heat_tells_episodes(name: str) -> None:
+    (episode,) = episodes(readings((1.0, None)), counters({name: 0}, {name: 0}, {name: 50 * MS}))
+    assert (episode["reason"], episode["held_ns"]) == ("thermal", 50 * MS)
+
+
 def test_a_counter_that_was_reset_makes_no_episode() -> None:
     totals = [{"power_throttle_ns": v * MS} for v in (900, 900, 0, 0, 0)]
     assert episodes(readings((1.0, None)), counters(*totals)) == []
