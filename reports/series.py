@@ -56,7 +56,10 @@ def collect(run: Run) -> list[Series]:
     return [with_gaps(s) for s in series if len(s.time_ns) > 1 and np.isfinite(s.value).any()]
 
 
-_FIRST = ("SM clock", "Board power", "Temperature", "Device busy", "NVLink, XGMI", "PCIe")
+_FIRST = (
+    *("SM clock", "Board power", "Temperature", "Device busy", "Device units"),
+    *("NVLink, XGMI", "PCIe"),
+)
 """Panels of devices come first: they explain the kernels above them."""
 
 
@@ -96,6 +99,16 @@ _DEVICE_COUNTER = (
     ("memory_temperature_c", "Temperature", "c", " memory"),
     ("device_utilization_ratio", "Device busy", "ratio", ""),
 )
+_DEVICE_ACTIVITY = (
+    ("sm_utilization_ratio", "Device units", "ratio", " SMs"),
+    ("tensor_utilization_ratio", "Device units", "ratio", " tensor cores"),
+    ("dram_utilization_ratio", "Device units", "ratio", " memory"),
+)
+_DEVICE_TABLES = (
+    ("device_clock", _DEVICE_CLOCK),
+    ("device_counter", _DEVICE_COUNTER),
+    ("device_activity", _DEVICE_ACTIVITY),
+)
 _DEVICE_RATES = (
     ("link_tx_bytes", "NVLink, XGMI", " sent"),
     ("link_rx_bytes", "NVLink, XGMI", " received"),
@@ -106,12 +119,12 @@ _DEVICE_RATES = (
 
 
 def _device(run: Run, rank: int) -> list[Series]:
-    """Clock, power, temperature, use and links of the device that a rank computes on.
+    """Clock, power, temperature, use, units and links of the device that a rank computes on.
 
     Of a log without a trace, those of each device in it.
     """
     found: list[Series] = []
-    for name, columns in (("device_clock", _DEVICE_CLOCK), ("device_counter", _DEVICE_COUNTER)):
+    for name, columns in _DEVICE_TABLES:
         for number, table in per_device(run, rank, name):
             who, times = _device_name(rank, number), _times(table)
             for column, panel, unit, of in columns:

@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from chopper import manifest as m
 from chopper.causes import LEAVES
 from chopper.reports import figures, series
 from chopper.reports.series import Series
 from chopper.reports.story import Views, tell
+from chopper.run import Run
+from tests.analyzers.make import table as made_table
 from tests.reports.make import Shape, make
 
 EXACT = make()
@@ -80,6 +83,24 @@ def test_figures_are_json_without_nan() -> None:
     json.dumps(figure, allow_nan=False)
     assert figure["data"][0]["y"] == [100.0, None, 300.0]
     assert figures.telemetry([], EXACT)["data"] == []
+
+
+def test_what_the_units_of_a_device_did_is_shown() -> None:
+    part = m.RankManifest(rank=0, device_id=0, devices=[m.Device(device_id=0)])
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
+    rows = [
+        {
+            "time_ns": 10**18 + i * 110_000_000,
+            "span_ns": 0,
+            "device_id": 0,
+            "sm_utilization_ratio": 0.9,
+            "tensor_utilization_ratio": i / 8,
+        }
+        for i in range(3)
+    ]
+    run.put(0, "device_activity", made_table("device_activity", rows))
+    found = {s.label: s.value.tolist() for s in series.collect(run)}
+    assert found == {"rank 0 SMs": [0.9] * 3, "rank 0 tensor cores": [0.0, 0.125, 0.25]}
 
 
 def test_series_of_the_synthetic_run() -> None:
