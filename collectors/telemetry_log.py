@@ -93,6 +93,9 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     (r"(energy|total_energy(_consumption)?|energy_consumption)", "device_counter", "energy_j"),
 )
 
+_INSTANT = "power.draw.instant"
+"""What the driver calls power.draw is an average on newer devices: where both stand, this counts."""
+
 # Unit as a heading or a cell writes it → factor to the table's unit, by what the unit measures.
 _UNITS: dict[str, tuple[str, float]] = {
     "mhz": ("hz", _MEGA), "ghz": ("hz", 1e9), "hz": ("hz", 1),
@@ -199,7 +202,10 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
     placed: dict[int, tuple[str, str, str | None]] = {}
     for i, (name, unit) in enumerate(columns):
         place = _place(name) if i not in (time_at, device_at) else None
-        if place is not None and place not in {p[:2] for p in placed.values()}:
+        taken = next((at for at, found in placed.items() if found[:2] == place), None)
+        if taken is not None and name == _INSTANT:
+            del placed[taken]
+        if place is not None and (taken is None or name == _INSTANT):
             placed[i] = (*place, unit)
     rows: dict[str, list[dict[str, Any]]] = {}
     uuids: dict[str, int] = {}

@@ -94,6 +94,15 @@ def test_a_cell_takes_its_unit_from_itself_or_from_its_heading(
     assert row["device_id"] == 3
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_instant_power_counts_where_both_powers_stand(order: tuple[int, int]) -> None:
+    names, cells = ("power.draw [W]", "power.draw.instant [W]"), ("500", "650")
+    heading, row = (", ".join(given[i] for i in order) for given in (names, cells))
+    log = read_log(f"timestamp, index, {heading}\n1754586662, 0, {row}\n", "log.csv")
+    assert log.tables["device_clock"]["power_w"].to_pylist() == [650.0]
+    assert log.ignored == ("power.draw [W]",)
+
+
 def test_rows_that_cannot_be_read_are_counted_and_the_rest_is_kept() -> None:
     text = "timestamp,gpu,power_w,temp_c\nsoon,0,300,1\n1754586662,0,300\n1754586663,total,9,9\n1,2,3,4,5\n\n"
     log = read_log(text, "log.csv")
