@@ -27,6 +27,29 @@ _STUCK_BYTES = 4 * (2**32 - 1)
 """A count of words that stuck at 32 bits, as bytes."""
 _RETRANSMITS = ("sequence_error_count", "timeout_count", "adaptive_retransmit_count")
 _ERRORS = ("tx_discard_count", "link_down_count", "symbol_error_count", "out_of_buffer_count")
+_DEVICE_ERRORS = ("link_error_count", "pcie_replay_count", "pcie_nak_count", "pcie_recovery_count")
+# Kind, name, and what the totals are in the device's table.
+_DEVICE_LINKS = (
+    (
+        "device link",
+        "NVLink, XGMI",
+        {
+            "tx_bytes": "link_tx_bytes",
+            "rx_bytes": "link_rx_bytes",
+            "link_error_count": "link_error_count",
+        },
+    ),
+    (
+        "PCIe",
+        "PCIe",
+        {
+            "tx_bytes": "pcie_tx_bytes",
+            "rx_bytes": "pcie_rx_bytes",
+            "both_bytes": "pcie_bytes",
+            **{name: name for name in _DEVICE_ERRORS[1:]},
+        },
+    ),
+)
 _PORT = (
     *("tx_bytes", "rx_bytes", "retransmitted_bytes", "tx_wait_count", "cnp_sent_count"),
     *("cnp_handled_count", "ecn_marked_count", "out_of_sequence_count", *_RETRANSMITS, *_ERRORS),
@@ -116,7 +139,7 @@ def links(attribution: Attribution) -> pa.Table:
 
 
 def _busy(row: dict[str, Any]) -> float:
-    return (row["tx_bytes_per_s"] or 0.0) + (row["rx_bytes_per_s"] or 0.0)
+    return sum(row[f"{way}_bytes_per_s"] or 0.0 for way in ("tx", "rx", "both"))
 
 
 def _severity(row: dict[str, Any]) -> float:
@@ -157,6 +180,7 @@ def _rows(
         found = {
             "tx_bytes_per_s": tx / seconds,
             "rx_bytes_per_s": rx / seconds,
+            "both_bytes_per_s": grown("both_bytes") / seconds,
             # Priorities are paused each by itself: the worst one is the link's.
             "pause_ratio": _most(pause) / (end - start),
             "sent_pause_ratio": _most(sent) / (end - start),
@@ -170,7 +194,7 @@ def _rows(
             "rx_bytes": rx,
             "retransmit_count": retransmits,
             "out_of_sequence_count": grown("out_of_sequence_count"),
-            "error_count": grown(*_ERRORS, "link_error_count", "pcie_replay_count"),
+            "error_count": grown(*_ERRORS, *_DEVICE_ERRORS),
         }
     rows = []
     for i, step in enumerate(steps):
@@ -248,12 +272,8 @@ def _links(attribution: Attribution) -> Iterator[_Link]:
 def _device_links(table: pa.Table, rank: int) -> Iterator[_Link]:
     if not table.num_rows:
         return
-    for kind, name, columns in (
-        ("device link", "NVLink, XGMI", ("link_tx_bytes", "link_rx_bytes", "link_error_count")),
-        ("PCIe", "PCIe", ("pcie_tx_bytes", "pcie_rx_bytes", "pcie_replay_count")),
-    ):
-        sent, received, errors = (_real(table, c) for c in columns)
-        total = {"tx_bytes": sent, "rx_bytes": received, columns[2]: errors}
+    for kind, name, columns in _DEVICE_LINKS:
+        total = {to: _real(table, column) for to, column in columns.items()}
         if any(np.isfinite(v).any() for v in total.values()):
             yield _Link(kind, name, rank, (rank,), ints(table, "time_ns"), total)
 

@@ -209,5 +209,24 @@ def test_device_links_are_a_ranks_own() -> None:
     assert found[0]["error_count"] == 4
 
 
+def test_bytes_over_pcie_that_are_not_told_apart_are_both_ways() -> None:
+    rows = [
+        {
+            "time_ns": BASE + i * S,
+            "span_ns": 0,
+            "device_id": 0,
+            "pcie_bytes": 10**9 * i,
+            "pcie_replay_count": 0,
+            "pcie_nak_count": 2 * i,
+            "pcie_recovery_count": 1,
+        }
+        for i in range(5)
+    ]
+    (row,) = [row for row in links_of(device_counter=rows) if row["step"] is None]
+    assert (row["link"], row["tx_bytes_per_s"], row["rx_bytes_per_s"]) == ("PCIe", None, None)
+    assert row["both_bytes_per_s"] == pytest.approx(1e9)
+    assert row["error_count"] == 8
+
+
 def test_a_run_without_counters_has_no_links() -> None:
     assert links_of() == []
