@@ -241,8 +241,10 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     args.checkpoint = "full" if place.checkpoint else "none"
     if place.strategy == "fsdp1":
         if device.type == "cpu":
-            # FSDP1 pins what it offloads without asking for what; here no device would read it.
+            # FSDP1 pins what it offloads without asking for what, and waits for streams; on the CPU
+            # nothing is there to read pinned memory, and torch's stand-in for a stream cannot wait.
             torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+            torch.cpu.Stream.synchronize = lambda _: None  # type: ignore[attr-defined]
         return Trainer(*fsdp1.sharded_model(args, device, offload=True))
     if place.strategy == "fsdp2":
         return Trainer(*fsdp2.sharded_model(args, device, offload=True))
