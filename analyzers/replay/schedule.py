@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.columns import ints, strings
+from chopper.analyzers.columns import ints, row_set, strings
 from chopper.analyzers.replay.core_waits import core_waits
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES
@@ -61,6 +61,8 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     node = outcome.scenario.ranks[place]
     given = node.joined.given
     warp = _program_warp(outcome, place)
+    if not node.joined.host_only:
+        warp = _apart(warp, node)
     host, host_order = _host(outcome, place, warp)
     step = _shifted(given.step, warp)
     if node.joined.host_only:
@@ -79,6 +81,26 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     if waits is not None:
         found["core_wait"] = waits
     return found
+
+
+def _apart(warp: _Warp, node: RankNodes) -> _Warp:
+    """Nothing that launches loses its place: a nanosecond at least lies between its begins and ends.
+
+    Which operator launched an event is told by what lies inside what; where operators take no time any
+    more, nothing would.
+    """
+    links = node.joined.links
+    host, steps = links.host, node.joined.given.step
+    if not len(host):
+        return warp
+    launching = host.nesting.containing(row_set(links.launch_row, len(host)))
+    launching |= row_set(links.launch_row, len(host))
+    apart = np.unique(
+        np.concatenate([host.start_ns[launching], host.end_ns[launching], ints(steps, "start_ns")])
+    )
+    old = np.union1d(warp.old, apart)
+    least = np.cumsum(np.isin(old, apart, assume_unique=True))
+    return _Warp(old, np.maximum.accumulate(warp(old) - least) + least)
 
 
 def _new(outcome: Outcome, node: RankNodes, moments: np.ndarray) -> np.ndarray:

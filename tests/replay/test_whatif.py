@@ -94,6 +94,21 @@ def test_an_operator_that_is_not_called_takes_its_kernels_along(
     assert "aten::mm" not in ops
 
 
+def test_launched_as_a_graph_each_event_is_still_its_operators(
+    attribution: chopper.Attribution,
+) -> None:
+    found = chopper.whatif(attribution, graphs=True).attribution
+
+    def computing(of: chopper.Attribution) -> dict[str, int]:
+        return {c.id: c.time_ns for c in of.leaves() if c.id.startswith("compute.")}
+
+    assert "compute.efficiency.rest" in computing(attribution)
+    assert computing(found) == pytest.approx(computing(attribution), rel=0.02)
+    # A copy may be hidden now; none is without its operator.
+    ops = {group.key for group in attribution.by("op")}
+    assert {group.key for group in found.by("op")} <= ops
+
+
 def test_graphs_overlap_and_links_are_accepted(attribution: chopper.Attribution) -> None:
     for change in ({"graphs": True}, {"overlap": True}, {"link": "x2"}, {"link": "900GB/s"}):
         assert chopper.whatif(attribution, **change).saved_ratio >= 0, change
