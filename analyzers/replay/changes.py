@@ -315,7 +315,7 @@ def set_link(
     """The link has so many times the bandwidth, and another latency.
 
     What a transfer takes beyond the latency is its bytes' and shrinks with the bandwidth: a link
-    that was not used fully stays so.
+    that was not used fully stays so. One that was quicker than the latency keeps its lead.
     """
     wanted = link.latency_ns if latency_ns is None else latency_ns
     for place, fact in enumerate(facts):
@@ -325,7 +325,8 @@ def set_link(
             asked = scenario.run_ns[place]
             transfer = np.where(asked >= 0, asked, transfer)
         fixed = np.minimum(transfer, link.latency_ns)
-        changed = np.where(transfer > 0, wanted + (transfer - fixed) / bandwidth_ratio, 0.0)
+        latency = fixed * (wanted / link.latency_ns) if link.latency_ns else wanted
+        changed = np.where(transfer > 0, latency + (transfer - fixed) / bandwidth_ratio, 0.0)
         run = np.where(node.coupled, np.rint(changed), -1).astype(np.int64)
         if place in scenario.run_ns:
             run = np.where(node.coupled, run, scenario.run_ns[place])
@@ -405,7 +406,8 @@ def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> in
         scenario.without_host(place, left_out)
         program = node.program
         calls = (program.waits_for >= 0) | program.waits_for_all
-        scenario.calm[place] = calls & inside[np.where(calls & (program.row >= 0), program.row, -1)]
+        still = calls & inside[np.where(calls & (program.row >= 0), program.row, -1)]
+        scenario.calm[place] = scenario.calm.get(place, np.zeros_like(still)) | still
     return count
 
 
