@@ -225,9 +225,10 @@ class Replay:
         replayed = api.attribute(traces.replayed(self, outcome, alike))
         closed = sum(replayed.step_time_ns()) / max(len(pairs), 1)
         if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
+            off = (closed - mean_predicted) / max(mean_predicted, 1.0)
             applied.notes.append(
-                "the causes of the changed run cut its steps a little elsewhere: events without a "
-                "launch are placed by their time"
+                f"the causes of the changed run are of steps {abs(off):.1%} {'longer' if off > 0 else 'shorter'} "
+                "than predicted: events without a launch are placed by their time, which cuts the steps elsewhere"
             )
         path = causes_of(outcome, path_of(outcome, alike), self.facts)
         rows = sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2])
