@@ -272,7 +272,8 @@ def test_variants_keep_what_the_formulas_say_and_lose_alike(tmp_path):
     path = tmp_path / "run"
     variants = ["ddp", "zero3", "fsdp2-offload"]
     words = ["offload", "-o", str(path), "--variants", ",".join(variants), "--steps", "3", "--json"]
-    words += ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
+    # Large enough for the peak to be at the loss, where all activations are kept: else none are said.
+    words += ["--", "--batch", "2", "--sequence", "128", "--device", "cpu"]
     done = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
     assert done.return_value == 0, done.output
     document = json.loads(done.stdout)
