@@ -78,25 +78,29 @@ def throttle_episodes(attribution: Attribution) -> pa.Table:
 
 
 def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
-    """Episodes from what the readings say; None where no reading gives reasons."""
+    """Episodes from what the readings say; None where no reading gives reasons.
+
+    A reading without reasons, as of counters that were not refreshed, interrupts nothing.
+    """
     series = ClockSeries.of(samples, set_hz=set_hz) if samples.num_rows else None
     if series is None or not (series.reasons >= 0).any():
         return None
-    held = series.labels[:, _COLUMNS]
+    told = series.reasons >= 0
+    held = series.labels[np.ix_(told, _COLUMNS)]
     reason = np.where(held.any(axis=1), held.argmax(axis=1), -1)
-    time = series.time_ns
+    time, clock, power = series.time_ns[told], series.clock_hz[told], series.power_w[told]
     from_ns, until_ns, hole = _stands_for(time)
     begins = np.flatnonzero(np.concatenate([[True], (reason[1:] != reason[:-1]) | hole]))
-    length = (until_ns - from_ns).astype(np.float64)
-    whole = np.maximum(np.add.reduceat(length, begins), 1)
+    length = np.maximum(until_ns - from_ns, 1).astype(np.float64)
+    whole = np.add.reduceat(length, begins)
     kept = np.flatnonzero(reason[begins] >= 0)
     return _Episodes(
         reason[begins][kept],
         from_ns[begins][kept],
         until_ns[np.append(begins[1:], len(time)) - 1][kept],
-        (np.add.reduceat(series.clock_hz * length, begins) / whole)[kept],
-        np.minimum.reduceat(series.clock_hz, begins)[kept],
-        (np.add.reduceat(series.power_w * length, begins) / whole)[kept],
+        (np.add.reduceat(clock * length, begins) / whole)[kept],
+        np.minimum.reduceat(clock, begins)[kept],
+        (np.add.reduceat(power * length, begins) / whole)[kept],
         "reasons",
     )
 

@@ -136,6 +136,20 @@ def test_what_was_not_read_is_no_part_of_an_episode() -> None:
     assert {e["clock_mean_hz"] for e in found} == {1_200_000_000}
 
 
+def test_readings_that_tell_no_reason_interrupt_nothing() -> None:
+    rows = readings((0.4, 0x4), (0.8, 0), (1.0, None)).to_pylist()
+    for row in rows[1::2]:
+        row["event_reasons"] = None
+    (episode,) = episodes(table("device_clock", rows))
+    assert (episode["start_ns"], episode["dur_ns"]) == (BASE, 390 * MS)
+    assert episode["clock_mean_hz"] == 1_200_000_000
+
+
+def test_one_reading_alone_has_its_own_clock() -> None:
+    (episode,) = episodes(readings((0.01, 0x4)))
+    assert (episode["dur_ns"], episode["clock_mean_hz"], episode["power_mean_w"]) == (0, 1_200_000_000, 700.0)  # fmt: skip
+
+
 def test_each_device_of_a_log_has_its_own_episodes() -> None:
     both = readings((1.0, 0x4)).to_pylist() + readings((0.5, 0), (1.0, 0x20)).to_pylist()
     rows = [row | {"device_id": i // 100} for i, row in enumerate(both)]
