@@ -57,7 +57,7 @@ from chopper.workloads.loading import (
 )
 from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, synchronized
 from chopper.workloads.machine import BACKEND, choose_device
-from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, SourceSpec
+from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
 from chopper.workloads.planning import Plan, imbalance
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
@@ -258,8 +258,8 @@ class Trainer:
 
     def run(
         self, feed: Feed, span: Span, began: float, labels: dict[str, int]
-    ) -> list[list[tuple[int, int]]]:
-        """Train on all batches; returns the samples of each step.
+    ) -> list[list[tuple[int, int, int]]]:
+        """Train on all batches; returns the samples of each step, with the marks of what came.
 
         Args:
             feed: the batches of this rank.
@@ -267,7 +267,7 @@ class Trainer:
             began: when the loader was asked for, as time.perf_counter() tells it.
             labels: of what is measured.
         """
-        seen: list[list[tuple[int, int]]] = []
+        seen: list[list[tuple[int, int, int]]] = []
         losses: list[float] = []
         stretches: list[Window] = []
         stretch = span.measured // STRETCHES
@@ -291,7 +291,7 @@ class Trainer:
             if step == 0:
                 self.prof.measure("first_batch_ns", (time.perf_counter() - began) * 1e9, **labels)
             compute_s, loss = self.step(batch)
-            seen.append(batch.samples)
+            seen.append(batch.marked())
             losses.append(loss)
             if 0 <= measured < span.measured:
                 here = stretches[-1]
@@ -395,24 +395,27 @@ def kill_a_loader() -> None:
 def check(
     args: argparse.Namespace,
     sources: list[SourceSpec],
-    seen: list[list[tuple[int, int]]],
+    seen: list[list[tuple[int, int, int]]],
     steps: int,
     prof: chopper.Profile,
     labels: dict[str, int],
 ) -> None:
-    """Whether the ranks together saw each planned sample once, and a digest to compare with."""
+    """Whether the ranks together saw each planned sample once, by what it holds, and a digest to
+    compare with. A sample of which something else came is lost.
+    """
     ranks = dist.get_world_size()
     gathered: list[Any] = [None] * ranks
     dist.all_gather_object(gathered, seen)
     if dist.get_rank():
         return
-    plan = plans(args, sources, ranks)
+    plan, contents = plans(args, sources, ranks), Contents(sources)
     uneven, lost, twice = [], 0, 0
     sections: dict[int, Any] = {}
     for at in range(steps):
         step = args.first + at
         planned = plan.plan(step)
-        wanted = Counter(zip(planned.source.tolist(), planned.index.tolist(), strict=True))
+        items = zip(planned.source.tolist(), planned.index.tolist(), strict=True)
+        wanted = Counter(contents.marked(items))
         found = Counter(sample for rank in gathered for sample in rank[at])
         lost, twice = lost + (wanted - found).total(), twice + (found - wanted).total()
         digest = sections.setdefault(step // SECTION_STEPS, hashlib.sha256())

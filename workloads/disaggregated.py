@@ -44,6 +44,7 @@ from chopper.workloads.mixture import (
     SourceError,
     SourceSpec,
     first_loads,
+    mark,
     planner,
 )
 from chopper.workloads.planning import Autoscaler, Cost, Limits, Plan, pack, place
@@ -72,6 +73,15 @@ class Batch:
     """(source, index) of each document, in the order of the rows."""
     step_tokens: int
     """Of all ranks together."""
+
+    def marked(self) -> list[tuple[int, int, int]]:
+        """Each document's source and index, as asked for, and the mark of what came."""
+        marks = [
+            mark(part)
+            for row, lengths in zip(self.tokens, self.documents, strict=True)
+            for part in np.split(row, np.cumsum(lengths))[:-1]
+        ]
+        return [(*sample, came) for sample, came in zip(self.samples, marks, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -215,8 +216,10 @@ class Source:
         )
         words = [_STEMS[s] + _ENDINGS[e] for s, e in zip(stems, endings, strict=True)]
         text = (" ".join(words) + " ").encode()
-        # Written, not only reserved: what is never touched takes no memory.
-        self._text = bytearray(text) * (spec.state_bytes // len(text) + 1)
+        # Enough for the longest document, from any word on; and written, not only reserved: what
+        # is never touched takes no memory.
+        least = spec.longest_tokens // 2 // len(words) + 2
+        self._text = bytearray(text) * max(least, spec.state_bytes // len(text) + 1)
         self._starts = np.cumsum([0, *(len(word) + 1 for word in words)])
 
     def read(self, index: int) -> tuple[NDArray[np.uint16], Spent]:
@@ -256,7 +259,7 @@ class Source:
         if spec.fault == "raises":
             raise OSError("connection reset by storage (this source was asked to fail)")
         words = self._words(index)
-        # The row group repeats the same words, so that there are enough from any of them on.
+        # The row group repeats the same words.
         count = len(self._starts) - 1
         first = index * 7919 % count
         rounds, last = divmod(first + words, count)
@@ -342,3 +345,24 @@ class Mixture:
                 f"source {self.specs[source].name}, sample {index}: no answer for {timeout_s:.0f} s"
             )
         yield from (read.result() for read in reads)
+
+
+def mark(tokens: NDArray[np.uint16]) -> int:
+    """What tells a document's tokens from others'."""
+    return zlib.crc32(np.ascontiguousarray(tokens))
+
+
+class Contents:
+    """The marks of documents as they should come, without their storage, its faults and its state:
+    what was loaded is held against these, for labels alone would only repeat the plan.
+    """
+
+    def __init__(self, specs: Sequence[SourceSpec]) -> None:
+        self._mixture = Mixture(
+            [replace(spec, latency_s=0.0, state_bytes=0, fault="none") for spec in specs]
+        )
+
+    def marked(self, items: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+        """Each (source, index) with its mark."""
+        for source, index in items:
+            yield source, index, mark(self._mixture.read((source, index))[0])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ torch = pytest.importorskip("torch")
 from chopper.workloads import dataloader, loading, loading_alone, options  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
 from chopper.workloads.disaggregated import packed  # noqa: E402
-from chopper.workloads.mixture import SourceError, make_sources, planner  # noqa: E402
+from chopper.workloads.mixture import (  # noqa: E402
+    Contents,
+    Mixture,
+    SourceError,
+    make_sources,
+    planner,
+)
 from chopper.workloads.planning import Cost, pack  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
@@ -135,13 +142,29 @@ def test_the_data_loader_serves_what_was_planned(kind):
     assert [batch.step for batch in found] == [3, 4, 5, 6, 7, 8]
     for batch in found:
         planned = plan.plan(batch.step)
-        assert Counter(batch.samples) == Counter(planned.of(1))
+        assert Counter(batch.marked()) == Counter(Contents(sources()).marked(planned.of(1)))
         lengths = dict(
             zip(zip(planned.source, planned.index, strict=True), planned.length, strict=True)
         )
         held = [length for row in batch.documents for length in row]
         assert held == [lengths[sample] for sample in batch.samples]
         assert batch.step_tokens == planned.length.sum()
+
+
+def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
+    items = [(0, 3), (1, 5), (4, 7)]
+    docs = [tokens for tokens, _ in map(Mixture(sources()).read, items)]
+    right = as_rows(docs)
+    order = [next(i for i, d in enumerate(docs) if len(d) == n) for r in right.documents for n in r]
+    expected = list(Contents(sources("endless")).marked(items[i] for i in order))
+    right = replace(right, samples=[items[i] for i in order])
+    assert right.marked() == expected
+    wrong = right.tokens.copy()
+    wrong[0, 1] += 1
+    other = replace(right, tokens=wrong).marked()
+    assert other[0][:2] == expected[0][:2]
+    assert other[0] != expected[0]
+    assert other[1:] == expected[1:]
 
 
 def test_a_data_loader_makes_the_rows_that_actors_make():

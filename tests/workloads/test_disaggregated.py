@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from chopper.workloads import disaggregated as d
-from chopper.workloads.mixture import SourceError, make_sources, planner
+from chopper.workloads.mixture import Contents, SourceError, make_sources, planner
 from chopper.workloads.planning import Cost, Limits
 
 if importlib.util.find_spec("ray") is None:
@@ -67,7 +67,11 @@ def planned(made, steps):
         method=made.method,
         ramp=made.ramp,
     )
-    return [[Counter(plans.plan(step).of(rank)) for rank in range(RANKS)] for step in steps]
+    contents = Contents(made.sources)
+    return [
+        [Counter(contents.marked(plans.plan(step).of(rank))) for rank in range(RANKS)]
+        for step in steps
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,7 @@ def read(constructor, *, first=0, steps=STEPS, prefetch=4, at=None):
 
 
 def samples(read_steps):
-    return [[Counter(batch.samples) for batch in ranks] for ranks in read_steps]
+    return [[Counter(batch.marked()) for batch in ranks] for ranks in read_steps]
 
 
 def test_every_rank_gets_what_was_planned_whole_and_once(started):

@@ -164,3 +164,11 @@ def test_the_ramp_turns_the_mixture_around():
     first, last = plans.weights_at(0), plans.weights_at(10)
     assert first.argmax() == last.argmin()
     assert sorted(first) == pytest.approx(sorted(last))
+
+
+def test_a_document_is_whole_however_little_its_source_holds():
+    spec = made(state_bytes=1, tokens=20_000, longest=40_000)[0]
+    source = Source(spec)
+    lengths = spec.lengths(np.arange(6))
+    assert lengths.max() > 10_000
+    assert [len(source.read(i)[0]) for i in range(6)] == lengths.tolist()
