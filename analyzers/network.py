@@ -169,7 +169,8 @@ def _rows(
         counted = [c for c in columns if c in link.total and np.isfinite(link.total[c]).any()]
         if not counted:
             return np.full(len(start), np.nan)
-        return np.stack([link.grown(c, start, end) for c in counted]).sum(axis=0)
+        added: np.ndarray = np.sum([link.grown(c, start, end) for c in counted], axis=0)
+        return added
 
     tx, rx = grown("tx_bytes"), grown("rx_bytes")
     pause = [link.grown(f"rx_pause_ns/{p}", start, end) for p in range(_PRIORITIES)]

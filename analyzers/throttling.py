@@ -86,7 +86,7 @@ def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
     if series is None or not (series.reasons >= 0).any():
         return None
     told = series.reasons >= 0
-    held = series.labels[np.ix_(told, _COLUMNS)]
+    held = series.labels[told][:, _COLUMNS]
     reason = np.where(held.any(axis=1), held.argmax(axis=1), -1)
     time, clock, power = series.time_ns[told], series.clock_hz[told], series.power_w[told]
     from_ns, until_ns, hole = _stands_for(time)
