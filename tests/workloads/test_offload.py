@@ -270,7 +270,7 @@ def test_variants_keep_what_the_formulas_say_and_lose_alike(tmp_path):
     from chopper.cli.run_ import command
 
     path = tmp_path / "run"
-    variants = ["ddp", "zero3", "fsdp2-offload"]
+    variants = ["ddp", "zero3", "fsdp1-offload", "fsdp2-offload"]
     words = ["offload", "-o", str(path), "--variants", ",".join(variants), "--steps", "3", "--json"]
     # Large enough for the peak to be at the loss, where all activations are kept: else none are said.
     words += ["--", "--batch", "2", "--sequence", "128", "--device", "cpu"]
