@@ -171,10 +171,11 @@ def _notes(sides: tuple[Steps, Steps]) -> list[str]:
             )
         each = steps.step_ns
         if len(each) >= MIN_STEPS:
-            slow = np.flatnonzero(each > _SLOW_STEP * np.median(each))
-            if len(slow):
+            median_ns = float(np.median(each))
+            slow = np.flatnonzero(each > _SLOW_STEP * median_ns)
+            if len(slow) and median_ns:
                 worst = int(slow[each[slow].argmax()])
-                factor = each[worst] / np.median(each)
+                factor = each[worst] / median_ns
                 notes.append(
                     f"{name}: step {steps.numbers[worst]} took {factor:.1f} times the median "
                     f"({len(slow)} of {len(each)} steps took more than twice it): kept, and the "

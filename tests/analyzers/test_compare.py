@@ -48,6 +48,11 @@ def test_a_mean_in_whole_nanoseconds_sums_and_is_right_to_one(totals, windows) -
     assert all(abs(s * windows - t) < windows for s, t in zip(shares.tolist(), totals, strict=True))
 
 
+def test_steps_of_which_most_take_no_time_have_no_factor() -> None:
+    run = attribution({"compute.ideal": [0, 0, 0, 0, 9]}, ranks=1)
+    assert not [n for n in compare(run, run, all_steps=True).notes if "times the median" in n]
+
+
 def test_means_are_per_rank_window() -> None:
     # Two ranks, steps of 10 and 20: the mean window is 15 whatever the number of ranks and steps.
     a = attribution({"compute.ideal": [10, 20]}, ranks=2)
