@@ -272,10 +272,10 @@ def fsdp(experiment: Experiment) -> tuple[Headline, ...]:
 def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
     """Loading by actors against the tuned DataLoader, and each of its parts alone."""
     said = experiment.plan.options
-    where = (
-        f"{experiment.plan.ranks} ranks × {said['tuned']} workers, {said['sources']} sources of "
-        f"{said['state']} MB, storage {said['latency']} ms (simulated)"
-    )
+    ranks = f"{experiment.plan.ranks} ranks"
+    mixture = f"{said['sources']} sources of {said['state']} MB"
+    where = f"{mixture}, storage {said['latency']} ms (simulated)"
+    usual, tuned = (f"{ranks} × {said[name]} workers, {where}" for name in ("workers", "tuned"))
     # Of a sweep, the point that the option names.
     at = {} if said["sweep"] == "none" else {"latency_ms": said["latency"]}
     survey = "4.5 % (four of its texts), 4.5×"
@@ -286,6 +286,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             "≤3.63× iteration time",
             4.5,
             experiment.ratio("samples_per_s", "balanced", "tuned", **at),
+            tuned,
         ),
         (
             "samples per second, balanced actors over the DataLoader as people use it",
@@ -293,6 +294,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             "≤3.63× iteration time",
             4.5,
             experiment.ratio("samples_per_s", "balanced", "loader", **at),
+            usual,
         ),
         (
             "samples per second, balanced actors over a DataLoader that reads a batch at once",
@@ -300,6 +302,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             None,
             None,
             experiment.ratio("samples_per_s", "balanced", "concurrent", **at),
+            usual,
         ),
         (
             "loader memory, the tuned DataLoader over balanced actors with all of Ray",
@@ -307,6 +310,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             "≤13.5×",
             13.5,
             experiment.ratio("loader_memory_bytes", "tuned", "balanced", **at),
+            tuned,
         ),
         (
             "loader memory, the DataLoader as people use it over balanced actors with all of Ray",
@@ -314,6 +318,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             "≤13.5×",
             13.5,
             experiment.ratio("loader_memory_bytes", "loader", "balanced", **at),
+            usual,
         ),
     )
     out = [
@@ -327,9 +332,9 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             ci95=None if found is None else found.ci95,
             stated=stated,
             why="" if found is not None else "one of the two was not run",
-            configuration=where,
+            configuration=configuration,
         )
-        for claim, surveyed, primary, stated, found in rows
+        for claim, surveyed, primary, stated, found, configuration in rows
     ]
     balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
     asked = [
@@ -351,7 +356,7 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             "about 1.1×",
             1.1,
             quotient(*asked),
-            where,
+            f"{ranks}, {mixture}",
         ),
     )
     for claim, primary, stated, found, configuration in alone:

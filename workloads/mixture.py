@@ -349,7 +349,7 @@ class Mixture:
 
 def mark(tokens: NDArray[np.uint16]) -> int:
     """What tells a document's tokens from others'."""
-    return zlib.crc32(np.ascontiguousarray(tokens))
+    return zlib.crc32(tokens.tobytes())
 
 
 class Contents:

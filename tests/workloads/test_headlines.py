@@ -159,3 +159,26 @@ def test_overlap_says_what_chunks_travelled_over(ranks, linked, said):
     (headline,) = measured("overlap", numbers, ranks=ranks, rate="1gbit").headlines
     assert headline.ours == pytest.approx(2)
     assert headline.configuration.endswith(said)
+
+
+def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
+    numbers = []
+    for variant, rate, memory in (
+        ("loader", 1.0, 4e9),
+        ("tuned", 3.0, 13e9),
+        ("balanced", 12.0, 1e9),
+    ):
+        numbers += [
+            ("samples_per_s", variant, rate, {}),
+            ("loader_memory_bytes", variant, memory, {}),
+        ]
+    asked = {"workers": 8, "tuned": 24, "sources": 5, "state": 12, "latency": 150, "sweep": "none"}
+    drawn = measured("dataloader", numbers, **asked, tokens=40, longest=256).headlines
+    found = {(round(h.ours, 3), h.configuration) for h in drawn if h.ours is not None}
+    where = "workers, 5 sources of 12 MB, storage 150 ms (simulated)"
+    assert found == {
+        (4.0, f"2 ranks × 24 {where}"),
+        (4.0, f"2 ranks × 8 {where}"),
+        (12.0, f"2 ranks × 8 {where}"),
+        (13.0, f"2 ranks × 24 {where}"),
+    }
