@@ -48,11 +48,12 @@ def _kernel(
         while tl.atomic_add(flags + chunk, 0, sem="acquire", scope="sys") == 0:
             pass
 
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Wide: rows × columns of a large matrix are past 2³¹.
+    rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        inner = k + tl.arange(0, BLOCK_K)
+        inner = (k + tl.arange(0, BLOCK_K)).to(tl.int64)
         left = tl.load(
             a + rows[:, None] * K + inner[None, :],
             mask=(rows[:, None] < M) & (inner[None, :] < K),
