@@ -1,7 +1,7 @@
 """Numbers with units as people write them: ``80GB``, ``400Gb/s``, ``8K``, ``90d``, ``4.5us``.
 
 Each reader returns a plain number in the unit of its name and refuses, in one line, what is not a
-number, not positive, of another unit, or too large to count.
+number, not positive, of another unit, or too large or small for what is computed from it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from difflib import get_close_matches
 
 from chopper.errors import UsageError
 
+_LEAST, _MOST = 1e-15, 1e60
+"""In the unit that is read; beyond them products and quotients of several leave what a float holds."""
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*", re.ASCII)
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -135,8 +137,10 @@ def _read(text: str, units: Mapping[str, float], name: str, example: str) -> flo
     if not value > 0:
         raise UsageError(f"{name} {text!r}: expected more than zero")
     value *= units[match[2]]
-    if not math.isfinite(value):
+    if value > _MOST:
         raise UsageError(f"{name} {text!r}: is too large")
+    if value < _LEAST:
+        raise UsageError(f"{name} {text!r}: is too small")
     return value
 
 

@@ -65,3 +65,9 @@ def test_names_that_begin_alike_are_suggested() -> None:
     with pytest.raises(UsageError, match="did you mean h100-sxm or h100-pcie"):
         one_of("device", "h100", ["a100", "h100-sxm", "h100-pcie"])
     assert one_of("device", " H100-SXM ", ["a100", "h100-sxm"]) == "h100-sxm"
+
+
+@pytest.mark.parametrize(("text", "message"), [("1e-310", "too small"), ("1e61", "too large")])
+def test_what_leaves_nothing_to_compute_with_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        number(text)

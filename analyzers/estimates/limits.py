@@ -136,8 +136,13 @@ def shape_of(flop: float, laws: Laws | None = None) -> Shape:
         raise UsageError(f"FLOP of the run: found {flop:.3g}, expected at most {MAX_FLOP:.0g}")
     n = float(np.sqrt(flop / (6 * laws.tokens_per_parameter_ratio)))
     size = n / laws.reference_parameters_count
-    layers = laws.reference_layers_count * size**laws.layers_exponent
-    batch = laws.reference_batch_tokens_count * size**laws.batch_exponent
+    try:
+        layers = laws.reference_layers_count * size**laws.layers_exponent
+        batch = laws.reference_batch_tokens_count * size**laws.batch_exponent
+    except OverflowError:
+        layers = batch = np.inf
+    positive(layers, "laws: layers of the model")
+    positive(batch, "laws: tokens of a batch")
     tokens = laws.tokens_per_parameter_ratio * n
     return Shape(
         flop=flop,

@@ -581,7 +581,7 @@ def project(
         )
         scales, knee, cause = at_scale(scaled, scales_count, topology or Topology())
     return Projection(
-        assumptions=ASSUMPTIONS + (SCALE_ASSUMPTIONS if scales else ()),
+        assumptions=(ASSUMPTIONS if classes else ()) + (SCALE_ASSUMPTIONS if scales else ()),
         run=run,
         recorded_device=recorded.label if recorded else None,
         target_device=target.label if target else None,

@@ -87,6 +87,8 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("offload gpt2 --efficiency 2", "at most 1"),
         ("offload gpt2 --device nvidia-gtx", "no device is called"),
         ("network --ranks 1", "expected 2 or more"),
+        ("network --network-link 1e-300B/s", "too small"),
+        ("limits --layers-exponent 1e3", "laws: layers of the model"),
         ("network --collective allreduce", "did you mean all_reduce"),
         ("network --ranks 1e14", "expected at most 10000000"),
         ("network --trials 1e12", "more than can be simulated"),
