@@ -177,7 +177,7 @@ def _of_shapes(
         precision=options["precision"] or "mixed",
         optimizer=options["optimizer"],
         optimizer_kind=options["optimizer_kind"],
-        offload=tuple(options["offload"]),
+        offload=tuple(dict.fromkeys(options["offload"])),
         loss=options["loss"],
         keeps_logits=options["keeps_logits"],
         attention=options["attention"],
