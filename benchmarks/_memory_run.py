@@ -31,10 +31,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from chopper.workloads.llama import Block, Llama, LlamaConfig
+from benchmarks._memory_track import tensor_parallel
+from chopper.workloads.llama import Attention, Block, Llama, LlamaConfig
 
 STEPS = 4
 BUCKET_COUNT = 100_000
@@ -60,6 +62,9 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
         for layer in module.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
+    elif strategy.startswith("tp"):
+        mesh = init_device_mesh("cpu", (ranks,))
+        module = tensor_parallel(module, mesh, sequence=strategy == "tp-sp")
     elif strategy == "fsdp1":
         in_bf16 = (
             MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -114,26 +119,29 @@ def peak_bytes(case: dict[str, Any], ranks: int) -> int:
     differ from run to run, and NCCL makes none.
     """
     gc.collect()
+    attend = Attention.forward
     shape = (case["batch"], case["sequence"])
     vocabulary = case["model"]["vocabulary"]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         module, optimizer, engine = wrapped(case, ranks)
+        cut = loss_parallel if case["strategy"].startswith("tp") else contextlib.nullcontext
         x, y = torch.randint(0, vocabulary, shape), torch.randint(0, vocabulary, shape)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=case["precision"] == "autocast")
         for step in range(STEPS):
             with record_function(f"step {step}"):
-                with autocast:
-                    logits = (engine or module)(x)
-                    loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
-                del logits
-                if engine is not None:
-                    engine.backward(loss)
-                    engine.step()
-                else:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    optimizer.zero_grad()
-                del loss
+                with cut():
+                    with autocast:
+                        logits = (engine or module)(x)
+                        loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+                    del logits
+                    if engine is not None:
+                        engine.backward(loss)
+                        engine.step()
+                    else:
+                        loss.backward()  # type: ignore[no-untyped-call]
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    del loss
                 dist.barrier()
     changes, last = allocations(prof.profiler.kineto_results.experimental_event_tree())
     live: dict[int, int] = {}
@@ -148,6 +156,7 @@ def peak_bytes(case: dict[str, Any], ranks: int) -> int:
                 highest = max(highest, now)
     if engine is not None:
         engine.destroy()
+    Attention.forward = attend  # type: ignore[method-assign]
     return highest
 
 

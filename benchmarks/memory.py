@@ -34,6 +34,8 @@ REAL = (
     ("deepspeed1", "zero1", ("fp32", "mixed")),
     ("deepspeed2", "zero2", ("fp32", "mixed")),
     ("deepspeed3", "zero3", ("fp32", "mixed")),
+    ("tp", "tp", ("bf16", "fp32")),
+    ("tp-sp", "tp-sp", ("bf16", "fp32")),
 )
 """How it is run, what the estimate calls it, and number formats that it takes here."""
 
@@ -107,14 +109,18 @@ def real_cases(per_strategy: int, rng: random.Random) -> dict[str, dict[str, Any
     for strategy, _, precisions in REAL:
         for i in range(per_strategy):
             for precision in precisions:
+                of = model(rng, small=True)
+                parallel = strategy.startswith("tp")
+                while parallel and of["kv_head_count"] % RANKS:
+                    of = model(rng, small=True)
                 case = {
-                    "model": model(rng, small=True),
+                    "model": of,
                     "strategy": strategy,
                     "ranks": RANKS,
                     "batch": rng.choice((2, 4)),
                     "sequence": rng.choice((256, 512)),
                     "precision": precision,
-                    "checkpoint": ("none", "full")[i % 2],
+                    "checkpoint": "none" if parallel else ("none", "full")[i % 2],
                     "bucket_views": False,
                 }
                 found[name_of(case)] = case

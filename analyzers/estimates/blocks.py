@@ -219,7 +219,11 @@ def _dropout(x: str, out: str, elements: int, of: Layout) -> Op:
 
 def head(a: Architecture, of: Layout) -> tuple[Op, ...]:
     """The last norm: x → n. The product with the vocabulary is counted with the loss."""
-    t = of.tokens_count
+    t = (
+        _share(of.tokens_count, of.tensor_parallel_count)
+        if of.sequence_parallel
+        else of.tokens_count
+    )
     fused = of.kernels == "gpu" or a.norm == "layer"
     wide = t * a.width * 4 * (2 if of.stream_bytes < 4 else 1)
     size = t * a.width * (of.stream_bytes if of.autocast else of.element_bytes)
@@ -233,7 +237,9 @@ def head(a: Architecture, of: Layout) -> tuple[Op, ...]:
         weights_count=a.norm_count,
         backward_bytes=0 if fused else 3 * t * a.width * 4,
     )
-    if not of.autocast:
+    if not of.autocast and not of.sequence_parallel:
         return (last,)
-    cast = Op(name="cast", reads=("n",), writes="m", size_bytes=t * a.width * of.element_bytes)
-    return (last, cast)
+    # What the product reads: in its narrower type, and all tokens.
+    name = "cast" if of.autocast else "gather"
+    size = of.tokens_count * a.width * of.element_bytes
+    return (last, Op(name=name, reads=("n",), writes="m", size_bytes=size))

@@ -246,8 +246,8 @@ ASSUMPTIONS = (
 
 
 TENSOR_PARALLEL_ASSUMPTION = (
-    "each rank holds its part of the logits, and with sequence parallelism of the tokens, only: "
-    "PyTorch's tracker saw 6 bytes per logit more, which is not explained"
+    "each rank holds its part of the logits, with the loss in PyTorch's loss_parallel(); a program "
+    "without it gathers them whole. An embedding's gradient is whole on each rank, as DTensor makes it"
 )
 
 _Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
@@ -504,7 +504,9 @@ class _Step:
                 ledger.drop(entered)
             self.release(f"layer {i}")
             self.reduce(weights, self.layer_count)
-        table = -(-(a.embedding_count + a.positions_count * a.width) // self.tp)
+        # DTensor has no strategy for the gradient of an embedding cut by rows
+        # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
+        table = a.embedding_count + a.positions_count * a.width
         outer.append(ledger.take("gradients", table * gradient_bytes))
         if a.tied:
             # Tied weights: both gradients exist before they are added into one.
@@ -530,7 +532,9 @@ class _Step:
         if self.layout.autocast:
             cast = ledger.take("parameters", v * self.a.width * e)
         logits = ledger.take("logits", size * e)
-        if wide:
+        if self.tp > 1:
+            softmax = self.parallel_log_softmax(logits, size, wide=wide)
+        elif wide:
             copy = ledger.take("logits", size * 4)
             if not of.keeps_logits:
                 ledger.drop(logits)
@@ -545,9 +549,12 @@ class _Step:
             ledger.drop(self.cached.pop())
         ledger.at = "backward of the loss"
         width = 4 if wide else e
-        of_softmax = ledger.take("logits", size * width)
-        of_logits = ledger.take("logits", size * width)
-        ledger.drop(of_softmax)
+        if self.tp > 1:
+            of_logits = self.parallel_loss_backward(size * width)
+        else:
+            of_softmax = ledger.take("logits", size * width)
+            of_logits = ledger.take("logits", size * width)
+            ledger.drop(of_softmax)
         ledger.drop(softmax)
         if wide:
             narrow = ledger.take("logits", size * e)
@@ -560,6 +567,42 @@ class _Step:
             ledger.drop(cast)
         ledger.drop(n)
         return gradient
+
+    def parallel_log_softmax(self, logits: Buffer, size: int, *, wide: bool) -> Buffer:
+        """Of this rank's logits, in float32 whatever their type; `_log_softmax` of torch's
+        distributed/tensor/parallel/loss.py: `shifted`, then its exponential, then `result`.
+        """
+        ledger, e = self.ledger, self.layout.element_bytes
+        computed = [ledger.take("logits", size * 4)] if e < 4 else []
+        shifted = ledger.take("logits", size * 4)
+        ledger.spike("logits", size * 4)
+        result = ledger.take("logits", size * 4)
+        ledger.drop(shifted)
+        if e < 4 and not wide:
+            narrow = ledger.take("logits", size * e)
+            ledger.drop(result)
+            result = narrow
+        for copy in computed:
+            ledger.drop(copy)
+        if not self.of.keeps_logits:
+            ledger.drop(logits)
+        return result
+
+    def parallel_loss_backward(self, size_bytes: int) -> Buffer:
+        """The gradient of this rank's logits, `(grad_input + exp(x)) * grad_output`;
+        `_nll_loss_and_log_softmax_backward` of torch's distributed/tensor/parallel/loss.py.
+
+        `grad_input` lives to the end, beside the sum and the exponential or the product.
+        """
+        ledger = self.ledger
+        grad_input = ledger.take("logits", size_bytes)
+        exponential = ledger.take("logits", size_bytes)
+        added = ledger.take("logits", size_bytes)
+        ledger.drop(exponential)
+        product = ledger.take("logits", size_bytes)
+        ledger.drop(added)
+        ledger.drop(grad_input)
+        return product
 
     def optimizer(self, states_count: int) -> None:
         """The update; a foreach one holds square roots of all second moments at once.

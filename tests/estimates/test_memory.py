@@ -162,6 +162,35 @@ def test_deepspeed_updates_its_part_as_one_tensor(strategy: Any, whole: int, kep
     )
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_cut_vocabulary_has_four_float32_copies_of_its_part_in_the_loss(
+    precision: Any, sequence_parallel: bool
+) -> None:
+    """By hand, of `loss_parallel`: log_softmax's result, grad_input, exp(x), and their sum."""
+    large = msgspec.structs.replace(SMALL, vocabulary_count=128_000)
+    found = estimate(
+        architecture=large,
+        precision=precision,
+        tensor_parallel_count=4,
+        sequence_parallel=sequence_parallel,
+        batch_count=8,
+        sequence_count=1024,
+    )
+    assert found.peak_at == "backward of the loss"
+    assert found.categories_bytes["logits"] == 4 * 4 * 8 * 1024 * 128_000 // 4
+
+
+def test_the_gradient_of_an_embedding_cut_by_rows_is_whole() -> None:
+    """By hand: at the update, all gradients of a rank are its part, but the embedding's."""
+    large = msgspec.structs.replace(SMALL, vocabulary_count=128_000)
+    options = {"precision": "fp32", "optimizer_kind": "loop", "sequence_count": 64}
+    found = estimate(architecture=large, batch_count=1, tensor_parallel_count=4, **options)
+    assert found.peak_at == "optimizer"
+    cut = found.categories_bytes["parameters"]
+    assert found.categories_bytes["gradients"] == cut + 4 * 128_000 * 1024 * 3 // 4
+
+
 def test_key_heads_are_shared_by_ranks_beyond_their_number() -> None:
     whole, cut = (estimate(tensor_parallel_count=tp, checkpoint="full") for tp in (4, 8))
     assert cut.allocated_bytes < whole.allocated_bytes
