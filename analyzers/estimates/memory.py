@@ -445,6 +445,10 @@ class _Step:
             elif not self.keeps_gradients:
                 stream = "reduce" if of.strategy in _FSDP else ""
                 self.whole_gradients.append(ledger.take("gradients", shard, stream=stream))
+            if of.strategy == "fsdp1":
+                # What was sent is a local of `_post_backward_hook` (fsdp/_runtime_utils.py).
+                ledger.drop(self.last_reduced)
+                self.last_reduced = None
         elif on_host:
             for gradient in gradients:
                 self.host_bytes += gradient.size_bytes
