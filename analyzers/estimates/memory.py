@@ -285,6 +285,9 @@ class _Step:
         norms = self.a.norms_per_layer_count * self.a.norm_count
         self.layer_count = -(-(self.a.layer_count - norms) // tp) + norms
         self.outer_count = -(-(self.a.outer_count - self.a.norm_count) // tp) + self.a.norm_count
+        self.embedding_count = (
+            -(-self.a.embedding_count // tp) + self.a.positions_count * self.a.width
+        )
         self.local_count = self.a.layers_count * self.layer_count + self.outer_count
         self.gathered: dict[str, Buffer] = {}
         self.incoming: dict[str, Buffer] = {}
@@ -333,10 +336,16 @@ class _Step:
         """Embedding and layers; returns the last one's output and what backward needs."""
         ledger, of = self.ledger, self.of
         ledger.at = "forward"
-        self.gather("outer", self.outer_count)
+        if of.strategy == "zero3":
+            # Each module's own parameters are gathered before it and released after it
+            # (zero/parameter_offload.py).
+            self.gather("embedding", self.embedding_count)
+        else:
+            self.gather("outer", self.outer_count)
         x = ledger.take("activations", self.x_bytes)
         if self.a.positions_count:
             ledger.spike("temporary", self.x_bytes)
+        self.release("embedding")
         left: list[_Left] = []
         for i in range(self.a.layers_count):
             self.gather(f"layer {i}", self.layer_count)
@@ -389,6 +398,8 @@ class _Step:
         of, ledger = self.of, self.ledger
         if of.strategy not in _SHARDS_PARAMETERS or unit in self.gathered:
             return
+        if of.strategy == "zero3" and unit.startswith("layer"):
+            count = max(op.weights_count for op in self.block_ops)
         size = count * self.w.compute
         if of.strategy == "fsdp2":
             incoming = self.incoming.pop(unit, None) or ledger.take(
@@ -417,10 +428,9 @@ class _Step:
 
     def prefetch(self, unit: str, count: int) -> None:
         """Start to gather the next unit while this one computes."""
-        if self.of.strategy in _SHARDS_PARAMETERS and unit not in self.gathered:
-            stream = "gather" if self.of.strategy in _FSDP else ""
+        if self.of.strategy in _FSDP and unit not in self.gathered:
             self.incoming[unit] = self.ledger.take(
-                "communication", count * self.w.compute, stream=stream
+                "communication", count * self.w.compute, stream="gather"
             )
 
     def release(self, unit: str) -> None:
@@ -445,8 +455,9 @@ class _Step:
             elif not self.keeps_gradients:
                 stream = "reduce" if of.strategy in _FSDP else ""
                 self.whole_gradients.append(ledger.take("gradients", shard, stream=stream))
-            if of.strategy == "fsdp1":
-                # What was sent is a local of `_post_backward_hook` (fsdp/_runtime_utils.py).
+            if of.strategy in ("fsdp1", "zero3"):
+                # What was sent is a local of `_post_backward_hook` (torch's fsdp/_runtime_utils.py);
+                # stage 3 clears each gradient once it is reduced (DeepSpeed's zero/stage3.py).
                 ledger.drop(self.last_reduced)
                 self.last_reduced = None
         elif on_host:
@@ -467,7 +478,10 @@ class _Step:
         self.end_of_gather()
         ledger.at = "loss"
         n, kept = forward(ledger, self.head_ops, {"x": x}, keep=True)
+        if of.strategy == "zero3":
+            self.gather("head", -(-a.vocabulary_count // self.tp) * a.width)
         gradient = self.loss(n, gradient_bytes)
+        self.release("head")
         ledger.at = "backward"
         gradients, weights = backward(
             ledger,
