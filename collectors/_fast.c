@@ -52,8 +52,9 @@ enum { VERSION_MISMATCH = 25 };
 /* nvmlGpmMetric_t. */
 enum { METRIC_CODE = 4, METRIC_VALUE = 8, METRIC_BYTES = 40 };
 
-/* A call that has nothing to tell yet: no driver returns it, and it costs this reading. */
-enum { NOT_YET = INT32_MIN };
+/* A call that has nothing to tell yet, or whose turn it is not: no driver returns them, and they
+ * cost this reading. */
+enum { NOT_YET = INT32_MIN, NOT_NOW };
 
 typedef struct {
     int32_t offset, width;
@@ -91,6 +92,7 @@ typedef struct {
     unsigned argument;
     bool with_argument;
     int refused;
+    int every, turn; /* made at one of so many samples, and how many pass until then */
 } Call;
 
 typedef union {
@@ -402,7 +404,9 @@ sample(Loop *loop, Device *device, int64_t *begun_ns)
     int64_t before_ns = *begun_ns = now_ns(CLOCK_MONOTONIC);
     for (Py_ssize_t i = 0; i < device->call_count; i++) {
         Call *call = &device->calls[i];
-        codes[i] = call->refused ? call->refused : make_call(call);
+        bool now = call->turn == 0;
+        call->turn = (now ? call->every : call->turn) - 1;
+        codes[i] = call->refused ? call->refused : now ? make_call(call) : NOT_NOW;
         answered |= !codes[i];
         if (codes[i] && !call->refused) {
             int kind = outcome(loop, codes[i]);
@@ -530,6 +534,7 @@ work(void *argument)
         }
     }
     worker->ended = true;
+    pthread_cond_broadcast(&loop->wake);
     pthread_mutex_unlock(&loop->lock);
     return NULL;
 }
@@ -654,16 +659,18 @@ loop_stop(Loop *self, PyObject *args)
     self->stopping = true;
     pthread_cond_broadcast(&self->wake);
     pthread_mutex_unlock(&self->lock);
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    int64_t until_ns = until.tv_sec * SECOND + until.tv_nsec + timeout_ns;
-    until.tv_sec = until_ns / SECOND;
-    until.tv_nsec = until_ns % SECOND;
+    int64_t until_ns = now_ns(CLOCK_MONOTONIC) + timeout_ns;
+    struct timespec until = {until_ns / SECOND, until_ns % SECOND};
+    pthread_mutex_lock(&self->lock);
+    for (Worker *worker = self->workers; worker != NULL; worker = worker->next) {
+        while (!worker->ended && pthread_cond_timedwait(&self->wake, &self->lock, &until) == 0)
+            ;
+        stuck += !worker->ended;
+    }
+    pthread_mutex_unlock(&self->lock);
     for (Worker *worker = self->workers; worker != NULL; worker = worker->next)
-        if (!worker->joined) {
-            worker->joined = pthread_timedjoin_np(worker->thread, NULL, &until) == 0;
-            stuck += !worker->joined;
-        }
+        if (worker->ended && !worker->joined)
+            worker->joined = pthread_join(worker->thread, NULL) == 0;
     Py_END_ALLOW_THREADS
     self->leaked = stuck > 0;
     return PyLong_FromLong(stuck);
@@ -847,7 +854,7 @@ bytes_of(PyObject *calls, PyObject *columns)
                    ALIGNED(PyTuple_GET_SIZE(columns) * sizeof(Column));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(calls); i++) {
         PyObject *call = PyTuple_GET_ITEM(calls, i);
-        PyObject *buffer = PyTuple_Check(call) && PyTuple_GET_SIZE(call) == 5
+        PyObject *buffer = PyTuple_Check(call) && PyTuple_GET_SIZE(call) == 7
             ? PyTuple_GET_ITEM(call, 3) : NULL;
         if (buffer == NULL || !PyBytes_Check(buffer))
             return 0;
@@ -945,9 +952,9 @@ take_call(Call *call, PyObject *given, Device *device)
     unsigned long long function, handle;
     PyObject *argument, *interval;
     const char *buffer;
-    if (!PyArg_ParseTuple(given, "KKOy#O", &function, &handle, &argument, &buffer, &call->size,
-                          &interval) ||
-        !function)
+    if (!PyArg_ParseTuple(given, "KKOy#Oii", &function, &handle, &argument, &buffer, &call->size,
+                          &interval, &call->every, &call->turn) ||
+        !function || call->every < 1 || call->turn < 0 || call->turn >= call->every)
         return false;
     call->function = (void *)(uintptr_t)function;
     call->handle = (void *)(uintptr_t)handle;

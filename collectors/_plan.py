@@ -63,6 +63,10 @@ class Call(NamedTuple):
     buffer: bytes
     """What the buffer holds before the first call."""
     interval: Interval | None = None
+    every: int = 1
+    """Made at one of so many samples; between them its columns are null."""
+    turn: int = 0
+    """How many samples pass before it is made for the first time."""
 
 
 class Column(NamedTuple):

@@ -434,9 +434,17 @@ class Fields:
     Args:
         device: which.
         ids: (field id, scope) of each.
+        every, turn: as of a planned call.
     """
 
-    def __init__(self, device: NvmlDevice, ids: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        device: NvmlDevice,
+        ids: Sequence[tuple[int, int]],
+        *,
+        every: int = 1,
+        turn: int = 0,
+    ) -> None:
         pynvml = _binding()
         self._call = function("nvmlDeviceGetFieldValues")
         self._handle = device.handle
@@ -447,7 +455,12 @@ class Fields:
         for value, (field_id, scope) in zip(self._values, ids, strict=True):
             value.fieldId, value.scopeId = field_id, scope
         self.call = Call(
-            address(self._call), pointer(self._handle), len(ids), content(self._values)
+            address(self._call),
+            pointer(self._handle),
+            len(ids),
+            content(self._values),
+            every=every,
+            turn=turn,
         )
 
     def read(self) -> list[int | float | ReadingFailed | None]:

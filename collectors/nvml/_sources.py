@@ -266,8 +266,13 @@ _OF_ALL_LINKS = ("link_tx_bytes", "link_rx_bytes")
 class CounterSource(_Planned):
     """The medium tier: energy, temperature, utilization, memory, link and throttle counters.
 
-    -> DEVICE_COUNTER. All fields of a device come with one call of the driver. The PCIe counters are
-    the non-blocking fields: ``nvmlDeviceGetPcieThroughput`` would block for 20 ms.
+    -> DEVICE_COUNTER. All fields of a device come with one call of the driver, but for those that
+    cost more than 0.5 ms by themselves, as the average power does with some drivers: each of them has
+    a call of its own, made once a second, of one device after the other. The PCIe counters are the
+    non-blocking fields: ``nvmlDeviceGetPcieThroughput`` would block for 20 ms.
+
+    Args:
+        cost_ns: what reading these fields of a device takes; measured where it is not given.
     """
 
     name: ClassVar[str] = "nvml_counter"
@@ -287,18 +292,22 @@ class CounterSource(_Planned):
         ]
 
     def _fields(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
-        """Columns that are field values: all come with one call."""
+        """Columns that are field values: one call for all that are cheap, one for each other."""
         wanted = {
             column: [(i, nvml.ALL_LINKS if column in _OF_ALL_LINKS else 0) for i, _ in fields]
             for column, fields in _COUNTER_FIELDS.items()
         }
         errors = wanted["link_error_count"] = [(i, 0) for i in _LINK_ERRORS]
         try:
-            shared = _SharedFields(device, [pair for pairs in wanted.values() for pair in pairs])
+            rare = [c for c, pairs in wanted.items() if self._cost_ns(device, pairs) > _DEAR_NS]
+            cheap = [pair for c, pairs in wanted.items() if c not in rare for pair in pairs]
+            common = _SharedFields(device, cheap)
+            own = {c: _SharedFields(device, wanted[c], every=_RARELY) for c in rare}
         except nvml.ReadingFailed as exc:
             return dict.fromkeys(wanted, _refusing(exc))
         readers: dict[str, Callable[[], Any]] = {}
         for column, fields in _COUNTER_FIELDS.items():
+            shared = own.get(column, common)
             pairs, units = wanted[column], [unit for _, unit in fields]
             places = list(zip(map(shared.place, pairs), units, strict=True))
             if column == "power_average_w":
@@ -308,15 +317,19 @@ class CounterSource(_Planned):
             readers[column] = nvml.Reader(
                 _field_reader(shared, pairs, units), shared.call, nvml.field_column(places)
             )
+        shared = own.get("link_error_count", common)
         readers["link_error_count"] = nvml.Reader(
-            lambda: _sum_of(nvml.scaled(shared.value(pair), 1) for pair in errors),
+            lambda shared=shared: _sum_of(nvml.scaled(shared.value(pair), 1) for pair in errors),
             shared.call,
             nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
         )
-        self._anew(device, shared.forget)
+        self._anew(device, common.forget, *(fields.forget for fields in own.values()))
         self._calls.setdefault(
-            f"nvmlDeviceGetFieldValues ({shared.count} fields)", shared.read_anew
+            f"nvmlDeviceGetFieldValues ({common.count} fields)", common.read_anew
         )
+        for column, one in own.items():
+            name = f"nvmlDeviceGetFieldValues ({column}, at each {_RARELY}th sample)"
+            self._calls.setdefault(name, one.read_anew)
         return readers
 
     def _structures(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
@@ -349,14 +362,43 @@ class CounterSource(_Planned):
                     return {"temperature_c": older}
         return {}
 
-    def __init__(self) -> None:
+    def __init__(
+        self, cost_ns: Callable[[nvml.NvmlDevice, list[tuple[int, int]]], int] | None = None
+    ) -> None:
         super().__init__()
+        self._cost_ns = cost_ns or _fields_cost_ns
         self._calls: dict[str, Callable[[], object]] = {}
         """Of the first device."""
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
         return self._calls
+
+
+_DEAR_NS = 500_000
+"""Eight devices' field of such a cost take 4 % of the tier's period."""
+_RARELY = 10
+"""Once a second in a tier of 10 Hz."""
+
+
+def _fields_cost_ns(device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> int:
+    """What reading these fields takes: the least of three calls, of which a cheap one is enough.
+
+    Raises:
+        ReadingFailed: this driver has no field values.
+    """
+    fields = nvml.Fields(device, ids)
+    least_ns: int | None = None
+    for _ in range(3):
+        before_ns = time.monotonic_ns()
+        with contextlib.suppress(nvml.ReadingFailed):
+            fields.read()
+        spent_ns = time.monotonic_ns() - before_ns
+        least_ns = spent_ns if least_ns is None else min(least_ns, spent_ns)
+        if least_ns <= _DEAR_NS:
+            break
+    assert least_ns is not None
+    return least_ns
 
 
 def _sum_of(values: Iterable[float | None]) -> int | None:
@@ -387,19 +429,30 @@ def _refusing(why: nvml.ReadingFailed) -> Callable[[], Any]:
 
 
 class _SharedFields:
-    """Field values of a device that several columns come from, read in one call a sample."""
+    """Field values of a device that several columns come from, read in one call.
 
-    def __init__(self, device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> None:
+    The call is made at each sample, or at each so many: between them nothing is known.
+    """
+
+    def __init__(
+        self, device: nvml.NvmlDevice, ids: list[tuple[int, int]], *, every: int = 1
+    ) -> None:
         self._at = {pair: i for i, pair in enumerate(ids)}
-        self._fields = nvml.Fields(device, ids)
+        self._every = every
+        # Devices take turns: one dear call a sample.
+        self._turn = device.index % every
+        self._fields = nvml.Fields(device, ids, every=every, turn=self._turn)
         self._values: list[int | float | nvml.ReadingFailed | None] | None = None
         self._failed: nvml.ReadingFailed | None = None
         self.call = self._fields.call
         self.count = len(ids)
 
     def forget(self) -> None:
-        """Make the next reading anew."""
-        self._values = self._failed = None
+        """Make the next reading anew, if it is time for one."""
+        now = self._turn == 0
+        self._turn = (self._every if now else self._turn) - 1
+        self._failed = None
+        self._values = None if now else [None] * self.count
 
     def get(self) -> list[int | float | nvml.ReadingFailed | None]:
         """The values of this sample.
@@ -419,7 +472,7 @@ class _SharedFields:
 
     def read_anew(self) -> None:
         """Make the call, whatever was read before."""
-        self.forget()
+        self._values = self._failed = None
         self.get()
 
     def place(self, pair: tuple[int, int]) -> int:

@@ -111,14 +111,17 @@ def call(rng: random.Random, driver: Driver) -> Any:
     size = rng.choice((0, 40, *(_BYTES,) * 20))
     content = rng.randbytes(size)
     kind = rng.random()
+    every = rng.choice((1, 1, 1, 2, 10))
+    turns = (odd(rng, every), odd(rng, rng.randrange(every)))
     if kind < 0.2:
         interval = (driver.compute, 1, 2, odd(rng, 0), odd(rng, 8))
-        return (driver.snapshot, 1, None, content, interval)
+        return (driver.snapshot, 1, None, content, interval, *turns)
     if kind < 0.6:
-        return (driver.plain, size, None, content, None)
+        return (driver.plain, size, None, content, None, *turns)
     if kind < 0.98:
-        return (driver.argued, size, rng.randint(0, 1 << 31), content, None)
-    return rng.choice(((0, 0, None, content, None), (1, 2), None, (driver.plain, 1, None, "", 5)))
+        return (driver.argued, size, rng.randint(0, 1 << 31), content, None, *turns)
+    odd_ones = ((0, 0, None, content, None, 1, 0), (driver.plain, 1, None, "", 5, 1, 0))
+    return rng.choice((*odd_ones, (1, 2), None))
 
 
 def column(rng: random.Random, calls: int) -> Any:

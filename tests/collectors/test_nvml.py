@@ -299,6 +299,56 @@ def test_all_counters_of_a_device_cost_one_call_of_fields(play: Player) -> None:
     assert counts == 1
 
 
+@pytest.mark.parametrize("read", ["rows", pytest.param("in_c", marks=needs_native)])
+def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player, read: str) -> None:
+    """Average power at 3 ms a call: at each tenth sample, of one device at a time; energy at each."""
+    script = TWO + "".join(
+        f"set {i} field:185 650000\nset {i} field:83 1000\nblock {i} field:185 3\n" for i in (0, 1)
+    )
+    calls, plan, found = play(
+        script,
+        f"""
+        source = opened(_sources.CounterSource())
+        def in_c(source, *times):
+            started = background(source.plan(), 20_000_000)
+            until(lambda: started.totals()[3] >= len(times))
+            assert started.stop(10**9) == 0
+            count = 2 * len(times)
+            return [["", *row] for row in taken(started)][:count]
+        found = {read}(source, *range(12))
+        plan = [[[call.argument, call.every, call.turn] for call in device.calls]
+                for device in source.plan().devices]
+        print(json.dumps([list(source.calls()), plan, found]))
+        """,
+    )
+    assert plan == [[[23, 1, 0], [1, 10, turn]] for turn in (0, 1)]
+    assert [name for name in calls if "Field" in name] == [
+        "nvmlDeviceGetFieldValues (23 fields)",
+        "nvmlDeviceGetFieldValues (power_average_w, at each 10th sample)",
+    ]
+    names = [column.name for column in TABLES["device_counter"].columns][2:]
+    rows = [dict(zip(names, row[1:], strict=True)) for row in found]
+    assert {row["energy_j"] for row in rows} == {1.0}
+    for device in (0, 1):
+        of_one = [row["power_average_w"] for row in rows if row["device_id"] == device]
+        assert [i for i, w in enumerate(of_one) if w is not None] == [device, device + 10]
+
+
+def test_a_field_is_dear_by_what_it_costs_alone(play: Player) -> None:
+    planned = play(
+        ONE + "set 0 field:82 60\nset 0 field:83 1000\nset 0 field:185 650000\n",
+        """
+        def plan(dear):
+            cost = lambda device, ids: 500_001 if ids[0][0] in dear else 500_000
+            source = opened(_sources.CounterSource(cost))
+            calls = source.plan().devices[0].calls
+            return sorted([call.argument, call.every] for call in calls)
+        print(json.dumps([plan(()), plan((185,)), plan((83, 185))]))
+        """,
+    )
+    assert planned == [[[24, 1]], [[1, 10], [23, 1]], [[1, 10], [1, 10], [22, 1]]]
+
+
 def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
     found = play(
         ONE + "set 0 gpm 1\nset 0 gpm:5 62.5\nset 0 gpm:20 2\n",
