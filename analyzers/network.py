@@ -16,12 +16,13 @@ import pyarrow as pa
 from chopper import _format as fmt
 from chopper.analyzers.columns import ints, strings
 from chopper.tables import TABLES
-from chopper.telemetry import of_rank, ranks_text, table_beside
+from chopper.telemetry import of_rank, ranks_text, socket_of, table_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chopper.attribution import Attribution
+    from chopper.run import Run
 
 _STUCK_BYTES = 4 * (2**32 - 1)
 """A count of words that stuck at 32 bits, as bytes."""
@@ -256,8 +257,11 @@ def _signal(row: dict[str, Any]) -> str | None:
 
 def _links(attribution: Attribution) -> Iterator[_Link]:
     run = attribution.run
+    sockets: dict[tuple[str, ...], list[int]] = {}
     for rank in run.ranks:
-        yield from _device_links(of_rank(run, rank, "device_counter"), rank)
+        sockets.setdefault(socket_of(run, rank), []).append(rank)
+    for ranks in sockets.values():
+        yield from _device_links(run, tuple(ranks))
     hosts: dict[Any, list[int]] = {}
     for rank in run.ranks:
         name = run.part(rank).hostname
@@ -270,13 +274,21 @@ def _links(attribution: Attribution) -> Iterator[_Link]:
         )
 
 
-def _device_links(table: pa.Table, rank: int) -> Iterator[_Link]:
-    if not table.num_rows:
+def _device_links(run: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
+    """Links of one device; parts of it (MIG, CPX) have no links of their own, and share its totals."""
+    read = ((rank, of_rank(run, rank, "device_counter")) for rank in ranks)
+    found = next(((rank, table) for rank, table in read if table.num_rows), None)
+    if found is None:
         return
+    rank, table = found
+    limits = of_rank(run, rank, "device_limit")
+    part = limits.num_rows > 0 and limits["mig"][0].as_py()
     for kind, name, columns in _DEVICE_LINKS:
+        if part:
+            name += " of the whole device"
         total = {to: _real(table, column) for to, column in columns.items()}
         if any(np.isfinite(v).any() for v in total.values()):
-            yield _Link(kind, name, rank, (rank,), ints(table, "time_ns"), total)
+            yield _Link(kind, name, rank, ranks, ints(table, "time_ns"), total)
 
 
 def _ports(table: pa.Table, ranks: tuple[int, ...]) -> Iterator[_Link]:

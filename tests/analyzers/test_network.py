@@ -209,6 +209,25 @@ def test_device_links_are_a_ranks_own() -> None:
     assert found[0]["error_count"] == 4
 
 
+def test_parts_of_one_device_share_its_links() -> None:
+    """Each part counts the whole socket's bytes: one row for all ranks on it, not one for each."""
+    rows = [
+        {"time_ns": BASE + i * S, "span_ns": 0, "device_id": r, "link_tx_bytes": 10**11 * i}
+        for r in range(3)
+        for i in range(5)
+    ]
+    limits = [
+        {"time_ns": BASE, "span_ns": 0, "device_id": r, "pci_address": address, "mig": r < 2}
+        for r, address in enumerate(("0000:03:00.0", "0000:03:00.1", "0000:43:00.0"))
+    ]
+    recorded = {"device_counter": rows, "device_limit": limits}
+    found = [row for row in links_of(ranks=3, **recorded) if row["step"] is None]
+    assert sorted((r["link"], r["ranks"], r["tx_bytes_per_s"]) for r in found) == [
+        ("NVLink, XGMI", "2", pytest.approx(1e11)),
+        ("NVLink, XGMI of the whole device", "0-1", pytest.approx(1e11)),
+    ]
+
+
 def test_bytes_over_pcie_that_are_not_told_apart_are_both_ways() -> None:
     rows = [
         {
