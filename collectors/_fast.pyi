@@ -18,7 +18,10 @@ class Loop:
                 int,
                 int,
                 tuple[
-                    tuple[int, int, int | None, bytes, tuple[int, int, int, int, int] | None], ...
+                    tuple[
+                        int, int, int | None, bytes, tuple[int, int, int, int, int] | None, int, int
+                    ],
+                    ...,
                 ],
                 tuple[tuple[int, int, tuple[Place, ...], int | float, bool, bool, int] | None, ...],
             ],
@@ -34,7 +37,7 @@ class Loop:
             outcomes: code → what it takes away: 1 the sensor, 2 the device; others this reading.
             keep_empty: also keep readings of which no value is known.
             devices: id, code of the name (-1: none), calls (function, handle, second argument, what the buffer holds at
-                first, what is computed between two snapshots) and columns (kind, call, places,
+                first, what is computed between two snapshots, at each how many samples, after how many first) and columns (kind, call, places,
                 factor, whether 0 is unknown, whether all bits one is, the largest value).
 
         Raises:

@@ -319,7 +319,7 @@ class CounterSource(_Planned):
             )
         shared = own.get("link_error_count", common)
         readers["link_error_count"] = nvml.Reader(
-            lambda shared=shared: _sum_of(nvml.scaled(shared.value(pair), 1) for pair in errors),
+            partial(_sum_of_fields, shared, errors),
             shared.call,
             nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
         )
@@ -409,6 +409,10 @@ def _sum_of(values: Iterable[float | None]) -> int | None:
             return None
         total += int(value)
     return None if total > _LARGEST else total
+
+
+def _sum_of_fields(shared: _SharedFields, pairs: list[tuple[int, int]]) -> int | None:
+    return _sum_of(nvml.scaled(shared.value(pair), 1) for pair in pairs)
 
 
 class _OfOtherDrivers(nvml.ReadingFailed):
