@@ -150,7 +150,8 @@ class Span:
         # Reading a batch at once, a round takes as long as its slowest read.
         rounds = math.ceil(args.steps / STRETCHES / workers)
         rounds *= 3 if args.variant == "concurrent" else 1
-        traced = math.ceil(args.steps * 2 / 3 / workers) * workers
+        # A comparison goes by steps, and a round's long one has to come more than once.
+        traced = STRETCHES * math.ceil(args.steps * 2 / 3 / STRETCHES / workers) * workers
         return cls(workers, STRETCHES * rounds * workers, traced, 0)
 
     def total(self, *, traced: bool) -> int:

@@ -250,16 +250,16 @@ DATALOADER: tuple[Option, ...] = (
         type=positive,
     ),
     Option(name="batch", help="samples per rank and step", default=16, type=positive),
-    Option(name="sources", help="that are mixed", default=24, type=positive),
+    Option(name="sources", help="that are mixed", default=32, type=positive),
     Option(name="state", help="MB of an open source, on average", default=12, type=positive),
-    Option(name="latency", help="ms of storage per read, on average", default=150, type=positive),
+    Option(name="latency", help="ms of storage per read, on average", default=200, type=positive),
     Option(name="documents", help="in each source, on average", default=20_000, type=positive),
     Option(name="tokens", help="median of a document", default=40, type=positive),
     Option(name="longest", help="tokens of any document, and of a row", default=256, type=positive),
     Option(name="width", help="of the model", default=32, type=positive),
     Option(name="workers", help="per rank, as people use them", default=8, type=positive),
     Option(
-        name="tuned", help="workers per rank of the tuned DataLoader", default=24, type=positive
+        name="tuned", help="workers per rank of the tuned DataLoader", default=20, type=positive
     ),
     Option(
         name="loaders", help="loader actors to start with, and at least", default=2, type=positive

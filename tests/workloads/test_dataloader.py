@@ -190,9 +190,9 @@ def arguments(*words, variants=()):
 
 
 def test_memory_is_told_before_it_is_taken():
-    # 24 sources of 12 MB in each of 24 workers, 20 MB for each worker, 600 MB for the rank.
+    # 32 sources of 12 MB in each of 20 workers, 20 MB for each worker, 600 MB for the rank.
     found = loading.needs(arguments(variants=("loader", "tuned")), 2, "cpu")
-    assert found.memory_bytes == pytest.approx(24 * (24 * 12e6 + 20e6) + 600e6, rel=0.01)
+    assert found.memory_bytes == pytest.approx(20 * (32 * 12e6 + 20e6) + 600e6, rel=0.01)
     less = loading.needs(arguments(variants=("loader",)), 2, "cpu")
     assert less.memory_bytes < found.memory_bytes / 2
     large = loading.needs(arguments("--width", "65536", variants=("loader",)), 2, "cpu")
@@ -202,7 +202,7 @@ def test_memory_is_told_before_it_is_taken():
 
 @pytest.mark.parametrize(
     ("variant", "expected"),
-    [("loader", (8, 24, 16, 0)), ("tuned", (24, 72, 24, 0)), ("balanced", (64, 216, 24, 64))],
+    [("loader", (8, 24, 24, 0)), ("tuned", (20, 60, 60, 0)), ("balanced", (64, 216, 24, 64))],
 )
 def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, expected):
     span = loading.Span.of(arguments("--variant", variant))
