@@ -216,12 +216,15 @@ def test_parts_of_one_device_share_its_links() -> None:
         for r in range(3)
         for i in range(5)
     ]
-    limits = [
+    limits: list[dict[str, Any]] = [
         {"time_ns": BASE, "span_ns": 0, "device_id": r, "pci_address": address, "mig": r < 2}
         for r, address in enumerate(("0000:03:00.0", "0000:03:00.1", "0000:43:00.0"))
     ]
-    recorded = {"device_counter": rows, "device_limit": limits}
-    found = [row for row in links_of(ranks=3, **recorded) if row["step"] is None]
+    found = [
+        row
+        for row in links_of(ranks=3, device_counter=rows, device_limit=limits)
+        if row["step"] is None
+    ]
     assert sorted((r["link"], r["ranks"], r["tx_bytes_per_s"]) for r in found) == [
         ("NVLink, XGMI", "2", pytest.approx(1e11)),
         ("NVLink, XGMI of the whole device", "0-1", pytest.approx(1e11)),

@@ -187,15 +187,14 @@ def test_the_knee_is_named_with_its_cause() -> None:
 
 def test_groups_of_adjacent_ranks_stay_as_large_and_others_grow() -> None:
     """Eight ranks recorded as 4 × tensor parallel over 2 replicas."""
-    one = {"name": "all_reduce", "count": 2, "size_bytes": 10**9, "group_count": 4}
+    one = Collective(name="all_reduce", count=2, size_bytes=10**9, group_count=4, adjacent=True)
     quiet = {"compute_ns": 1.0, "compute_spread_ns": 0.0, "exposed_ns": 10e6}
-    inner = msgspec.structs.replace(
-        STEP, **quiet, communication_ns=10e6, collectives=(Collective(**one, adjacent=True),)
-    )
+    inner = msgspec.structs.replace(STEP, **quiet, communication_ns=10e6, collectives=(one,))
     rows, _, _ = at_scale(inner, (8, 1024), Topology())
     expected = 2 * collective_time_s("all_reduce", 1e9, 4, algorithm="ring") * 1e9
     assert [r.transfer_ns for r in rows] == [pytest.approx(expected, abs=1)] * 2
-    outer = msgspec.structs.replace(inner, collectives=(Collective(**{**one, "group_count": 2}),))
+    wide = msgspec.structs.replace(one, group_count=2, adjacent=False)
+    outer = msgspec.structs.replace(inner, collectives=(wide,))
     rows, _, _ = at_scale(outer, (8, 1024), Topology())
     # 4 ranks apart: 256 of 1024, of which 2 share a node and its two ports.
     apart = Topology(ranks_per_node_count=2)

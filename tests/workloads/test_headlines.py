@@ -162,7 +162,7 @@ def test_overlap_says_what_chunks_travelled_over(ranks, linked, said):
 
 
 def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
-    numbers = []
+    numbers: list[tuple[str, str, float, dict[str, object]]] = []
     for variant, rate, memory in (
         ("loader", 1.0, 4e9),
         ("tuned", 3.0, 13e9),
