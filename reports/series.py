@@ -57,7 +57,9 @@ def collect(run: Run) -> list[Series]:
 
 
 _FIRST = (
-    *("SM clock", "Board power", "Temperature", "Device busy", "Device units"),
+    *("SM clock", "SM clock, driver's own samples", "Memory clock, driver's own samples"),
+    *("Board power", "Board power, driver's own samples"),
+    *("Temperature", "Device busy", "Device units"),
     *("NVLink, XGMI", "PCIe"),
 )
 """Panels of devices come first: they explain the kernels above them."""
@@ -89,7 +91,16 @@ def with_gaps(series: Series) -> Series:
     )
 
 
-SAMPLED = frozenset((*_FIRST, "CPU", "CPU of ranks", "Pressure", "Network", "Memory of ranks"))
+_BUFFERED = {
+    "sm_clock_hz": ("SM clock, driver's own samples", "hz"),
+    "memory_clock_hz": ("Memory clock, driver's own samples", "hz"),
+    "power_w": ("Board power, driver's own samples", "w"),
+}
+"""What ``device_buffered`` holds; clocks are written when they change."""
+
+SAMPLED = frozenset((*_FIRST, "CPU", "CPU of ranks", "Pressure", "Network", "Memory of ranks")) - {
+    panel for panel, _ in _BUFFERED.values()
+}
 """Panels of what is read at a rate; what is said at events (allocations) holds until the next."""
 
 
@@ -123,6 +134,8 @@ def _device(run: Run, rank: int) -> list[Series]:
 
     Of a log without a trace, those of each device in it.
     """
+    import pyarrow.compute as pc
+
     found: list[Series] = []
     for name, columns in _DEVICE_TABLES:
         for number, table in per_device(run, rank, name):
@@ -130,6 +143,11 @@ def _device(run: Run, rank: int) -> list[Series]:
             for column, panel, unit, of in columns:
                 values = _numbers(table, column)
                 found.append(Series(panel, f"{who}{of}", unit, rank, times, values))
+    for number, table in per_device(run, rank, "device_buffered"):
+        for quantity, (panel, unit) in _BUFFERED.items():
+            of_it = table.filter(pc.equal(table["quantity"], quantity))
+            who, values = _device_name(rank, number), _numbers(of_it, "value")
+            found.append(Series(panel, who, unit, rank, _times(of_it), values))
     for number, table in per_device(run, rank, "device_counter"):
         for column, panel, way in _DEVICE_RATES:
             at, per_ns = _derivative(_times(table), _numbers(table, column))

@@ -103,6 +103,27 @@ def test_what_the_units_of_a_device_did_is_shown() -> None:
     assert found == {"rank 0 SMs": [0.9] * 3, "rank 0 tensor cores": [0.0, 0.125, 0.25]}
 
 
+def test_what_the_driver_sampled_itself_is_shown_and_holds_until_the_next() -> None:
+    part = m.RankManifest(rank=0, device_id=0, devices=[m.Device(device_id=0)])
+    run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
+    rows = [
+        {"time_ns": 10**18 + at, "span_ns": 1000, "device_id": 0, "quantity": name, "value": value}
+        for at, name, value in (
+            (0, "sm_clock_hz", 1.98e9),
+            (0, "power_w", 600.0),
+            (20_000_000, "power_w", 640.0),
+            (3_000_000, "sm_clock_hz", 1.2e9),
+            (9_000_000_000, "sm_clock_hz", 1.98e9),
+        )
+    ]
+    run.put(0, "device_buffered", made_table("device_buffered", rows))
+    found = {s.panel: (s.time_ns - 10**18).tolist() for s in series.collect(run)}
+    assert found == {
+        "SM clock, driver's own samples": [0, 3_000_000, 9_000_000_000],
+        "Board power, driver's own samples": [0, 20_000_000],
+    }
+
+
 def test_series_of_the_synthetic_run() -> None:
     found = series.collect(EXACT.run)
     panels = {s.panel for s in found}
