@@ -216,7 +216,7 @@ def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, exp
 
 
 def test_a_sweep_ends_with_the_latency_of_the_option():
-    assert loading.points(arguments()) == [150]
+    assert loading.points(arguments()) == [200]
     swept = loading.points(arguments("--sweep", "latency", "--latency", "20"))
     assert swept == [1, 5, 50, 100, 200, 20]
 
