@@ -1,4 +1,4 @@
-"""A recorded run on another device, and on more ranks.
+"""A recorded run on another device, and what that makes of more ranks.
 
 Each operator's time is cut in two: what any kernel takes however little it does, which stays, and
 work, which goes with the rate that bounds it. Work is carried over by the ratio of the two
@@ -9,14 +9,13 @@ and so per class. Idle time is the host's and stays.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from chopper.analyzers.estimates import Estimate
-from chopper.analyzers.estimates.network import Topology, collective_time_s
+from chopper.analyzers.estimates.network import Topology
+from chopper.analyzers.estimates.scaling import SCALE_ASSUMPTIONS, AtScale, Step, at_scale
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -52,20 +51,6 @@ class OfClass(msgspec.Struct, kw_only=True, frozen=True):
     """Of the recorded time, what the roofline of the recorded device explains."""
     checked_ns: int | None = None
     """On the target as recorded there, when such a run was given."""
-
-
-class AtScale(msgspec.Struct, kw_only=True, frozen=True):
-    """One step on so many ranks, by cause; the parts sum to the step."""
-
-    ranks_count: int
-    step_ns: int
-    compute_ns: int
-    idle_ns: int
-    copy_ns: int
-    waiting_ns: int
-    transfer_ns: int
-    efficiency_ratio: float
-    """Work per rank and time, against the fewest ranks."""
 
 
 class Projection(Estimate, kw_only=True, frozen=True):
@@ -122,13 +107,6 @@ ASSUMPTIONS = (
     "waiting, stay",
     "clocks are those at which the datasheets' rates hold",
     "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
-)
-SCALE_ASSUMPTIONS = (
-    "the work per rank is the same at any number of ranks (weak scaling)",
-    "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others grow with the run",
-    "collectives keep their size and number, and take their α-β time on the network given; as much "
-    "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
-    "ranks' compute times are normal and independent: a step waits for the slowest of them",
 )
 
 
@@ -299,190 +277,6 @@ def _fixed_ns(
         if here and mean > 0 and here / mean < _SMALL_RATIO and mean <= _MOST_FIXED_NS:
             found[kind] = min(found[kind] or mean, mean)
     return found
-
-
-class Collective(msgspec.Struct, kw_only=True, frozen=True):
-    """A kind of collective in one step of a rank."""
-
-    name: str
-    count: float
-    """Of each rank, mean."""
-    size_bytes: int
-    group_count: int | None = None
-    """Ranks of its group, where these are fewer than the run's."""
-    adjacent: bool = False
-    """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it stays as
-    large; one of ranks further apart grows with the run."""
-
-
-class Step(msgspec.Struct, kw_only=True, frozen=True):
-    """A step of a rank, as far as scaling needs it."""
-
-    ranks_count: int
-    compute_ns: float
-    compute_spread_ns: float
-    """Standard deviation over ranks and steps."""
-    idle_ns: float
-    copy_ns: float
-    exposed_ns: float
-    communication_ns: float
-    """All transfer, hidden or not."""
-    collectives: tuple[Collective, ...]
-
-
-_NCCL = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-}
-SCALES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 100_000)
-_KNEE_RATIO = 0.8
-
-
-def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) -> float:
-    """Its α-β time by the fastest algorithm, in a run of so many ranks."""
-    members = ranks
-    if of.group_count is not None and of.adjacent:
-        members = of.group_count
-    elif of.group_count is not None:
-        apart = max(1, recorded // of.group_count)
-        members = ranks // apart
-        topology = msgspec.structs.replace(
-            topology, ranks_per_node_count=max(1, topology.ranks_per_node_count // apart)
-        )
-    if members < 2:
-        return 0.0
-    times = []
-    for algorithm in ("ring", "tree", "hierarchical"):
-        try:
-            times.append(collective_time_s(of.name, of.size_bytes, members, topology, algorithm))
-        except UsageError:
-            if algorithm == "ring":
-                raise
-    return min(times)
-
-
-def at_scale(
-    step: Step, scales_count: tuple[int, ...], topology: Topology
-) -> tuple[tuple[AtScale, ...], int | None, str | None]:
-    """The step on so many ranks, and the knee.
-
-    Transfer is the sum of the collectives' α-β times by their fastest algorithm, less what hides
-    behind compute. Waiting is the expected lead of the slowest of n ranks, σ·√(2 ln n). The knee is
-    the first size at which efficiency against the fewest ranks falls below 80 %, and its cause what
-    grew most until there.
-
-    Raises:
-        UsageError: ranks that do not fill nodes.
-    """
-    hidden = step.communication_ns - step.exposed_ns
-    # Where something was exposed, what was hidden is all that can be; else compute is the bound.
-    room = hidden if step.exposed_ns > 0.02 * max(step.communication_ns, 1) else step.compute_ns
-    rows: list[AtScale] = []
-    for ranks in sorted(set(scales_count)):
-        transfer = sum(
-            of.count * _fastest_s(of, ranks, step.ranks_count, topology) * 1e9
-            for of in step.collectives
-        )
-        exposed = max(0.0, transfer - room)
-        waiting = step.compute_spread_ns * math.sqrt(2 * math.log(ranks))
-        parts = [round(v) for v in (step.compute_ns, step.idle_ns, step.copy_ns, waiting, exposed)]
-        total = sum(parts)
-        rows.append(
-            AtScale(
-                ranks_count=ranks,
-                step_ns=total,
-                compute_ns=parts[0],
-                idle_ns=parts[1],
-                copy_ns=parts[2],
-                waiting_ns=parts[3],
-                transfer_ns=parts[4],
-                efficiency_ratio=rows[0].step_ns / total if rows else 1.0,
-            )
-        )
-    knee = next((r for r in rows if r.efficiency_ratio < _KNEE_RATIO), None)
-    if knee is None:
-        return tuple(rows), None, None
-    grown = {
-        "exposed transfer": knee.transfer_ns - rows[0].transfer_ns,
-        "waiting for the slowest rank": knee.waiting_ns - rows[0].waiting_ns,
-    }
-    return tuple(rows), knee.ranks_count, max(grown, key=lambda k: grown[k])
-
-
-def step_of(
-    causes_ns: dict[str, int],
-    observed_steps: np.ndarray,
-    *,
-    steps_count: int,
-    ranks_count: int,
-    collectives: pa.Table,
-    compute_scale_ratio: float = 1.0,
-) -> Step:
-    """What scaling needs of an attributed run.
-
-    Args:
-        causes_ns: leaf cause → time over all ranks and steps.
-        observed_steps: compute time of each rank's steps, ns, for their spread.
-        steps_count: steps of a rank.
-        ranks_count: ranks of the run.
-        collectives: the view of that name.
-        compute_scale_ratio: of a projection onto another device.
-
-    Raises:
-        InputError: the run has no collectives that were matched, with their sizes.
-    """
-    per = 1 / (steps_count * ranks_count)
-
-    def under(prefix: str) -> float:
-        return per * sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
-
-    sized: dict[tuple[str, int, int | None, bool], float] = {}
-    transfer = 0.0
-    for row in collectives.to_pylist():
-        name = _NCCL.get(row["collective"])
-        if name is None or not row["message_bytes"]:
-            continue
-        members = row["rank_count"]
-        within = members < ranks_count
-        adjacent = within and "," not in (row["ranks"] or ",")
-        key = name, int(row["message_bytes"]), members if within else None, adjacent
-        # Of several groups at once, a rank is in one.
-        sized[key] = sized.get(key, 0) + members / ranks_count
-        transfer += row["transfer_ns"] * members / ranks_count
-    if not sized:
-        raise InputError(
-            "--ranks: the run has no collectives with their sizes over several ranks; record "
-            "training on two ranks or more"
-        )
-    spread = float(np.std(observed_steps)) if len(observed_steps) > 1 else 0.0
-    exposed = per * sum(
-        t
-        for c, t in causes_ns.items()
-        if c.startswith("communication.") and c != "communication.wait"
-    )
-    return Step(
-        ranks_count=ranks_count,
-        compute_ns=under("compute") * compute_scale_ratio,
-        compute_spread_ns=spread * compute_scale_ratio,
-        idle_ns=under("idle"),
-        copy_ns=under("copy"),
-        exposed_ns=exposed,
-        communication_ns=max(transfer / steps_count, exposed),
-        collectives=tuple(
-            Collective(
-                name=name,
-                size_bytes=size,
-                count=n / steps_count,
-                group_count=group,
-                adjacent=adjacent,
-            )
-            for (name, size, group, adjacent), n in sized.items()
-        ),
-    )
 
 
 def project(

@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 
 from chopper import reach
 from chopper.analyzers.estimates.network import Topology, collective_time_s
-from chopper.analyzers.estimates.project import (
-    SCALES,
-    Collective,
-    Reach,
-    Step,
-    at_scale,
-    operator_class,
-    operators,
-    project,
-    step_of,
-)
+from chopper.analyzers.estimates.project import Reach, operator_class, operators, project
+from chopper.analyzers.estimates.scaling import SCALES, Collective, Step, at_scale, step_of
 from chopper.cli import cli
 from chopper.devices import named
 from chopper.errors import ChopperError, InputError, UsageError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from chopper.analyzers.estimates.network import Topology
-from chopper.analyzers.estimates.project import Collective, Step, at_scale
+from chopper.analyzers.estimates.scaling import Collective, Step, at_scale
 
 H100 = Topology()
 A100 = Topology(node_link_bytes_per_s=300e9, network_link_bytes_per_s=25e9)

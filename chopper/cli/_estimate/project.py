@@ -13,7 +13,8 @@ from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.project import Projection, Step
+    from chopper.analyzers.estimates.project import Projection
+    from chopper.analyzers.estimates.scaling import Step
     from chopper.attribution import Attribution
     from chopper.devices import DevicePeaks
 
@@ -86,7 +87,8 @@ def command(
     """
     from chopper import reach
     from chopper.analyzers.estimates.network import Topology
-    from chopper.analyzers.estimates.project import SCALES, project
+    from chopper.analyzers.estimates.project import project
+    from chopper.analyzers.estimates.scaling import SCALES
     from chopper.cli._estimate.network import read_topology
     from chopper.devices import named
     from chopper.reports.estimates.project import page
@@ -223,7 +225,7 @@ def _windows(attribution: Attribution) -> int:
 def _step(attribution: Attribution) -> Step:
     import numpy as np
 
-    from chopper.analyzers.estimates.project import step_of
+    from chopper.analyzers.estimates.scaling import step_of
     from chopper.views import view
 
     compute: dict[tuple[int, int], int] = {}
