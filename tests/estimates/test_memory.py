@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.estimates import formulas
 from chopper.analyzers.estimates.memory import Memory, Training, fit, memory, widths
+from chopper.analyzers.estimates.step import Step
 from chopper.architectures import CATALOGUE, Architecture, named
 from chopper.errors import ChopperError, UsageError
 
@@ -348,8 +349,6 @@ def test_categories_sum_and_more_work_takes_no_less(
 
 def test_nothing_is_left_behind() -> None:
     """After the step, what is on the ledger is what stays and the gradients."""
-    from chopper.analyzers.estimates.memory import _Step
-
     for options in (
         {},
         {"checkpoint": "full"},
@@ -360,7 +359,7 @@ def test_nothing_is_left_behind() -> None:
         {"strategy": "fsdp1", "ranks_count": 4, "checkpoint": "full"},
         {"strategy": "zero2", "ranks_count": 4},
     ):
-        step = _Step(Training(architecture=SMALL, **options))
+        step = Step(Training(architecture=SMALL, **options))
         now = step.run().now
         assert {
             k: v for k, v in now.items() if k not in ("parameters", "optimizer", "gradients")

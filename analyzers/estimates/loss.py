@@ -1,0 +1,125 @@
+"""Head, cross-entropy and their backward on the ledger: the logits, and their copies."""
+
+from __future__ import annotations
+
+from chopper.analyzers.estimates.blocks import Layout
+from chopper.analyzers.estimates.tape import Buffer, Ledger
+from chopper.analyzers.estimates.training import Training
+
+_CHUNKS = 8
+
+
+def loss(
+    ledger: Ledger,
+    of: Training,
+    layout: Layout,
+    n: Buffer,
+    *,
+    gradient_bytes: int,
+    cached: list[Buffer],
+) -> tuple[Buffer, Buffer]:
+    """Head, cross-entropy and their backward; n is taken over, and so is autocast's cache.
+
+    Args:
+        ledger: where bytes are counted.
+        of: the options.
+        layout: sizes of one rank.
+        n: what the head reads.
+        gradient_bytes: of one parameter's gradient.
+        cached: autocast's narrow copies of weights, emptied where its context ends.
+
+    Returns:
+        The gradients of n and of the head's weight.
+    """
+    tp = of.tensor_parallel_count
+    a = of.architecture
+    t, v = layout.tokens_count, -(-a.vocabulary_count // tp)
+    e = layout.element_bytes
+    chunks = _CHUNKS if of.loss == "chunked" else 1
+    size = -(-t // chunks) * v
+    # Autocast runs the cross-entropy in float32 whatever the program asks for.
+    wide = (of.loss != "native" or layout.autocast) and e < 4
+    cast = ledger.take("parameters", v * a.width * e) if layout.autocast else None
+    logits = ledger.take("logits", size * e)
+    if tp > 1:
+        softmax = _parallel_log_softmax(
+            ledger, logits, size, element_bytes=e, wide=wide, keeps_logits=of.keeps_logits
+        )
+    elif wide:
+        copy = ledger.take("logits", size * 4)
+        if not of.keeps_logits:
+            ledger.drop(logits)
+        softmax = ledger.take("logits", size * 4)
+        ledger.drop(copy)
+    else:
+        softmax = ledger.take("logits", size * e)
+        if not of.keeps_logits:
+            ledger.drop(logits)
+    # The autocast context ends here, and with it its cache.
+    while cached:
+        ledger.drop(cached.pop())
+    ledger.at = "backward of the loss"
+    width = 4 if wide else e
+    if tp > 1:
+        of_logits = _parallel_backward(ledger, size * width)
+    else:
+        of_softmax = ledger.take("logits", size * width)
+        of_logits = ledger.take("logits", size * width)
+        ledger.drop(of_softmax)
+    ledger.drop(softmax)
+    if wide:
+        narrow = ledger.take("logits", size * e)
+        ledger.drop(of_logits)
+        of_logits = narrow
+    gradient = ledger.take("temporary", t * a.width * e)
+    of_head = ledger.take("gradients", v * a.width * gradient_bytes)
+    ledger.drop(of_logits)
+    if cast is not None:
+        ledger.drop(cast)
+    ledger.drop(n)
+    return gradient, of_head
+
+
+def _parallel_log_softmax(
+    ledger: Ledger,
+    logits: Buffer,
+    size: int,
+    *,
+    element_bytes: int,
+    wide: bool,
+    keeps_logits: bool,
+) -> Buffer:
+    """Of this rank's logits, in float32 whatever their type; `_log_softmax` of torch's
+    distributed/tensor/parallel/loss.py: `shifted`, then its exponential, then `result`.
+    """
+    e = element_bytes
+    computed = [ledger.take("logits", size * 4)] if e < 4 else []
+    shifted = ledger.take("logits", size * 4)
+    ledger.spike("logits", size * 4)
+    result = ledger.take("logits", size * 4)
+    ledger.drop(shifted)
+    if e < 4 and not wide:
+        narrow = ledger.take("logits", size * e)
+        ledger.drop(result)
+        result = narrow
+    for copy in computed:
+        ledger.drop(copy)
+    if not keeps_logits:
+        ledger.drop(logits)
+    return result
+
+
+def _parallel_backward(ledger: Ledger, size_bytes: int) -> Buffer:
+    """The gradient of this rank's logits, `(grad_input + exp(x)) * grad_output`;
+    `_nll_loss_and_log_softmax_backward` of torch's distributed/tensor/parallel/loss.py.
+
+    `grad_input` lives to the end, beside the sum and the exponential or the product.
+    """
+    grad_input = ledger.take("logits", size_bytes)
+    exponential = ledger.take("logits", size_bytes)
+    added = ledger.take("logits", size_bytes)
+    ledger.drop(exponential)
+    product = ledger.take("logits", size_bytes)
+    ledger.drop(added)
+    ledger.drop(grad_input)
+    return product

@@ -1,0 +1,341 @@
+"""One training step, run symbolically on the ledger: forward, loss, backward and update.
+
+Strategies decide what is whole, sharded, gathered for a while, or on the host.
+"""
+
+from __future__ import annotations
+
+from chopper.analyzers.estimates.blocks import Layout, block, head
+from chopper.analyzers.estimates.loss import loss
+from chopper.analyzers.estimates.tape import Buffer, Kept, Ledger, backward, forward
+from chopper.analyzers.estimates.training import (
+    DEEPSPEED,
+    FSDP,
+    HAS_BUCKETS,
+    SHARDS_GRADIENTS,
+    SHARDS_OPTIMIZER,
+    SHARDS_PARAMETERS,
+    Training,
+    widths,
+)
+
+_Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
+"""Of one layer, for its backward: its input, what was kept, what is not recomputed, casts."""
+
+
+class Step:
+    """One training step on the ledger; a fresh one for each estimate."""
+
+    def __init__(self, training: Training) -> None:
+        self.of = training
+        self.a = training.architecture
+        self.w = widths(training)
+        self.ledger = Ledger()
+        tp = training.tensor_parallel_count
+        self.tp = tp
+        autocast = training.precision == "autocast"
+        self.layout = Layout(
+            tokens_count=training.batch_count * training.sequence_count,
+            sequence_count=training.sequence_count,
+            batch_count=training.batch_count,
+            element_bytes=self.w.compute,
+            stream_bytes=4 if autocast else self.w.compute,
+            autocast=autocast,
+            tensor_parallel_count=tp,
+            sequence_parallel=training.sequence_parallel,
+            kernels=training.kernels,
+            attention=training.attention,
+        )
+        self.block_ops = block(self.a, self.layout)
+        self.head_ops = head(self.a, self.layout)
+        h = self.layout.tokens_count * self.a.width
+        self.x_bytes = (-(-h // tp) if training.sequence_parallel else h) * self.layout.stream_bytes
+        # Weights of products and embeddings are cut by tensor parallelism, norms are not.
+        norms = self.a.norms_per_layer_count * self.a.norm_count
+        self.layer_count = -(-(self.a.layer_count - norms) // tp) + norms
+        self.outer_count = -(-(self.a.outer_count - self.a.norm_count) // tp) + self.a.norm_count
+        self.embedding_count = (
+            -(-self.a.embedding_count // tp) + self.a.positions_count * self.a.width
+        )
+        self.local_count = self.a.layers_count * self.layer_count + self.outer_count
+        self.gathered: dict[str, Buffer] = {}
+        self.incoming: dict[str, Buffer] = {}
+        self.last_incoming: Buffer | None = None
+        self.last_reduced: Buffer | None = None
+        self.cached: list[Buffer] = []
+        self.whole_gradients: list[Buffer] = []
+        self.host_bytes = 0
+        # Stage 3 makes its part of the gradients once, in one piece.
+        self.keeps_gradients = training.strategy == "zero3" and not training.offload
+
+    def part(self, count: int, sharded: bool) -> int:
+        """What one rank holds of so many parameters."""
+        return -(-count // self.of.ranks_count) if sharded else count
+
+    def run(self) -> Ledger:
+        """The whole step."""
+        ledger, of, w = self.ledger, self.of, self.w
+        ledger.at = "between steps"
+        own = self.part(self.local_count, of.strategy in SHARDS_PARAMETERS)
+        states = self.part(self.local_count, of.strategy in SHARDS_OPTIMIZER)
+        weights_bytes, states_bytes = own * w.weight, states * (w.master + w.moments)
+        on_host = "parameters" in of.offload
+        if on_host:
+            self.host_bytes += weights_bytes
+        else:
+            ledger.take("parameters", weights_bytes)
+        if on_host or "optimizer" in of.offload:
+            self.host_bytes += states_bytes
+        else:
+            ledger.take("optimizer", states_bytes)
+        self.steady_bytes = ledger.total_bytes
+        if of.strategy in HAS_BUCKETS:
+            # DDP's reduction buckets hold a copy of all gradients.
+            ledger.take("communication", own * w.gradient)
+            self.steady_bytes = ledger.total_bytes
+        if self.keeps_gradients:
+            ledger.take("gradients", own * w.gradient)
+            self.steady_bytes = ledger.total_bytes
+        x, kept = self.forward()
+        self.backward(x, kept)
+        self.optimizer(states)
+        return ledger
+
+    def forward(self) -> tuple[Buffer, list[_Left]]:
+        """Embedding and layers; returns the last one's output and what backward needs."""
+        ledger, of = self.ledger, self.of
+        ledger.at = "forward"
+        if of.strategy == "zero3":
+            # Each module's own parameters are gathered before it and released after it
+            # (zero/parameter_offload.py).
+            self.gather("embedding", self.embedding_count)
+        else:
+            self.gather("outer", self.outer_count)
+        x = ledger.take("activations", self.x_bytes)
+        if self.a.positions_count:
+            ledger.spike("temporary", self.x_bytes)
+        self.release("embedding")
+        left: list[_Left] = []
+        for i in range(self.a.layers_count):
+            self.gather(f"layer {i}", self.layer_count)
+            casts = self.casts()
+            out, kept = forward(ledger, self.block_ops, {"x": x}, keep=of.checkpoint == "none")
+            chosen: dict[str, Buffer] = {}
+            if of.checkpoint == "selective":
+                # Kept at their making; they only start to count here, at the end of the block.
+                chosen = {
+                    op.writes: ledger.take("activations", op.size_bytes)
+                    for op in self.block_ops
+                    if op.saved and op.name in ("linear", "attention")
+                }
+            if of.checkpoint != "none":
+                for cast in casts:
+                    ledger.drop(cast)
+                casts = []
+            self.release(f"layer {i}")
+            if "activations" in of.offload:
+                self.to_host(kept, chosen, x)
+            if of.checkpoint == "none" and "activations" not in of.offload:
+                # Backward needs what the operators kept, not the block's input as such.
+                ledger.drop(x)
+                left.append((None, kept, chosen, casts))
+            else:
+                left.append((x, kept, chosen, casts))
+            x = out
+        return x, left
+
+    def casts(self) -> list[Buffer]:
+        """Autocast's narrow copies of a layer's weights, one owner for its cache, one for backward."""
+        if not self.layout.autocast:
+            return []
+        made = self.ledger.take("parameters", self.layer_count * self.w.compute)
+        self.cached.append(made)
+        return [self.ledger.own(made)]
+
+    def to_host(self, kept: Kept, chosen: dict[str, Buffer], x: Buffer) -> None:
+        """What was kept leaves the device; it comes back, block by block, in backward."""
+        moved = [*kept.tensors.values(), *kept.extra.values(), *chosen.values()]
+        for buffer in [*moved, x]:
+            if buffer.size_bytes:
+                self.host_bytes += buffer.size_bytes
+                self.ledger.now[buffer.category] -= buffer.size_bytes
+                self.ledger.total_bytes -= buffer.size_bytes
+                buffer.size_bytes = 0
+
+    def gather(self, unit: str, count: int) -> None:
+        """Bring a unit's parameters together for its use, where they are sharded."""
+        of, ledger = self.of, self.ledger
+        if of.strategy not in SHARDS_PARAMETERS or unit in self.gathered:
+            return
+        if of.strategy == "zero3" and unit.startswith("layer"):
+            count = max(op.weights_count for op in self.block_ops)
+        size = count * self.w.compute
+        if of.strategy == "fsdp2":
+            incoming = self.incoming.pop(unit, None) or ledger.take(
+                "communication", size, stream="gather"
+            )
+            self.end_of_gather()
+            self.gathered[unit] = ledger.take("parameters", size)
+            if self.ledger.at == "forward":
+                # Held until the next copy out, which overlaps with the gather after it.
+                self.last_incoming = incoming
+            else:
+                ledger.drop(incoming)
+            return
+        # FlatParameter and ZeRO gather into the memory that is then used.
+        arrived = self.incoming.pop(unit, None)
+        if arrived is not None:
+            ledger.retype(arrived, "parameters")
+        stream = "gather" if of.strategy == "fsdp1" else ""
+        self.gathered[unit] = arrived or ledger.take("parameters", size, stream=stream)
+
+    def end_of_gather(self) -> None:
+        """Free what the last gather of the forward arrived in."""
+        if self.last_incoming is not None:
+            self.ledger.drop(self.last_incoming)
+            self.last_incoming = None
+
+    def prefetch(self, unit: str, count: int) -> None:
+        """Start to gather the next unit while this one computes."""
+        if self.of.strategy in FSDP and unit not in self.gathered:
+            self.incoming[unit] = self.ledger.take(
+                "communication", count * self.w.compute, stream="gather"
+            )
+
+    def release(self, unit: str) -> None:
+        """Free a gathered unit."""
+        found = self.gathered.pop(unit, None)
+        if found is not None:
+            self.ledger.drop(found)
+
+    def reduce(self, gradients: list[Buffer], count: int) -> None:
+        """Gradients of a unit are complete: reduce them over ranks, keep the own part."""
+        of, ledger, w = self.of, self.ledger, self.w
+        on_host = "parameters" in of.offload or "optimizer" in of.offload
+        if of.strategy in SHARDS_GRADIENTS:
+            shard = self.part(count, True) * w.gradient
+            if self.last_reduced is not None:
+                ledger.drop(self.last_reduced)
+            self.last_reduced = ledger.take("communication", count * w.reduce)
+            for gradient in gradients:
+                ledger.drop(gradient)
+            if on_host:
+                self.host_bytes += shard
+            elif not self.keeps_gradients:
+                stream = "reduce" if of.strategy in FSDP else ""
+                self.whole_gradients.append(ledger.take("gradients", shard, stream=stream))
+            if of.strategy in ("fsdp1", "zero3"):
+                # What was sent is a local of `_post_backward_hook` (torch's fsdp/_runtime_utils.py);
+                # stage 3 clears each gradient once it is reduced (DeepSpeed's zero/stage3.py).
+                ledger.drop(self.last_reduced)
+                self.last_reduced = None
+        elif on_host:
+            for gradient in gradients:
+                self.host_bytes += gradient.size_bytes
+                ledger.drop(gradient)
+        else:
+            self.whole_gradients += gradients
+
+    def backward(
+        self,
+        x: Buffer,
+        left: list[_Left],
+    ) -> None:
+        """Loss, then layers in reverse, then the embedding."""
+        ledger, of, w, a = self.ledger, self.of, self.w, self.a
+        gradient_bytes = w.compute if of.strategy in FSDP else w.gradient
+        self.end_of_gather()
+        ledger.at = "loss"
+        n, kept = forward(ledger, self.head_ops, {"x": x}, keep=True)
+        if of.strategy == "zero3":
+            self.gather("head", -(-a.vocabulary_count // self.tp) * a.width)
+        gradient, of_head = loss(
+            ledger, of, self.layout, n, gradient_bytes=gradient_bytes, cached=self.cached
+        )
+        self.release("head")
+        ledger.at = "backward"
+        gradients, weights = backward(
+            ledger,
+            self.head_ops,
+            kept,
+            gradient,
+            sizes={"x": self.x_bytes},
+            gradient_bytes=gradient_bytes,
+        )
+        coming = gradients["x"]
+        ledger.drop(x)
+        outer = [*weights, of_head]
+        for i in range(a.layers_count - 1, -1, -1):
+            entered, kept, chosen, casts = left.pop()
+            self.gather(f"layer {i}", self.layer_count)
+            if i:
+                self.prefetch(f"layer {i - 1}", self.layer_count)
+            if entered is not None:
+                if entered.size_bytes == 0:
+                    entered = ledger.take("activations", self.x_bytes)
+                casts = self.casts()
+                out, kept = forward(ledger, self.block_ops, {"x": entered}, keep=True, have=chosen)
+                ledger.drop(out)
+            gradients, weights = backward(
+                ledger,
+                self.block_ops,
+                kept,
+                coming,
+                sizes={"x": self.x_bytes},
+                gradient_bytes=gradient_bytes,
+            )
+            coming = gradients["x"]
+            for cast in casts:
+                ledger.drop(cast)
+                if of.checkpoint != "none" and self.cached:
+                    ledger.drop(self.cached.pop())
+            if entered is not None:
+                ledger.drop(entered)
+            self.release(f"layer {i}")
+            self.reduce(weights, self.layer_count)
+        # DTensor has no strategy for the gradient of an embedding cut by rows
+        # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
+        table = a.embedding_count + a.positions_count * a.width
+        outer.append(ledger.take("gradients", table * gradient_bytes))
+        if a.tied:
+            # Tied weights: both gradients exist before they are added into one.
+            ledger.drop(outer.pop())
+        ledger.drop(coming)
+        self.release("outer")
+        self.reduce(outer, self.outer_count)
+        if self.last_reduced is not None:
+            ledger.drop(self.last_reduced)
+
+    def optimizer(self, states_count: int) -> None:
+        """The update; a foreach one holds square roots of all second moments at once.
+
+        DeepSpeed updates its part as one tensor, with its gradient in float32 beside.
+        """
+        ledger, of = self.ledger, self.of
+        ledger.at = "optimizer"
+        if {"optimizer", "parameters"} & set(of.offload):
+            return
+        whole = of.strategy in DEEPSPEED
+        if of.strategy == "zero1":
+            # Of all gradients it keeps its part, and frees the others before the update.
+            self.whole_gradients.append(ledger.take("gradients", states_count * self.w.gradient))
+            for gradient in self.whole_gradients[:-1]:
+                ledger.drop(gradient)
+            del self.whole_gradients[:-1]
+        wide = ledger.take("gradients", states_count * 4) if whole else None
+        if of.optimizer == "adamw":
+            width = self.w.moments // 2
+            if of.optimizer_kind == "foreach":
+                ledger.spike("temporary", states_count * width)
+            elif of.optimizer_kind == "loop":
+                # The square root, and what it is divided into.
+                largest = (
+                    states_count
+                    if whole
+                    else self.part(
+                        -(-self.a.embedding_count // self.tp), of.strategy in SHARDS_OPTIMIZER
+                    )
+                )
+                ledger.spike("temporary", 2 * largest * width)
+        if wide is not None:
+            ledger.drop(wide)

@@ -1,0 +1,173 @@
+"""What is trained and how: the options of a memory estimate, and bytes per parameter."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from chopper.architectures import Architecture
+from chopper.errors import UsageError
+
+Strategy = Literal["single", "ddp", "zero1", "zero1-torch", "zero2", "zero3", "fsdp1", "fsdp2"]
+Checkpoint = Literal["none", "selective", "full"]
+Precision = Literal["bf16", "fp32", "autocast", "mixed", "mixed-fp32-grads"]
+Offload = Literal["none", "optimizer", "parameters", "activations"]
+Loss = Literal["native", "fp32", "chunked"]
+Optimizer = Literal["adamw", "sgd"]
+OptimizerKind = Literal["fused", "foreach", "loop"]
+
+SHARDS_PARAMETERS = frozenset(("zero3", "fsdp1", "fsdp2"))
+SHARDS_GRADIENTS = SHARDS_PARAMETERS | {"zero2"}
+SHARDS_OPTIMIZER = SHARDS_GRADIENTS | {"zero1", "zero1-torch"}
+HAS_BUCKETS = frozenset(("ddp", "zero1-torch"))
+DEEPSPEED = frozenset(("zero1", "zero2", "zero3"))
+FSDP = frozenset(("fsdp1", "fsdp2"))
+_MOST_RANKS = 10**7
+
+
+class Training(msgspec.Struct, kw_only=True, frozen=True):
+    """One step of training, as far as memory depends on it."""
+
+    architecture: Architecture
+    batch_count: int = 1
+    """Sequences per rank."""
+    sequence_count: int = 2048
+    strategy: Strategy = "single"
+    ranks_count: int = 1
+    """Data-parallel ranks, over which states are sharded."""
+    tensor_parallel_count: int = 1
+    sequence_parallel: bool = False
+    checkpoint: Checkpoint = "none"
+    precision: Precision = "mixed"
+    optimizer: Optimizer = "adamw"
+    optimizer_kind: OptimizerKind = "fused"
+    offload: tuple[Offload, ...] = ()
+    loss: Loss = "fp32"
+    attention: Literal["flash", "math"] = "flash"
+    kernels: Literal["gpu", "cpu"] = "gpu"
+    """Whose operators: on a CPU, norms and dropout keep more."""
+    keeps_logits: bool = False
+    """The program holds its logits until after the backward."""
+    fragmentation_ratio: float = 0.15
+    """Of what is not there from the first to the last moment."""
+    workspace_bytes: int = 0
+    """Of libraries, per rank: cuBLAS, NCCL, the context."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not positive, unknown, or cannot go together.
+
+        Raises:
+            UsageError: says which.
+        """
+        for name in ("batch_count", "sequence_count", "ranks_count", "tensor_parallel_count"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UsageError(
+                    f"{name.removesuffix('_count').replace('_', ' ')}: found {value}, expected 1 or more"
+                )
+        for what, value, known in (
+            ("strategy", self.strategy, Strategy),
+            ("checkpointing", self.checkpoint, Checkpoint),
+            ("precision", self.precision, Precision),
+            ("optimizer", self.optimizer, Optimizer),
+            ("loss", self.loss, Loss),
+        ):
+            _known(what, value, get_args(known))
+        for part in self.offload:
+            _known("offload", part, get_args(Offload))
+        if self.strategy == "single" and self.ranks_count > 1:
+            raise UsageError(
+                f"strategy single has 1 rank, found {self.ranks_count}; "
+                "choose ddp, zero1, zero2, zero3, fsdp1 or fsdp2"
+            )
+        if self.sequence_parallel and self.tensor_parallel_count == 1:
+            raise UsageError("sequence parallelism needs tensor parallelism of 2 or more")
+        a = self.architecture
+        if self.tensor_parallel_count > a.heads_count or a.heads_count % self.tensor_parallel_count:
+            raise UsageError(
+                f"tensor parallelism {self.tensor_parallel_count} does not divide "
+                f"{a.name}'s {a.heads_count} heads"
+            )
+        kv, tp = a.kv_heads_count, self.tensor_parallel_count
+        if kv % tp and tp % kv:
+            raise UsageError(
+                f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads nor is a "
+                "multiple of them"
+            )
+        if self.ranks_count > _MOST_RANKS:
+            raise UsageError(f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}")
+        if "none" in self.offload and len(self.offload) > 1:
+            others = ", ".join(part for part in self.offload if part != "none")
+            raise UsageError(f"offload none contradicts {others}; give one of them")
+        if 0 < a.positions_count < self.sequence_count:
+            raise UsageError(
+                f"sequence: found {self.sequence_count}, but {a.name} has {a.positions_count} positions"
+            )
+        if "parameters" in self.offload and self.strategy not in SHARDS_PARAMETERS:
+            raise UsageError(
+                f"offload of parameters needs a strategy that shards them, found {self.strategy}; "
+                "choose zero3, fsdp1 or fsdp2"
+            )
+        if self.strategy in FSDP and self.precision == "mixed-fp32-grads":
+            raise UsageError(
+                f"precision mixed-fp32-grads is DeepSpeed's; {self.strategy} has mixed"
+            )
+        if self.strategy in FSDP and self.precision == "autocast":
+            raise UsageError(f"precision autocast contradicts {self.strategy}; it has mixed")
+        if (
+            self.optimizer == "sgd"
+            and self.precision.startswith("mixed")
+            and self.strategy not in FSDP
+        ):
+            raise UsageError(
+                "optimizer sgd with a master copy is not modelled; choose bf16 or fp32"
+            )
+        if not 0 <= self.fragmentation_ratio < 1:
+            raise UsageError(f"fragmentation: found {self.fragmentation_ratio:g}, expected 0 to 1")
+
+
+def _known(what: str, value: str, known: tuple[str, ...]) -> None:
+    from chopper.quantities import one_of
+
+    if value not in known:
+        one_of(what, value, known)
+        raise UsageError(f"{what} {value!r}: expected one of {', '.join(known)}")
+
+
+class Widths(msgspec.Struct, kw_only=True, frozen=True):
+    """Bytes of one parameter's state, by what it is."""
+
+    weight: int
+    gradient: int
+    master: int
+    moments: int
+    compute: int
+    reduce: int
+
+    @property
+    def total(self) -> int:
+        """Of one parameter with everything."""
+        return self.weight + self.gradient + self.master + self.moments
+
+
+def widths(training: Training) -> Widths:
+    """Bytes per parameter of each state.
+
+    Pure bf16 AdamW 8, fp32 and autocast 16 (DeepSpeed 20), mixed with a master copy 16 (FSDP: the
+    float32 shard is the master), DeepSpeed with float32 gradients 20.
+    """
+    two = 2 if training.optimizer == "adamw" else 0
+    fsdp = training.strategy in FSDP
+    if training.precision == "bf16":
+        return Widths(weight=2, gradient=2, master=0, moments=2 * two, compute=2, reduce=2)
+    if training.precision == "mixed" and fsdp:
+        return Widths(weight=4, gradient=4, master=0, moments=4 * two, compute=2, reduce=4)
+    if training.precision == "mixed":
+        return Widths(weight=2, gradient=2, master=4, moments=4 * two, compute=2, reduce=2)
+    if training.precision == "mixed-fp32-grads":
+        return Widths(weight=2, gradient=2, master=8, moments=4 * two, compute=2, reduce=2)
+    compute = 2 if training.precision == "autocast" else 4
+    # DeepSpeed updates a float32 copy of its own also where the weights are float32.
+    master = 4 if training.strategy in DEEPSPEED else 0
+    return Widths(weight=4, gradient=4, master=master, moments=4 * two, compute=compute, reduce=4)
