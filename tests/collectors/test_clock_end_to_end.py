@@ -27,9 +27,8 @@ from chopper.testing import ReplayCollector
 from chopper.views import view
 from tests.analyzers.clock_script import Script
 from tests.analyzers.make import table
-from tests.collectors import test_amd
-from tests.collectors.test_amd import library as amd_library  # noqa: F401 - fixture
-from tests.collectors.test_nvml import Player, library, play  # noqa: F401 - fixtures
+from tests.collectors import amd_player
+from tests.collectors.nvml_player import Player
 from tests.kineto_writer import Trace
 
 MS = 1_000_000
@@ -166,7 +165,7 @@ def _write_trace(out: Path, base_ns: int, edges: np.ndarray, chip: Chip) -> None
     finalize(out, command=("train.py",), exit_code=0)
 
 
-def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path: Path) -> None:  # noqa: F811
+def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path: Path) -> None:
     """1980 MHz, 1200 MHz for 2.4 s, 1980 MHz again, sampled at 100 Hz."""
     made = record(play, tmp_path, [(0, HIGH), (400, LOW), (2800, HIGH)], 3200, hz=100)
     assert made.found_ns.keys() == {"compute.clock.power_cap"}
@@ -188,7 +187,7 @@ def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path:
 
 
 def test_a_clock_that_changes_faster_than_it_is_sampled_is_refused(
-    play: Player,  # noqa: F811
+    play: Player,
     tmp_path: Path,
 ) -> None:
     """Levels of 30 to 130 ms, sampled at 8 Hz: any answer would be a guess."""
@@ -202,7 +201,7 @@ def test_a_clock_that_changes_faster_than_it_is_sampled_is_refused(
 
 
 def test_a_clock_whose_beat_with_the_sampling_deceives_costs_nothing(
-    play: Player,  # noqa: F811
+    play: Player,
     tmp_path: Path,
 ) -> None:
     """Levels of 70 ms at 8 Hz look like levels of half a second; the kernels do not follow them."""
@@ -218,13 +217,13 @@ def amd_record(
     hz: float,
 ) -> Recorded:
     """Readings of amdsmi so many times a second, and the trace that the script would have made."""
-    player = test_amd.Player(*shim, folder)
+    player = amd_player.Player(*shim, folder)
     script = Script(tuple((round(at * MS), clock) for at, clock in levels_ms), end_ms * MS)
     times = np.arange(0, end_ms * MS, round(1e9 / hz))
     clocks = script.clock_at(times)
     top = max(clock for _, clock in levels_ms)
     held = np.concatenate([[0], np.cumsum(clocks < top)])
-    lines = [test_amd.ONE, player.set(0, "prochot_residency_acc", 5)]
+    lines = [amd_player.ONE, player.set(0, "prochot_residency_acc", 5)]
     for i, clock in enumerate(clocks.tolist()):
         # Opening reads once.
         lines.append(player.set(0, "current_gfxclks", round(clock / 1e6), i + 1, item=0))
@@ -250,9 +249,9 @@ def amd_record(
     return attributed(folder / "run", base_ns, script, MI300X)
 
 
-@test_amd.needs_amdsmi
+@amd_player.needs_amdsmi
 def test_a_stepped_clock_of_amd_is_recovered_within_one_percent(
-    amd_library: tuple[Path, dict[str, list[int]]],  # noqa: F811
+    amd_library: tuple[Path, dict[str, list[int]]],
     tmp_path: Path,
 ) -> None:
     """2100 MHz, 1200 MHz for 2.4 s, 2100 MHz again at 100 Hz; it steps somewhere between readings."""
@@ -263,9 +262,9 @@ def test_a_stepped_clock_of_amd_is_recovered_within_one_percent(
     assert made.attribution.coverage["clock_ratio"] == pytest.approx(1, abs=0.02)
 
 
-@test_amd.needs_amdsmi
+@amd_player.needs_amdsmi
 def test_a_clock_of_amd_that_changes_faster_than_it_is_sampled_is_refused(
-    amd_library: tuple[Path, dict[str, list[int]]],  # noqa: F811
+    amd_library: tuple[Path, dict[str, list[int]]],
     tmp_path: Path,
 ) -> None:
     times = np.cumsum(np.random.default_rng(7).integers(30, 130, 40))

@@ -16,9 +16,7 @@ from chopper import manifest as m
 from chopper.run import Run
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
-from tests.collectors import test_amd, test_nvml
-from tests.collectors.test_amd import library as amd_library  # noqa: F401 - fixture
-from tests.collectors.test_nvml import library as nvml_library  # noqa: F401 - fixture
+from tests.collectors import amd_player, nvml_player
 
 MS = 1_000_000
 TICK_MS = 10
@@ -55,16 +53,16 @@ def nvidia(label: str, folder: Any, tmp_path: Any) -> dict[str, pa.Table]:
     found = rows(l, 0) + rows(s, *range(0, {TICKS * TICK_MS}, {TICK_MS}))
     print(json.dumps(found))
     """
-    found = test_nvml.Player(folder, tmp_path)("\n".join(lines), code)
+    found = nvml_player.Player(folder, tmp_path)("\n".join(lines), code)
     return as_tables([(row[0], row[1:]) for row in found])
 
 
 def amd(label: str, library: Any, tmp_path: Any) -> dict[str, pa.Table]:
     """Readings of amdsmi: residencies that grow; a set limit is what it calls the largest clock."""
     folder, fields = library
-    player = test_amd.Player(folder, fields, tmp_path)
+    player = amd_player.Player(folder, fields, tmp_path)
     counters = {"power_cap": "ppt_residency_acc", "thermal": "hbm_thm_residency_acc"}
-    lines = [test_amd.ONE]
+    lines = [amd_player.ONE]
     if label == "application":
         lines.append(f"clock 0 {LOW}")
     for tick in range(TICKS):
@@ -99,7 +97,7 @@ def as_tables(found: list[tuple[str, list[Any]]]) -> dict[str, pa.Table]:
 
 
 @pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("vendor", ["nvidia", pytest.param("amd", marks=test_amd.needs_amdsmi)])
+@pytest.mark.parametrize("vendor", ["nvidia", pytest.param("amd", marks=amd_player.needs_amdsmi)])
 def test_each_label_is_reached(
     vendor: str, label: str, request: pytest.FixtureRequest, tmp_path: Any
 ) -> None:

@@ -1,0 +1,134 @@
+"""amdsmi through its real binding, against a library that plays a script (tests/native/amd_shim.c.in).
+
+The binding binds every symbol at import; those that no test needs are generated to answer "not
+supported". A player runs code in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collectors.nvml_player import NATIVE as TICKS
+
+NATIVE = Path(__file__).parent.parent / "native"
+PACKAGE = importlib.util.find_spec("amdsmi")
+needs_amdsmi = pytest.mark.skipif(PACKAGE is None, reason="amdsmi is not installed")
+
+PRELUDE = """
+import ctypes, json, sys
+from chopper.collectors.amd import _library as amd, _sources
+from chopper.collectors.sampler import Sink
+from chopper.tables import TABLES
+def rows(source, *times_ns):
+    found = []
+    for now_ns in times_ns:
+        sink = Sink()
+        try:
+            source.sample(sink, now_ns)
+        except RuntimeError as exc:
+            found.append(str(exc))
+        for table, values in sink.take():
+            names = [c.name for c in TABLES[table].columns][2:]
+            found.append(dict(zip(names, values, strict=True)))
+    return found
+def opened(source):
+    source.open()
+    return source
+def native_rows(source, count):
+    plan = source.plan()
+    names = [c.name for c in TABLES[plan.table].columns][2:]
+    started = background(plan, 1_000_000)
+    until(lambda: min(d.samples if not d.lost else count for d in started.totals()[0]) >= count)
+    assert started.stop(10**9) == 0
+    source.learn(started.totals()[0])
+    return [dict(zip(names, row, strict=True)) for row in taken(started)]
+"""
+
+
+def wrapper_source() -> str:
+    assert PACKAGE is not None
+    assert PACKAGE.origin is not None
+    return Path(PACKAGE.origin).with_name("amdsmi_wrapper.py").read_text()
+
+
+def build(folder: Path) -> tuple[Path, dict[str, list[int]]]:
+    """Compile the library into ``lib`` of a folder; that, and where each field of the metrics lies."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the stand-in for libamd_smi.so")
+    (folder / "lib").mkdir()
+    template = (NATIVE / "amd_shim.c.in").read_text()
+    names = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper_source()))
+    played = set(re.findall(r"^int (amdsmi_\w+)\(", template, re.MULTILINE))
+    assert played <= names
+    stubs = "".join(f"int {name}(void) {{ return 2; }}\n" for name in sorted(names - played))
+
+    def compiled(metrics_bytes: int) -> None:
+        (folder / "shim.c").write_text(
+            f"#define METRICS_BYTES {metrics_bytes}\n{template}\n{stubs}"
+        )
+        target = folder / "lib" / "libamd_smi.so"
+        subprocess.run(
+            [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", target, folder / "shim.c"],
+            check=True,
+        )
+
+    compiled(1)
+    code = """
+    t = amd.load().amdsmi_gpu_metrics_t
+    fields = {n: [getattr(t, n).offset, getattr(t, n).size] for n, *_ in t._fields_}
+    print(json.dumps({**fields, "size": [ctypes.sizeof(t), 0]}))
+    """
+    fields: dict[str, list[int]] = run_in(folder, {}, code)
+    compiled(fields["size"][0])
+    return folder, fields
+
+
+def run_in(folder: Path, environment: dict[str, str], code: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", TICKS + PRELUDE + textwrap.dedent(code)],
+        env={**os.environ, "ROCM_PATH": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class Player:
+    """Runs code in a process that sees the scripted devices."""
+
+    def __init__(self, folder: Path, fields: dict[str, list[int]], script_folder: Path) -> None:
+        self._folder = folder
+        self._fields = fields
+        self._script = script_folder / "script.txt"
+
+    def set(self, gpu: int, name: str, value: int, since: int = 0, item: int | None = None) -> str:
+        """A line that sets a field of the metrics, or an item of 2 or 8 bytes of an array."""
+        offset, width = self._fields[name]
+        if item is not None:
+            width = 8 if name.endswith("_acc") else 2
+            offset += item * width
+        return f"set {gpu} {offset} {width} {value} {since}"
+
+    def environment(self, *lines: str) -> dict[str, str]:
+        self._script.write_text("\n".join(lines) + "\n")
+        return {"ROCM_PATH": str(self._folder), "AMD_SHIM_SCRIPT": str(self._script)}
+
+    def __call__(self, lines: list[str], code: str, **environment: str) -> Any:
+        return run_in(self._folder, self.environment(*lines) | environment, code)
+
+
+ONE = "gpu 0 0 GPU-e1e8b5c8c3a9f2d1 SPX"

@@ -1,0 +1,155 @@
+"""NVML through the real binding, against a library that plays a script (tests/native/nvml_shim.c).
+
+A player runs code in a process of its own that finds the shim where it would find the driver's
+library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper.collectors._plan import AVAILABLE
+
+ONE = """
+    gpu 0 GPU-aaaa0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3
+    set 0 sm 1980
+    set 0 mem 2619
+    set 0 field:186 650000
+    set 0 reasons 4
+"""
+TWO = (
+    ONE
+    + """
+    gpu 1 GPU-bbbb0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3
+    set 1 sm 1755
+    set 1 reasons 0
+    """
+)
+
+NATIVE = """
+import select, time
+from chopper.collectors import _plan
+def background(plan, period_ns=3_600_000_000_000):
+    started = _plan.Background(plan, period_ns)
+    started.start(time.monotonic_ns())
+    return started
+def until(condition):
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        select.select([], [], [], 0.002)
+def taken(started):
+    columns = started.take() or {}
+    kept = [c.to_pylist() for name, c in columns.items() if name not in ("time_ns", "span_ns")]
+    return [list(row) for row in zip(*kept)]
+"""
+"""What a test in C needs besides: one tick of a plan, awaited, and its rows."""
+
+PRELUDE = """
+import ctypes, json, sys
+from chopper.collectors.nvml import _library as nvml, _sources
+from chopper.collectors.sampler import Sink
+shim = ctypes.CDLL("libnvidia-ml.so.1")
+def at(ms):
+    shim.shim_set_time_ms(ctypes.c_int64(ms))
+def rows(source, *times_ms):
+    found = []
+    for ms in times_ms:
+        at(ms)
+        sink = Sink()
+        try:
+            source.sample(sink, 0)
+        except RuntimeError as exc:
+            found.append(str(exc))
+        found += [[table, *values] for table, values in sink.take()]
+    return found
+def opened(source, ms=0):
+    at(ms)
+    source.open()
+    return source
+def native_rows(source, *times_ms):
+    found = []
+    for ms in times_ms:
+        at(ms)
+        plan = source.plan()
+        if not plan.devices:
+            continue
+        started = background(plan)
+        def read():
+            devices, _, _, ticks = started.totals()
+            return ticks or all(d.lost for d in devices)
+        until(read)
+        assert started.stop(10**9) == 0
+        source.learn(started.totals()[0])
+        found += [[plan.table, *row] for row in taken(started)]
+    return found
+def stepped_rows(source, *times_ms):
+    at(times_ms[0])
+    started = background(source.plan(), 2_000_000)
+    def ticks():
+        return started.totals()[3]
+    for ms in times_ms:
+        at(ms)
+        before = ticks()
+        until(lambda: ticks() >= before + 2 or all(d.lost for d in started.totals()[0]))
+    assert started.stop(10**9) == 0
+    source.learn(started.totals()[0])
+    return [[source.tables[0], *row] for row in taken(started)]
+"""
+
+needs_native = pytest.mark.skipif(not AVAILABLE, reason="the extension in C is not built")
+EITHER = pytest.mark.parametrize("rows", ["rows", pytest.param("native_rows", marks=needs_native)])
+"""The same readings in Python, and by the thread in C."""
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into a folder, which is returned."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the stand-in for libnvidia-ml.so.1")
+    source = Path(__file__).parent.parent / "native" / "nvml_shim.c"
+    subprocess.run(
+        [
+            *(compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
+            *("-Wl,-soname,libnvidia-ml.so.1", "-o", folder / "libnvidia-ml.so.1", source),
+        ],
+        check=True,
+    )
+    return folder
+
+
+class Player:
+    """Runs code in a process that sees the scripted devices."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self._library = library
+        self._folder = folder
+
+    def environment(self, script: str) -> dict[str, str]:
+        path = self._folder / "script.txt"
+        path.write_text("".join(f"{line.strip()}\n" for line in script.splitlines()))
+        return {
+            **{k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"},
+            "LD_LIBRARY_PATH": str(self._library),
+            "NVML_SHIM_SCRIPT": str(path),
+        }
+
+    def __call__(self, script: str, code: str, **environment: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", NATIVE + PRELUDE + textwrap.dedent(code)],
+            env={**self.environment(script), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)

@@ -1,0 +1,246 @@
+"""Which of NVIDIA's devices are read, what a driver's errors cost, and whole runs with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from chopper.collectors.nvml._library import ERRORS, explain
+from tests.collectors.nvml_player import EITHER, ONE, TWO, Player
+
+
+@EITHER
+def test_a_device_that_falls_off_the_bus_is_left_out_and_the_rest_goes_on(
+    play: Player, rows: str
+) -> None:
+    found = play(
+        TWO + "fail 1 * 15 1000\n",
+        f"""
+        s = opened(_sources.ClockSource())
+        print(json.dumps([{rows}(s, 0, 1000, 2000), s.absent]))
+        """,
+    )
+    assert [row[1] for row in found[0]] == [0, 1, 0, 0]
+    assert found[1]["device_clock[device 1]"] == "the device has fallen off the bus"
+
+
+def test_when_the_last_device_is_lost_each_reading_fails(play: Player) -> None:
+    found = play(
+        ONE + "fail 0 * 15 1000\n",
+        "print(json.dumps(rows(opened(_sources.ClockSource()), 0, 1000)))",
+    )
+    assert found[1:] == ["the device has fallen off the bus"]
+
+
+@EITHER
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_every_error_of_the_driver_costs_what_it_should(play: Player, rows: str, code: int) -> None:
+    kind, reason = explain(code)
+    found = play(
+        TWO + f"fail 0 nvmlDeviceGetClockInfo {code} 100 200\n",
+        f"s = opened(_sources.ClockSource()); print(json.dumps([{rows}(s, 100, 300), s.absent]))",
+    )
+    of_device = [row for row in found[0] if row[1] == 0]
+    if kind == "moment":
+        assert of_device[0][3:5] == [None, None]
+        assert of_device[1][3] == 1_980_000_000
+        assert "device_clock.sm_clock_hz[device 0]" not in found[1]
+    elif kind == "sensor":
+        assert [row[3] for row in of_device] == [None, None]
+        assert [row[5] for row in of_device] == [650.0, 650.0]
+        assert found[1]["device_clock.sm_clock_hz[device 0]"] == reason
+    else:
+        assert of_device == []
+        assert found[1]["device_clock[device 0]"] == reason
+    assert len([row for row in found[0] if row[1] == 1]) == 2
+
+
+def test_every_code_of_the_binding_is_known() -> None:
+    codes = {
+        value
+        for name, value in vars(pynvml).items()
+        if name.startswith("NVML_ERROR_") and isinstance(value, int)
+    }
+    assert codes == set(ERRORS)
+    assert explain(31337) == ("moment", "NVML error 31337, which this version does not know")
+
+
+@pytest.mark.parametrize("code", [9, 12, 17, 18])
+def test_a_driver_that_does_not_start_is_refused_with_the_reason(play: Player, code: int) -> None:
+    found = play(
+        f"init {code}\n",
+        """
+        from pathlib import Path
+        from chopper.collectors.base import CollectorContext
+        from chopper.collectors.nvml import NvmlCollector
+        answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+        print(json.dumps([answer.ok, answer.reason, answer.remedy]))
+        """,
+    )
+    assert found[0] is False
+    assert found[1] == ERRORS[code][1]
+    assert found[2]
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "expected"),
+    [
+        (None, 0, [0, 1]),
+        ("1", 1, [1]),
+        ("1", 2, [0, 1]),  # each rank sees its own device: the leader reads all
+        ("GPU-bbbb", 1, [1]),
+        ("0,7,1", 1, [0]),
+        ("0,-1,1", 1, [0]),
+        ("0,1", "two", [0, 1]),
+        ("MIG-GPU-bbbb0000-0000-0000-0000-000000000000/3/0", 1, [1]),
+        ("MIG-12345678-0000", 1, [0, 1]),  # the driver does not know whose part it is
+        ("MIG-dddd0000-0000", 1, [1]),
+    ],
+)
+def test_the_devices_that_the_job_may_use_are_read(
+    play: Player, visible: str | None, ranks: int | str, expected: list[int]
+) -> None:
+    environment = {"LOCAL_WORLD_SIZE": str(ranks)}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    code = "nvml._binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
+    assert play(TWO + "mig 1 MIG-dddd0000-0000\n", code, **environment) == expected
+
+
+@pytest.mark.parametrize("visible", ["", " ", "-1", "NoDevFiles", "GPU-cccc", "7", "-1,0", "GPU-"])
+def test_where_cuda_sees_no_device_none_is_read_and_that_is_said(
+    play: Player, visible: str
+) -> None:
+    code = """
+    from pathlib import Path
+    from chopper.collectors.base import CollectorContext
+    from chopper.collectors.nvml import NvmlCollector
+    answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    print(json.dumps([answer.ok, answer.reason, answer.remedy]))
+    """
+    ok, reason, remedy = play(TWO, code, CUDA_VISIBLE_DEVICES=visible, LOCAL_WORLD_SIZE="2")
+    given = (
+        f"CUDA_VISIBLE_DEVICES={visible}" if visible.strip() else "CUDA_VISIBLE_DEVICES is empty"
+    )
+    assert (ok, reason) == (False, f"{given}: CUDA sees no device in this process")
+    assert remedy.endswith("else unset CUDA_VISIBLE_DEVICES")
+
+
+def test_a_launcher_that_counts_no_ranks_is_named_and_costs_nothing(play: Player) -> None:
+    code = """
+    from pathlib import Path
+    from chopper.collectors.base import CollectorContext
+    from chopper.collectors.nvml import NvmlCollector
+    answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    print(json.dumps([answer.ok, answer.reason]))
+    """
+    ok, reason = play(TWO, code, LOCAL_WORLD_SIZE="two")
+    assert ok
+    assert reason.startswith("LOCAL_WORLD_SIZE='two' is no number: ")
+
+
+def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> None:
+    mixed = TWO.replace(
+        "bbbb0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3", "bbbb NVIDIA L4"
+    )
+    code = "nvml._binding().nvmlInit(); print(json.dumps([d.index for d in nvml.devices()]))"
+    assert play(mixed, code, CUDA_VISIBLE_DEVICES="1") == [0, 1]
+    by_address = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert play(mixed, code, **by_address) == [1]
+
+
+def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "chopper", "doctor"],
+        env=play.environment(TWO + "set 0 temperature 60\n"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # However the lines are broken: up to the next collector.
+    told = " ".join(done.stdout.partition("✓ nvml: available")[2].partition(" ✓ ")[0].split())
+    costs, _, calls = told.partition("calls of the driver: ")
+    assert costs.startswith("one sample costs")
+    assert "nvml_clock" in costs
+    assert "nvmlDeviceGetClockInfo (SM)" in calls
+    assert calls.count("(p99 ") == 6
+
+
+def test_a_partitioned_device_says_whose_clock_it_is(play: Player) -> None:
+    code = "nvml._binding().nvmlInit(); print(json.dumps(nvml.devices()[0].note))"
+    assert "those of the whole device" in play(ONE + "set 0 mig 1\n", code)
+
+
+def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import chopper, time
+            with chopper.profile({str(out)!r}, trace=False, collect=("host", "nvml")) as prof:
+                for _ in range(3):
+                    end = time.monotonic() + 0.1
+                    while time.monotonic() < end:
+                        sum(range(1000))
+                    prof.step()
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, program],
+        env=play.environment(TWO + "set 0 max_sm 1980\nset 0 mig 1\n")
+        | {"LOCAL_WORLD_SIZE": "two"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    import chopper
+
+    run = chopper.load(out)
+    report = next(c for c in run.part(0).collectors if c.name == "nvml")
+    assert report.status == "obtained"
+    assert report.call_p50_ns is not None
+    assert "power (instant)" in report.calls
+    assert report.reason is not None
+    assert "LOCAL_WORLD_SIZE='two' is no number" in report.reason
+    assert "device 0 is partitioned (MIG)" in report.reason
+    clocks = run.table(0, "device_clock")
+    assert set(clocks["sm_clock_hz"].to_pylist()) == {1_980_000_000, 1_755_000_000}
+    assert run.table(0, "device_limit")["sm_clock_max_hz"].to_pylist() == [1_980_000_000, None]
+    # Both samplers read the host's clocks; one of them writes them.
+    assert run.table(0, "clock").num_rows >= 1
+    assert not [f for f in run.part(0).findings if f.code == "telemetry.truncated"]
+    writers = [c.name for c in run.part(0).collectors if "clock.arrow" in c.files]
+    assert len(writers) == 1
+    samplers = [c for c in run.part(0).collectors if c.status == "obtained"]
+    assert [c.name for c in samplers] == ["host", "nvml"]
+    assert all(c.clock_alignment_error_ns is not None for c in samplers)
+
+
+def test_a_driver_that_hangs_at_its_start_holds_up_no_training(play: Player) -> None:
+    found = play(
+        ONE,
+        """
+        import select, threading
+        from pathlib import Path
+        from chopper.collectors import nvml as collector
+        from chopper.collectors.base import CollectorContext
+        never = threading.Event()
+        nvml._binding().nvmlInit = lambda: never.wait()
+        collector.DRIVER_S = 0.2
+        context = CollectorContext(directory=Path("."), run_path=Path("."), pid=1)
+        answer = collector.NvmlCollector().probe(context)
+        print(json.dumps([answer.ok, answer.reason, answer.remedy]))
+        """,
+    )
+    assert found[0] is False
+    assert found[1] == "NVIDIA's driver has not answered for 0.2 s"
+    assert "nvidia-smi" in found[2]
