@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from chopper._arrow import to_arrow as from_list
 from chopper.collectors._arrays import NO_VALUE, to_arrow, to_numpy
-from chopper.collectors.kineto._columns import integer, text_of
 from chopper.collectors.kineto._processes import Part, main_and_others, parts_of_file
 from chopper.collectors.kineto._reader import FileReader
+from chopper.collectors.kineto._values import integer, text_of
 from chopper.collectors.parsed import ParsedTrace, numbers, sorted_table
 from chopper.errors import InputError
 from chopper.manifest import Device, Finding, Severity

@@ -1,16 +1,8 @@
-"""Columns under construction: events go in chunk by chunk, arrays come out.
-
-Time: ``ts`` and ``dur`` are microseconds with up to three decimals (integers until 2024). They
-become integer nanoseconds before anything is added to them: float64 holds the sum with
-``baseTimeNanoseconds`` only to 256 ns.
-"""
+"""Columns under construction: events go in chunk by chunk, arrays come out."""
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import compress
 from typing import Any
 
@@ -24,232 +16,21 @@ from chopper.collectors.kineto._events import (
     CounterEvent,
     Event,
     ExactTimes,
-    Header,
-    Number,
+)
+from chopper.collectors.kineto._values import (
+    Counts,
+    Ids,
+    clean,
+    ints,
+    no_ints,
+    number,
+    text_of,
+    to_ns,
+    usable_spans,
+    usable_starts,
 )
 
 NO_ARGS = Args()
-MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
-"""Longer spans are overflows of the recorder: no step takes a month."""
-EXACT_FLOAT_US = float(1 << 43)
-"""Above this a float64 of microseconds no longer tells nanoseconds apart."""
-
-
-_NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE)
-LAST_NS = 1 << 62
-"""Times beyond the year 2116, or as long before 1970, are no times."""
-
-
-RELATIVE_NS_THRESHOLD = 1e14
-"""With a base, ``ts`` counts from it, less than a few months (8e12 µs); more is nanoseconds."""
-ABSOLUTE_NS_THRESHOLD = 9.2e15
-"""Without a base, ``ts`` may be Unix microseconds (1.8e15); more is nanoseconds."""
-
-
-class Counts:
-    """Counts of repairs and oddities, turned into findings at the end."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, int] = {}
-
-    def add(self, code: str, count: int = 1) -> None:
-        """Count ``count`` more of ``code``."""
-        if count:
-            self.values[code] = self.values.get(code, 0) + count
-
-
-class Ids(dict[Any, int]):
-    """Process and thread ids as integers; ``stream 7`` is 7, other words get negative numbers.
-
-    Merge tools write ``rank0_4711`` for what was 4711: such words stay apart from each other.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.labels: dict[int, str] = {}
-
-    def __call__(self, value: Number) -> int:
-        return self[value]
-
-    def __missing__(self, value: Any) -> int:
-        if isinstance(value, bool) or value is None:
-            found = -1
-        elif isinstance(value, int):
-            # An unsigned 64-bit id keeps its bits.
-            found = value - 2**64 if 2**63 <= value < 2**64 else value
-            if not -(2**63) <= found < 2**63:
-                found = -1
-        elif isinstance(value, float):
-            found = int(value) if value == value and abs(value) < 2**62 else -1
-        else:
-            match = _NUMBERED.fullmatch(value)
-            if match and len(value) < 30 and abs(int(match.group(1))) < 2**63:
-                found = int(match.group(1))
-            else:
-                found = -1_000_000 + len(self.labels)
-                self.labels[found] = str(value)
-        self[value] = found
-        return found
-
-
-def number(value: Any) -> float | None:
-    """A finite float, or None for what is none."""
-    if isinstance(value, bool) or value is None:
-        return None
-    try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return found if math.isfinite(found) else None
-
-
-def integer(value: Any) -> int | None:
-    """An integer of 64 bits, or None for what is none; strings are parsed."""
-    if isinstance(value, bool) or value is None:
-        return None
-    try:
-        found = int(value)
-    except (TypeError, ValueError, OverflowError):
-        real = number(value)
-        if real is None:
-            return None
-        found = int(real)
-    return found if -(2**63) <= found < 2**63 else None
-
-
-def base_of(header: Header) -> int | None:
-    """What is to be added to every recorded time, in ns; None when the file does not say."""
-    found = integer(header.baseTimeNanoseconds)
-    return found if found is not None and 0 < found < LAST_NS else None
-
-
-def threshold_of(header: Header) -> float:
-    """A recorded ``ts`` of at least this can only be nanoseconds."""
-    return ABSOLUTE_NS_THRESHOLD if base_of(header) is None else RELATIVE_NS_THRESHOLD
-
-
-Names = dict[tuple[int, int | None, str], str]
-"""(pid, tid or None, "process_name" | "thread_name") → name."""
-
-
-def note_name(names: Names, ids: Ids, event: Event) -> None:
-    """Note what a metadata event calls a process or thread, if it does."""
-    if event.name not in ("process_name", "thread_name"):
-        return
-    if event.args is None or event.args.name is NOTHING:
-        return
-    try:
-        text = clean(str(msgspec.json.decode(event.args.name)))
-    except (msgspec.DecodeError, RecursionError):
-        return
-    tid = None if event.name == "process_name" else ids[event.tid]
-    names[ids[event.pid], tid, str(event.name)] = text
-
-
-def _ints(values: list[Any]) -> np.ndarray:
-    """Recorded integers; strings are parsed, what is no number becomes ``NO_VALUE``."""
-    found = np.array([NO_VALUE if v is None else v for v in values])
-    if found.dtype != np.int64:
-        parsed = (integer(v) for v in values)
-        found = np.array([NO_VALUE if v is None else v for v in parsed], dtype=np.int64)
-    return found
-
-
-def _no_ints(count: int) -> np.ndarray:
-    return np.full(count, NO_VALUE, dtype=np.int64)
-
-
-def _exact_thousandths(text: str) -> int | None:
-    """A decimal number times 1000, rounded half up, from its digits."""
-    text = text.strip()
-    head, dot, tail = text.partition(".")
-    try:
-        if dot and tail.isdigit():
-            fraction = int((tail + "0000")[:4])
-            sign = -1 if head.startswith("-") else 1
-            return int(head) * 1000 + sign * ((fraction + 5) // 10)
-        if not dot and "e" not in text and "E" not in text:
-            return int(text) * 1000
-        value = Decimal(text)
-        return round(value * 1000) if value.adjusted() < 20 else None
-    except (ValueError, ArithmeticError):
-        return None
-
-
-def _thousandths(value: Any, stamp: msgspec.Raw | None) -> int | None:
-    """A recorded number times 1000, without loss; None for what is no number of 64 bits."""
-    if stamp is not None:
-        found = _exact_thousandths(bytes(stamp).decode("ascii", "replace").strip('"'))
-    elif isinstance(value, str):
-        found = _exact_thousandths(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        found = value * 1000
-    elif isinstance(value, float) and math.isfinite(value):
-        whole = math.floor(value)
-        found = whole * 1000 + round((value - whole) * 1000)
-    else:
-        found = None
-    return found if found is not None and abs(found) < 1000 << 63 else None
-
-
-def _as_array(values: list[Any]) -> np.ndarray | None:
-    """The values as int64 or float64 when they all are numbers of that kind, else None.
-
-    Floats are refused where float64 no longer tells thousandths apart.
-    """
-    try:
-        array = np.array(values)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if array.dtype == np.int64:
-        return array
-    if array.dtype != np.float64 or not len(array):
-        return None
-    if not np.isfinite(array).all() or np.abs(array).max() > EXACT_FLOAT_US:
-        return None
-    return array
-
-
-def _to_ns(
-    values: list[Any], stamps: list[msgspec.Raw] | None, unit: float | np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Recorded times → (integer ns, usable, recorded in ns); what is not usable is 0.
-
-    The whole and the fractional part are converted apart, so that no digit is lost.
-
-    Args:
-        values: as decoded.
-        stamps: their digits, where float64 may have lost some.
-        unit: values from this magnitude on are nanoseconds, all others microseconds; or a mask
-            that says which are nanoseconds.
-    """
-    array = None if stamps is not None else _as_array(values)
-    if array is not None and array.dtype == np.int64:
-        magnitude = np.abs(array)
-        in_ns = magnitude >= unit if isinstance(unit, float) else unit
-        # The one value without a positive counterpart has a negative magnitude.
-        ok = (magnitude >= 0) & (in_ns | (magnitude < (1 << 63) // 1000))
-        return np.where(ok, np.where(in_ns, array, np.where(ok, array, 0) * 1000), 0), ok, in_ns
-    if array is not None and not (
-        (np.abs(array).max() >= unit) if isinstance(unit, float) else unit.any()
-    ):
-        whole = np.floor(array)
-        ns = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000).astype(np.int64)
-        return ns, np.ones(len(ns), dtype=bool), np.zeros(len(ns), dtype=bool)
-    found = np.zeros(len(values), dtype=np.int64)
-    ok = np.zeros(len(values), dtype=bool)
-    in_ns = np.zeros(len(values), dtype=bool) if isinstance(unit, float) else unit
-    for i, value in enumerate(values):
-        exact = _thousandths(value, None if stamps is None else stamps[i])
-        if exact is None:
-            continue
-        if isinstance(unit, float):
-            in_ns[i] = abs(exact) >= unit * 1000
-        if in_ns[i]:
-            exact //= 1000
-        if abs(exact) < 1 << 63:
-            found[i], ok[i] = exact, True
-    return found, ok, in_ns
 
 
 class _Interner(dict[Any, int]):
@@ -285,76 +66,6 @@ class _Strings:
         """Codes (0 is null) and the values they stand for."""
         codes = np.concatenate(self.codes) if self.codes else np.zeros(0, np.int32)
         return codes, [text_of(v) for v in self.table]
-
-
-def text_of(value: Any) -> str | None:
-    """A recorded JSON value as text; strings without their quotes."""
-    if isinstance(value, msgspec.Raw):
-        value = bytes(value) or None
-    if isinstance(value, bytes):
-        text = value.decode("utf-8", "replace")
-        if text == "null":
-            return None
-        if text.startswith('"'):
-            try:
-                return clean(str(msgspec.json.decode(text)))
-            except msgspec.DecodeError:
-                return text
-        return text
-    return None if value is None else clean(str(value))
-
-
-def clean(text: str) -> str:
-    """Text that UTF-8 can hold: half a surrogate pair, as broken names have, is replaced."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def usable_starts(
-    counts: Counts, base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
-) -> np.ndarray:
-    """Mask of the events with a possible start, whichever way they were read; counts the others.
-
-    Args:
-        counts: where they are counted.
-        base_ns: what will be added to every start.
-        start: in ns.
-        ok: what could be read at all.
-        in_ns: what was recorded in ns instead of µs; None for nothing.
-    """
-    ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + base_ns) < LAST_NS)
-    counts.add("event.without_ts", int((~ok).sum()))
-    if in_ns is not None:
-        counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
-    return ok
-
-
-def usable_spans(
-    counts: Counts,
-    ok: np.ndarray,
-    named: np.ndarray,
-    dur: np.ndarray,
-    dur_ok: np.ndarray,
-    missing: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mask of the usable spans and all durations, repaired; counts the others and the repairs.
-
-    Args:
-        counts: where they are counted.
-        ok: spans with a usable start.
-        named: spans with a name.
-        dur: in ns.
-        dur_ok: what could be read.
-        missing: spans without a duration.
-    """
-    counts.add("event.without_name", int((ok & ~named).sum()))
-    ok = ok & named
-    negative = dur_ok & (dur < 0)
-    overflow = (~dur_ok & ~missing) | (dur_ok & (dur > MAX_DURATION_NS))
-    counts.add("event.without_dur", int((ok & missing).sum()))
-    counts.add("event.negative_duration", int((ok & negative).sum()))
-    counts.add("event.overflowing_duration", int((ok & overflow).sum()))
-    good = dur_ok & ~negative & ~overflow
-    return ok, dur if good.all() else np.where(good, dur, 0)
 
 
 @dataclass
@@ -412,7 +123,7 @@ class _TimedBuilder:
         self, group: list[Any], stamps: list[ExactTimes] | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Start in ns, usable mask, and which events count in nanoseconds."""
-        start, ok, in_ns = _to_ns(
+        start, ok, in_ns = to_ns(
             [e.ts for e in group],
             None if stamps is None else [s.ts for s in stamps],
             self.ns_threshold,
@@ -424,7 +135,7 @@ class _TimedBuilder:
     ) -> list[Event]:
         """Append the times of the usable events and return those events."""
         start, ok, in_ns = self._starts(group, stamps)
-        dur, dur_ok, _ = _to_ns(
+        dur, dur_ok, _ = to_ns(
             [e.dur for e in group], None if stamps is None else [s.dur for s in stamps], in_ns
         )
         missing = np.array([e.dur is None for e in group], dtype=bool)
@@ -478,14 +189,14 @@ class HostBuilder(_TimedBuilder):
         args = [e.args or NO_ARGS for e in group]
         # Only operators carry shapes and sequence numbers, only calls carry correlations.
         operators = category in ("cpu_op", "annotation")
-        nothing = _no_ints(len(group))
+        nothing = no_ints(len(group))
         self.ints["external_id"].append(
-            _ints([a.external_id for a in args]) if category != "python" else nothing
+            ints([a.external_id for a in args]) if category != "python" else nothing
         )
         if operators:
             self.ints["correlation_id"].append(nothing)
-            self.ints["sequence_id"].append(_ints([a.sequence for a in args]))
-            self.ints["forward_tid"].append(_ints([a.forward_tid for a in args]))
+            self.ints["sequence_id"].append(ints([a.sequence for a in args]))
+            self.ints["forward_tid"].append(ints([a.forward_tid for a in args]))
             self.dims.add_raw(
                 [a.input_dims_2021 if a.input_dims is NOTHING else a.input_dims for a in args]
             )
@@ -496,7 +207,7 @@ class HostBuilder(_TimedBuilder):
             ]
         else:
             self.ints["correlation_id"].append(
-                _ints([a.correlation for a in args]) if category != "python" else nothing
+                ints([a.correlation for a in args]) if category != "python" else nothing
             )
             self.ints["sequence_id"].append(nothing)
             self.ints["forward_tid"].append(nothing)
@@ -588,17 +299,15 @@ class DeviceBuilder(_TimedBuilder):
             self.kind.add(["memcpy" if "dma" in str(e.name) else "kernel" for e in group])
         else:
             self.kind.add_constant(kind, len(group))
-        self.ints["correlation_id"].append(_ints([a.correlation for a in args]))
+        self.ints["correlation_id"].append(ints([a.correlation for a in args]))
         self.ints["external_id"].append(
-            _ints(
-                [a.external_id if a.external_id is not None else a.external_id_2021 for a in args]
-            )
+            ints([a.external_id if a.external_id is not None else a.external_id_2021 for a in args])
         )
-        self.ints["bytes_count"].append(_ints([a.bytes for a in args]))
-        self.ints["registers_count"].append(_ints([a.registers for a in args]))
-        self.ints["shared_memory_bytes"].append(_ints([a.shared_memory for a in args]))
-        self.ints["graph_id"].append(_ints([a.graph_id for a in args]))
-        self.ints["graph_node_id"].append(_ints([a.graph_node_id for a in args]))
+        self.ints["bytes_count"].append(ints([a.bytes for a in args]))
+        self.ints["registers_count"].append(ints([a.registers for a in args]))
+        self.ints["shared_memory_bytes"].append(ints([a.shared_memory for a in args]))
+        self.ints["graph_id"].append(ints([a.graph_id for a in args]))
+        self.ints["graph_node_id"].append(ints([a.graph_node_id for a in args]))
         self.grid.add_raw([a.grid for a in args])
         self.block.add_raw([a.block for a in args])
         percent = [a.occupancy for a in args]
@@ -653,16 +362,16 @@ class SynchronizationBuilder(_TimedBuilder):
         group = self._times(group, stamps, places)
         args = [e.args or NO_ARGS for e in group]
         self.name.add([e.name for e in group])
-        device = _ints([a.device for a in args])
+        device = ints([a.device for a in args])
         pid = np.array([ids[e.pid] for e in group], dtype=np.int64)
         device = np.where(device == NO_VALUE, pid, device)
         self.device.append(np.where(np.abs(device) < 1 << 31, device, -1))
-        stream = _ints([a.stream for a in args])
+        stream = ints([a.stream for a in args])
         tid = np.array([ids[e.tid] for e in group], dtype=np.int64)
         self.stream.append(np.where(stream == NO_VALUE, tid, stream))
-        self.ints["correlation_id"].append(_ints([a.correlation for a in args]))
-        self.ints["event_stream_id"].append(_ints([a.event_stream for a in args]))
-        self.ints["event_correlation_id"].append(_ints([a.event_correlation for a in args]))
+        self.ints["correlation_id"].append(ints([a.correlation for a in args]))
+        self.ints["event_stream_id"].append(ints([a.event_stream for a in args]))
+        self.ints["event_correlation_id"].append(ints([a.event_correlation for a in args]))
 
     def rows(self) -> Rows:
         """All of them."""
@@ -740,7 +449,7 @@ class MemoryBuilder(_TimedBuilder):
             ("allocated_bytes", [a.allocated for a in args]),
             ("reserved_bytes", [a.reserved for a in args]),
         ):
-            self.ints[name].append(_ints(values))
+            self.ints[name].append(ints(values))
 
     def finish(self) -> dict[str, Any]:
         """All columns."""

@@ -17,21 +17,7 @@ import msgspec
 import numpy as np
 
 from chopper.collectors._arrays import NO_VALUE
-from chopper.collectors.kineto._columns import (
-    CounterBuilder,
-    Counts,
-    Ids,
-    Names,
-    Rows,
-    base_of,
-    clean,
-    note_name,
-    number,
-    text_of,
-    threshold_of,
-    usable_spans,
-    usable_starts,
-)
+from chopper.collectors.kineto._columns import CounterBuilder, Rows
 from chopper.collectors.kineto._events import (
     DEVICE_CATEGORIES,
     HOST_CATEGORIES,
@@ -44,6 +30,19 @@ from chopper.collectors.kineto._events import (
     ExactTimes,
     Header,
     Number,
+)
+from chopper.collectors.kineto._values import (
+    Counts,
+    Ids,
+    Names,
+    base_of,
+    clean,
+    note_name,
+    number,
+    text_of,
+    threshold_of,
+    usable_spans,
+    usable_starts,
 )
 
 try:

@@ -10,18 +10,11 @@ import numpy as np
 
 from chopper.collectors.kineto._bytes import read_bytes
 from chopper.collectors.kineto._columns import (
-    EXACT_FLOAT_US,
     CounterBuilder,
-    Counts,
     DeviceBuilder,
     HostBuilder,
-    Ids,
     MemoryBuilder,
-    Names,
     SynchronizationBuilder,
-    base_of,
-    note_name,
-    threshold_of,
 )
 from chopper.collectors.kineto._events import (
     DEVICE_CATEGORIES,
@@ -38,6 +31,15 @@ from chopper.collectors.kineto._events import (
 )
 from chopper.collectors.kineto._native import scan_file
 from chopper.collectors.kineto._repair import repair
+from chopper.collectors.kineto._values import (
+    EXACT_FLOAT_US,
+    Counts,
+    Ids,
+    Names,
+    base_of,
+    note_name,
+    threshold_of,
+)
 from chopper.errors import InputError
 from chopper.manifest import Finding
 

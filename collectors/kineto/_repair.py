@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from chopper.collectors.kineto._columns import Counts, clean
 from chopper.collectors.kineto._events import Args, CounterEvent, Event, ExactTimes, Header
+from chopper.collectors.kineto._values import Counts, clean
 
 _ARGUMENTS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
 _RAW = frozenset(
