@@ -16,6 +16,7 @@ from chopper.calibration import Calibration, Measured, from_manifest, load, load
 from chopper.cli import cli
 from chopper.cli.calibrate_ import to_text
 from chopper.collectors import calibration as measuring
+from chopper.collectors._calibration_worker import ROUNDS, Plan
 from chopper.errors import CollectorUnavailable, InputError, OutputError, UsageError
 
 
@@ -154,7 +155,7 @@ def test_the_source_says_the_conditions() -> None:
 
 # Measuring. The plan is small, everything else is real.
 
-TINY = measuring._Plan(
+TINY = Plan(
     gemm_sizes=(32, 64),
     gemm_s=0.01,
     memory_bytes=2 * 1024**2,
@@ -180,7 +181,7 @@ def test_two_ranks_measure_together(tiny: None) -> None:
     for dtype, rates in result.gemm.items():
         assert rates[0].what == f"{dtype} 32x32x32"
         # Both ranks' repeats count.
-        assert rates[0].repeats_count >= 2 * measuring._ROUNDS
+        assert rates[0].repeats_count >= 2 * ROUNDS
         assert all(r.best_per_s >= r.median_per_s > 0 for r in rates)
     assert [m.what for m in result.memory] == ["copy", "triad"]
     assert {m.what.split()[0] for m in result.link} == {"all_reduce", "all_gather"}
