@@ -1,0 +1,245 @@
+"""Several traces that do not belong together, and run directories that are damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import chopper
+from chopper.manifest import RankManifest, encode
+from chopper.run import RunWriter, StreamWriter, finalize
+from tests.bad_input.make import GOOD, PNG, analyzed, of_rank, quality, refused, run, same, write
+from tests.kineto_writer import small_trace
+
+
+def test_duplicate_ranks(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.json", of_rank(0)), write(tmp_path / "b.json", of_rank(0))
+    line = refused(tmp_path / "*.json", tmp_path)
+    assert line.startswith(f"two traces claim rank 0: {a} and {b}; pass one of them")
+
+
+def test_missing_ranks_are_said(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"r{r}.json", of_rank(r, 4)) for r in (0, 2)]
+    found = analyzed(*files)
+    assert [r["rank"] for r in found["ranks"]] == [0, 2]
+    assert "2 of 4 ranks are not here (1, 3)" in quality(found)["run.ranks_missing"]["message"]
+
+
+def test_world_sizes_of_different_runs(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", of_rank(0, 2))
+    write(tmp_path / "b.json", of_rank(1, 8))
+    line = refused(tmp_path / "*.json", tmp_path)
+    assert line.startswith("traces of different runs: world sizes differ (a.json says 2, b.json")
+
+
+def test_times_of_different_runs(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", of_rank(0))
+    write(tmp_path / "b.json", of_rank(1, base_ns=1_751_410_836_000_000_000 + 5 * 3600 * 10**9))
+    line = refused(tmp_path / "*.json", tmp_path)
+    assert line.startswith("traces of different runs: b.json starts 5.0 h after a.json ended")
+
+
+def test_ranks_without_a_common_moment(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", of_rank(0))
+    write(tmp_path / "b.json", of_rank(1, base_ns=1_751_410_836_000_000_000 + 10**9))
+    assert "run.no_common_time" in quality(analyzed(tmp_path))
+
+
+def test_a_file_that_does_not_say_its_rank_beside_one_that_does(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", of_rank(1))
+    write(tmp_path / "b.json", small_trace().encode())
+    found = analyzed(tmp_path)
+    assert [r["rank"] for r in found["ranks"]] == [0, 1]
+    assert "b.json do not say which rank" in quality(found)["run.rank_unknown"]["message"]
+
+
+def test_rank_beyond_its_world(tmp_path: Path) -> None:
+    found = analyzed(write(tmp_path / "a.json", of_rank(5, 2)))
+    assert "rank 5 of a job of 2" in quality(found)["run.rank_beyond_world"]["message"]
+
+
+def test_a_job_of_too_many_ranks_is_not_believed(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path / f"{rank}.json", of_rank(rank, 2**61))
+    found = analyzed(tmp_path)
+    assert "not believed" in quality(found)["run.world_size"]["message"]
+    assert "run.ranks_missing" not in quality(found)
+
+
+def test_a_rank_beyond_any_job_is_not_believed(tmp_path: Path) -> None:
+    found = analyzed(write(tmp_path / "t.json", small_trace(rank=2**31).encode()))
+    assert [r["rank"] for r in found["ranks"]] == [0]
+    assert "not believed" in quality(found)["run.rank_number"]["message"]
+
+
+def test_one_bad_file_in_a_directory_does_not_hide_the_others(
+    tmp_path: Path, intact: dict[str, Any]
+) -> None:
+    write(tmp_path / "rank0.json", GOOD)
+    write(tmp_path / "rank1.json", b"")
+    write(tmp_path / "settings.json", b'{"batch": 8}')
+    found = analyzed(tmp_path)
+    assert same(found, intact)
+    left = [f["message"] for f in found["quality"] if f["code"] == "run.file_left_out"]
+    assert len(left) == 2
+    assert "rank1.json: is empty" in left[0]
+    assert "settings.json: JSON, but not a trace" in left[1]
+    # Named one by one, each file is meant.
+    assert run("analyze", tmp_path / "rank0.json", tmp_path / "rank1.json").code == 1
+
+
+def test_run_without_manifest(imported: Path) -> None:
+    whole = analyzed(imported)
+    (imported / "manifest.json").unlink()
+    assert same(analyzed(imported), whole)
+
+
+def test_run_with_a_damaged_manifest(imported: Path) -> None:
+    whole = analyzed(imported)
+    text = (imported / "manifest.json").read_bytes()
+    (imported / "manifest.json").write_bytes(text[: len(text) // 2])
+    found = analyzed(imported)
+    assert same(found, whole)
+    assert "the ranks' own manifests are used" in quality(found)["run.manifest_damaged"]["message"]
+
+
+def test_run_whose_rank_part_is_missing_or_damaged(imported: Path) -> None:
+    whole = analyzed(imported)
+    (imported / "manifest.json").unlink()
+    (imported / "rank-00001" / "manifest.json").unlink()
+    found = analyzed(imported)
+    assert same(found, whole)
+    assert "rank-00001 has no readable manifest" in quality(found)["run.part_missing"]["message"]
+    (imported / "rank-00001" / "manifest.json").write_bytes(b'{"schema_version": 1, "ra')
+    assert same(analyzed(imported), whole)
+
+
+def test_run_whose_rank_folder_is_missing(imported: Path) -> None:
+    shutil.rmtree(imported / "rank-00001")
+    found = analyzed(imported)
+    assert [r["observed_ns"] > 0 for r in found["ranks"]] == [True, False]
+    assert "rank 1 has no kernel trace" in quality(found)["trace.absent"]["message"]
+
+
+def test_run_whose_trace_is_truncated(imported: Path) -> None:
+    path = imported / "rank-00001" / "trace.json.gz"
+    path.write_bytes(path.read_bytes()[:-120])
+    found = analyzed(imported)
+    assert "trace.truncated_gzip" in quality(found)
+    path.write_bytes(b"")
+    found = analyzed(imported)
+    assert "is empty (0 bytes)" in quality(found)["trace.unreadable"]["message"]
+    assert [r["observed_ns"] > 0 for r in found["ranks"]] == [True, False]
+
+
+def test_run_that_was_killed(tmp_path: Path) -> None:
+    """Parts that say running, one stream without an end, one cut in the middle of a batch."""
+    for r in range(2):
+        writer = RunWriter(tmp_path / "run", r)
+        writer.manifest.world_size = 2
+        writer.manifest.traces = ("trace.json",)
+        writer.save()
+        write(writer.directory / "trace.json", of_rank(r)[:-200])
+        stream = StreamWriter(writer.directory / "counter.arrow", "counter")
+        for i in range(3):
+            stream.write({"time_ns": [i], "track": ["t"], "name": ["n"], "value": [1.0]})
+        stream._sink.close()  # as a killed process leaves it
+        if r == 1:
+            data = stream.path.read_bytes()
+            stream.path.write_bytes(data[:-40])
+    opened = chopper.load(tmp_path / "run")
+    assert [opened.table(r, "counter").num_rows for r in (0, 1)] == [3, 2]
+    assert "2 rows before it are used" in opened.part(1).findings[-1].message
+    found = analyzed(tmp_path / "run")
+    assert "never closed its recording" in quality(found)["run.rank_died"]["message"]
+    assert "trace.truncated" in quality(found)
+    manifest = finalize(tmp_path / "run", exit_code=-9)
+    assert [p.status for p in manifest.ranks] == ["running", "running"]
+
+
+def test_stream_that_is_no_stream(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", 0)
+    writer.save()
+    for name, data in (("counter", b""), ("thread", PNG), ("memory_event", b"ARROW1")):
+        (writer.directory / f"{name}.arrow").write_bytes(data)
+    opened = chopper.load(tmp_path / "run")
+    for name in ("counter", "thread", "memory_event"):
+        assert opened.table(0, name).num_rows == 0
+    assert [f.code for f in opened.part(0).findings] == ["telemetry.truncated"] * 3
+
+
+def test_run_whose_manifest_lists_impossible_ranks(imported: Path) -> None:
+    whole = analyzed(imported)
+    file = imported / "manifest.json"
+    text = file.read_text()
+    for wrong in ("0", "-1", "4294967296"):
+        file.write_text(text.replace('"rank": 1,', f'"rank": {wrong},', 1))
+        found = analyzed(imported)
+        assert "run.manifest_damaged" in quality(found)
+        assert same(found, whole)
+
+
+def test_run_from_a_newer_version(imported: Path, tmp_path: Path) -> None:
+    for file in (imported / "manifest.json", imported / "rank-00000" / "manifest.json"):
+        text = file.read_text().replace('"schema_version": 1', '"schema_version": 99', 1)
+        file.write_text(text)
+    for command in (("analyze", imported), ("report", imported, "-o", tmp_path / "r.json")):
+        outcome = run(*command)
+        assert outcome.code == 1
+        (line,) = outcome.lines
+        assert "written by a newer chopper (schema 99, this one reads up to 1); upgrade" in line
+    (imported / "manifest.json").unlink()
+    assert "written by a newer chopper" in run("analyze", imported).lines[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"name": "my-web-app"}', "not a chopper manifest"),
+        (b"[]", "not a chopper manifest"),
+        (b'{"schema_version": 1}', "damaged manifest"),
+        (b"\xff\xfe", "not a chopper manifest"),
+        (b"", "not a chopper manifest"),
+    ],
+)
+def test_manifest_of_something_else(data: bytes, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "manifest.json").write_bytes(data)
+    outcome = run("analyze", tmp_path / "d")
+    assert outcome.code == 1
+    (line,) = outcome.lines
+    assert expected in line
+
+
+def test_folder_of_one_rank_and_manifest_as_run(imported: Path) -> None:
+    (line,) = run("analyze", imported / "rank-00000").lines
+    assert line.endswith(f"is the folder of one rank; pass the run: {imported}")
+    assert same(analyzed(imported / "manifest.json"), analyzed(imported))
+
+
+def test_run_beside_other_files_and_run_to_import(imported: Path, tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.json", GOOD)
+    outcome = run("analyze", trace, imported)
+    assert (outcome.code, len(outcome.lines)) == (1, 1)
+    assert "is a run directory; name it alone" in outcome.lines[0]
+    outcome = run("import", imported, "-o", tmp_path / "again")
+    assert (outcome.code, len(outcome.lines)) == (1, 1)
+    assert "is a run directory already" in outcome.lines[0]
+
+
+def test_kept_table_of_another_shape_is_made_again(imported: Path) -> None:
+    import pyarrow.parquet as pq
+
+    whole = analyzed(imported)
+    file = imported / "tables" / "rank-00000" / "device_event.parquet"
+    pq.write_table(pa.table({"start_ns": [1]}), file)
+    assert same(analyzed(imported), whole)
+
+
+def test_part_of_a_run_is_one_document() -> None:
+    assert json.loads(encode(RankManifest(rank=0)))["rank"] == 0

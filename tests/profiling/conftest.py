@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from chopper import _session
+from tests.profiling.make import Task
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CHOPPER_OUTPUT", "CHOPPER_LAUNCHED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert _session.active() is None
+
+
+@pytest.fixture
+def task():
+    return Task()

@@ -1,0 +1,179 @@
+"""Processes that fork, are killed, and are told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pyarrow
+import pyarrow.ipc
+import pytest
+import torch
+
+import chopper
+from chopper import _session
+from chopper.run import MANIFEST, Run
+from tests.conftest import take_signals
+from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, traced_of
+
+
+def test_forked_children_do_not_record(task):
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.ones(12, 8)), 2, num_workers=2
+    )
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for (batch,) in prof.watch(loader):
+            task.step(batch)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                task.step()
+                prof.step()
+                prof.__exit__(None, None, None)
+            finally:
+                os._exit(7 if _session.active() is None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        task.step()
+    assert len(steps_of("run")) == 7
+    assert {p.name for p in Path("run").iterdir()} == {"rank-00000", MANIFEST}
+
+
+FORKS = """
+import os, sys, torch, chopper
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(count):
+    for _ in range(count):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+with chopper.profile("run", collect=["torch_trace"]) as prof:
+    train(4)
+    pid = os.fork()
+    if pid == 0:
+        train(12)
+        print("trained")
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    train(4)
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
+    (tmp_path / "script.py").write_text(FORKS)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        check=True,
+        timeout=600,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout == "trained\n"
+    assert len(steps_of(tmp_path / "run")) == 8
+    assert traced_of(tmp_path / "run") == [2, 3]
+    assert findings_of(tmp_path / "run") == ["run.forked"]
+
+
+KILLED = """
+import os, signal, torch, chopper
+from chopper import _step_log
+_step_log._FLUSH_NS = 0
+with chopper.profile("run", collect=["torch_trace"]) as prof:
+    for _ in range(3):
+        prof.step()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_steps_outlive_a_kill_within_a_trace(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=False, timeout=600)
+    assert done.returncode == -signal.SIGKILL
+    with pyarrow.OSFile(str(tmp_path / "run" / "rank-00000" / "step.arrow")) as file:
+        reader = pyarrow.ipc.open_stream(file)
+        numbers = [n for batch in batches(reader) for n in batch.column("number").to_pylist()]
+    assert numbers == [0, 1, 2]
+
+
+def batches(reader):
+    """What a stream that was cut short still holds."""
+    while True:
+        try:
+            yield reader.read_next_batch()
+        except (StopIteration, pyarrow.ArrowInvalid):
+            return
+
+
+TERMINATED = """
+import sys, torch, chopper
+{handler}
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with chopper.profile("run", collect=["torch_trace"]) as prof:
+    for _ in range(9):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        prof.step()
+    print("ready", flush=True)
+    {wait}
+"""
+BLOCKED = "torch.distributed.TCPStore('127.0.0.1', 0, is_master=True).get('never')"
+AWAKE = "import time\n    while True: time.sleep(0.01)"
+
+
+def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TERMINATED).format(wait=wait, handler=handler))
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+        preexec_fn=take_signals,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        rest = process.stdout.read()
+        return process.wait(timeout=600), rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wait", "number"),
+    [(AWAKE, signal.SIGHUP), (BLOCKED, signal.SIGTERM)],
+    ids=["awake", "blocked in C"],
+)
+def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number):
+    code, _ = terminated(tmp_path, wait, number=number)
+    assert code == -number
+    part = Run.open(tmp_path / "run").part(0)
+    assert (part.status, part.error) == ("interrupted", f"ended by {number.name}")
+    assert len(steps_of(tmp_path / "run")) == 9
+    assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_hang_up_that_the_program_ignores_changes_nothing(tmp_path):
+    handler = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    wait = "import time; time.sleep(0.2)"
+    code, _ = terminated(tmp_path, wait, handler, number=signal.SIGHUP)
+    assert code == 0
+    assert Run.open(tmp_path / "run").part(0).status == "complete"
+
+
+@pytest.mark.slow
+def test_the_programs_own_sigterm_handler_stays(tmp_path):
+    handler = (
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('mine', flush=True), sys.exit(5)))"
+    )
+    code, rest = terminated(tmp_path, AWAKE, handler)
+    assert (code, rest) == (5, "mine\n")
+    assert Run.open(tmp_path / "run").part(0).status == "failed"

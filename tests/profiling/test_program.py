@@ -1,0 +1,238 @@
+"""The program is not changed: its exceptions, its return values, its files."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import chopper
+from chopper.errors import OutputError, UsageError
+from chopper.run import Run
+from tests.conftest import tmpfs
+from tests.profiling.make import TRACE_ONLY, steps_of, trace_of, traced_of
+
+
+def test_the_programs_exception_passes_through(task):
+    error = ValueError("loss is nan\nsecond line")
+
+    @chopper.profile("run", collect=TRACE_ONLY)
+    def train():
+        for _ in range(4):
+            task.step()
+        raise error
+
+    with pytest.raises(ValueError, match="loss is nan") as caught:
+        train()
+    assert caught.value is error
+    part = Run.open(Path("run")).part(0)
+    assert (part.status, part.error) == ("failed", "ValueError: loss is nan")
+    assert traced_of("run") == [2, 3]
+
+
+def test_an_exception_inside_a_layer_leaves_no_span_open(task):
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("boom")
+
+    broken = nn.Sequential(nn.Linear(8, 8), Fails())
+    with chopper.profile("run", collect=TRACE_ONLY):
+        with pytest.raises(RuntimeError, match="boom"):
+            broken(torch.ones(2, 8))
+        for _ in range(3):
+            task.step()
+    spans = [
+        e["args"] for e in trace_of("run")["traceEvents"] if "chopper::layer" in e.get("name", "")
+    ]
+    assert spans
+    assert not any("finished" in args for args in spans)
+
+
+def test_ctrl_c_is_an_interruption(task):
+    @chopper.profile("run", collect=TRACE_ONLY)
+    def train():
+        task.step()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert Run.open(Path("run")).part(0).status == "interrupted"
+
+
+def test_decorator(task):
+    @chopper.profile("run", collect=TRACE_ONLY)
+    def train(count, *, scale):
+        """Trains."""
+        for _ in range(count):
+            task.step()
+        return count * scale
+
+    assert train(3, scale=2) == 6
+    assert train.__doc__ == "Trains."
+    assert len(steps_of("run")) == 3
+
+
+def test_each_call_of_a_decorated_function_has_a_run(task):
+    @chopper.profile("run", collect=TRACE_ONLY, trace=False)
+    def train(depth):
+        task.step()
+        if depth:
+            train(depth - 1)
+
+    for depth in (0, 2, 0):
+        train(depth)
+    assert [len(steps_of(name)) for name in ("run", "run-2", "run-3")] == [1, 3, 1]
+    assert {p.name for p in Path().iterdir()} == {"run", "run-2", "run-3"}
+
+
+def test_decorator_of_a_coroutine(task):
+    @chopper.profile("run", collect=TRACE_ONLY)
+    async def train():
+        task.step()
+        await asyncio.sleep(0)
+        task.step()
+        return "done"
+
+    assert asyncio.run(train()) == "done"
+    assert len(steps_of("run")) == 2
+
+
+def test_decorating_a_generator_is_refused():
+    with pytest.raises(UsageError, match="is a generator"):
+
+        @chopper.profile("run")
+        def loop():
+            yield
+
+
+def test_one_recording_at_a_time(task):
+    with (
+        chopper.profile("run", collect=TRACE_ONLY) as prof,
+        pytest.raises(UsageError, match=r"is recording to run already; leave that profile"),
+        chopper.profile("other"),
+    ):
+        pass
+    assert not prof.recording
+    assert not Path("other").exists()
+    with chopper.profile("other", collect=TRACE_ONLY):
+        task.step()
+    assert len(steps_of("other")) == 1
+
+
+def test_an_earlier_run_is_kept_unless_told_otherwise(task):
+    for force in (False, False, True):
+        before = (
+            {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
+            if Path("run").exists()
+            else None
+        )
+        if before is not None and not force:
+            with (
+                pytest.raises(OutputError, match="holds a run already; pass force=True"),
+                chopper.profile("run", collect=TRACE_ONLY),
+            ):
+                raise AssertionError("entered")
+            assert {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()} == before
+            continue
+        with chopper.profile("run", collect=TRACE_ONLY, force=force):
+            for _ in range(2 if force else 1):
+                task.step()
+        assert len(steps_of("run")) == (2 if force else 1)
+
+
+def test_files_that_are_no_run_are_never_touched():
+    Path("thesis").mkdir()
+    Path("thesis/chapter1.tex").write_text("years of work")
+    with (
+        pytest.raises(OutputError, match="holds files that are not a chopper run"),
+        chopper.profile("thesis", force=True),
+    ):
+        raise AssertionError("entered")
+    assert [p.name for p in Path("thesis").iterdir()] == ["chapter1.tex"]
+
+
+def test_output_by_default(task, monkeypatch):
+    with chopper.profile(collect=TRACE_ONLY, name="mine") as prof:
+        task.step()
+    assert prof.output is not None
+    assert prof.output.parent == Path("runs")
+    assert prof.output.name.endswith("-mine")
+    monkeypatch.setenv("CHOPPER_OUTPUT", "elsewhere")
+    with chopper.profile(collect=TRACE_ONLY) as prof:
+        task.step()
+    assert prof.output == Path("elsewhere")
+
+
+def test_a_restarted_rank_keeps_what_it_recorded_before(task, monkeypatch):
+    with chopper.profile("run", collect=TRACE_ONLY):
+        task.step()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(3):
+            task.step()
+    assert len(steps_of("run")) == 3
+    assert len(steps_of("run/attempt-0")) == 1
+    (finding,) = Run.open(Path("run")).part(0).findings
+    assert finding.code == "run.restarted"
+    assert "attempt-0" in finding.message
+
+
+def test_a_place_that_cannot_be_written_does_not_stop_the_program(task, capfd):
+    Path("file").touch()
+    with chopper.profile("file/run", collect=TRACE_ONLY) as prof:
+        for _ in range(3):
+            task.step()
+            prof.step()
+    assert not prof.recording
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("chopper: recording stopped: ")
+
+
+@pytest.fixture
+def small_disk():
+    with tmpfs("size=256k") as at:
+        yield at
+
+
+def test_a_full_disk_does_not_stop_the_program(task, capfd, small_disk):
+    done = 0
+    with chopper.profile(small_disk / "run", collect=TRACE_ONLY) as prof:
+        for _ in range(12):
+            for _ in range(20):
+                task.step()
+            prof.step()
+            done += 1
+    assert done == 12
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("chopper: recording stopped: ")
+    assert "cannot be written" in err or "the disk full" in err
+
+
+def test_a_read_only_disk_does_not_stop_the_program(task, capfd):
+    with tmpfs("ro") as at, chopper.profile(at / "run", collect=TRACE_ONLY) as prof:
+        task.step()
+        assert not prof.recording
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert "Read-only file system" in err
+
+
+def test_an_exception_that_cannot_be_printed_passes_through(task):
+    class Bad(Exception):
+        def __str__(self):
+            raise ValueError("boom in str")
+
+    @chopper.profile("run", collect=TRACE_ONLY)
+    def train():
+        task.step()
+        raise Bad
+
+    with pytest.raises(Bad):
+        train()
+    part = Run.open(Path("run")).part(0)
+    assert (part.status, part.error) == ("failed", "Bad")

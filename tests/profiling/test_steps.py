@@ -1,0 +1,313 @@
+"""Where steps begin and end, and which of them are traced."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import chopper
+from chopper import _claim, _session, _step_log
+from chopper._steps import DEFAULT_WINDOWS, OptimizerCycle, Window, parse_windows
+from chopper.errors import UsageError
+from chopper.run import Run
+from tests.profiling.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
+
+
+def ends(cycle, *optimizers):
+    """Feed optimizers at times 1, 2, 3 ... and return the ends of steps."""
+    return [end for at, which in enumerate(optimizers, 1) for end in cycle.stepped(which, at)]
+
+
+def test_one_optimizer_ends_each_step():
+    # The first end is certain only when the optimizer comes round again.
+    assert ends(OptimizerCycle(), 7) == []
+    assert ends(OptimizerCycle(), 7, 7, 7) == [1, 2, 3]
+
+
+def test_the_last_of_several_optimizers_ends_a_step():
+    assert ends(OptimizerCycle(), 1, 2, 1, 2, 1, 2) == [2, 4, 6]
+
+
+def test_an_optimizer_that_steps_more_often_than_the_last_ends_nothing():
+    # A critic steps twice, then the generator: as soon as the generator is known, it ends steps.
+    assert ends(OptimizerCycle(), 1, 1, 2, 1, 1, 2, 1, 1, 2) == [1, 2, 3, 6, 9]
+
+
+def test_optimizers_may_change_for_good():
+    cycle = OptimizerCycle()
+    assert ends(cycle, 1, 2, 1, 2) == [2, 4]
+    assert ends(cycle, *[1] * 250)[-1] == 250  # 2 never comes again
+    assert ends(cycle, 3, 3) == [1, 2]
+
+
+@pytest.mark.parametrize("spec", ["3:8", (3, 8), range(3, 8)])
+def test_steps_to_trace(spec):
+    assert parse_windows(spec) == (Window(3, 8, settle=1),)
+
+
+def test_from_the_first_step_there_is_nothing_to_settle_in():
+    assert parse_windows(":2") == (Window(0, 2, settle=0),)
+
+
+@pytest.mark.parametrize("spec", ["", "3", "a:b", "5:5", "8:3", (-1, 3), (1, 2, 3), 4])
+def test_steps_to_trace_wrong(spec):
+    with pytest.raises(UsageError, match="steps to trace"):
+        chopper.profile(steps=spec)
+
+
+def test_an_empty_output_is_refused():
+    with pytest.raises(UsageError, match="an empty name"):
+        chopper.profile("")
+
+
+def test_a_name_leads_to_no_other_directory():
+    for name, ends in (("../../x", "-x"), ("a b/c", "-a-b-c"), ("..", "")):
+        path = _claim.choose_output(None, name)
+        assert path.parent == Path("runs")
+        assert path.name.partition("-")[2].lstrip("0123456789") == ends
+
+
+def test_steps_are_found_through_the_optimizer(task):
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(9):
+            task.step()
+    rows = steps_of("run")
+    assert [row["number"] for row in rows] == list(range(9))
+    assert {row["source"] for row in rows} == {"optimizer"}
+    for before, after in itertools.pairwise(rows):
+        if after["number"] in (DEFAULT_WINDOWS[0].stop, DEFAULT_WINDOWS[0].begin):
+            assert after["start_ns"] >= before["end_ns"]  # writing the trace is in no step
+        else:
+            assert after["start_ns"] == before["end_ns"]
+    assert traced_of("run") == [2, 3, 4, 5, 6]
+    spans = {n for n in names_of("run") if n.startswith("ProfilerStep#")}
+    assert {f"ProfilerStep#{n}" for n in range(2, 7)} <= spans
+    assert chopper.load("run/rank-00000/trace.json.gz").part(0).hostname == socket.gethostname()
+
+
+def test_marks_are_believed_over_optimizers(task):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for _ in range(4):
+            for _ in range(3):  # three optimizer steps make one step of the program
+                task.step()
+            prof.step()
+    rows = steps_of("run")
+    assert [(row["number"], row["source"]) for row in rows] == [(n, "mark") for n in range(4)]
+    assert rows[0]["end_ns"] == rows[1]["start_ns"]
+
+
+def scaled_step(task, scaler, optimizer, *, overflows=False):
+    loss = task.model(torch.ones(2, 8)).sum()
+    scaler.scale(loss * float("inf") if overflows else loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def test_tokens_of_steps_are_kept_where_the_program_says_them(task):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for i in range(4):
+            task.step()
+            prof.step(tokens=None if i == 1 else 100 + i)
+    work = Run.open(Path("run")).table(0, "step_work").to_pylist()
+    assert [(row["step"], row["tokens_count"]) for row in work] == [(0, 100), (2, 102), (3, 103)]
+    of = {row["number"]: row for row in steps_of("run")}
+    assert all(
+        row["span_ns"] == of[row["step"]]["end_ns"] - of[row["step"]]["start_ns"] for row in work
+    )
+
+
+def test_a_step_that_a_gradient_scaler_skips_is_a_step(task):
+    from torch.amp.grad_scaler import GradScaler
+
+    plain = GradScaler.step
+    scaler = GradScaler("cpu")
+    before = task.model[0].weight.detach().clone()
+    with chopper.profile("run", collect=(), trace=False):
+        for number in range(6):
+            scaled_step(task, scaler, task.optimizer, overflows=number in (0, 1, 4))
+            if number == 1:
+                assert torch.equal(task.model[0].weight, before)  # it does skip
+    assert [row["number"] for row in steps_of("run")] == list(range(6))
+    assert GradScaler.step is plain
+
+
+def test_skipped_steps_of_one_of_two_optimizers(task):
+    from torch.amp.grad_scaler import GradScaler
+
+    other = Task()
+    scalers = GradScaler("cpu"), GradScaler("cpu")
+    with chopper.profile("run", collect=(), trace=False):
+        for number in range(6):
+            scaled_step(task, scalers[0], task.optimizer)
+            scaled_step(other, scalers[1], other.optimizer, overflows=number in (2, 3))
+    assert len(steps_of("run")) == 6
+
+
+def test_a_scaler_that_fails_fails_as_without_a_recording(task):
+    from torch.amp.grad_scaler import GradScaler
+
+    scaler = GradScaler("cpu")
+    with chopper.profile("run", collect=(), trace=False):
+        scaled_step(task, scaler, task.optimizer)
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+        scaled_step(task, scaler, task.optimizer)
+    assert len(steps_of("run")) == 2
+
+
+LATE = """
+import sys, chopper
+with chopper.profile("run", collect=(), trace=False):
+    assert "torch" not in sys.modules
+    {body}
+assert not [f for f in sys.meta_path if "chopper" in type(f).__module__]
+"""
+TRAINS = """
+    import torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "count", "why"),
+    [(TRAINS, 4, None), ("pass", 0, "torch was never imported")],
+    ids=["trains", "does not"],
+)
+def test_optimizers_are_seen_when_torch_comes_later(tmp_path, body, count, why):
+    (tmp_path / "script.py").write_text(LATE.format(body=body))
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600)
+    assert len(steps_of(tmp_path / "run")) == count
+    found = Run.open(tmp_path / "run").part(0).findings
+    assert [f.code for f in found] == (["run.no_steps"] if why else [])
+    assert why is None or why in found[0].message
+
+
+def test_two_optimizers_one_step():
+    first, second = Task(), Task()
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(4):
+            first.step()
+            second.step()
+    assert [row["number"] for row in steps_of("run")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("count", "traced"),
+    [(1, [0]), (2, [0, 1]), (3, [2]), (6, [2, 3, 4, 5]), (20, [2, 3, 4, 5, 6])],
+)
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_run_of_any_length_has_a_trace(task, count, traced, marks):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for _ in range(count):
+            task.step()
+            if marks:
+                prof.step()
+    assert traced_of("run") == traced
+    assert len(steps_of("run")) == count
+    assert "aten::addmm" in names_of("run")
+
+
+@pytest.mark.parametrize(("count", "traced"), [(52, [2, 3, 4, 5, 6]), (56, [50, 51, 52, 53, 54])])
+def test_a_later_window_replaces_the_first_when_it_is_as_good(task, count, traced):
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(count):
+            task.step()
+    assert traced_of("run") == traced
+    assert [row["number"] for row in steps_of("run")] == list(range(count))
+    assert f"ProfilerStep#{traced[0]}" in names_of("run")
+
+
+def test_no_second_trace_while_a_span_of_the_first_is_open(task):
+    with chopper.profile("run", collect=TRACE_ONLY), torch.profiler.record_function("epoch"):
+        for _ in range(56):
+            task.step()
+    assert traced_of("run") == [2, 3, 4, 5, 6]
+    assert [f.code for f in Run.open(Path("run")).part(0).findings] == ["run.window_skipped"]
+
+
+def test_chosen_steps_are_traced(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(4, 6)):
+        for _ in range(8):
+            task.step()
+    assert traced_of("run") == [4, 5]
+
+
+def test_a_run_that_ends_before_its_window_says_why_it_has_no_trace(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(10, 12)):
+        for _ in range(5):
+            task.step()
+    part = Run.open(Path("run")).part(0)
+    assert part.traces == ()
+    assert part.collectors[0].reason == (
+        "the program ended after 5 steps; steps from 9 on are traced"
+    )
+    assert len(steps_of("run")) == 5
+
+
+def test_a_loop_without_steps_is_traced_whole(task):
+    with chopper.profile("run", collect=TRACE_ONLY):
+        task.model(torch.ones(2, 8))
+    assert steps_of("run") == []
+    assert "aten::addmm" in names_of("run")
+
+
+def test_without_a_trace_no_step_is_kept_in_memory(monkeypatch):
+    monkeypatch.setattr(_step_log, "_FLUSH_NS", 0)
+    with chopper.profile("run", collect=(), trace=False) as prof:
+        for _ in range(100):
+            prof.step()
+        session = _session.active()
+        assert session is not None
+        log = session._log
+        assert log is not None
+        assert (log._history, log._rows) == ([], [])
+    assert len(steps_of("run")) == 100
+
+
+def test_marks_that_come_late_begin_the_windows_again(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(2, 4)) as prof:
+        for _ in range(6):
+            for _ in range(20):
+                task.step()
+            prof.step()
+    assert traced_of("run") == [2, 3]
+    assert names_of("run").count("aten::addmm") >= 2 * 2 * 20
+    assert findings_of() == ["run.steps_recounted"]
+
+
+def test_marks_that_come_within_a_later_window_begin_the_windows_again(task):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        for _ in range(10):
+            for _ in range(52):
+                task.step()
+            prof.step()
+    assert traced_of("run") == [2, 3, 4, 5, 6]
+    assert len(steps_of("run")) == 10
+
+
+def test_a_recording_without_steps_says_so():
+    with chopper.profile("run", collect=(), trace=False):
+        pass
+    assert findings_of() == ["run.no_steps"]
+
+
+def test_help_names_the_default_windows():
+    from chopper._steps import DEFAULT_WINDOWS_TEXT
+
+    assert DEFAULT_WINDOWS_TEXT == "2:7, then 50:55 in their place"
+    documented = chopper.profile.__doc__ or ""
+    for window in DEFAULT_WINDOWS:
+        assert f"``{window.start}:{window.stop}``" in documented
