@@ -1,38 +1,66 @@
-"""Every number that the reference workloads exist to show, measured here, in one table.
+"""Every number that the reference workloads exist to show, measured here, and all that they measured.
 
     python -m benchmarks.headlines                      # all of them, under 20 minutes on two cores
     python -m benchmarks.headlines gemm overlap
-    python -m benchmarks.headlines --output runs/headlines --docs docs/workloads/headlines.md
+    python -m benchmarks.headlines --output runs/headlines --docs docs/workloads
 
 Each workload runs as `chopper run NAME` does, at its default size. What cannot run here is left out
 with its reason. With --output the experiments are kept, and --keep then measures only what is not
-there yet, so that the table can be made in parts. Figures in the documentation come from this: --docs
-writes the table, the machine and the command into the page.
+there yet, so that the table can be made in parts.
+
+Figures in the documentation come from this: --docs writes the table into headlines.md, and what each
+workload measured, with machine, date and command, into the marked part of its page:
+`<!-- measured: NAME -->` … `<!-- end -->`. It takes all that --output holds, so that workloads
+can be measured again one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
+import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from chopper import _format as fmt
 from chopper import experiment as ex
-from chopper._workloads import WORKLOADS, find, headlines_of
+from chopper._workloads import WORKLOADS, find
 from chopper.errors import ChopperError
 from chopper.experiment import Experiment, Headline
-from chopper.reports.experiment import headline_table
+from chopper.reports.experiment import facts, headline_table, section
 from chopper.workloads.headlines import MODELS
 
 TOOK = "headlines.json"
 """In the output directory: workload → seconds that it took, or why it did not run."""
-BEGIN, END = "<!-- headlines: begin -->", "<!-- headlines: end -->"
+EXPERIMENTS = tuple(name for name, workload in WORKLOADS.items() if workload.experiment)
+TABLE = "headlines"
+PAGES = {
+    TABLE: "headlines.md",
+    "fsdp": "training.md",
+    **dict.fromkeys(("collectives", "gemm", "membw"), "microbenchmarks.md"),
+}
+"""Where a marked part is; a workload's own page by default."""
+END = "<!-- end -->"
+Took = dict[str, float | str]
+
+
+def begin(name: str) -> str:
+    """What the marked part of a workload, or the table's, begins with."""
+    return f"<!-- measured: {name} -->"
+
+
+def page_of(docs: Path, name: str) -> Path:
+    """The page that has the marked part of a workload, or the table's."""
+    return docs / PAGES.get(name, f"{name}.md")
 
 
 def run(name: str, output: Path, extra: list[str]) -> str | None:
@@ -43,18 +71,24 @@ def run(name: str, output: Path, extra: list[str]) -> str | None:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            last = line.strip() or last
-            if line.startswith("chopper: ") and " of " in line:
-                print(
-                    f"{name}: {line.removeprefix('chopper: ')}", end="", file=sys.stderr, flush=True
-                )
+        try:
+            for line in process.stderr:
+                told, mark, said = line.partition("chopper: ")
+                if mark and not told and re.match(r"\d+ of \d+", said):
+                    print(f"{name}: {said}", end="", file=sys.stderr, flush=True)
+                elif not re.match(r"report: |next: |  ", line):
+                    last = line.strip() or last
+        except BaseException:  # leaving waits for it
+            process.terminate()
+            raise
     return None if not process.returncode else last or f"exit code {process.returncode}"
 
 
 def machine(experiment: Experiment) -> str:
     """What it was measured on, in a line."""
-    attribution = next(a for runs in experiment.attributions.values() for a in runs)
+    attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
+    if attribution is None:
+        return f"{experiment.plan.device}, of a machine that is not known"
     rank = attribution.run.manifest.ranks[0]
     said = rank.environment
     device = next((d.name for d in rank.devices if d.name), None)
@@ -67,7 +101,12 @@ def machine(experiment: Experiment) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def rows(experiments: list[Experiment], took: dict[str, float | str]) -> tuple[Headline, ...]:
+def day(experiment: Experiment) -> dt.date:
+    """When it began, in UTC."""
+    return dt.datetime.fromtimestamp(experiment.plan.created_ns / 1e9, dt.UTC).date()
+
+
+def rows(experiments: Sequence[Experiment], took: Took) -> tuple[Headline, ...]:
     """What was measured, and what is arithmetic alone of workloads that could not run."""
     models = [MODELS[name] for name, why in took.items() if isinstance(why, str) and name in MODELS]
     return (
@@ -76,25 +115,12 @@ def rows(experiments: list[Experiment], took: dict[str, float | str]) -> tuple[H
     )
 
 
-def page(
-    before: str, experiments: list[Experiment], took: dict[str, float | str], command: str
-) -> str:
-    """The page with its generated part made anew.
-
-    Raises:
-        SystemExit: the page has no such part.
-    """
-    head, begin, rest = before.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"the page has no part between {BEGIN} and {END}")
-    days = sorted(
-        dt.datetime.fromtimestamp(e.plan.created_ns / 1e9, dt.UTC).date() for e in experiments
-    )
+def table(experiments: Sequence[Experiment], took: Took, command: str) -> list[str]:
+    """The marked part of the table's page."""
+    days = sorted(day(e) for e in experiments)
     ran = {name: s for name, s in took.items() if not isinstance(s, str)}
     said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in ran.items())
-    lines = [
-        *("", ""),
+    return [
         f"Measured {'' if days[0] == days[-1] else f'from {days[0]} to '}{days[-1]} on "
         f"{machine(experiments[0])}, by",
         "",
@@ -106,7 +132,71 @@ def page(
         "",
         *(f"Not measured: {name} ({why})." for name, why in took.items() if isinstance(why, str)),
     ]
-    return head + begin + "\n".join(lines).rstrip() + "\n\n" + end + tail
+
+
+def measured(experiment: Experiment, seconds: float) -> list[str]:
+    """The marked part of a workload's page."""
+    return [
+        f"Measured {day(experiment)} on {machine(experiment)}, in {seconds:.0f} s, by",
+        "",
+        f"    {command_of(experiment)}",
+        "",
+        f"as one of `python -m benchmarks.headlines`: {facts(experiment)}.",
+        "",
+        *section(experiment),
+    ]
+
+
+def command_of(experiment: Experiment) -> str:
+    """What measures the same again, wherever it was kept."""
+    words = iter(experiment.plan.command)
+    kept = []
+    for word in words:
+        if word == "-o":
+            next(words)
+        elif word != "--force":
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def filled(text: str, name: str, lines: list[str]) -> str:
+    """A page with one marked part made anew.
+
+    Raises:
+        SystemExit: the page has no such part.
+    """
+    head, marked, rest = text.partition(begin(name))
+    _, end, tail = rest.partition(END)
+    if not (marked and end):
+        raise SystemExit(f"the page has no part between {begin(name)} and {END}")
+    made = "\n".join(lines).rstrip()
+    return f"{head}{marked}\n\n{made}\n\n{end}{tail}"
+
+
+def unmarked(docs: Path) -> Iterator[str]:
+    """What keeps the pages from being written."""
+    for name in (TABLE, *EXPERIMENTS):
+        page = page_of(docs, name)
+        try:
+            filled(page.read_text(encoding="utf-8"), name, [])
+        except OSError as exc:
+            yield f"{page}: cannot be read ({exc.strerror})"
+        except SystemExit as exc:
+            yield f"{page}: {exc}"
+
+
+def write(docs: Path, experiments: Sequence[Experiment], took: Took, command: str) -> None:
+    """Write the table, and what each workload measured, into the pages."""
+    parts = {TABLE: table(experiments, took, command)}
+    found = {e.plan.workload: e for e in experiments}
+    for name, seconds in took.items():
+        if isinstance(seconds, str):
+            parts[name] = [f"Not measured: {seconds}."]
+        else:
+            parts[name] = measured(found[name], seconds)
+    for name, lines in parts.items():
+        page = page_of(docs, name)
+        page.write_text(filled(page.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
 
 
 def main() -> None:
@@ -114,55 +204,72 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("workloads", nargs="*", help="names; all that have headlines by default")
+    parser.add_argument("workloads", nargs="*", help="names; all that are experiments by default")
     parser.add_argument("--output", type=Path, help="keep the experiments there")
     parser.add_argument("--keep", action="store_true", help="do not run again what is there")
     parser.add_argument("--repeats", type=int, help="of each variant")
-    parser.add_argument("--docs", type=Path, help="page to write the table into")
+    parser.add_argument("--docs", type=Path, help="folder of the pages to write into")
     parser.add_argument("--json", action="store_true", dest="as_json")
     args = parser.parse_args()
     if args.keep and args.output is None:
         parser.error("--keep: name the experiments' directory with --output")
-    known = [n for n, w in WORKLOADS.items() if w.experiment and headlines_of(n) is not None]
-    names = args.workloads or known
+    names = args.workloads or [*EXPERIMENTS]
     for name in names:
         try:
             find(name)
         except ChopperError as exc:
             parser.error(str(exc))
-        if name not in known:
-            parser.error(f"{name} has no headline; {', '.join(known)} have")
-    if args.docs is not None:  # a page that cannot be written is refused before anything runs
-        page_before = args.docs.read_text(encoding="utf-8")
-        if BEGIN not in page_before or END not in page_before:
-            parser.error(f"{args.docs}: has no part between {BEGIN} and {END}")
+        if name not in EXPERIMENTS:
+            parser.error(f"{name} is no experiment; {', '.join(EXPERIMENTS)} are")
+    took = kept(args.output)
+    if args.docs is not None:  # what cannot be written is refused before anything runs
+        absent = [name for name in EXPERIMENTS if name not in took and name not in names]
+        if absent:
+            where = args.output or "an --output"
+            parser.error(f"--docs takes all: {', '.join(absent)} not in {where}; name no workloads")
+        for problem in unmarked(args.docs):
+            parser.error(f"--docs: {problem}")
     extra = [] if args.repeats is None else ["--repeats", str(args.repeats)]
-    experiments: list[Experiment] = []
-    with tempfile.TemporaryDirectory(prefix="chopper-headlines-") as scratch:
-        place = args.output or Path(scratch)
+    with contextlib.ExitStack() as stack:
+        place = args.output or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chopper-headlines-"))
+        )
         place.mkdir(parents=True, exist_ok=True)
-        kept = place / TOOK
-        took: dict[str, float | str] = json.loads(kept.read_text()) if kept.is_file() else {}
         for name in names:
             if not (args.keep and isinstance(took.get(name), float)):
                 begin_s = time.perf_counter()
                 why = run(name, place / name, extra)
                 took[name] = why or time.perf_counter() - begin_s
-                kept.write_text(json.dumps(took, indent=2) + "\n")
-            if isinstance(took[name], str):
-                print(f"{name}: {took[name]}", file=sys.stderr, flush=True)
-                continue
-            print(f"{name}: took {took[name]:.0f} s", file=sys.stderr, flush=True)
-            experiments.append(ex.load(place / name))
-            _ = experiments[-1].headlines  # drawn while its files are there
-        took = {name: took[name] for name in names}
+                (place / TOOK).write_text(json.dumps(took, indent=2) + "\n")
+            said = took[name]
+            said = said if isinstance(said, str) else f"took {said:.0f} s"
+            print(f"{name}: {said}", file=sys.stderr, flush=True)
+        if args.docs is None:
+            took = {name: took[name] for name in names}
+        else:
+            took = {name: took[name] for name in EXPERIMENTS}
+        experiments = [ex.load(place / n) for n, s in took.items() if not isinstance(s, str)]
+        for experiment in experiments:
+            _ = experiment.headlines  # drawn while its files are there
         if args.docs is not None and experiments:
-            words = [*args.workloads, *(["--repeats", str(args.repeats)] if extra else [])]
-            command = shlex.join(["python", "-m", "benchmarks.headlines", *words])
-            args.docs.write_text(page(page_before, experiments, took, command), encoding="utf-8")
+            command = shlex.join(["python", "-m", "benchmarks.headlines", *extra])
+            write(args.docs, experiments, took, command)
+    tell(experiments, took, as_json=args.as_json)
+
+
+def kept(output: Path | None) -> Took:
+    """What an output directory says of the workloads that it holds."""
+    if output is None or not (output / TOOK).is_file():
+        return {}
+    took: Took = json.loads((output / TOOK).read_text())
+    return took
+
+
+def tell(experiments: Sequence[Experiment], took: Took, *, as_json: bool) -> None:
+    """Print the table."""
     headlines = rows(experiments, took)
     absent = {name: why for name, why in took.items() if isinstance(why, str)}
-    if args.as_json:
+    if as_json:
         document = {
             "schema": "chopper.headlines/1",
             "machine": machine(experiments[0]) if experiments else None,
@@ -177,7 +284,13 @@ def main() -> None:
         print(f"\n{name}: {reason}")
 
 
+def leave(number: int, _frame: FrameType | None) -> None:
+    """End as after an interrupt, so that what runs is ended, too."""
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, leave)
     try:
         main()
     except KeyboardInterrupt:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH = 60
 _LEAST_SHARE = 0.01
+_ROUNDING = 1e-9
 _CAUSES = 5
 """Causes named for each variant."""
 
@@ -91,26 +92,31 @@ def intervals(experiment: Experiment) -> str:
     )
 
 
-def grids(experiment: Experiment) -> list[Grid]:
-    """All that was measured, as tables."""
+def grids(experiment: Experiment, *, full: bool = False) -> list[Grid]:
+    """All that was measured, as tables.
+
+    Args:
+        experiment: what to show.
+        full: with the intervals of ratios.
+    """
     out = [
         Grid(title=e.title, headings=e.headings, rows=e.rows, words=e.words, note=e.note)
         for e in experiment.exhibits
     ]
     plain = [row for row in experiment.rows if not row.labels]
-    out += [_by_variant(experiment, plain)] if plain else []
-    out += _causes(experiment)
-    out += [_of_view(experiment, shown) for shown in experiment.shown]
+    out += [_by_variant(experiment, plain, full=full)] if plain else []
+    out += _causes(experiment, full=full)
+    out += [_of_view(experiment, shown, full=full) for shown in experiment.shown]
     sets: dict[tuple[str, ...], list[Row]] = {}
     for row in experiment.rows:
         if row.labels:
             sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
     for rows in sets.values():
-        out += _by_labels(experiment, rows)
+        out += _by_labels(experiment, rows, full=full)
     return out
 
 
-def _causes(experiment: Experiment) -> list[Grid]:
+def _causes(experiment: Experiment, *, full: bool) -> list[Grid]:
     """Where the step's time goes in each variant; causes that are little in all are left out."""
     rows = experiment.causes
     whole: dict[str, float] = {}
@@ -134,7 +140,7 @@ def _causes(experiment: Experiment) -> list[Grid]:
                 *(
                     (
                         full_label(c),
-                        *(_cell(at.get((v, c)), "time_ns") for v in experiment.variants),
+                        *(_cell(at.get((v, c)), "time_ns", full=full) for v in experiment.variants),
                     )
                     for c in kept
                 ),
@@ -147,15 +153,17 @@ def _causes(experiment: Experiment) -> list[Grid]:
     ]
 
 
-def _of_view(experiment: Experiment, shown: Beside) -> Grid:
+def _of_view(experiment: Experiment, shown: Beside, *, full: bool) -> Grid:
     from chopper.views import VIEWS
 
     view, rows = VIEWS[shown.view], experiment.beside(shown)
-    grid = _by_variant(experiment, list(rows), title=view.title)
+    grid = _by_variant(experiment, list(rows), title=view.title, full=full)
     return replace(grid, note=view.doc if rows else f"Not known here: {view.needs or 'no rows'}.")
 
 
-def _by_variant(experiment: Experiment, rows: list[Row], *, title: str | None = None) -> Grid:
+def _by_variant(
+    experiment: Experiment, rows: list[Row], *, title: str | None = None, full: bool
+) -> Grid:
     measures = list(dict.fromkeys(row.measure for row in rows))
     at = {(row.variant, row.measure): row for row in rows}
     title = title or ("Variants" if len(experiment.variants) > 1 else "Measured")
@@ -167,7 +175,7 @@ def _by_variant(experiment: Experiment, rows: list[Row], *, title: str | None = 
             title=title,
             headings=("", *experiment.variants),
             rows=tuple(
-                (fmt.heading(m), *(_cell(at.get((v, m))) for v in experiment.variants))
+                (fmt.heading(m), *(_cell(at.get((v, m)), full=full) for v in experiment.variants))
                 for m in measures
             ),
             words=1,
@@ -176,14 +184,14 @@ def _by_variant(experiment: Experiment, rows: list[Row], *, title: str | None = 
         title=title,
         headings=("", *(fmt.heading(m) for m in measures)),
         rows=tuple(
-            (variant, *(_cell(at.get((variant, m))) for m in measures))
+            (variant, *(_cell(at.get((variant, m)), full=full) for m in measures))
             for variant in experiment.variants
         ),
         words=1,
     )
 
 
-def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Grid]:
+def _by_labels(experiment: Experiment, rows: list[Row], *, full: bool) -> list[Grid]:
     """Measures beside each other; with several variants one grid per measure instead."""
     measures = list(dict.fromkeys(row.measure for row in rows))
     labels = list(dict.fromkeys(row.labels for row in rows))
@@ -195,10 +203,10 @@ def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Grid]:
     split = [[c for c in columns if c[1] == m] for m in measures] if several else [columns]
     return [
         Grid(
-            title=fmt.heading(part[0][1]).capitalize() if several else "Sweep",
+            title=fmt.heading(part[0][1]).capitalize() if several else f"By {' and '.join(names)}",
             headings=(*names, *(v if several else fmt.heading(m) for v, m in part)),
             rows=tuple(
-                (*_words(label), *(_cell(at.get((v, m, label))) for v, m in part))
+                (*_words(label), *(_cell(at.get((v, m, label)), full=full) for v, m in part))
                 for label in labels
                 if any((v, m, label) in at for v, m in part)
             ),
@@ -212,15 +220,23 @@ def _words(labels: Labels) -> tuple[str, ...]:
     return tuple(printable(fmt.cell(key, value)) for key, value in labels)
 
 
-def _cell(row: Row | None, unit_of: str | None = None) -> str:
+def _cell(row: Row | None, unit_of: str | None = None, *, full: bool) -> str:
     if row is None:
         return fmt.UNKNOWN
     said = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
         said += f" ±{row.estimate.cv_ratio * 100:.0f} %"
-    if row.ratio is not None:
-        said += f" ({row.ratio.value:.2f}×)"
-    return said
+    return said if row.ratio is None else f"{said} ({_of_baseline(row.ratio, full=full)})"
+
+
+def _of_baseline(ratio: Estimate, *, full: bool) -> str:
+    """How many times the baseline's; ``same`` where each repetition of both gave one number."""
+    if ratio.ci95 is None:
+        return f"{ratio.value:.2f}×"
+    low, high = ratio.ci95
+    if max(abs(low - 1), abs(high - 1)) < _ROUNDING:
+        return "same"
+    return f"{ratio.value:.2f}×" + (f", {low:.2f} … {high:.2f}" if full else "")
 
 
 def times(estimate: Estimate | None) -> str:
@@ -328,24 +344,34 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
 def markdown(experiment: Experiment) -> str:
     """An experiment as Markdown."""
     out = [f"# {escape(experiment.plan.workload)}", "", escape(facts(experiment)), ""]
-    out += [f"- {escape(note)}" for note in experiment.notes]
-    for grid in grids(experiment):
-        out += ["", f"## {escape(grid.title)}", ""]
+    return "\n".join([*out, *section(experiment, heading="## {}")]) + "\n"
+
+
+def section(experiment: Experiment, *, heading: str = "**{}**") -> list[str]:
+    """All that an experiment shows, as lines of Markdown for a page about more than that.
+
+    Args:
+        experiment: what to show.
+        heading: of a table.
+    """
+    out = [*(f"- {escape(note)}" for note in experiment.notes), *([""] if experiment.notes else [])]
+    for grid in grids(experiment, full=True):
+        out += [heading.format(escape(grid.title)), ""]
         if grid.note:
             out += [escape(grid.note), ""]
         if not grid.rows:
             continue
         out.append("| " + " | ".join(escape(h) for h in grid.headings) + " |")
         out.append("|" + "---|" * grid.words + "---:|" * (len(grid.headings) - grid.words))
-        out += ["| " + " | ".join(escape(c) for c in row) + " |" for row in grid.rows]
+        out += [*("| " + " | ".join(escape(c) for c in row) + " |" for row in grid.rows), ""]
     for name, comparison in experiment.comparisons.items():
-        out += ["", f"## {escape(str(experiment.plan.baseline))} → {escape(name)}", ""]
+        out += [heading.format(f"{escape(str(experiment.plan.baseline))} → {escape(name)}"), ""]
         out += [escape(comparison.verdict), ""]
-        out += [f"- {escape(change_line(c, comparison.step.a_ns))}" for c in told(comparison)]
+        changes = [change_line(c, comparison.step.a_ns) for c in told(comparison)]
+        out += [*(f"- {escape(change)}" for change in changes), ""]
     if experiment.headlines:
-        out += ["", *headline_table(experiment.headlines)]
-    out += ["", escape(intervals(experiment))]
-    return "\n".join(out) + "\n"
+        out += [heading.format("Headlines"), "", *headline_table(experiment.headlines), ""]
+    return [*out, escape(intervals(experiment))]
 
 
 def headline_table(headlines: tuple[Headline, ...]) -> list[str]:

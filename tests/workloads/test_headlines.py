@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -48,35 +49,72 @@ def test_a_row_holds_what_is_stated_what_is_here_the_ratio_and_the_interval():
     ]
 
 
-def test_the_page_in_the_documentation_has_the_part_that_is_generated(headlines):
-    text = (ROOT / "docs/workloads/headlines.md").read_text()
-    assert text.index(headlines.BEGIN) < text.index(headlines.END)
+def test_only_the_marked_part_of_a_page_changes(headlines):
+    text = f"before\n{headlines.begin('a')}\nold\n<!-- end -->\nbetween\n"
+    text += f"{headlines.begin('b')}\n<!-- end -->\nafter\n"
+    made = headlines.filled(text, "a", ["new", ""])
+    assert made == text.replace("\nold\n", "\n\nnew\n\n")
+    assert headlines.filled(made, "a", ["new"]) == made  # written again, it is the same
+    with pytest.raises(SystemExit, match="has no part between <!-- measured: c -->"):
+        headlines.filled(text, "c", [])
 
 
-def test_only_the_generated_part_of_a_page_changes(headlines, monkeypatch):
-    monkeypatch.setattr(headlines, "machine", lambda _: "a machine")
+def test_each_page_holds_what_is_written_from_the_experiments(headlines, tmp_path):
+    """From made ones: tables, causes, intervals, command; and nothing else of the page changes."""
+    for page in (ROOT / "docs/workloads").glob("*.md"):
+        (tmp_path / page.name).write_text(page.read_text())
+    made = measured(
+        "gemm",
+        [
+            ("median_flop_per_s", variant, rate, {"dtype": "float32", "shape": "8x8x8"})
+            for variant, rates in (("random", (1.0e9, 1.02e9)), ("zeros", (2.0e9, 2.04e9)))
+            for rate in rates
+        ],
+        seed=0,
+    )
+    took = dict.fromkeys(headlines.EXPERIMENTS, "the machine lacks it") | {"gemm": 61.4}
+    assert not [*headlines.unmarked(tmp_path)]
+    headlines.write(tmp_path, [made], took, "python -m benchmarks.headlines")
 
-    class Plan:
-        created_ns = 1_700_000_000_000_000_000
+    parts = {name: marked(headlines, tmp_path, name) for name in headlines.EXPERIMENTS}
+    assert parts.pop("gemm") == "\n".join(headlines.measured(made, 61.4)).strip()
+    assert set(parts.values()) == {"Not measured: the machine lacks it."}
+    of_gemm = marked(headlines, tmp_path, "gemm")
+    assert of_gemm.startswith("Measured 1970-01-01 on cpu, of a machine that is not known, in 61 s")
+    assert "    chopper run gemm --seed 7\n" in of_gemm  # without where it was kept
+    assert (
+        "| float32 | 8x8x8 | 1.01 GFLOP/s ±1 % | 2.02 GFLOP/s ±1 % (2.00×, 1.88 … 2.12) |"
+        in of_gemm
+    )
+    table = marked(headlines, tmp_path, "headlines")
+    assert "in 1 min 01 s: gemm 61 s." in table
+    assert set(headline_table(made.headlines)) <= set(table.splitlines())
+    assert "Not measured: overlap (the machine lacks it)." in table
+    for page in (ROOT / "docs/workloads").glob("*.md"):
+        assert unmarked(page.read_text()) == unmarked((tmp_path / page.name).read_text())
 
-    class Experiment:
-        plan = Plan()
-        headlines = (headline(),)
 
-    text = f"before\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
-    took = {"gemm": 61.4, "offload": "needs deepspeed"}
-    made = headlines.page(text, [Experiment()], took, "python -m benchmarks.headlines")
-    assert made.startswith(f"before\n{headlines.BEGIN}\n")
-    assert made.endswith(f"{headlines.END}\nafter\n")
-    assert "old" not in made
-    assert "Measured 2023-11-14 on a machine, by" in made
-    assert "in 1 min 01 s: gemm 61 s." in made
-    assert "| S | c | 9× |" in made
-    assert "Not measured: offload (needs deepspeed)." in made
-    # Written again, it is the same.
-    assert headlines.page(made, [Experiment()], took, "python -m benchmarks.headlines") == made
-    with pytest.raises(SystemExit, match="has no part between"):
-        headlines.page("nothing", [Experiment()], took, "")
+def test_what_the_documentation_says_was_measured_comes_from_the_same_experiments(headlines):
+    """A headline on a workload's page stands in the table, too."""
+    docs = ROOT / "docs/workloads"
+    table = marked(headlines, docs, "headlines").splitlines()
+    for name in headlines.EXPERIMENTS:
+        part = marked(headlines, docs, name)
+        assert part.startswith(("Measured ", "Not measured: ")), name
+        head = "| system | number | survey | primary source | here | 95 % | ratio | configuration |"
+        lines = iter(part.splitlines())
+        if head in lines:
+            drawn = [line for line in lines if line.startswith("| ")]
+            assert set(drawn) <= set(table), name
+
+
+def marked(headlines, docs, name):
+    text = headlines.page_of(docs, name).read_text()
+    return text.partition(headlines.begin(name))[2].partition(headlines.END)[0].strip()
+
+
+def unmarked(text):
+    return re.sub(r"(<!-- measured: .*? -->).*?(<!-- end -->)", r"\1\2", text, flags=re.DOTALL)
 
 
 def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines):
@@ -89,9 +127,11 @@ def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines
     ("words", "message"),
     [
         (["gemn"], "no such workload"),
-        (["membw"], "membw has no headline"),
+        (["fsdp2"], "fsdp2 is no experiment"),
         (["--keep"], "name the experiments' directory with --output"),
-        (["--docs", __file__], "has no part between"),
+        (["--docs", __file__], "cannot be read"),
+        (["--docs", str(ROOT / "docs"), "--output", "nowhere"], "cannot be read"),
+        (["gemm", "--docs", str(ROOT / "docs/workloads")], "--docs takes all: fsdp, "),
     ],
 )
 def test_wrong_words_are_refused_before_anything_runs(
@@ -113,7 +153,7 @@ def measured(workload, numbers, *, ranks=2, **options):
         chopper_version="0",
         workload=workload,
         summary="made by hand",
-        command=["chopper"],
+        command=["chopper", "run", workload, "-o", "kept/here", "--force", "--seed", "7"],
         created_ns=1,
         ranks=ranks,
         device="cpu",
