@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.make import analyzed, of_rank, run, write
+from tests.bad_input.make import analyzed, of_rank, write
+from tests.command import run
 from tests.kineto_writer import small_trace
 
 

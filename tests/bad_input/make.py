@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chopper import cli
+from tests.command import run
 from tests.kineto_writer import encode as encode_trace
 from tests.kineto_writer import small_trace
-
-PROGRESS = re.compile(r"chopper: .* …$")
-"""Printed by whatever takes more than a second: not a message."""
-
-
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        return [line for line in self.err.splitlines() if not PROGRESS.match(line)]
-
-
-def run(*arguments: str | Path) -> Outcome:
-    """The whole command, as the entry point runs it."""
-    out, err = io.StringIO(), io.StringIO()
-    argv, sys.argv = sys.argv, ["chopper", *map(str, arguments)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main()
-            except SystemExit as exc:
-                code = exc.code if isinstance(exc.code, int) else 0
-    finally:
-        sys.argv = argv
-    return Outcome(code, out.getvalue(), err.getvalue())
 
 
 def refused(source: str | Path, tmp_path: Path) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.make import GOOD, PNG, analyzed, quality, refused, run, same, write
+from tests.bad_input.make import GOOD, PNG, analyzed, quality, refused, same, write
+from tests.command import run
 from tests.kineto_writer import EPOCH_FRACTION, NANOSECONDS, Number, small_trace
 from tests.kineto_writer import encode as encode_trace
 

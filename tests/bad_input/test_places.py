@@ -7,15 +7,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.bad_input.make import GOOD, PROGRESS, analyzed, run, same, write
+from tests.bad_input.make import GOOD, analyzed, same, write
+from tests.command import Outcome, process, run
 from tests.conftest import tmpfs
 from tests.kineto_writer import small_trace
 
@@ -109,64 +107,35 @@ def test_run_on_a_full_disk_is_still_read(full_disk: Path, tmp_path: Path) -> No
     assert not list(full_disk.rglob("*.tmp"))
 
 
-def chopper_process(*arguments: str | Path, **how: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "chopper", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        **how,
-    )
-
-
 def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.json", GOOD)
-    assert chopper_process("analyze", trace, "--json").returncode == 0
-    bad = chopper_process("analyze", tmp_path / "none.json")
-    assert (bad.returncode, bad.stdout) == (1, "")
-    assert bad.stderr == f"chopper: {tmp_path}/none.json: no such file or directory\n"
-    usage = chopper_process("analyze", trace, "--by", "colour")
-    assert usage.returncode == 2
-    assert "Traceback" not in usage.stderr
-    assert chopper_process("analyse", trace).returncode == 2
-    assert chopper_process("import").returncode == 2
+    assert process("analyze", trace, "--json").code == 0
+    bad = process("analyze", tmp_path / "none.json")
+    assert (bad.code, bad.out) == (1, "")
+    assert bad.err == f"chopper: {tmp_path}/none.json: no such file or directory\n"
+    usage = process("analyze", trace, "--by", "colour")
+    assert usage.code == 2
+    assert "Traceback" not in usage.err
+    assert process("analyse", trace).code == 2
+    assert process("import").code == 2
 
 
 def test_results_to_a_full_device(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.json", GOOD)
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "chopper", "analyze", str(trace), "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert ended.returncode == 1
-    (line,) = [t for t in ended.stderr.splitlines() if not PROGRESS.match(t)]
-    assert line == "chopper: standard output: cannot be written (No space left on device)"
+        ended = process("analyze", trace, "--json", stdout=full)
+    assert ended.code == 1
+    assert ended.line == ("chopper: standard output: cannot be written (No space left on device)")
 
 
-def ordinary(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def ordinary(*arguments: str | Path) -> Outcome:
     """Run as somebody whom permissions bind: root only without its powers."""
-    prefix: list[str] = []
+    prefix: tuple[str, ...] = ()
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:
             pytest.skip("root obeys permissions only through setpriv, which is not here")
-        prefix = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "chopper", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def only_line(ended: subprocess.CompletedProcess[str]) -> str:
-    (line,) = [t for t in ended.stderr.splitlines() if not PROGRESS.match(t)]
-    return line
+        prefix = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
+    return process(*arguments, prefix=prefix)
 
 
 @contextlib.contextmanager
@@ -190,8 +159,8 @@ def test_read_only_run_and_places(tmp_path: Path) -> None:
     shutil.rmtree(shared / "run" / "tables")
     with modes(0o555, shared, shared / "run", shared / "run" / "rank-00000"):
         ended = ordinary("analyze", shared / "run", "--json")
-        assert ended.returncode == 0, ended.stderr
-        assert same(json.loads(ended.stdout), whole)
+        assert ended.code == 0, ended.err
+        assert same(json.loads(ended.out), whole)
         assert not (shared / "run" / "tables").exists()
         for command in (
             ("import", trace, "-o", shared / "mine"),
@@ -199,8 +168,8 @@ def test_read_only_run_and_places(tmp_path: Path) -> None:
             ("report", trace, "-o", shared / "r.json"),
         ):
             ended = ordinary(*command)
-            assert ended.returncode == 1, ended.stderr
-            assert "Permission denied" in only_line(ended)
+            assert ended.code == 1, ended.err
+            assert "Permission denied" in ended.line
     assert same(analyzed(shared / "run"), whole)
 
 
@@ -212,7 +181,7 @@ def test_files_that_may_not_be_read(tmp_path: Path) -> None:
     with modes(0, trace, tmp_path / "run" / "manifest.json", closed):
         for source in ("t.json", "run", "closed"):
             ended = ordinary("analyze", tmp_path / source)
-            assert ended.returncode == 1
-            line = only_line(ended)
+            assert ended.code == 1
+            line = ended.line
             assert line.startswith(f"chopper: {tmp_path / source}")
             assert "cannot be read (Permission denied)" in line

@@ -13,7 +13,8 @@ import pytest
 import chopper
 from chopper.manifest import RankManifest, encode
 from chopper.run import RunWriter, StreamWriter, finalize
-from tests.bad_input.make import GOOD, PNG, analyzed, of_rank, quality, refused, run, same, write
+from tests.bad_input.make import GOOD, PNG, analyzed, of_rank, quality, refused, same, write
+from tests.command import run
 from tests.kineto_writer import small_trace
 
 

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import Outcome, process, run
 from tests.comparing import trace
 
 
-def chopper(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "chopper", *arguments], cwd=cwd, capture_output=True, text=True
-    )
+def chopper(*arguments: str, cwd: Path) -> Outcome:
+    return run(*arguments, cwd=cwd)
 
 
 @pytest.fixture
@@ -26,32 +23,30 @@ def pair(tmp_path: Path) -> Path:
 
 def test_text_says_what_changed(pair) -> None:
     shown = chopper("compare", "a.json", "b.json", cwd=pair)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.code == 0, shown.err
     # The next addition waits for its own launch: a longer product leaves less idle time.
-    assert "No difference can be told from noise" in shown.stdout
-    assert "Computing" in shown.stdout
-    assert "+4.00 µs" in shown.stdout
-    assert "aten::mm" in shown.stdout
-    assert all(len(line) <= 100 for line in shown.stdout.splitlines())
+    assert "No difference can be told from noise" in shown.out
+    assert "Computing" in shown.out
+    assert "+4.00 µs" in shown.out
+    assert "aten::mm" in shown.out
+    assert all(len(line) <= 100 for line in shown.out.splitlines())
 
 
 def test_the_gate_sets_the_exit_code(pair) -> None:
-    assert (
-        chopper("compare", "a.json", "b.json", "--fail-on", "step>+50%", cwd=pair).returncode == 0
-    )
-    failed = chopper("compare", "a.json", "b.json", "--fail-on", "compute>+1us", cwd=pair)
-    assert failed.returncode == 1
-    assert "the gate failed" in failed.stdout
+    assert chopper("compare", "a.json", "b.json", "--fail-on", "step>+50%", cwd=pair).code == 0
+    failed = process("compare", "a.json", "b.json", "--fail-on", "compute>+1us", cwd=pair)
+    assert failed.code == 1
+    assert "the gate failed" in failed.out
     better = chopper("compare", "b.json", "a.json", "--fail-on", "compute>+1us", cwd=pair)
-    assert better.returncode == 0
-    assert "the gate passed" in better.stdout
+    assert better.code == 0
+    assert "the gate passed" in better.out
     refused = chopper("compare", "a.json", "other.json", "--fail-on", "step>+900%", cwd=pair)
-    assert refused.returncode == 1
-    assert "gate refused: A and B do not do the same work (FLOP per step" in refused.stdout
+    assert refused.code == 1
+    assert "gate refused: A and B do not do the same work (FLOP per step" in refused.out
     forced = chopper(
         "compare", "a.json", "other.json", "--fail-on", "step>+900%", "--allow-different", cwd=pair
     )
-    assert forced.returncode == 0
+    assert forced.code == 0
 
 
 def test_what_is_wrong_is_one_line(pair) -> None:
@@ -63,18 +58,18 @@ def test_what_is_wrong_is_one_line(pair) -> None:
         (("-o", "none/c.html"), 1, "does not exist"),
     ):
         shown = chopper("compare", "a.json", "b.json", *arguments, cwd=pair)
-        assert shown.returncode == code, arguments
-        assert "Traceback" not in shown.stderr
-        (line,) = shown.stderr.splitlines()
+        assert shown.code == code, arguments
+        assert "Traceback" not in shown.err
+        (line,) = shown.err.splitlines()
         assert words in line
     missing = chopper("compare", "a.json", "gone.json", cwd=pair)
-    assert missing.returncode == 1
-    assert "gone.json" in missing.stderr.splitlines()[-1]
+    assert missing.code == 1
+    assert "gone.json" in missing.err.splitlines()[-1]
 
 
 def test_json_is_the_documented_form(pair) -> None:
     shown = chopper("compare", "a.json", "b.json", "--json", "--fail-on", "step>0", cwd=pair)
-    document = json.loads(shown.stdout)
+    document = json.loads(shown.out)
     assert document["schema"] == "chopper.comparison/1"
     assert list(document) == [
         "schema",
@@ -101,15 +96,15 @@ def test_json_is_the_documented_form(pair) -> None:
 def test_the_extension_chooses_the_format(pair) -> None:
     for name, start in (("c.md", "# "), ("c.txt", "A  a.json"), ("c.html", "<!doctype html>")):
         shown = chopper("compare", "a.json", "b.json", "-o", name, cwd=pair)
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout == f"{name}\n"
+        assert shown.code == 0, shown.err
+        assert shown.out == f"{name}\n"
         assert (pair / name).read_text().startswith(start)
     again = chopper("compare", "a.json", "b.json", "-o", "c.md", cwd=pair)
-    assert again.returncode == 1
-    assert "pass --force" in again.stderr
+    assert again.code == 1
+    assert "pass --force" in again.err
     failed = chopper(
         "compare", "a.json", "b.json", "-o", "c.json", "--fail-on", "compute>+1us", cwd=pair
     )
-    assert failed.returncode == 1
-    assert "the gate failed" in failed.stderr
+    assert failed.code == 1
+    assert "the gate failed" in failed.err
     assert json.loads((pair / "c.json").read_text())["gate"]["failed"] is True

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import Outcome, run
+from tests.conftest import tmpfs
 from tests.kineto_writer import small_trace
 
 
@@ -16,35 +15,26 @@ def trace(traces_dir) -> str:
     return str(traces_dir / "hta" / "mi250-minitoy-train-rocm62.json.gz")
 
 
-def chopper(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "chopper", *arguments], cwd=cwd, capture_output=True, text=True
-    )
-
-
-def one_line(shown: subprocess.CompletedProcess[str]) -> str:
-    assert "Traceback" not in shown.stderr
-    lines = [line for line in shown.stderr.splitlines() if "…" not in line]
-    assert len(lines) == 1, shown.stderr
-    return lines[0]
+def chopper(*arguments: str, cwd: Path) -> Outcome:
+    return run(*arguments, cwd=cwd)
 
 
 def test_the_default_is_report_html_and_is_not_overwritten(trace, tmp_path) -> None:
     shown = chopper("report", trace, cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout == "report.html\n"
-    assert "MiB written" in shown.stderr
+    assert shown.code == 0, shown.err
+    assert shown.out == "report.html\n"
+    assert "MiB written" in shown.err
     page = (tmp_path / "report.html").read_text()
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
 
     (tmp_path / "report.html").write_text("mine")
     again = chopper("report", trace, cwd=tmp_path)
-    assert again.returncode == 1
-    assert "pass --force" in one_line(again)
+    assert again.code == 1
+    assert "pass --force" in again.line
     assert (tmp_path / "report.html").read_text() == "mine"
     forced = chopper("report", trace, "--force", cwd=tmp_path)
-    assert forced.returncode == 0
+    assert forced.code == 0
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
@@ -52,49 +42,41 @@ def test_the_default_is_report_html_and_is_not_overwritten(trace, tmp_path) -> N
 def test_the_extension_chooses_the_format(trace, tmp_path) -> None:
     for name in ("r.md", "r.json", "r.txt"):
         shown = chopper("report", trace, "-o", name, cwd=tmp_path)
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout == f"{name}\n"
-        assert "next: chopper analyze" in shown.stderr
+        assert shown.code == 0, shown.err
+        assert shown.out == f"{name}\n"
+        assert "next: chopper analyze" in shown.err
     assert json.loads((tmp_path / "r.json").read_text())["schema"] == "chopper.attribution/1"
     assert (tmp_path / "r.md").read_text().startswith("# ")
     assert "observed" in (tmp_path / "r.txt").read_text()
     wrong = chopper("report", trace, "-o", "r.pdf", cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert ".html, .md, .json, .txt" in one_line(wrong)
+    assert wrong.code == 2
+    assert ".html, .md, .json, .txt" in wrong.line
 
 
 def test_an_output_that_cannot_be_written_is_one_line(trace, tmp_path) -> None:
     missing = chopper("report", trace, "-o", "nowhere/r.html", cwd=tmp_path)
-    assert missing.returncode == 1
-    assert "does not exist" in one_line(missing)
+    assert missing.code == 1
+    assert "does not exist" in missing.line
     (tmp_path / "d.html").mkdir()
     folder = chopper("report", trace, "-o", "d.html", cwd=tmp_path)
-    assert folder.returncode == 1
-    assert "is a directory" in one_line(folder)
+    assert folder.code == 1
+    assert "is a directory" in folder.line
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a full disk needs root")
 def test_a_full_disk_leaves_no_part_behind(trace, tmp_path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this machine does not let tests mount a tmpfs")
-    try:
+    with tmpfs("size=256k") as disk:
         shown = chopper("report", trace, "-o", str(disk / "r.html"), cwd=tmp_path)
-        assert shown.returncode == 1
-        assert "No space left" in one_line(shown)
+        assert shown.code == 1
+        assert "No space left" in shown.line
         assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_what_is_no_run_is_one_line(tmp_path) -> None:
     (tmp_path / "empty.json").write_text("")
     for source in ("empty.json", "missing.json", "none-*.json", "."):
         shown = chopper("report", source, "-o", "r.html", cwd=tmp_path)
-        assert shown.returncode == 1, source
-        assert one_line(shown).startswith("chopper: ")
+        assert shown.code == 1, source
+        assert shown.line.startswith("chopper: ")
         assert not (tmp_path / "r.html").exists()
 
 
@@ -106,26 +88,26 @@ def test_what_the_report_is_made_from_is_not_overwritten(tmp_path) -> None:
     link.hardlink_to(trace)
     for source, output in (("t.json", "t.json"), ("*.json", "t.json"), (".", "link.json")):
         shown = chopper("report", source, "-o", output, "--force", cwd=tmp_path)
-        assert shown.returncode == 1
-        assert "is what the report is made from" in one_line(shown)
+        assert shown.code == 1
+        assert "is what the report is made from" in shown.line
     assert trace.read_bytes() == before
-    assert chopper("report", "t.json", "-o", "other.json", cwd=tmp_path).returncode == 0
+    assert chopper("report", "t.json", "-o", "other.json", cwd=tmp_path).code == 0
 
 
 def test_no_report_goes_into_a_run(tmp_path) -> None:
     (tmp_path / "t.json").write_bytes(small_trace().encode())
-    assert chopper("import", "t.json", "-o", "run", cwd=tmp_path).returncode == 0
+    assert chopper("import", "t.json", "-o", "run", cwd=tmp_path).code == 0
     (tmp_path / "link").symlink_to("run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     for output in ("run/manifest.json", "run/report.html", "link/rank-00000/r.md"):
         for source in ("run", "t.json"):
             shown = chopper("report", source, "-o", output, "--force", cwd=tmp_path)
-            assert shown.returncode == 1
-            assert "lies inside the run" in one_line(shown)
+            assert shown.code == 1
+            assert "lies inside the run" in shown.line
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
     # A web page's manifest.json does not make its directory a run.
     (tmp_path / "manifest.json").write_text('{"name": "my site"}')
-    assert chopper("report", "run", "-o", "r.md", cwd=tmp_path).returncode == 0
+    assert chopper("report", "run", "-o", "r.md", cwd=tmp_path).code == 0
 
 
 def test_the_api_does_not_overwrite_what_the_report_is_made_from_either(tmp_path) -> None:
