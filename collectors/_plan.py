@@ -143,6 +143,12 @@ class DeviceTotals(NamedTuple):
     refused: tuple[int, ...]
 
 
+def ring_records(period_ns: int) -> int:
+    """Records that a device's ring holds: those of some seconds, a power of two."""
+    records = max(_RING_MIN, _RING_S * 1_000_000_000 // period_ns)
+    return 1 << (records - 1).bit_length()
+
+
 class Background:
     """A plan at work.
 
@@ -166,10 +172,9 @@ class Background:
             for field in self._schema
         ]
         self._names = to_arrow([device.uuid or "" for device in plan.devices], pa.string())
-        records = max(_RING_MIN, _RING_S * 1_000_000_000 // period_ns)
         self._loop = Loop(
             period_ns,
-            1 << (records - 1).bit_length(),
+            ring_records(period_ns),
             len(self._schema) - 4,
             tuple((_signed(code), kind) for code, kind in plan.outcomes.items()),
             plan.keep_empty,

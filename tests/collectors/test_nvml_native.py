@@ -12,6 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from chopper.collectors._plan import ring_records
 from chopper.collectors.nvml._library import FIELD_BYTES
 from chopper.tables import TABLES
 from tests.collectors.nvml_player import NATIVE, ONE, PRELUDE, TWO, Player, needs_native
@@ -220,11 +221,17 @@ def test_a_device_that_answers_again_is_read_again_by_its_own_thread(play: Playe
     assert found == [0, True]
 
 
+def test_a_ring_holds_the_rows_of_eight_seconds() -> None:
+    assert ring_records(100_000) >= 8 * 10_000
+    assert ring_records(10**9) >= 8
+
+
 @needs_native
 def test_a_full_ring_counts_what_it_loses(play: Player) -> None:
     found = play(
         ONE,
         """
+        _plan.ring_records = lambda period_ns: 1024
         started = background(opened(_sources.ClockSource()).plan(), 100_000)
         until(lambda: started.totals()[0][0].overflowed > 100)
         started.stop(10**9)
@@ -233,8 +240,7 @@ def test_a_full_ring_counts_what_it_loses(play: Player) -> None:
         print(json.dumps([kept, device.samples - device.overflowed, taken(started)]))
         """,
     )
-    assert found[0] == found[1] >= 8 * 10_000
-    assert found[2] == []
+    assert found == [1024, 1024, []]
 
 
 @needs_native
@@ -281,7 +287,7 @@ def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path, nativ
             }
         except FileNotFoundError:
             return {}
-    until(lambda: all(v.count(1) > 30 for v in samples().values()) and len(samples()) == 2)
+    until(lambda: all(v.count(1) > 12 for v in samples().values()) and len(samples()) == 2)
     def grown():
         before = samples()
         until(lambda: all(samples()[name].count(1) > n.count(1) for name, n in before.items()))
