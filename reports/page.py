@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("util.js", "plots.js", "comparison.js")
+_SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
 _STYLES = ("report.css", "comparison.css")
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper._version import __version__
 from chopper.errors import UsageError, printable
 from chopper.reports.figures import Figure
 
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.estimates import Estimate
 
-_ASSETS = Path(__file__).parent.parent / "assets"
 _WIDTH = 110
 
 
@@ -142,40 +138,10 @@ def markdown(page: Page) -> str:
 
 def html(page: Page) -> str:
     """One file that opens without a network, in the house's style; text is escaped."""
-    from chopper.reports import plotly_script
+    from chopper.reports.page import render
 
-    if page.plots:
-        plotly_script.prefetch()
-    import jinja2
-    from markupsafe import Markup as safe
-
-    from chopper.reports.html import to_script_json
-    from chopper.reports.story import sentence
-
-    names = ("util.js", "plots.js", "estimate.js")
-    script = "(() => {\n'use strict';\n" + "\n".join(_asset(s) for s in names) + "\n})();"
-    plotly = plotly_script.get()
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["sentence"] = sentence
-    template = environment.from_string(_asset("estimate.html.j2"))
     figures = {plot.name: plot.figure for plot in page.plots}
-    return template.render(
-        version=__version__,
-        page=page,
-        css=safe(_asset("report.css")),
-        js=safe(script),
-        data=safe(to_script_json({"figures": figures})),
-        plotly=safe(plotly.deflated),
-        plotly_bytes=plotly.size_bytes,
-        script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
-    )
-
-
-@cache
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+    return render("estimate.html.j2", {"page": page}, figures)
 
 
 def lines_figure(

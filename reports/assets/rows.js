@@ -1,5 +1,3 @@
-const data = JSON.parse($("data").textContent);
-const plots = new Plots(data.figures);
 const PAGE = 15;
 
 /** Rows of a table that stands in the page: filtered, sorted, some at first. */
@@ -47,17 +45,3 @@ class Rows {
   }
 }
 document.querySelectorAll("[data-rows]").forEach((host) => new Rows(host));
-
-function printing(on) {
-  css.printing = on;
-  plots.redraw();
-}
-addEventListener("beforeprint", () => printing(true));
-addEventListener("afterprint", () => printing(false));
-
-(async () => {
-  await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
-  plots.start();
-  await plots.rest();
-  document.documentElement.dataset.ready = "all";
-})();
