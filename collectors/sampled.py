@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from chopper._patience import answered
+from chopper.collectors._visible import NothingVisible
+from chopper.collectors.base import Availability
 from chopper.collectors.sampler import (
     SamplerProcess,
     SourceSpec,
@@ -16,11 +19,37 @@ from chopper.collectors.sampler import (
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
-    from chopper.collectors.base import Availability, CollectorContext, Scope
+    from collections.abc import Callable
+
+    from chopper.collectors.base import CollectorContext, Scope
     from chopper.manifest import CallCost, CollectorReport
 
+T = TypeVar("T")
 CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
 """The host's clocks, which every sampler reads to know how well its times are aligned."""
+
+
+def named(
+    devices: Callable[[], list[T]], patience_s: float, *, driver: str, silent: str, absent: str
+) -> list[T] | Availability:
+    """The devices that a driver names; where it names none, why.
+
+    Args:
+        devices: asks it.
+        patience_s: how long it may take.
+        driver: whose it is.
+        silent: what to do where it does not answer.
+        absent: what to do where it is not there, or has nothing.
+    """
+    try:
+        return answered(devices, patience_s)
+    except TimeoutError:
+        reason = f"{driver} has not answered for {patience_s:g} s"
+        return Availability(ok=False, reason=reason, remedy=silent)
+    except NothingVisible as exc:
+        return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
+    except CollectorUnavailable as exc:
+        return Availability(ok=False, reason=str(exc), remedy=absent)
 
 
 class SampledCollector(ABC):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper._patience import DRIVER_S, answered
-from chopper.collectors._visible import NothingVisible, local_ranks
+from chopper._patience import DRIVER_S
+from chopper.collectors._visible import local_ranks
 from chopper.collectors.base import Availability
-from chopper.collectors.sampled import CLOCKS, SampledCollector
+from chopper.collectors.sampled import CLOCKS, SampledCollector, named
 from chopper.collectors.sampler import SourceSpec
-from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -48,23 +47,16 @@ class AmdCollector(SampledCollector):
             with amd.session() as wrapper:
                 return amd.devices(wrapper)
 
-        try:
-            found = answered(devices, DRIVER_S)
-        except TimeoutError:
-            return Availability(
-                ok=False,
-                reason=f"AMD's driver has not answered for {DRIVER_S:g} s",
-                remedy="see whether amd-smi answers, and what dmesg says of the devices",
-            )
-        except NothingVisible as exc:
-            return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
-        except CollectorUnavailable as exc:
-            return Availability(
-                ok=False,
-                reason=str(exc),
-                remedy="none on a machine without AMD devices; else pip install "
-                "'chopper-profiler[amd]' in the version of the ROCm that is installed",
-            )
+        found = named(
+            devices,
+            DRIVER_S,
+            driver="AMD's driver",
+            silent="see whether amd-smi answers, and what dmesg says of the devices",
+            absent="none on a machine without AMD devices; else pip install "
+            "'chopper-profiler[amd]' in the version of the ROCm that is installed",
+        )
+        if isinstance(found, Availability):
+            return found
         notes = [local_ranks()[1]]
         split = [d for d in found if d.partition not in (None, "SPX")]
         notes.append(

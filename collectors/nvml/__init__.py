@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper._patience import DRIVER_S, answered
-from chopper.collectors._visible import NothingVisible
+from chopper._patience import DRIVER_S
 from chopper.collectors.base import Availability
-from chopper.collectors.sampled import CLOCKS, SampledCollector
+from chopper.collectors.sampled import CLOCKS, SampledCollector, named
 from chopper.collectors.sampler import SourceSpec
-from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -51,23 +49,16 @@ class NvmlCollector(SampledCollector):
             with nvml.session():
                 return nvml.devices()
 
-        try:
-            devices = answered(found, DRIVER_S)
-        except TimeoutError:
-            return Availability(
-                ok=False,
-                reason=f"NVIDIA's driver has not answered for {DRIVER_S:g} s",
-                remedy="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
-            )
-        except NothingVisible as exc:
-            return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
-        except CollectorUnavailable as exc:
-            return Availability(
-                ok=False,
-                reason=str(exc),
-                remedy="none on a machine without NVIDIA devices; else install the driver, and in a "
-                "container pass the devices in (docker run --gpus all)",
-            )
+        devices = named(
+            found,
+            DRIVER_S,
+            driver="NVIDIA's driver",
+            silent="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
+            absent="none on a machine without NVIDIA devices; else install the driver, and in a "
+            "container pass the devices in (docker run --gpus all)",
+        )
+        if isinstance(devices, Availability):
+            return devices
         self._limits = "; ".join(d.note for d in devices if d.note) or None
         return Availability(ok=True, reason=self._limits)
 
