@@ -217,19 +217,24 @@ class _Backward:
         raise Unknown("whether the convolution is transposed was not recorded")
 
 
-def _input_gradient(record: Record) -> Work:
-    """*_backward_input(input_size, grad_output, weight, …)."""
-    grad, weight = record.shape(1), record.shape(2)
-    if len(grad) != len(weight) or len(grad) < 3 or grad[1] != weight[0]:
-        raise Unknown(f"shapes do not fit: {list(grad)}, {list(weight)}")
+def _gradient(record: Record, grad: Shape, weight: Shape) -> Work:
+    """Of either factor: each element of the weight meets each position of the result."""
     flop = 2 * grad[0] * prod(grad[2:]) * prod(weight)
-    work = Work(
+    return Work(
         "conv",
         flop_count=flop,
         useful_flop_count=flop,
         dtype=record.dtype(1),
         direction="backward",
     )
+
+
+def _input_gradient(record: Record) -> Work:
+    """*_backward_input(input_size, grad_output, weight, …)."""
+    grad, weight = record.shape(1), record.shape(2)
+    if len(grad) != len(weight) or len(grad) < 3 or grad[1] != weight[0]:
+        raise Unknown(f"shapes do not fit: {list(grad)}, {list(weight)}")
+    work = _gradient(record, grad, weight)
 
     def traffic() -> int:
         size = record.output_dims or record.integers(0)
@@ -248,14 +253,7 @@ def _weight_gradient(record: Record) -> Work:
         raise Unknown("the weight's shape was not recorded")
     if not len(grad) == len(x) == len(weight) >= 3 or grad[:2] != (x[0], weight[0]):
         raise Unknown(f"shapes do not fit: {list(grad)}, {list(x)}, {list(weight)}")
-    flop = 2 * grad[0] * prod(grad[2:]) * prod(weight)
-    work = Work(
-        "conv",
-        flop_count=flop,
-        useful_flop_count=flop,
-        dtype=record.dtype(1),
-        direction="backward",
-    )
+    work = _gradient(record, grad, weight)
     return with_bytes(
         work,
         lambda: record.nbytes(1) + record.nbytes(2) + prod(weight) * record.itemsize(1),

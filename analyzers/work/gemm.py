@@ -40,6 +40,14 @@ def _read_addend(record: Record, index: int, beta: int) -> int:
     return 0 if record.text(beta) in ("0", "0.") else record.nbytes(index)
 
 
+def _traffic(record: Record, a: int, b: int, out: int, addend: int | None, beta: int | None) -> int:
+    """Bytes of both factors, of the addend where it is read, and of ``out`` elements like ``a``'s."""
+    extra = 0
+    if addend is not None:
+        extra = _read_addend(record, addend, -1 if beta is None else beta)
+    return record.nbytes(a) + record.nbytes(b) + extra + out * record.itemsize(a)
+
+
 @documented
 def _mm(a: int = 0, b: int = 1, *, addend: int | None = None, beta: int | None = None) -> Model:
     """[B,] M×K times [B,] K×N, plus an optional addend that broadcasts to the result."""
@@ -52,14 +60,9 @@ def _mm(a: int = 0, b: int = 1, *, addend: int | None = None, beta: int | None =
             raise Unknown(f"batch sizes differ: {list(left)} and {list(right)}")
         out = prod((*left[:-1], right[-1]))
 
-        def traffic() -> int:
-            extra = 0
-            if addend is not None:
-                extra = _read_addend(record, addend, -1 if beta is None else beta)
-            result = out * record.itemsize(a)
-            return record.nbytes(a) + record.nbytes(b) + extra + result
-
-        return with_bytes(_gemm(record, 2 * out * k, a), traffic)
+        return with_bytes(
+            _gemm(record, 2 * out * k, a), lambda: _traffic(record, a, b, out, addend, beta)
+        )
 
     return model
 
@@ -279,14 +282,10 @@ def _addmv(matrix: int, vector: int, addend: int | None, beta: int | None) -> Mo
         rows, columns = _rank(record.shape(matrix), 2)
         k = _same(columns, _rank(record.shape(vector), 1)[0])
 
-        def traffic() -> int:
-            extra = 0
-            if addend is not None:
-                extra = _read_addend(record, addend, -1 if beta is None else beta)
-            result = rows * record.itemsize(matrix)
-            return record.nbytes(matrix) + record.nbytes(vector) + extra + result
-
-        return with_bytes(_gemm(record, 2 * rows * k, matrix), traffic)
+        return with_bytes(
+            _gemm(record, 2 * rows * k, matrix),
+            lambda: _traffic(record, matrix, vector, rows, addend, beta),
+        )
 
     return model
 
