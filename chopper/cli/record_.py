@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from chopper._hook import arming
 from chopper._steps import DEFAULT_WINDOWS_TEXT
 from chopper.cli._path import NamedPath
 from chopper.errors import (
@@ -200,8 +201,8 @@ def hooked_environment(
         "PYTHONPATH": f"{_HOOK}{os.pathsep}{before}" if before else str(_HOOK),
         "CHOPPER_OUTPUT": str(path),
         "CHOPPER_LAUNCHED": "record",
-        "CHOPPER_HOOK": msgspec.json.encode(options).decode(),
-        "CHOPPER_HOOK_NOTES": str(notes),
+        arming.HOOK_VARIABLE: msgspec.json.encode(options).decode(),
+        arming.NOTES_VARIABLE: str(notes),
     }
 
 
