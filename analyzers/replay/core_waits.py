@@ -59,14 +59,14 @@ def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
     ran = np.flatnonzero(program.kind == OP_START)
     event = program.row[ran]
     run = node.joined.links.events.dur_ns[event], scenario.durations(place)[event]
-    kept = ~scenario.removed_parts(place)
+    part = scenario.part_ns(place) * ~np.isin(parts.cause, _ASLEEP)
 
     def total(of_parts: np.ndarray, of_events: np.ndarray) -> np.ndarray:
         of = np.concatenate([window[parts.owner], window[ran]])
         time = np.concatenate([of_parts, of_events])
         return np.bincount(of, weights=time, minlength=len(windows) + 1)[: len(windows)]
 
-    return total(length, run[0]), total(length * kept, run[1])
+    return total(length, run[0]), total(part, run[1])
 
 
 def _table(

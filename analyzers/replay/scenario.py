@@ -12,6 +12,7 @@ from chopper.analyzers.links import COMMUNICATION
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL, STEP
 from chopper.analyzers.replay.solve import ABSENT, solve
+from chopper.analyzers.replay.warming import Warming, warming
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.graph import Graph, RankNodes
@@ -109,6 +110,7 @@ class Scenario:
         calm: rank's place → mask of the moments of its program at which it does not wait.
         uncoupled: ranks do not wait for each other.
         overlap: nothing but communication waits for communication.
+        warmed: rank's place → work that followed waits which are gone; known once solved.
     """
 
     base: Base
@@ -119,6 +121,7 @@ class Scenario:
         self.run_ns: dict[int, np.ndarray] = {}
         self.gone: dict[int, np.ndarray] = {}
         self.calm: dict[int, np.ndarray] = {}
+        self.warmed: dict[int, Warming] = {}
         self.calls = self.latency = self.dependency = False
         self.synchronization = self.uncoupled = self.overlap = False
 
@@ -160,6 +163,8 @@ class Scenario:
             run = np.where(self.run_ns[place] >= 0, self.run_ns[place], run)
         if place in self.run_scale:
             run = np.rint(run * self.run_scale[place]).astype(np.int64)
+        if place in self.warmed:
+            run = np.rint(run * self.warmed[place].of_event).astype(np.int64)
         if place in self.gone:
             run = np.where(self.gone[place], 0, run)
         return np.where(self.outside(place), observed, run)
@@ -168,9 +173,14 @@ class Scenario:
         """When everything comes."""
         base, graph = self.base, self.base.graph
         weight, lag = graph.weight_ns.copy(), graph.lag_ns.copy()
+        removed = [self.removed_parts(place) for place in range(len(self.ranks))]
+        beside = [p for p, node in enumerate(self.ranks) if node.joined.host_only]
+        warmed = warming([(self.ranks[p], removed[p]) for p in beside])
+        self.warmed = {p: w for p, w in zip(beside, warmed, strict=True) if w is not None}
         for place, node in enumerate(self.ranks):
-            self._host(place, node, weight)
-            if place in self.run_scale or place in self.run_ns or place in self.gone:
+            self._host(place, node, weight, removed[place])
+            changed = (self.run_scale, self.run_ns, self.gone, self.warmed)
+            if any(place in known for known in changed):
                 self._events(place, node, weight, lag)
         self._device(weight, lag)
         if self.uncoupled:
@@ -220,14 +230,21 @@ class Scenario:
         links = self.ranks[place].joined.links
         return (links.step < 0) & bool(len(links.steps_start_ns))
 
-    def _host(self, place: int, node: RankNodes, weight: np.ndarray) -> None:
+    def part_ns(self, place: int) -> np.ndarray:
+        """What each host part of a rank takes."""
+        parts = self.ranks[place].program.parts
+        length = np.where(self.removed_parts(place), 0, parts.end_ns - parts.start_ns)
+        if place in self.warmed:
+            length = np.rint(length * self.warmed[place].of_part).astype(np.int64)
+        return length
+
+    def _host(self, place: int, node: RankNodes, weight: np.ndarray, removed: np.ndarray) -> None:
         base, graph = self.base, self.base.graph
-        removed = self.removed_parts(place)
         program = node.program
         if removed.any():
             parts = program.parts
-            length = (parts.end_ns - parts.start_ns)[removed]
-            taken = np.bincount(parts.owner[removed], weights=length, minlength=len(program))
+            length = parts.end_ns - parts.start_ns - self.part_ns(place)
+            taken = np.bincount(parts.owner, weights=length, minlength=len(program))
             taken_ns = taken.astype(np.int64)
             edge = base.edge_of(g.PROGRAM, self.base.intervals)[
                 node.interval_base + np.arange(len(program))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper import _format as fmt
 from chopper import api
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
@@ -229,6 +230,13 @@ class Replay:
             applied.notes.append(
                 f"the causes of the changed run are of steps {abs(off):.1%} {'longer' if off > 0 else 'shorter'} "
                 "than predicted: events without a launch are placed by their time, which cuts the steps elsewhere"
+            )
+        if warmed := list(outcome.scenario.warmed.values()):
+            waits = sum(w.waits_count for w in warmed)
+            each = fmt.duration(sum(w.saved_ns for w in warmed) / waits)
+            applied.notes.append(
+                f"the host's work after {fmt.plural(waits, 'wait')} that are gone "
+                f"is taken to be as quick as later in the same steps, when caches are warm: {each} less after each"
             )
         path = causes_of(outcome, path_of(outcome, alike), self.facts)
         rows = sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2])

@@ -36,6 +36,7 @@ class _Real:
         change: what takes it away.
         scale: how many times longer the sequences are than those of the injector.
         linked: the ranks are joined by a link that can be shaped.
+        pairs_count: steps with and without it in each recording.
     """
 
     amounts: tuple[float, ...]
@@ -43,6 +44,7 @@ class _Real:
     change: dict[str, Any]
     scale: int = 4
     linked: bool = False
+    pairs_count: int = 40
 
 
 _REAL: dict[str, _Real] = {
@@ -50,7 +52,9 @@ _REAL: dict[str, _Real] = {
     "slow_rank": _Real((0.05,), "50 ms", {"fix": "straggler"}),
     "item": _Real((10_000,), "10 000 times", {"without": "item"}),
     # Half the rate against twice as much.
-    "slow_link": _Real((5e7, 1e8), "50 to 100 Mbit/s", {"link": "x2"}, scale=1, linked=True),
+    "slow_link": _Real(
+        (5e7, 1e8), "50 to 100 Mbit/s", {"link": "x2"}, 1, linked=True, pairs_count=16
+    ),
 }
 
 
@@ -58,7 +62,6 @@ def real_cases(
     *,
     names: Sequence[str] | None = None,
     rounds: int = 3,
-    pairs_count: int = 12,
     seed: int = 0,
 ) -> list[Prediction]:
     """Injections into real training of two ranks on this machine, each taken away again.
@@ -79,16 +82,14 @@ def real_cases(
         for linked in (False, True):
             group = {n: r for n, r in chosen.items() if r.linked == linked and n not in refused}
             if group:
-                found, reasons = _record(group, pairs_count, seed + number)
+                found, reasons = _record(group, seed + number)
                 refused |= reasons
                 for name, pairs in found.items():
                     times[name].append(pairs)
     return [_case(name, real, times[name], refused.get(name)) for name, real in chosen.items()]
 
 
-def _record(
-    group: dict[str, _Real], pairs_count: int, seed: int
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _record(group: dict[str, _Real], seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """One recording of each injection; (observed, predicted, truth) of each pair, or why not."""
     from chopper import api
     from chopper.run import finalize
@@ -104,7 +105,7 @@ def _record(
         planned.Plan(
             injection=name,
             amounts=real.amounts,
-            pairs_count=pairs_count,
+            pairs_count=real.pairs_count,
             seed=seed,
             scale=real.scale,
         )
