@@ -60,10 +60,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/device-peaks.md"] = peaks_page()
     pages["reference/views.md"] = views_page()
     pages["reference/checks.md"] = checks_page()
-    pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    # Links into docs/ are right in the repository; on the site the pages are neighbours.
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    pages["contributing.md"] = contributing.replace("](docs/", "](")
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        # Links into docs/ are right in the repository; on the site the pages are neighbours.
+        text = (ROOT / name).read_text(encoding="utf-8")
+        pages[name.lower()] = text.replace("](docs/", "](")
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
