@@ -25,10 +25,11 @@ the library's own inefficiency (arXiv 2504.19442 reports 1.09–44.97× against 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import torch
@@ -38,6 +39,7 @@ from torch import Tensor
 import chopper
 from chopper.workloads import link, options
 from chopper.workloads.machine import Needs, gather_into, scatter_sum, wait
+from chopper.workloads.overlap_one import SHARDS, measure_one
 from chopper.workloads.processes import RATES, rank_of, run_ranks
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -49,14 +51,13 @@ Operation = Callable[[], Tensor]
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Three matrices, twice: in the type of computation, and in float64 to check them."""
-    if args.m % (ranks * args.chunks):
-        raise ValueError(
-            f"--m {args.m}: its rows do not divide into {ranks} ranks of {args.chunks} chunks"
-        )
-    if args.k % ranks:
-        raise ValueError(f"--k {args.k}: does not divide among {ranks} ranks")
     if ranks == 1 and device == "cpu":
         raise ValueError("--ranks 1: one rank has nobody to exchange with, except on a GPU")
+    of = f"{ranks} ranks" if ranks > 1 else f"{SHARDS} shards"
+    if args.m % ((ranks if ranks > 1 else SHARDS) * args.chunks):
+        raise ValueError(f"--m {args.m}: its rows do not divide into {of} of {args.chunks} chunks")
+    if args.k % ranks:
+        raise ValueError(f"--k {args.k}: does not divide among {ranks} ranks")
     notes = []
     absent = _absent(ranks) if device == "cuda" else {}
     if device == "cpu" and args.rate != "none":
@@ -80,7 +81,11 @@ def _absent(ranks: int) -> dict[str, str]:
     """Variants that so many GPUs cannot run, and why."""
     if ranks == 1:
         why = "needs another rank; --ranks 1 takes the shards from pinned host memory"
-        return {"library": why, "symmetric": why}
+        absent = {"library": why, "symmetric": why}
+        if importlib.util.find_spec("triton") is None:
+            needed = "needs triton, which is not installed: pip install triton"
+            absent |= {"triton": needed, "triton-unswizzled": needed}
+        return absent
     beside_nccl = "takes --ranks 1: beside NCCL's kernels, tiles that wait could fill the GPU"
     absent = {"triton": beside_nccl, "triton-unswizzled": beside_nccl}
     for other in range(1, ranks):
@@ -108,8 +113,6 @@ def main() -> None:
     with rank_of(args, rate=args.rate if linked else None) as device:
         torch.manual_seed(args.seed + dist.get_rank())
         if dist.get_world_size() == 1:
-            from chopper.workloads.overlap_one import measure_one
-
             measure_one(args, device, TOLERANCE)
         else:
             measure(args, device, RATES[args.rate] if linked else None)
@@ -132,6 +135,8 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     runs = {name: problem.operation(args.variant) for name, problem in problems.items()}
     with chopper.profile(args.output) as prof:
         took = timed(runs, args.steps, device, prof)
+        for problem in problems.values():
+            problem.transfer()  # no row is poison any more: a product's time may depend on its data
         compute = timed({n: p.compute for n, p in problems.items()}, args.steps, device)
         transfer = timed({n: p.transfer for n, p in problems.items()}, args.steps, device)
         if link_bits_per_s is not None:
@@ -211,13 +216,26 @@ class Exchange:
         start = owner * self.rows + (0 if chunk is None else chunk * self.step)
         return of[start : start + (self.rows if chunk is None else self.step)]
 
-    def send(self, what: Tensor, into: Tensor, to: int, source: int) -> list[dist.Work]:
-        """Begin one exchange."""
+    def post(
+        self,
+        receives: Iterable[tuple[Tensor, int]] = (),
+        sends: Iterable[tuple[Tensor, int]] = (),
+    ) -> list[dist.Work]:
+        """Begin to receive (into, source) and to send (what, to); all of it at once over NCCL."""
         # Gloo asks for what it receives on the connection that it sends on: behind the data of a
         # send that was posted before, the other side's data would come after it, not beside it.
-        return dist.batch_isend_irecv(
-            [dist.P2POp(dist.irecv, into, source), dist.P2POp(dist.isend, what, to)]
-        )
+        begun = [dist.P2POp(dist.irecv, into, source) for into, source in receives]
+        begun += [dist.P2POp(dist.isend, what, to) for what, to in sends]
+        return dist.batch_isend_irecv(begun) if begun else []
+
+    @property
+    def ahead(self) -> bool:
+        """Whether all receives are begun before the first send.
+
+        Over gloo, whose requests then never wait behind data. NCCL runs what is posted in order:
+        a receive that was posted before the send that the other rank waits for would never end.
+        """
+        return self.device.type == "cpu"
 
     def operation(self, variant: str) -> Operation:
         """The variant as a call that runs it once and returns this rank's result."""
@@ -281,11 +299,17 @@ class GatherMatmul(Exchange):
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
         coming: dict[tuple[int, int], list[dist.Work]] = {}
-        for chunk in range(self.chunks):
-            mine = self.shard[chunk * self.step : (chunk + 1) * self.step]
-            for to, source in self.others():
+        rounds = [(to, source, c) for c in range(self.chunks) for to, source in self.others()]
+        sent: list[dist.Work] = []
+        for _, source, chunk in rounds if self.ahead else ():
+            coming[source, chunk] = self.post([(self.part(self.x, source, chunk), source)])
+        for to, source, chunk in rounds:
+            mine = [(self.shard[chunk * self.step : (chunk + 1) * self.step], to)]
+            if self.ahead:
+                sent += self.post((), mine)
+            else:
                 into = self.part(self.x, source, chunk)
-                coming[source, chunk] = self.send(mine, into, to, source)
+                coming[source, chunk] = self.post([(into, source)], mine)
         owners = [(self.rank - i) % self.ranks for i in range(self.ranks)]
         if swizzle:
             # What is here first, then each chunk as it comes, of the nearest neighbour first.
@@ -300,6 +324,8 @@ class GatherMatmul(Exchange):
             for work in coming.get((owner, chunk), []):
                 work.wait()
             torch.mm(rows, self.w, out=self.part(self.y, owner, chunk))
+        for work in sent:
+            work.wait()
         return self.y
 
     def symmetric(self) -> Tensor:
@@ -320,7 +346,7 @@ class GatherMatmul(Exchange):
         works = [
             work
             for to, source in self.others()
-            for work in self.send(self.shard, self.part(self.x, source), to, source)
+            for work in self.post([(self.part(self.x, source), source)], [(self.shard, to)])
         ]
         for work in works:
             work.wait()
@@ -363,24 +389,37 @@ class MatmulScatter(Exchange):
 
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
-        works: list[dist.Work] = []
-        targets = [to for to, _ in self.others()]
         # What others wait for first, the own rows last; or in the order of the rows.
-        owners = [*targets, self.rank] if swizzle else [*range(self.ranks)]
-        inner = [(owner, c) for owner in owners for c in range(self.chunks)]
+        order = [(owner, c) for owner in range(self.ranks) for c in range(self.chunks)]
         if swizzle:
-            inner = [(o, c) for c in range(self.chunks) for o in targets]
-            inner += [(self.rank, c) for c in range(self.chunks)]
-        for owner, chunk in inner:
+            order = [(to, c) for c in range(self.chunks) for to, _ in self.others()]
+            order += [(self.rank, c) for c in range(self.chunks)]
+        works = self.post(self._coming(order, swizzle=swizzle)) if self.ahead else []
+        for owner, chunk in order:
             product = self.part(self.partial, owner, chunk)
             torch.mm(self.part(self.x, owner, chunk), self.w, out=product)
-            if owner != self.rank:
-                source = (2 * self.rank - owner) % self.ranks
-                into = self.incoming[source][chunk * self.step : (chunk + 1) * self.step]
-                works += self.send(product, into, owner, source)
+            receives = [] if self.ahead else self._coming([(owner, chunk)], swizzle=swizzle)
+            works += self.post(receives, [] if owner == self.rank else [(product, owner)])
         for work in works:
             work.wait()
         return self._sum(self.part(self.partial, self.rank))
+
+    def _coming(
+        self, order: Iterable[tuple[int, int]], *, swizzle: bool
+    ) -> list[tuple[Tensor, int]]:
+        """What this rank receives while (owner, chunk) are made: (into, source).
+
+        Swizzled, all ranks send to different ones: this one receives from its mirror image. In the
+        order of the rows all send to their owner, which alone receives.
+        """
+        found = []
+        for owner, chunk in order:
+            sources = [source for to, source in self.others() if to == owner]
+            if not swizzle:
+                sources = [source for _, source in self.others()] if owner == self.rank else []
+            rows = slice(chunk * self.step, (chunk + 1) * self.step)
+            found += [(self.incoming[source][rows], source) for source in sources]
+        return found
 
     def symmetric(self) -> Tensor:
         """A shard's product while the one before it is written to its owner."""
@@ -402,7 +441,9 @@ class MatmulScatter(Exchange):
         works = [
             work
             for to, source in self.others()
-            for work in self.send(self.part(self.partial, to), self.incoming[source], to, source)
+            for work in self.post(
+                [(self.incoming[source], source)], [(self.part(self.partial, to), to)]
+            )
         ]
         for work in works:
             work.wait()

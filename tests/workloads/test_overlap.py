@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from chopper.workloads import options  # noqa: E402
     [
         (2, ["--m", "100"], "--m 100: its rows do not divide into 2 ranks of 8 chunks"),
         (3, ["--m", "96", "--k", "32"], "--k 32: does not divide among 3 ranks"),
-        (1, [], "one rank has nobody to exchange with"),
+        (1, [], "one rank has nobody to exchange with, except on a GPU"),
         (2, ["--m", "1048576", "--n", "1048576"], "take smaller matrices"),
     ],
 )
@@ -65,6 +66,64 @@ def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach
     assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
 
 
+def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypatch):
+    from chopper.workloads import overlap
+
+    args = options.parse(options.OVERLAP, ["--m", "1000"], prog="overlap")
+    with pytest.raises(ValueError, match="do not divide into 4 shards of 8 chunks"):
+        overlap.needs(args, 1, "cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    args.m = 1024
+    assert overlap.needs(args, 1, "cuda").absent["triton"].endswith("pip install triton")
+
+
+class Posted:
+    """What one rank begins, in order, as NCCL is given it: groups of (kind, other rank)."""
+
+    def __init__(self, kind, rank, ranks, monkeypatch):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+        monkeypatch.setattr(kind, "ahead", False)
+        args = argparse.Namespace(m=4 * ranks, k=2 * ranks, n=3, chunks=2, dtype="float32")
+        self.problem = kind(args, torch.device("cpu"))
+        self.groups = []
+        monkeypatch.setattr(self.problem, "post", self.post)
+
+    def post(self, receives=(), sends=()):
+        group = [("receive", source) for _, source in receives]
+        group += [("send", to) for _, to in sends]
+        self.groups += [group] if group else []
+        return []
+
+
+@pytest.mark.parametrize("swizzle", [True, False])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["GatherMatmul", "MatmulScatter"])
+def test_what_is_posted_in_order_never_waits_for_what_is_posted_later(
+    kind, ranks, swizzle, monkeypatch
+):
+    """NCCL runs one group after the other: whoever meets must be in both ranks' current group."""
+    from chopper.workloads import overlap
+
+    posted = [Posted(getattr(overlap, kind), r, ranks, monkeypatch) for r in range(ranks)]
+    for rank in posted:
+        rank.problem.chunked(swizzle=swizzle)
+    left = [[list(group) for group in rank.groups] for rank in posted]
+    assert sum(map(len, left)) > 0
+    while any(left):
+        met = [
+            (r, other)
+            for r, groups in enumerate(left)
+            for what, other in (groups[0] if groups else ())
+            if what == "send" and left[other] and ("receive", r) in left[other][0]
+        ]
+        assert met, f"each waits for another: {left}"
+        for sender, receiver in met:
+            left[sender][0].remove(("send", receiver))
+            left[receiver][0].remove(("receive", sender))
+        left = [[group for group in groups if group] for groups in left]
+
+
 RANK = """
 import argparse, sys, torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
@@ -77,11 +136,12 @@ torch.manual_seed(rank)
 for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
     symmetric.lib.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
 args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")
-for kind in (GatherMatmul, MatmulScatter):
+for kind, ahead in ((k, a) for k in (GatherMatmul, MatmulScatter) for a in (True, False)):
+    kind.ahead = ahead  # receives all at once, as over gloo, or each beside a send, as over NCCL
     problem = kind(args, torch.device("cpu"))
     for variant in ("sequential", "library", "chunked", "unswizzled", "symmetric"):
         error = problem.error(problem.operation(variant))
-        assert error < 1e-6, (kind.__name__, variant, error)
+        assert error < 1e-6, (kind.__name__, ahead, variant, error)
 print("ok")
 dist.barrier()
 dist.destroy_process_group()
