@@ -28,8 +28,8 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,27 +44,31 @@ from chopper.errors import ChopperError
 from chopper.workloads import disaggregated as actors
 from chopper.workloads import options
 from chopper.workloads.decoder import Decoder, cost_of, loss_of
-from chopper.workloads.disaggregated import Batch, memory_bytes, packed
 from chopper.workloads.loading import (
-    STRETCHES,
     WITH_ACTORS,
     Span,
+    Turn,
     plans,
     points,
     setup_of,
     specs,
+    turns,
     workers_of,
 )
 from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, synchronized
+from chopper.workloads.loading_seen import ACTORS, Window, memory_bytes, rates, role_of
 from chopper.workloads.machine import BACKEND, choose_device
 from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
 from chopper.workloads.planning import Plan, imbalance
+from chopper.workloads.progress import Progress
+from chopper.workloads.ray_cluster import Cluster
+from chopper.workloads.rows import Batch, packed
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 PROBED_MS = 10
 """Storage that is fast enough to see what asking actors costs."""
 SECTION_STEPS = 32
-"""Steps whose samples make one digest in what is printed."""
+"""Steps whose samples make one digest in what is printed, counted from step 0."""
 
 
 def main() -> None:
@@ -92,30 +96,35 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
     model = DistributedDataParallel(decoder)
 
-    span = Span.of(args)
-    latencies_ms, swept = points(args), args.sweep != "none"
-    before = (len(latencies_ms) - 1) * span.total(traced=False) + span.warmup + span.measured
-    window = (before, before + span.traced)
-    with chopper.profile(args.output, steps=window) as prof:
+    todo, span = turns(args), Span.of(args)
+    steps = sum(turn.steps for turn in todo)
+    with chopper.profile(args.output, steps=(steps - span.traced, steps)) as prof:
         # What a step allocates once is the trainer's, not the loader's.
         loss_of(model, made_up(args), ranks, device).backward()
         model.zero_grad()
-        trainer = Trainer(args, model, device, prof)
+        trainer = Trainer(args, model, device, prof, Progress(steps, f"{args.variant}: step"))
+        checked = Checked(args, prof)
         with ray_for(args):
-            for latency_ms in latencies_ms:
-                labels = {"latency_ms": latency_ms} if swept else {}
-                if labels and rank == 0:
-                    print(f"{args.variant}: storage of {latency_ms} ms", flush=True)
-                sources = specs(args, latency_ms)
-                total = span.total(traced=latency_ms == latencies_ms[-1])
+            for turn in todo:
+                if rank == 0:
+                    print(f"{args.variant}: {turn.told(len(todo))}", flush=True)
+                labels = turn.labels(args)
+                sources = specs(args, turn.latency_ms)
                 began = time.perf_counter()
-                with batches_of(args, sources, total) as feed:
+                with batches_of(args, sources, turn) as feed:
                     seen = trainer.run(feed, span, began, labels)
-                check(args, sources, seen, total, prof, labels)
+                checked.add(sources, turn, seen, labels)
             if args.variant == "balanced":
-                for latency_ms in sorted({PROBED_MS, *latencies_ms} if swept else {PROBED_MS}):
+                swept = points(args) if args.sweep != "none" else []
+                for latency_ms in sorted({PROBED_MS, *swept}):
+                    if rank == 0:
+                        print(
+                            f"balanced: batches one by one, storage of {latency_ms} ms", flush=True
+                        )
                     latency_of_a_batch(args, latency_ms, prof)
+        checked.tell()
         if args.variant == "balanced" and rank == 0:
+            print("balanced: documents computed one by one", flush=True)
             balancing_alone(args, device, prof)
         dist.barrier()
 
@@ -135,11 +144,11 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
     where: list[Any] = [args.address, f"chopper-{os.getpid()}", None]
     with contextlib.ExitStack() as stack:
         if dist.get_rank() == 0:
-            cluster = stack.enter_context(actors.Cluster(*where))
+            cluster = stack.enter_context(Cluster(*where))
             where[0], where[2] = cluster.address, cluster.token
         dist.broadcast_object_list(where)
         if dist.get_rank():
-            stack.enter_context(actors.Cluster(*where))
+            stack.enter_context(Cluster(*where))
         yield
         dist.barrier()
 
@@ -154,7 +163,7 @@ class Feed:
 
 
 @contextlib.contextmanager
-def batches_of(args: argparse.Namespace, sources: list[SourceSpec], steps: int) -> Iterator[Feed]:
+def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) -> Iterator[Feed]:
     """A rank's batches, and whoever makes them for as long as the block lasts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.variant not in WITH_ACTORS:
@@ -167,8 +176,8 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], steps: int) 
                 kind(sources, batch_s / workers_of(args.variant, args)),
                 (plans(args, sources, ranks), plans(args, sources, ranks)),
                 rank=rank,
-                first=args.first,
-                steps=steps,
+                first=turn.first,
+                steps=turn.steps,
                 workers=workers_of(args.variant, args),
                 prefetch=4 if args.variant == "tuned" else 2,
                 width=args.longest if args.rows == "packed" else None,
@@ -177,13 +186,13 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], steps: int) 
         ) as batches:
             yield Feed(batches)
         return
-    setup = setup_of(args, sources, ranks)
+    setup = setup_of(args, sources, ranks, turn)
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
     constructor = actors.constructor(setup)
     yield Feed(
         actors.batches(
-            constructor, rank=rank, first=args.first, steps=steps, prefetch=args.prefetch
+            constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
         ),
         lambda: actors.stock(constructor),
     )
@@ -191,53 +200,20 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], steps: int) 
     if started is not None:
         grown = ", ".join(f"{n} from step {step}" for step, n in actors.fleets(started))
         print(f"{args.variant}: loader actors: {grown}", flush=True)
-        actors.stop_actors(started)
+        stop(started)
+    dist.barrier()
+
+
+def stop(started: tuple[Any, Any]) -> None:
+    """End the actors, and wait for those of this machine: the next ones are measured alone."""
+    actors.stop_actors(started)
+    here = [p for p in psutil.Process().children(recursive=True) if role_of(p) in ACTORS]
+    psutil.wait_procs(here, timeout=10)
 
 
 def fmean_latency(sources: list[SourceSpec]) -> float:
     """Seconds per read, by how often each source is drawn."""
     return sum(source.weight * source.latency_s for source in sources)
-
-
-@dataclass
-class Window:
-    """What one rank saw of a stretch of the measured steps."""
-
-    elapsed_s: float
-    own_cpu_s: float
-    """Of a core, that this rank took and what it started."""
-    busy_cpu_s: float
-    """That all programs of this machine took."""
-    stock: int
-    """Steps that had been loaded ahead."""
-    wait_s: float = 0.0
-    compute_s: list[float] = field(default_factory=list)
-    """Per step."""
-    tokens: int = 0
-    cells: int = 0
-    """With padding."""
-
-    @classmethod
-    def now(cls, feed: Feed) -> Window:
-        """What the clocks say; the difference of two is a stretch."""
-        here = psutil.Process()
-        own_s = 0.0
-        for process in (here, *here.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                own_s += sum(process.cpu_times()[:2])
-        times = psutil.cpu_times()
-        idle_s = times.idle + getattr(times, "iowait", 0.0)
-        # What guests take is counted as the user's, too.
-        guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        stock = feed.stock() if dist.get_rank() == 0 else 0
-        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, stock)
-
-    def end(self, now: Window) -> None:
-        """Turn what the clocks said at the beginning into what passed."""
-        self.elapsed_s = now.elapsed_s - self.elapsed_s
-        self.own_cpu_s = now.own_cpu_s - self.own_cpu_s
-        self.busy_cpu_s = now.busy_cpu_s - self.busy_cpu_s
-        self.stock = now.stock - self.stock
 
 
 class Trainer:
@@ -249,8 +225,10 @@ class Trainer:
         model: nn.Module,
         device: torch.device,
         prof: chopper.Profile,
+        progress: Progress,
     ) -> None:
         self.args, self.model, self.device, self.prof = args, model, device, prof
+        self.progress = progress
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
         # Whatever runs already loads nothing: the recorder's sampler.
         self.others = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -269,20 +247,16 @@ class Trainer:
         """
         seen: list[list[tuple[int, int, int]]] = []
         losses: list[float] = []
-        stretches: list[Window] = []
-        stretch = span.measured // STRETCHES
+        window: Window | None = None
         coming = iter(self.prof.watch(feed.batches))
         for step in range(sys.maxsize):
             measured = step - span.warmup
-            if measured % stretch == 0 and 0 <= measured <= span.measured:
-                dist.barrier()
-                now = Window.now(feed)
-                if stretches:
-                    stretches[-1].end(now)
-                if measured < span.measured:
-                    stretches.append(replace(now))
-                else:
-                    self.report(stretches, self.memory(), losses[:8], labels)
+            if measured == 0:
+                window = self.now(feed)
+            if measured == span.measured and window is not None:
+                window.end(self.now(feed))
+                self.report(window, self.memory(), losses[:8], labels)
+                window = None
             asked = time.perf_counter()
             batch = next(coming, None)
             if batch is None:
@@ -293,16 +267,18 @@ class Trainer:
             compute_s, loss = self.step(batch)
             seen.append(batch.marked())
             losses.append(loss)
-            if 0 <= measured < span.measured:
-                here = stretches[-1]
-                here.wait_s += waited_s
-                here.compute_s.append(compute_s)
-                here.tokens += sum(map(sum, batch.documents))
-                here.cells += batch.tokens.size
+            if window is not None:
+                window.add(batch, waited_s, compute_s)
             if self.args.fault == "killed-loader" and measured == span.measured // 2:
                 kill_a_loader()
             self.prof.step()
+            self.progress.advance()
         return seen
+
+    def now(self, feed: Feed) -> Window:
+        """What the clocks say, at the same step on all ranks."""
+        dist.barrier()
+        return Window.now(feed.stock() if dist.get_rank() == 0 else 0)
 
     def step(self, batch: Batch) -> tuple[float, float]:
         """Train on one batch: seconds that forward and backward computed, and the loss."""
@@ -319,66 +295,37 @@ class Trainer:
         """Proportional set size of what loads for this rank, by what it is."""
         out: Counter[str] = Counter()
         for child in psutil.Process().children(recursive=True):
-            if child.pid not in self.others:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    out[role_of(child)] += memory_bytes([child.pid])
+            if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
+                out[role_of(child)] += held
         # Forked workers share pages with their rank: what these count, it no longer does.
         out["trainers' growth"] = memory_bytes([os.getpid()]) - self.own_bytes
         return out
 
     def report(
         self,
-        stretches: list[Window],
+        window: Window,
         memory: dict[str, int],
         losses: list[float],
         labels: dict[str, int],
     ) -> None:
         """Join what all ranks saw; rank 0 keeps it."""
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (stretches, memory, losses))
+        dist.all_gather_object(gathered, (window, memory, losses))
         if dist.get_rank():
             return
-        for repetition, windows in enumerate(zip(*(seen for seen, _, _ in gathered), strict=True)):
-            for name, value in rates(windows, self.args.batch).items():
-                self.prof.measure(name, value, **labels, repetition=repetition)
+        for name, value in rates([seen for seen, _, _ in gathered], self.args.batch).items():
+            self.prof.measure(name, value, **labels)
         roles: Counter[str] = Counter()
         for _, of_rank, _ in gathered:
             roles.update(of_rank)
         self.prof.measure("loader_memory_bytes", sum(roles.values()), **labels)
-        first = float(np.mean([losses for _, _, losses in gathered]))
-        self.prof.measure("first_loss", first, **labels)
-        for role, value in {} if labels else roles.items():
-            self.prof.measure("memory_bytes", value, of=role)
-
-
-def rates(windows: Sequence[Window], batch: int) -> dict[str, float]:
-    """What a stretch says, by all ranks' windows of it."""
-    elapsed_s = max(w.elapsed_s for w in windows)
-    compute_s = np.array([w.compute_s for w in windows])
-    ranks, steps = compute_s.shape
-    # What had been loaded before the stretch and was used up in it does not count.
-    loaded = max(0, steps + min(0, windows[0].stock))
-    others_s = windows[0].busy_cpu_s - sum(w.own_cpu_s for w in windows)
-    tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
-    return {
-        "samples_per_s": loaded * ranks * batch / elapsed_s,
-        "tokens_per_s": loaded / steps * tokens / elapsed_s,
-        "data_wait_ratio": statistics.fmean(w.wait_s / w.elapsed_s for w in windows),
-        "compute_imbalance_ratio": float(np.mean(compute_s.max(0) / compute_s.mean(0))),
-        "slowest_rank_ns": float(compute_s.max(0).mean()) * 1e9,
-        "padding_ratio": 1 - tokens / cells,
-        # Clock ticks of many processes: a little less than nothing is nothing.
-        "other_programs_ratio": max(0.0, others_s / elapsed_s / (psutil.cpu_count() or 1)),
-    }
-
-
-def role_of(process: psutil.Process) -> str:
-    """What a process that loads is, in a word or two."""
-    words = process.cmdline()
-    if words and words[0].startswith("ray::"):
-        name = words[0].removeprefix("ray::").split(".")[0].split(":")[0]
-        return name if name in ("SourceLoader", "PlannerActor", "DataConstructor") else "Ray itself"
-    return "Ray itself" if any("/ray/" in word for word in words) else "workers"
+        if self.args.sweep == "none":
+            for role, value in roles.items():
+                self.prof.measure("memory_bytes", value, of=role, **labels)
+        if labels["repetition"] == 0:
+            first = float(np.mean([losses for _, _, losses in gathered]))
+            told = {k: v for k, v in labels.items() if k != "repetition"}
+            self.prof.measure("first_loss", first, **told)
 
 
 def kill_a_loader() -> None:
@@ -392,44 +339,62 @@ def kill_a_loader() -> None:
             return
 
 
-def check(
-    args: argparse.Namespace,
-    sources: list[SourceSpec],
-    seen: list[list[tuple[int, int, int]]],
-    steps: int,
-    prof: chopper.Profile,
-    labels: dict[str, int],
-) -> None:
-    """Whether the ranks together saw each planned sample once, by what it holds, and a digest to
-    compare with. A sample of which something else came is lost.
+class Checked:
+    """Whether the ranks together saw each planned sample once, by what it holds; and digests to
+    compare runs by. A sample of which something else came is lost.
     """
-    ranks = dist.get_world_size()
-    gathered: list[Any] = [None] * ranks
-    dist.all_gather_object(gathered, seen)
-    if dist.get_rank():
-        return
-    plan, contents = plans(args, sources, ranks), Contents(sources)
-    uneven, lost, twice = [], 0, 0
-    sections: dict[int, Any] = {}
-    for at in range(steps):
-        step = args.first + at
-        planned = plan.plan(step)
-        items = zip(planned.source.tolist(), planned.index.tolist(), strict=True)
-        wanted = Counter(contents.marked(items))
-        found = Counter(sample for rank in gathered for sample in rank[at])
-        lost, twice = lost + (wanted - found).total(), twice + (found - wanted).total()
-        digest = sections.setdefault(step // SECTION_STEPS, hashlib.sha256())
-        digest.update(repr((step, sorted(found.elements()))).encode())
-        uneven.append(uneven_of(args, planned, ranks))
-    prof.measure("imbalance_ratio", statistics.fmean(uneven), **labels)
-    prof.measure("lost_sample_count", lost, **labels)
-    prof.measure("repeated_sample_count", twice, **labels)
-    if not labels:
-        for section, digest in sections.items():
-            first = max(args.first, section * SECTION_STEPS)
-            last = min(args.first + steps, (section + 1) * SECTION_STEPS) - 1
-            print(f"samples of steps {first:4d} to {last:4d}: {digest.hexdigest()[:16]}")
-    print(f"{args.variant}: {lost} samples lost, {twice} came twice", flush=True)
+
+    def __init__(self, args: argparse.Namespace, prof: chopper.Profile) -> None:
+        self._args, self._prof = args, prof
+        self._sections: dict[int, list[str]] = {}
+        self._lost = self._twice = 0
+
+    def add(
+        self,
+        sources: list[SourceSpec],
+        turn: Turn,
+        seen: list[list[tuple[int, int, int]]],
+        labels: dict[str, int],
+    ) -> None:
+        """Take in the samples of each of a turn's steps on this rank."""
+        args, rank, ranks = self._args, dist.get_rank(), dist.get_world_size()
+        plan, contents = plans(args, sources, ranks), Contents(sources)
+        planned = [plan.plan(turn.first + at) for at in range(turn.steps)]
+        # Each rank makes again what it should have been given.
+        wanted = [list(contents.marked(of.of(rank))) for of in planned]
+        gathered: list[Any] = [None] * ranks
+        dist.all_gather_object(gathered, (wanted, seen))
+        if rank:
+            return
+        lost = twice = 0
+        for at in range(turn.steps):
+            should = Counter(sample for asked, _ in gathered for sample in asked[at])
+            found = Counter(sample for _, came in gathered for sample in came[at])
+            lost, twice = lost + (should - found).total(), twice + (found - should).total()
+            step = turn.first + at
+            came = repr((step, sorted(found.elements())))
+            self._sections.setdefault(step // SECTION_STEPS, []).append(came)
+        uneven = statistics.fmean(uneven_of(args, of, ranks) for of in planned)
+        self._prof.measure("imbalance_ratio", uneven, **labels)
+        self._prof.measure("lost_sample_count", lost, **labels)
+        self._prof.measure("repeated_sample_count", twice, **labels)
+        self._lost, self._twice = self._lost + lost, self._twice + twice
+
+    def tell(self) -> None:
+        """Print them: of whole sections only, which are the same wherever a run begins and ends."""
+        if dist.get_rank():
+            return
+        if self._args.sweep == "none":
+            for section, steps in sorted(self._sections.items()):
+                if len(steps) == SECTION_STEPS:
+                    digest = hashlib.sha256("".join(steps).encode()).hexdigest()[:16]
+                    first = section * SECTION_STEPS
+                    print(
+                        f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}"
+                    )
+        print(
+            f"{self._args.variant}: {self._lost} samples lost, {self._twice} came twice", flush=True
+        )
 
 
 def uneven_of(args: argparse.Namespace, plan: Plan, ranks: int) -> float:

@@ -17,21 +17,11 @@ No torch here: an actor is a process, and would carry it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.util
-import io
 import os
-import secrets
-import shutil
-import signal
-import socket
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,44 +34,16 @@ from chopper.workloads.mixture import (
     SourceError,
     SourceSpec,
     first_loads,
-    mark,
     planner,
 )
 from chopper.workloads.planning import Autoscaler, Cost, Limits, Plan, pack, place
+from chopper.workloads.ray_cluster import LoaderError
+from chopper.workloads.rows import Batch, packed
 
-_PREFIX = "chopper-ray-"
 _RESTARTS = 3
 """How often a dead actor is started again."""
 _OBSERVED_STEPS = 8
 """Between two looks at how busy the loaders are."""
-
-
-class LoaderError(ChopperError):
-    """The actors could not be started, or did not come back; one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one rank trains on in one step."""
-
-    step: int
-    tokens: NDArray[np.uint16]
-    """[rows, width], 0 where nothing is."""
-    documents: list[list[int]]
-    """Per row, the lengths of the documents that it holds, one after the other from its start."""
-    samples: list[tuple[int, int]]
-    """(source, index) of each document, in the order of the rows."""
-    step_tokens: int
-    """Of all ranks together."""
-
-    def marked(self) -> list[tuple[int, int, int]]:
-        """Each document's source and index, as asked for, and the mark of what came."""
-        marks = [
-            mark(part)
-            for row, lengths in zip(self.tokens, self.documents, strict=True)
-            for part in np.split(row, np.cumsum(lengths))[:-1]
-        ]
-        return [(*sample, came) for sample, came in zip(self.samples, marks, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +230,7 @@ class DataConstructor:
         self._planner: Any = ray.get_actor(f"planner {setup.name}")
         self._steps: dict[int, asyncio.Task[list[Batch]]] = {}
         self._taken: dict[int, int] = {}
+        self._plans: dict[int, Any] = {}
         self._version = -1
         self._where: list[tuple[Any, list[int]]] = []
         sources = len(setup.sources)
@@ -298,7 +261,7 @@ class DataConstructor:
 
     async def _build(self, step: int) -> list[Batch]:
         plan, documents = await self._documents(step)
-        await self._observe()
+        self._observe()
         lengths = np.array([len(d) for d in documents])
         total = int(lengths.sum())
         out = []
@@ -316,20 +279,28 @@ class DataConstructor:
             )
         return out
 
+    def _ask(self, step: int) -> Any:
+        """A step's plan, and where to load it from if that has changed."""
+        return self._planner.plan.remote(step, self._version)
+
     async def _documents(self, step: int) -> tuple[Plan, list[NDArray[np.uint16]]]:
         """A step's plan and its documents, asked for again when a loader is gone for good."""
         from ray.exceptions import RayActorError
 
         attempt = 0
         while True:
-            plan, version, where = await self._planner.plan.remote(step, self._version)
-            if where is not None:
+            plan, version, where = await (self._plans.pop(step, None) or self._ask(step))
+            if where is not None and version > self._version:
                 self._version, self._where = version, where
+            # Whoever loads nothing ahead still plans ahead: it takes no memory.
+            if step + 1 not in self._steps:
+                self._plans[step + 1] = self._ask(step + 1)
             try:
                 return plan, await self._load(plan, self._where)
             except RayActorError as exc:
                 # The planner died, and its loaders with it: it is back, with others.
                 self._version = -1
+                self._plans.clear()
                 attempt += 1
                 if attempt > _RESTARTS:
                     raise LoaderError(
@@ -361,7 +332,7 @@ class DataConstructor:
         await asyncio.gather(*(ask(handle, sources) for handle, sources in where))
         return documents
 
-    async def _observe(self) -> None:
+    def _observe(self) -> None:
         self._built += 1
         if self._built % _OBSERVED_STEPS:
             return
@@ -373,25 +344,7 @@ class DataConstructor:
         # The first stock is being filled: all that is asked for is missing.
         filled = self._built > 2 * self._setup.prefetch
         starving = filled and 2 * len(unfinished) > len(self._steps)
-        await self._planner.observe.remote(
-            min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving
-        )
-
-
-def packed(
-    step: int,
-    rows: list[list[NDArray[np.uint16]]],
-    samples: list[tuple[int, int]],
-    *,
-    width: int,
-    step_tokens: int,
-) -> Batch:
-    """Rows of documents as one array, padded at their ends."""
-    tokens = np.zeros((len(rows), width), dtype=np.uint16)
-    for row, documents in zip(tokens, rows, strict=True):
-        text = np.concatenate(documents)
-        row[: len(text)] = text
-    return Batch(step, tokens, [[len(d) for d in row] for row in rows], samples, step_tokens)
+        self._planner.observe.remote(min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving)
 
 
 def _planner(setup: Setup) -> Any:
@@ -404,77 +357,6 @@ def _planner(setup: Setup) -> Any:
         method=setup.method,
         ramp=setup.ramp,
     )
-
-
-@dataclass
-class Cluster:
-    """Ray, started here or joined, and ended or left with the ``with`` block.
-
-    Nothing outlives it: the processes end with the one that started them, also when that is
-    killed; the directory is removed here, or by the next one that starts.
-
-    Raises:
-        LoaderError: Ray is not installed, or does not start.
-    """
-
-    address: str | None = None
-    """Of a running cluster; None: one is started for this run."""
-    namespace: str = ""
-    token: str | None = None
-    """That the cluster wants; made here for one that is started, so that nobody else of this
-    machine's users can give it work."""
-    _directory: Path | None = field(default=None, init=False)
-
-    def __enter__(self) -> Cluster:
-        if self.address is None and self.token is None:
-            # A process keeps the first that it used. Else Ray would put one into the home.
-            self.token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-        if self.token is not None:
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ["RAY_AUTH_TOKEN"] = self.token
-        ray = load_ray()
-        if self.address is not None:
-            answers(self.address)
-        options: dict[str, Any] = {
-            "namespace": self.namespace or f"chopper-{os.getpid()}",
-            "log_to_driver": False,
-            "logging_level": "FATAL",
-        }
-        if self.address is None:
-            clear_leftovers()
-            self._directory = _new_directory()
-            # Logical: loaders wait more than they compute, however many cores there are.
-            options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
-            options |= {"object_store_memory": 100 << 20, "_temp_dir": str(self._directory)}
-        else:
-            options["address"] = self.address
-        try:
-            with _quiet_environment(self._directory):
-                ray.init(**options)
-        except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
-            try:
-                ray.shutdown()
-            finally:
-                self._remove()
-            if not isinstance(exc, Exception):
-                raise
-            said = str(exc).strip().splitlines() or [type(exc).__name__]
-            raise LoaderError(f"Ray did not start ({said[0]})") from exc
-        self.namespace = options["namespace"]
-        self.address = ray.get_runtime_context().gcs_address
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        import ray
-
-        try:
-            ray.shutdown()
-        finally:
-            self._remove()
-
-    def _remove(self) -> None:
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def start_actors(setup: Setup) -> tuple[Any, Any]:
@@ -529,7 +411,8 @@ def batches(
         rank: whose.
         first: step to begin with.
         steps: how many.
-        prefetch: steps that are loaded ahead; 0: each is begun when it is asked for.
+        prefetch: steps that are loaded ahead, also of the last, so that loaders are as busy then
+            as before; 0: each is begun when it is asked for.
         asked: batches that are on their way from the constructor at once.
 
     Raises:
@@ -543,8 +426,7 @@ def batches(
     step = first
     for wanted in range(first, end):
         while step < min(end, wanted + (asked if prefetch else 1)):
-            ahead = min(prefetch, end - 1 - step)
-            coming.append(asked_of.get.remote(rank, step, ahead))
+            coming.append(asked_of.get.remote(rank, step, prefetch))
             step += 1
         try:
             batch = ray.get(coming.pop(0))
@@ -561,133 +443,3 @@ def in_one_line(exc: Exception, step: int) -> ChopperError:
             return cause
         cause = getattr(cause, "cause", None) or cause.__cause__
     return LoaderError(f"step {step}: {type(exc).__name__}: {str(exc).splitlines()[0]}")
-
-
-def load_ray() -> Any:
-    """The module, or what to install.
-
-    Raises:
-        LoaderError: it is not installed, or cannot be imported.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise LoaderError(
-            "the disaggregated variants need Ray, which is not installed: "
-            "pip install 'chopper-profiler[ray]'"
-        )
-    hidden = _amdsmi_is_broken()
-    if hidden:
-        sys.modules["amdsmi"] = None  # type: ignore[assignment]
-    try:
-        import ray
-    finally:
-        if hidden:
-            del sys.modules["amdsmi"]
-    return ray
-
-
-def answers(address: str) -> None:
-    """Whether anything listens where a cluster should be: Ray itself would try for minutes.
-
-    Raises:
-        LoaderError: nothing does, or it is no address.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), 5).close()
-    except (OSError, ValueError, OverflowError) as exc:
-        raise LoaderError(
-            f"--address {address}: no Ray cluster answers there ({exc}); it is HOST:PORT as "
-            "`ray start --head` prints it"
-        ) from exc
-
-
-def _amdsmi_is_broken() -> bool:
-    """Whether AMD's package is there and its library is not: it raises KeyError where Ray, which
-    imports it in each of its processes, expects ImportError (ray 2.60, amdsmi 7.0).
-    """
-    if importlib.util.find_spec("amdsmi") is None:
-        return False
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it misses
-            import amdsmi  # noqa: F401
-    except ImportError:
-        return False
-    except Exception:  # noqa: BLE001 - whatever it raises, Ray would fall over it
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def _quiet_environment(directory: Path | None) -> Iterator[None]:
-    """What Ray's processes inherit while they are started."""
-    wanted = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # A process more than there are actors would wait for tasks that never come.
-        "RAY_enable_worker_prestart": "0",
-        "RAY_prestart_worker_first_driver": "0",
-        # Else each of a loader's threads may keep freed memory to itself.
-        "MALLOC_ARENA_MAX": "2",
-        # Else Ray warns that it will stop hiding GPUs from actors that ask for none.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    }
-    if directory is not None and _amdsmi_is_broken():
-        guard = directory / "without-amdsmi"
-        guard.mkdir()
-        (guard / "amdsmi.py").write_text('raise ImportError("its library is not installed")\n')
-        wanted["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(guard), os.environ.get("PYTHONPATH")))
-        )
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _new_directory() -> Path:
-    """A short path: Ray puts sockets below it, whose paths may have 107 bytes."""
-    home = tempfile.gettempdir()
-    return Path(
-        tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home if len(home) < 30 else "/tmp")
-    )
-
-
-def clear_leftovers() -> list[int]:
-    """End what an earlier run left behind that could not end it: Ray's processes of a directory
-    whose owner is gone. Returns their process ids.
-    """
-    import psutil
-
-    ended = []
-    for home in {tempfile.gettempdir(), "/tmp"}:
-        for directory in Path(home).glob(f"{_PREFIX}*"):
-            owner = directory.name.removeprefix(_PREFIX).split("-")[0]
-            if not owner.isdecimal() or psutil.pid_exists(int(owner)):
-                continue
-            for process in psutil.process_iter(["cmdline"]):
-                if any(str(directory) in word for word in process.info["cmdline"] or ()):
-                    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                        process.send_signal(signal.SIGKILL)
-                        ended.append(process.pid)
-            shutil.rmtree(directory, ignore_errors=True)
-    if ended:
-        print(f"dataloader: ended {len(ended)} Ray processes that an earlier run left behind")
-    return ended
-
-
-def memory_bytes(pids: Sequence[int]) -> int:
-    """Proportional set size of processes, summed: a page that n of them share counts 1/n in each.
-
-    Linux only (/proc/PID/smaps_rollup); a process that is gone counts nothing.
-    """
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += next(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss:"))
-    return total * 1024

@@ -7,18 +7,16 @@ import math
 from dataclasses import dataclass
 
 from chopper.errors import ChopperError
-from chopper.workloads import disaggregated as actors
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
 from chopper.workloads.machine import Needs
 from chopper.workloads.mixture import VOCABULARY, SourceSpec, make_sources, planner
 from chopper.workloads.planning import Limits, Planner
+from chopper.workloads.ray_cluster import LoaderError, answers, load_ray
 
 WITH_ACTORS = ("disaggregated", "balanced")
 SWEEP_MS = (1, 5, 20, 50, 100, 200)
 """And --latency, whose steps are traced."""
-STRETCHES = 3
-"""What is measured is cut into so many, each a repetition for the intervals of a single run."""
 LONGER = 4
 """Documents that balancing is measured on are so many times as long as those that are loaded: of
 short ones, what is computed hardly depends on who gets which."""
@@ -48,10 +46,10 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     try:
         plans(args, sources, ranks)
         if with_actors:
-            actors.load_ray()
+            load_ray()
             if args.address is not None:
-                actors.answers(args.address)
-    except actors.LoaderError as exc:
+                answers(args.address)
+    except LoaderError as exc:
         raise ValueError(f"{exc}; or without: --variants loader,tuned,concurrent") from exc
     except ChopperError as exc:
         raise ValueError(str(exc)) from exc
@@ -126,13 +124,11 @@ def plans(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Pl
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Steps of a run: not measured, measured, traced, and then neither."""
+    """Steps of a loader's life: not measured, measured, and, of the last one, traced."""
 
     warmup: int
     measured: int
     traced: int
-    last: int
-    """Until here loaders have as much to do as before."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Span:
@@ -140,23 +136,51 @@ class Span:
 
         Neither the first batch of each worker nor the stock that actors begin with says how fast
         the rest comes. A DataLoader hands batches out in order and asks a worker for another one
-        when it does: workers come to read in step, and a round of batches comes at once. So a
-        stretch is whole rounds.
+        when it does: workers come to read in step, and a round of batches comes at once. So what is
+        measured is whole rounds.
         """
         workers = workers_of(args.variant, args)
         if not workers:
-            measured = 9 * -(-args.steps // STRETCHES) * STRETCHES
-            return cls(args.prefetch, measured, args.steps, args.prefetch)
+            return cls(args.prefetch, 4 * args.steps, args.steps)
         # Reading a batch at once, a round takes as long as its slowest read.
-        rounds = math.ceil(args.steps / STRETCHES / workers)
-        rounds *= 3 if args.variant == "concurrent" else 1
+        rounds = math.ceil(args.steps / workers) * (3 if args.variant == "concurrent" else 1)
         # A comparison goes by steps, and a round's long one has to come more than once.
-        traced = STRETCHES * math.ceil(args.steps * 2 / 3 / STRETCHES / workers) * workers
-        return cls(workers, STRETCHES * rounds * workers, traced, 0)
+        return cls(workers, rounds * workers, 2 * math.ceil(args.steps / workers) * workers)
 
-    def total(self, *, traced: bool) -> int:
-        """All of them."""
-        return self.warmup + self.measured + (self.traced if traced else 0) + self.last
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A loader's life: it is started, measured and ended."""
+
+    number: int
+    latency_ms: int
+    repetition: int
+    first: int
+    """Step that it begins with: that before which the last one ended, as after a restart."""
+    steps: int
+
+    def told(self, of: int) -> str:
+        """What begins, for people."""
+        return (
+            f"loader {self.number} of {of}, storage of {self.latency_ms} ms, from step {self.first}"
+        )
+
+    def labels(self, args: argparse.Namespace) -> dict[str, int]:
+        """Of what is measured in it."""
+        swept = {"latency_ms": self.latency_ms} if args.sweep != "none" else {}
+        return {**swept, "repetition": self.repetition}
+
+
+def turns(args: argparse.Namespace) -> list[Turn]:
+    """All loaders of a run, one after the other; the last one's steps are traced in the end."""
+    span, out = Span.of(args), []
+    steps = span.warmup + span.measured
+    todo = [(ms, repetition) for ms in points(args) for repetition in range(args.repetitions)]
+    for number, (latency_ms, repetition) in enumerate(todo, 1):
+        traced = span.traced if number == len(todo) else 0
+        first = args.first + repetition * steps
+        out.append(Turn(number, latency_ms, repetition, first, steps + traced))
+    return out
 
 
 def points(args: argparse.Namespace) -> list[int]:
@@ -165,10 +189,12 @@ def points(args: argparse.Namespace) -> list[int]:
     return [*(ms for ms in swept if ms != args.latency), args.latency]
 
 
-def setup_of(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Setup:
+def setup_of(
+    args: argparse.Namespace, sources: list[SourceSpec], ranks: int, turn: Turn | None = None
+) -> Setup:
     """What the actors are told."""
     return Setup(
-        name=f"{sources[0].latency_s}",
+        name="" if turn is None else f"{turn.number}",
         sources=tuple(sources),
         batch=args.batch,
         ranks=ranks,

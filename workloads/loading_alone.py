@@ -15,10 +15,10 @@ import torch.distributed as dist
 import chopper
 from chopper.workloads import disaggregated as actors
 from chopper.workloads.decoder import Decoder, cost_of, loss_of
-from chopper.workloads.disaggregated import packed
 from chopper.workloads.loading import LONGER, plans, setup_of, specs
 from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Mixture, SourceSpec, planner
 from chopper.workloads.planning import METHODS, balance, imbalance, loads, pack
+from chopper.workloads.rows import packed
 
 
 def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.Profile) -> None:

@@ -37,6 +37,8 @@ CPU_S = 150e-6
 READ_TIMEOUT_S = 20.0
 _STEMS = tuple(a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "lnrs")[:240]
 _ENDINGS = tuple(a + b for a in "bcdgkmpt" for b in ("ed", "er", "ing", "ly", "es", "or"))
+_WORDS = tuple(f"{stem}{ending} ".encode() for stem in _STEMS for ending in _ENDINGS)
+_LENGTHS = np.array([len(word) for word in _WORDS])
 _WORD = re.compile(r"[a-z]+")
 
 
@@ -209,18 +211,13 @@ class Source:
 
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
-        rng = np.random.default_rng((spec.seed, spec.number))
-        stems, endings = (
-            rng.integers(len(_STEMS), size=4096),
-            rng.integers(len(_ENDINGS), size=4096),
-        )
-        words = [_STEMS[s] + _ENDINGS[e] for s, e in zip(stems, endings, strict=True)]
-        text = (" ".join(words) + " ").encode()
+        drawn = np.random.default_rng((spec.seed, spec.number)).integers(len(_WORDS), size=4096)
+        text = np.frombuffer(b"".join([_WORDS[i] for i in drawn.tolist()]), dtype=np.uint8)
         # Enough for the longest document, from any word on; and written, not only reserved: what
         # is never touched takes no memory.
-        least = spec.longest_tokens // 2 // len(words) + 2
-        self._text = bytearray(text) * max(least, spec.state_bytes // len(text) + 1)
-        self._starts = np.cumsum([0, *(len(word) + 1 for word in words)])
+        least = spec.longest_tokens // 2 // len(drawn) + 2
+        self._text = np.tile(text, max(least, spec.state_bytes // len(text) + 1))
+        self._starts = np.cumsum([0, *_LENGTHS[drawn].tolist()])
 
     def read(self, index: int) -> tuple[NDArray[np.uint16], Spent]:
         """The tokens of one document, and what it took.
@@ -265,7 +262,7 @@ class Source:
         rounds, last = divmod(first + words, count)
         start = int(self._starts[first])
         end = rounds * int(self._starts[-1]) + int(self._starts[last])
-        return self._text[start:end].decode()
+        return self._text[start:end].tobytes().decode()
 
 
 _STEM_IDS = {stem: 1 + i for i, stem in enumerate(_STEMS)}

@@ -182,7 +182,7 @@ OFFLOAD: tuple[Option, ...] = (
         ),
     ),
     *(
-        replace(o, default={"batch": 2, "sequence": 128}.get(o.name, o.default))
+        replace(o, default={"steps": 10, "batch": 2, "sequence": 128}.get(o.name, o.default))
         for o in TRAINING
         if o.name not in ("checkpoint", "dtype")
     ),
@@ -244,9 +244,15 @@ DATALOADER: tuple[Option, ...] = (
     ),
     Option(
         name="steps",
-        help="measured steps of a DataLoader, at least; actors take 9 times as many, which are "
-        "still the shorter time; traced ones come on top",
-        default=24,
+        help="measured steps of a DataLoader in each repetition, at least; actors take 4 times as "
+        "many, which are still the shorter time; traced ones come on top",
+        default=20,
+        type=positive,
+    ),
+    Option(
+        name="repetitions",
+        help="times that the loader is started anew, measured and ended in a run",
+        default=3,
         type=positive,
     ),
     Option(name="batch", help="samples per rank and step", default=16, type=positive),

@@ -29,4 +29,6 @@ class Progress:
         self._told_s = now_s
         if os.environ.get("RANK", "0") == "0":
             left_s = (now_s - self._began_s) / self.done * (self.total - self.done)
-            print(f"{self.unit} {self.done} of {self.total}, about {left_s:.0f} s left", flush=True)
+            # Of the first parts alone, what it took to begin would be multiplied.
+            left = f", about {left_s:.0f} s left" if 20 * self.done >= self.total else ""
+            print(f"{self.unit} {self.done} of {self.total}{left}", flush=True)

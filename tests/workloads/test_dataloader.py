@@ -11,9 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper.workloads import dataloader, loading, loading_alone, options  # noqa: E402
+from chopper.workloads import (  # noqa: E402
+    loading,
+    loading_alone,
+    loading_seen,
+    options,
+)
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
-from chopper.workloads.disaggregated import packed  # noqa: E402
 from chopper.workloads.mixture import (  # noqa: E402
     Contents,
     Mixture,
@@ -22,6 +26,7 @@ from chopper.workloads.mixture import (  # noqa: E402
     planner,
 )
 from chopper.workloads.planning import Cost, pack  # noqa: E402
+from chopper.workloads.rows import packed  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
@@ -202,17 +207,31 @@ def test_memory_is_told_before_it_is_taken():
 
 @pytest.mark.parametrize(
     ("variant", "expected"),
-    [("loader", (8, 24, 24, 0)), ("tuned", (20, 60, 60, 0)), ("balanced", (64, 216, 24, 64))],
+    [("loader", (8, 24, 48)), ("tuned", (20, 20, 40)), ("balanced", (64, 80, 20))],
 )
 def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, expected):
     span = loading.Span.of(arguments("--variant", variant))
-    assert (span.warmup, span.measured, span.traced, span.last) == expected
-    assert span.total(traced=True) == sum(expected)
+    assert (span.warmup, span.measured, span.traced) == expected
     for variant in ("loader", "tuned", "concurrent"):
         args = arguments("--variant", variant, "--steps", "50")
-        stretch = loading.Span.of(args).measured / loading.STRETCHES
-        assert stretch % loading.workers_of(variant, args) == 0
-    assert span.measured % loading.STRETCHES == 0
+        assert loading.Span.of(args).measured % loading.workers_of(variant, args) == 0
+
+
+def test_each_repetition_is_a_loader_of_its_own_that_goes_on_where_the_last_one_ended():
+    args = arguments("--variant", "loader", "--first", "7")
+    turns = loading.turns(args)
+    assert [(t.number, t.repetition, t.first, t.steps) for t in turns] == [
+        (1, 0, 7, 32),
+        (2, 1, 39, 32),
+        (3, 2, 71, 32 + 48),
+    ]
+    assert turns[2].labels(args) == {"repetition": 2}
+    args = arguments("--variant", "loader", "--sweep", "latency", "--repetitions", "2")
+    swept = loading.turns(args)
+    assert len(swept) == 2 * len(loading.SWEEP_MS)
+    assert [t.first for t in swept] == [0, 32] * len(loading.SWEEP_MS)
+    assert [t.steps for t in swept[:-1]] == [32] * (len(swept) - 1)
+    assert swept[3].labels(args) == {"latency_ms": 5, "repetition": 1}
 
 
 def test_a_sweep_ends_with_the_latency_of_the_option():
@@ -222,7 +241,7 @@ def test_a_sweep_ends_with_the_latency_of_the_option():
 
 
 def window(*, elapsed_s, stock, busy_s=0.0, own_s=0.0, compute_s=(0.1, 0.3)):
-    return dataloader.Window(
+    return loading_seen.Window(
         elapsed_s, own_s, busy_s, stock, 1.0, list(compute_s), tokens=900, cells=1000
     )
 
@@ -230,24 +249,24 @@ def window(*, elapsed_s, stock, busy_s=0.0, own_s=0.0, compute_s=(0.1, 0.3)):
 def test_what_had_been_loaded_before_a_stretch_does_not_count_in_it():
     slow, fast = window(elapsed_s=4.0, stock=0), window(elapsed_s=2.0, stock=7)
     # 2 steps of 2 ranks × 16 samples in the 4 s that the slower rank took.
-    assert dataloader.rates([slow, fast], 16)["samples_per_s"] == 16
-    assert dataloader.rates([fast, fast], 16)["samples_per_s"] == 32
-    drained = dataloader.rates([window(elapsed_s=2.0, stock=-1)] * 2, 16)
+    assert loading_seen.rates([slow, fast], 16)["samples_per_s"] == 16
+    assert loading_seen.rates([fast, fast], 16)["samples_per_s"] == 32
+    drained = loading_seen.rates([window(elapsed_s=2.0, stock=-1)] * 2, 16)
     assert drained["samples_per_s"] == 16
     assert drained["tokens_per_s"] == 450
     assert drained["padding_ratio"] == pytest.approx(0.1)
-    assert dataloader.rates([window(elapsed_s=2.0, stock=-9)] * 2, 16)["samples_per_s"] == 0
+    assert loading_seen.rates([window(elapsed_s=2.0, stock=-9)] * 2, 16)["samples_per_s"] == 0
 
 
 def test_what_other_programs_take_of_the_cores_is_told(monkeypatch):
     monkeypatch.setattr("psutil.cpu_count", lambda: 4)
     windows = [window(elapsed_s=10.0, stock=0, busy_s=24.0, own_s=own_s) for own_s in (3.0, 1.0)]
-    assert dataloader.rates(windows, 16)["other_programs_ratio"] == pytest.approx(0.5)
+    assert loading_seen.rates(windows, 16)["other_programs_ratio"] == pytest.approx(0.5)
 
 
 def test_the_slowest_rank_of_each_step_counts():
     windows = [window(elapsed_s=1.0, stock=0, compute_s=c) for c in ((0.1, 0.3), (0.2, 0.1))]
-    found = dataloader.rates(windows, 16)
+    found = loading_seen.rates(windows, 16)
     assert found["slowest_rank_ns"] == pytest.approx(0.25e9)
     assert found["compute_imbalance_ratio"] == pytest.approx((0.2 / 0.15 + 0.3 / 0.2) / 2)
 

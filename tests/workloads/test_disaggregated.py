@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from chopper.workloads import disaggregated as d
+from chopper.workloads import ray_cluster
+from chopper.workloads.loading_seen import memory_bytes
 from chopper.workloads.mixture import Contents, SourceError, make_sources, planner
 from chopper.workloads.planning import Cost, Limits
 
@@ -78,7 +80,7 @@ def planned(made, steps):
 def ray():
     """A cluster for all tests of this file; nothing of it is left when they are done."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    with d.Cluster() as cluster:
+    with ray_cluster.Cluster() as cluster:
         import ray
 
         directory = cluster._directory
@@ -214,30 +216,32 @@ def test_an_endless_source_ends_nothing(started):
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(d.LoaderError, match=r"pip install 'chopper-profiler\[ray\]'$"):
-        d.load_ray()
+    with pytest.raises(ray_cluster.LoaderError, match=r"pip install 'chopper-profiler\[ray\]'$"):
+        ray_cluster.load_ray()
 
 
 def test_a_cluster_that_does_not_answer_is_one_line():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{nobody.getsockname()[1]}"
-        with pytest.raises(d.LoaderError, match=f"--address {where}: no Ray cluster answers"):
-            d.answers(where)
-    with pytest.raises(d.LoaderError, match="--address here: no Ray cluster answers"):
-        d.answers("here")
+        with pytest.raises(
+            ray_cluster.LoaderError, match=f"--address {where}: no Ray cluster answers"
+        ):
+            ray_cluster.answers(where)
+    with pytest.raises(ray_cluster.LoaderError, match="--address here: no Ray cluster answers"):
+        ray_cluster.answers("here")
 
 
 def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(d, "_PREFIX", f"chopper-ray-test{os.getpid()}-")
+    monkeypatch.setattr(ray_cluster, "PREFIX", f"chopper-ray-test{os.getpid()}-")
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
-    mine, other = (tmp_path / f"{d._PREFIX}{pid}-x" for pid in (gone, os.getpid()))
+    mine, other = (tmp_path / f"{ray_cluster.PREFIX}{pid}-x" for pid in (gone, os.getpid()))
     mine.mkdir()
     other.mkdir()
     sleeps = [
@@ -245,7 +249,7 @@ def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path, cap
         for path in (mine, other)
     ]
     try:
-        assert d.clear_leftovers() == [sleeps[0].pid]
+        assert ray_cluster.clear_leftovers() == [sleeps[0].pid]
         assert sleeps[0].wait(10) == -signal.SIGKILL
         assert sleeps[1].poll() is None
     finally:
@@ -260,5 +264,5 @@ def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path, cap
 def test_memory_is_that_of_a_process_and_of_one_that_is_gone_none():
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("/proc/PID/smaps_rollup of Linux")
-    assert d.memory_bytes([os.getpid()]) > 5_000_000
-    assert d.memory_bytes([2**22 + 1]) == 0
+    assert memory_bytes([os.getpid()]) > 5_000_000
+    assert memory_bytes([2**22 + 1]) == 0

@@ -1,0 +1,112 @@
+"""What ranks see of loading while they train: rates, waits, and the memory of whoever loads."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from chopper.workloads.rows import Batch
+
+ACTORS = ("SourceLoader", "PlannerActor", "DataConstructor")
+
+
+@dataclass
+class Window:
+    """What one rank saw of a stretch of the measured steps."""
+
+    elapsed_s: float
+    own_cpu_s: float
+    """Of a core, that this rank took and what it started."""
+    busy_cpu_s: float
+    """That all programs of this machine took."""
+    stock: int
+    """Steps that had been loaded ahead."""
+    wait_s: float = 0.0
+    compute_s: list[float] = field(default_factory=list)
+    """Per step."""
+    tokens: int = 0
+    cells: int = 0
+    """With padding."""
+
+    @classmethod
+    def now(cls, stock: int) -> Window:
+        """What the clocks say, now that so many steps are in stock; the difference of two is a
+        stretch.
+        """
+        here = psutil.Process()
+        own_s = 0.0
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own_s += sum(process.cpu_times()[:2])
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        # What guests take is counted as the user's, too.
+        guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, stock)
+
+    def end(self, now: Window) -> None:
+        """Turn what the clocks said at the beginning into what passed."""
+        self.elapsed_s = now.elapsed_s - self.elapsed_s
+        self.own_cpu_s = now.own_cpu_s - self.own_cpu_s
+        self.busy_cpu_s = now.busy_cpu_s - self.busy_cpu_s
+        self.stock = now.stock - self.stock
+
+    def add(self, batch: Batch, waited_s: float, compute_s: float) -> None:
+        """A step was trained on."""
+        self.wait_s += waited_s
+        self.compute_s.append(compute_s)
+        self.tokens += sum(map(sum, batch.documents))
+        self.cells += batch.tokens.size
+
+
+def rates(windows: Sequence[Window], batch: int) -> dict[str, float]:
+    """What a stretch says, by all ranks' windows of it."""
+    elapsed_s = max(w.elapsed_s for w in windows)
+    compute_s = np.array([w.compute_s for w in windows])
+    ranks, steps = compute_s.shape
+    # What had been loaded before the stretch and was used up in it does not count.
+    loaded = max(0, steps + min(0, windows[0].stock))
+    others_s = windows[0].busy_cpu_s - sum(w.own_cpu_s for w in windows)
+    tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
+    return {
+        "samples_per_s": loaded * ranks * batch / elapsed_s,
+        "tokens_per_s": loaded / steps * tokens / elapsed_s,
+        "data_wait_ratio": statistics.fmean(w.wait_s / w.elapsed_s for w in windows),
+        "compute_imbalance_ratio": float(np.mean(compute_s.max(0) / compute_s.mean(0))),
+        "slowest_rank_ns": float(compute_s.max(0).mean()) * 1e9,
+        "padding_ratio": 1 - tokens / cells,
+        # Clock ticks of many processes: a little less than nothing is nothing.
+        "other_programs_ratio": max(0.0, others_s / elapsed_s / (psutil.cpu_count() or 1)),
+    }
+
+
+def role_of(process: psutil.Process) -> str:
+    """What a process that loads is, in a word or two."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return "gone"
+    if words and words[0].startswith("ray::"):
+        name = words[0].removeprefix("ray::").split(".")[0].split(":")[0]
+        return name if name in ACTORS else "Ray itself"
+    return "Ray itself" if any("/ray/" in word for word in words) else "workers"
+
+
+def memory_bytes(pids: Sequence[int]) -> int:
+    """Proportional set size of processes, summed: a page that n of them share counts 1/n in each.
+
+    Linux only (/proc/PID/smaps_rollup); a process that is gone counts nothing.
+    """
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += next(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss:"))
+    return total * 1024

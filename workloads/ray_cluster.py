@@ -1,0 +1,214 @@
+"""Ray for the length of a run: started here and ended with it, or joined and left."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chopper.errors import ChopperError
+
+PREFIX = "chopper-ray-"
+
+
+class LoaderError(ChopperError):
+    """The actors could not be started, or did not come back; one line."""
+
+
+@dataclass
+class Cluster:
+    """Ray, started here or joined, and ended or left with the ``with`` block.
+
+    Nothing outlives it: the processes end with the one that started them, also when that is
+    killed; the directory is removed here, or by the next one that starts.
+
+    Raises:
+        LoaderError: Ray is not installed, or does not start.
+    """
+
+    address: str | None = None
+    """Of a running cluster; None: one is started for this run."""
+    namespace: str = ""
+    token: str | None = None
+    """That the cluster wants; made here for one that is started, so that nobody else of this
+    machine's users can give it work."""
+    _directory: Path | None = field(default=None, init=False)
+
+    def __enter__(self) -> Cluster:
+        if self.address is None and self.token is None:
+            # A process keeps the first that it used. Else Ray would put one into the home.
+            self.token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+        if self.token is not None:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ["RAY_AUTH_TOKEN"] = self.token
+        ray = load_ray()
+        if self.address is not None:
+            answers(self.address)
+        options: dict[str, Any] = {
+            "namespace": self.namespace or f"chopper-{os.getpid()}",
+            "log_to_driver": False,
+            "logging_level": "FATAL",
+        }
+        if self.address is None:
+            clear_leftovers()
+            self._directory = _new_directory()
+            # Logical: loaders wait more than they compute, however many cores there are.
+            options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
+            options |= {"object_store_memory": 100 << 20, "_temp_dir": str(self._directory)}
+        else:
+            options["address"] = self.address
+        try:
+            with _quiet_environment(self._directory):
+                ray.init(**options)
+        except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
+            try:
+                ray.shutdown()
+            finally:
+                self._remove()
+            if not isinstance(exc, Exception):
+                raise
+            said = str(exc).strip().splitlines() or [type(exc).__name__]
+            raise LoaderError(f"Ray did not start ({said[0]})") from exc
+        self.namespace = options["namespace"]
+        self.address = ray.get_runtime_context().gcs_address
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        import ray
+
+        try:
+            ray.shutdown()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def load_ray() -> Any:
+    """The module, or what to install.
+
+    Raises:
+        LoaderError: it is not installed, or cannot be imported.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise LoaderError(
+            "the disaggregated variants need Ray, which is not installed: "
+            "pip install 'chopper-profiler[ray]'"
+        )
+    hidden = _amdsmi_is_broken()
+    if hidden:
+        sys.modules["amdsmi"] = None  # type: ignore[assignment]
+    try:
+        import ray
+    finally:
+        if hidden:
+            del sys.modules["amdsmi"]
+    return ray
+
+
+def answers(address: str) -> None:
+    """Whether anything listens where a cluster should be: Ray itself would try for minutes.
+
+    Raises:
+        LoaderError: nothing does, or it is no address.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 5).close()
+    except (OSError, ValueError, OverflowError) as exc:
+        raise LoaderError(
+            f"--address {address}: no Ray cluster answers there ({exc}); it is HOST:PORT as "
+            "`ray start --head` prints it"
+        ) from exc
+
+
+def _amdsmi_is_broken() -> bool:
+    """Whether AMD's package is there and its library is not: it raises KeyError where Ray, which
+    imports it in each of its processes, expects ImportError (ray 2.60, amdsmi 7.0).
+    """
+    if importlib.util.find_spec("amdsmi") is None:
+        return False
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it misses
+            import amdsmi  # noqa: F401
+    except ImportError:
+        return False
+    except Exception:  # noqa: BLE001 - whatever it raises, Ray would fall over it
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _quiet_environment(directory: Path | None) -> Iterator[None]:
+    """What Ray's processes inherit while they are started."""
+    wanted = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A process more than there are actors would wait for tasks that never come.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        # Else each of a loader's threads may keep freed memory to itself.
+        "MALLOC_ARENA_MAX": "2",
+        # Else Ray warns that it will stop hiding GPUs from actors that ask for none.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    if directory is not None and _amdsmi_is_broken():
+        guard = directory / "without-amdsmi"
+        guard.mkdir()
+        (guard / "amdsmi.py").write_text('raise ImportError("its library is not installed")\n')
+        wanted["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(guard), os.environ.get("PYTHONPATH")))
+        )
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _new_directory() -> Path:
+    """A short path: Ray puts sockets below it, whose paths may have 107 bytes."""
+    home = tempfile.gettempdir()
+    return Path(
+        tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=home if len(home) < 30 else "/tmp")
+    )
+
+
+def clear_leftovers() -> list[int]:
+    """End what an earlier run left behind that could not end it: Ray's processes of a directory
+    whose owner is gone. Returns their process ids.
+    """
+    import psutil
+
+    ended = []
+    for home in {tempfile.gettempdir(), "/tmp"}:
+        for directory in Path(home).glob(f"{PREFIX}*"):
+            owner = directory.name.removeprefix(PREFIX).split("-")[0]
+            if not owner.isdecimal() or psutil.pid_exists(int(owner)):
+                continue
+            for process in psutil.process_iter(["cmdline"]):
+                if any(str(directory) in word for word in process.info["cmdline"] or ()):
+                    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                        process.send_signal(signal.SIGKILL)
+                        ended.append(process.pid)
+            shutil.rmtree(directory, ignore_errors=True)
+    if ended:
+        print(f"dataloader: ended {len(ended)} Ray processes that an earlier run left behind")
+    return ended
