@@ -39,8 +39,6 @@ from benchmarks._memory_track import tensor_parallel
 from chopper.workloads.llama import Attention, Block, Llama, LlamaConfig
 
 STEPS = 4
-BUCKET_COUNT = 100_000
-"""Elements of DeepSpeed's buckets; its default of 5e8 would be all that there is to see."""
 
 
 def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
@@ -50,7 +48,7 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
     torch.set_default_dtype(dtype)
     module: Any = Llama(LlamaConfig(**case["model"]))
     torch.set_default_dtype(torch.float32)
-    strategy, mixed = case["strategy"], case["precision"] == "mixed"
+    strategy, mixed = case["strategy"], case["precision"].startswith("mixed")
     if case["checkpoint"] == "full":
         for i, layer in enumerate(module.layers):
             module.layers[i] = checkpoint_wrapper(layer)
@@ -91,13 +89,15 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
             "train_micro_batch_size_per_gpu": case["batch"],
             "zero_optimization": {
                 "stage": stage,
-                "reduce_bucket_size": BUCKET_COUNT,
-                "allgather_bucket_size": BUCKET_COUNT,
+                "reduce_bucket_size": case["bucket_count"],
+                "allgather_bucket_size": case["bucket_count"],
                 "overlap_comm": False,
             },
             "zero_allow_untested_optimizer": True,
-            "bf16": {"enabled": case["precision"] == "mixed"},
+            "bf16": {"enabled": mixed},
         }
+        if case["precision"] == "mixed-fp32-grads":
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
         if stage == 3:
             config["zero_optimization"] |= {
                 "stage3_prefetch_bucket_size": 0,

@@ -26,14 +26,17 @@ from chopper.architectures import Architecture
 
 LIMIT = 0.05
 RANKS = 2
+BUCKETS_COUNT = (100_000, 1_000_000)
+"""Elements of DeepSpeed's bucket: less and more than a weight; its default of 5e8 would be all that
+there is to see."""
 REAL = (
     ("ddp", "ddp", ("fp32", "autocast")),
     ("zero1-torch", "zero1-torch", ("fp32",)),
     ("fsdp1", "fsdp1", ("fp32", "mixed")),
     ("fsdp2", "fsdp2", ("fp32", "mixed")),
-    ("deepspeed1", "zero1", ("fp32", "mixed")),
-    ("deepspeed2", "zero2", ("fp32", "mixed")),
-    ("deepspeed3", "zero3", ("fp32", "mixed")),
+    ("deepspeed1", "zero1", ("fp32", "mixed", "mixed-fp32-grads")),
+    ("deepspeed2", "zero2", ("fp32", "mixed", "mixed-fp32-grads")),
+    ("deepspeed3", "zero3", ("fp32", "mixed", "mixed-fp32-grads")),
     ("tp", "tp", ("bf16", "fp32")),
     ("tp-sp", "tp-sp", ("bf16", "fp32")),
 )
@@ -122,6 +125,7 @@ def real_cases(per_strategy: int, rng: random.Random) -> dict[str, dict[str, Any
                     "precision": precision,
                     "checkpoint": "none" if parallel else ("none", "full")[i % 2],
                     "bucket_views": False,
+                    "bucket_count": rng.choice(BUCKETS_COUNT),
                 }
                 found[name_of(case)] = case
     return found
@@ -157,6 +161,7 @@ def estimated(case: dict[str, Any]) -> int:
             optimizer_kind="foreach" if optimizer == "foreach" else "loop",
             kernels="cpu",
             fragmentation_ratio=0,
+            bucket_count=case.get("bucket_count", BUCKETS_COUNT[0]),
         )
     ).allocated_bytes
 
@@ -176,7 +181,7 @@ def track(cases: dict[str, dict[str, Any]]) -> dict[str, int | str]:
 
 
 def run(cases: dict[str, dict[str, Any]]) -> dict[str, int | str]:
-    """Mean peak over the ranks of real runs."""
+    """Highest peak of the ranks of real runs: ranks differ where they own different parts."""
     with tempfile.TemporaryDirectory() as folder:
         requests = [
             {"rank": r, "ranks": RANKS, "store": str(Path(folder) / "store"), "cases": cases}
@@ -197,7 +202,7 @@ def run(cases: dict[str, dict[str, Any]]) -> dict[str, int | str]:
             raise SystemExit(errors[-2000:])
     by_rank = [json.loads(out.splitlines()[-1]) for out, _ in said]
     return {
-        name: value if isinstance(value, str) else round(sum(o[name] for o in by_rank) / RANKS)
+        name: value if isinstance(value, str) else max(of[name] for of in by_rank)
         for name, value in by_rank[0].items()
     }
 
@@ -216,7 +221,7 @@ def main() -> None:
         cases = tracked_cases(args.tracked, rng)
         parts.append(("tracked under fake tensors", cases, track(cases)))
     cases = real_cases(args.models, rng)
-    parts.append((f"real, {RANKS} ranks over gloo, mean of the ranks", cases, run(cases)))
+    parts.append((f"real, {RANKS} ranks over gloo, highest of the ranks", cases, run(cases)))
     rows = []
     for title, of, found in parts:
         if not args.as_json:

@@ -17,6 +17,7 @@ def loss(
     *,
     gradient_bytes: int,
     cached: list[Buffer],
+    gathered_bytes: int = 0,
 ) -> tuple[Buffer, Buffer]:
     """Head, cross-entropy and their backward; n is taken over, and so is autocast's cache.
 
@@ -27,6 +28,7 @@ def loss(
         n: what the head reads.
         gradient_bytes: of one parameter's gradient.
         cached: autocast's narrow copies of weights, emptied where its context ends.
+        gathered_bytes: of the head's weight, where it is gathered for each use and released after it.
 
     Returns:
         The gradients of n and of the head's weight.
@@ -40,7 +42,9 @@ def loss(
     # Autocast runs the cross-entropy in float32 whatever the program asks for.
     wide = (of.loss != "native" or layout.autocast) and e < 4
     cast = ledger.take("parameters", v * a.width * e) if layout.autocast else None
+    weight = ledger.take("parameters", gathered_bytes)
     logits = ledger.take("logits", size * e)
+    ledger.drop(weight)
     if tp > 1:
         softmax = _parallel_log_softmax(
             ledger, logits, size, element_bytes=e, wide=wide, keeps_logits=of.keeps_logits
@@ -71,11 +75,13 @@ def loss(
         narrow = ledger.take("logits", size * e)
         ledger.drop(of_logits)
         of_logits = narrow
+    weight = ledger.take("parameters", gathered_bytes)
     gradient = ledger.take("temporary", t * a.width * e)
     of_head = ledger.take("gradients", v * a.width * gradient_bytes)
     ledger.drop(of_logits)
-    if cast is not None:
-        ledger.drop(cast)
+    for used in (cast, weight):
+        if used is not None:
+            ledger.drop(used)
     ledger.drop(n)
     return gradient, of_head
 

@@ -103,14 +103,26 @@ TENSOR_PARALLEL_ASSUMPTION = (
 )
 
 
+def _steps(training: Training) -> list[Step]:
+    """The step, run on each rank that may need the most."""
+    first = Step(training)
+    ranks: set[int | None] = {None}
+    if training.strategy in ("zero1", "zero2"):
+        ranks = set(first.parts().extremes())
+    steps = [Step(training, rank=rank) for rank in ranks]
+    for step in steps:
+        step.run()
+    return steps
+
+
 def memory(training: Training) -> Memory:
-    """Peak memory of one rank.
+    """Peak memory of one rank; where ranks differ, of the one that needs the most.
 
     Raises:
         UsageError: options that contradict each other, or sizes that 64 bits cannot count.
     """
-    step = Step(training)
-    ledger = step.run()
+    step = max(_steps(training), key=lambda run: run.ledger.peak_bytes)
+    ledger = step.ledger
     moving = ledger.peak_bytes - step.steady_bytes
     fragmentation = round(training.fragmentation_ratio * max(moving, 0))
     categories = {name: ledger.peak[name] for name in CATEGORIES}

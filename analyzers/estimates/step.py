@@ -5,6 +5,8 @@ Strategies decide what is whole, sharded, gathered for a while, or on the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chopper.analyzers.estimates.blocks import Layout, block, head
 from chopper.analyzers.estimates.loss import loss
 from chopper.analyzers.estimates.tape import Buffer, Kept, Ledger, backward, forward
@@ -12,12 +14,12 @@ from chopper.analyzers.estimates.training import (
     DEEPSPEED,
     FSDP,
     HAS_BUCKETS,
-    SHARDS_GRADIENTS,
     SHARDS_OPTIMIZER,
     SHARDS_PARAMETERS,
     Training,
     widths,
 )
+from chopper.analyzers.estimates.zero import Parts, Reduction
 
 _Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
 """Of one layer, for its backward: its input, what was kept, what is not recomputed, casts."""
@@ -26,7 +28,13 @@ _Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
 class Step:
     """One training step on the ledger; a fresh one for each estimate."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, *, rank: int | None = None) -> None:
+        """Nothing has run yet.
+
+        Args:
+            training: the options.
+            rank: whose memory it is, where ranks differ (DeepSpeed's stages 1 and 2); null: the last.
+        """
         self.of = training
         self.a = training.architecture
         self.w = widths(training)
@@ -65,8 +73,29 @@ class Step:
         self.cached: list[Buffer] = []
         self.whole_gradients: list[Buffer] = []
         self.host_bytes = 0
-        # Stage 3 makes its part of the gradients once, in one piece.
-        self.keeps_gradients = training.strategy == "zero3" and not training.offload
+        self.states_on_host = bool({"optimizer", "parameters"} & set(training.offload))
+        self.weighing = [i for i, op in enumerate(self.block_ops) if op.weights_count]
+        self.zero: Reduction | None = None
+        if training.strategy in DEEPSPEED:
+            parts = self.parts()
+            self.zero = Reduction(
+                self.ledger,
+                parts,
+                stage=int(training.strategy[-1]),
+                rank=training.ranks_count - 1 if rank is None else rank,
+                bucket_count=training.bucket_count,
+                width=self.w.gradient,
+                wide=self.w.accumulated > 0,
+                updated_width=self.w.master or self.w.weight,
+                on_host=self.states_on_host,
+            )
+
+    def parts(self) -> Parts:
+        """Parameters in the order of the model, and who owns what of them."""
+        layer = [self.block_ops[i].weights_count for i in self.weighing]
+        head = [] if self.a.tied else [-(-self.a.embedding_count // self.tp)]
+        counts = [self.embedding_count, *layer * self.a.layers_count, self.a.norm_count, *head]
+        return Parts(counts, self.of.ranks_count)
 
     def part(self, count: int, sharded: bool) -> int:
         """What one rank holds of so many parameters."""
@@ -79,12 +108,14 @@ class Step:
         own = self.part(self.local_count, of.strategy in SHARDS_PARAMETERS)
         states = self.part(self.local_count, of.strategy in SHARDS_OPTIMIZER)
         weights_bytes, states_bytes = own * w.weight, states * (w.master + w.moments)
+        if self.zero is None:
+            states_bytes += states * w.accumulated
         on_host = "parameters" in of.offload
         if on_host:
             self.host_bytes += weights_bytes
         else:
             ledger.take("parameters", weights_bytes)
-        if on_host or "optimizer" in of.offload:
+        if self.states_on_host:
             self.host_bytes += states_bytes
         else:
             ledger.take("optimizer", states_bytes)
@@ -93,9 +124,12 @@ class Step:
             # DDP's reduction buckets hold a copy of all gradients.
             ledger.take("communication", own * w.gradient)
             self.steady_bytes = ledger.total_bytes
-        if self.keeps_gradients:
-            ledger.take("gradients", own * w.gradient)
+        if self.zero is not None:
+            self.zero.before()
             self.steady_bytes = ledger.total_bytes
+            if self.states_on_host:
+                # Float32 gradients, and what weights or gradients are copied through in 16 bits.
+                self.host_bytes += self.zero.parts.part_count * (4 + w.compute)
         x, kept = self.forward()
         self.backward(x, kept)
         self.optimizer(states)
@@ -211,25 +245,22 @@ class Step:
     def reduce(self, gradients: list[Buffer], count: int) -> None:
         """Gradients of a unit are complete: reduce them over ranks, keep the own part."""
         of, ledger, w = self.of, self.ledger, self.w
-        on_host = "parameters" in of.offload or "optimizer" in of.offload
-        if of.strategy in SHARDS_GRADIENTS:
+        if of.strategy in FSDP:
             shard = self.part(count, True) * w.gradient
             if self.last_reduced is not None:
                 ledger.drop(self.last_reduced)
             self.last_reduced = ledger.take("communication", count * w.reduce)
             for gradient in gradients:
                 ledger.drop(gradient)
-            if on_host:
+            if self.states_on_host:
                 self.host_bytes += shard
-            elif not self.keeps_gradients:
-                stream = "reduce" if of.strategy in FSDP else ""
-                self.whole_gradients.append(ledger.take("gradients", shard, stream=stream))
-            if of.strategy in ("fsdp1", "zero3"):
-                # What was sent is a local of `_post_backward_hook` (torch's fsdp/_runtime_utils.py);
-                # stage 3 clears each gradient once it is reduced (DeepSpeed's zero/stage3.py).
+            else:
+                self.whole_gradients.append(ledger.take("gradients", shard, stream="reduce"))
+            if of.strategy == "fsdp1":
+                # What was sent is a local of `_post_backward_hook` (torch's fsdp/_runtime_utils.py).
                 ledger.drop(self.last_reduced)
                 self.last_reduced = None
-        elif on_host:
+        elif self.states_on_host:
             for gradient in gradients:
                 self.host_bytes += gradient.size_bytes
                 ledger.drop(gradient)
@@ -247,13 +278,22 @@ class Step:
         self.end_of_gather()
         ledger.at = "loss"
         n, kept = forward(ledger, self.head_ops, {"x": x}, keep=True)
-        if of.strategy == "zero3":
-            self.gather("head", -(-a.vocabulary_count // self.tp) * a.width)
+        head_bytes = -(-a.vocabulary_count // self.tp) * a.width * w.compute
         gradient, of_head = loss(
-            ledger, of, self.layout, n, gradient_bytes=gradient_bytes, cached=self.cached
+            ledger,
+            of,
+            self.layout,
+            n,
+            gradient_bytes=gradient_bytes,
+            cached=self.cached,
+            gathered_bytes=head_bytes if of.strategy == "zero3" else 0,
         )
-        self.release("head")
         ledger.at = "backward"
+        outer: list[Buffer] = []
+        if self.zero is None or a.tied:
+            outer.append(of_head)
+        else:
+            self.zero.arrived(len(self.zero.parts.counts) - 1, of_head)
         gradients, weights = backward(
             ledger,
             self.head_ops,
@@ -261,10 +301,11 @@ class Step:
             gradient,
             sizes={"x": self.x_bytes},
             gradient_bytes=gradient_bytes,
+            arrived=self.hook(a.layers_count),
         )
         coming = gradients["x"]
         ledger.drop(x)
-        outer = [*weights, of_head]
+        outer += weights
         for i in range(a.layers_count - 1, -1, -1):
             entered, kept, chosen, casts = left.pop()
             self.gather(f"layer {i}", self.layer_count)
@@ -283,6 +324,7 @@ class Step:
                 coming,
                 sizes={"x": self.x_bytes},
                 gradient_bytes=gradient_bytes,
+                arrived=self.hook(i),
             )
             coming = gradients["x"]
             for cast in casts:
@@ -296,46 +338,53 @@ class Step:
         # DTensor has no strategy for the gradient of an embedding cut by rows
         # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
         table = a.embedding_count + a.positions_count * a.width
-        outer.append(ledger.take("gradients", table * gradient_bytes))
+        of_table = ledger.take("gradients", table * gradient_bytes)
         if a.tied:
             # Tied weights: both gradients exist before they are added into one.
-            ledger.drop(outer.pop())
+            ledger.drop(outer.pop(0))
         ledger.drop(coming)
         self.release("outer")
-        self.reduce(outer, self.outer_count)
+        if self.zero is not None:
+            self.zero.arrived(0, of_table)
+            self.zero.finish()
+            return
+        self.reduce([*outer, of_table], self.outer_count)
         if self.last_reduced is not None:
             ledger.drop(self.last_reduced)
 
-    def optimizer(self, states_count: int) -> None:
-        """The update; a foreach one holds square roots of all second moments at once.
+    def hook(self, layer: int) -> Callable[[int, Buffer], None] | None:
+        """Where DeepSpeed takes the gradients of a layer, one by one; after the last: the norm's."""
+        if self.zero is None:
+            return None
+        zero, each = self.zero, len(self.weighing)
+        places = {op: 1 + layer * each + place for place, op in enumerate(self.weighing)}
 
-        DeepSpeed updates its part as one tensor, with its gradient in float32 beside.
-        """
+        def arrived(op: int, gradient: Buffer) -> None:
+            last = layer == self.a.layers_count
+            zero.arrived(1 + layer * each if last else places[op], gradient)
+
+        return arrived
+
+    def optimizer(self, states_count: int) -> None:
+        """The update; a foreach one holds square roots of all second moments at once."""
         ledger, of = self.ledger, self.of
         ledger.at = "optimizer"
-        if {"optimizer", "parameters"} & set(of.offload):
+        if self.states_on_host:
             return
-        whole = of.strategy in DEEPSPEED
-        if of.strategy == "zero1":
-            # Of all gradients it keeps its part, and frees the others before the update.
-            self.whole_gradients.append(ledger.take("gradients", states_count * self.w.gradient))
-            for gradient in self.whole_gradients[:-1]:
-                ledger.drop(gradient)
-            del self.whole_gradients[:-1]
-        wide = ledger.take("gradients", states_count * 4) if whole else None
+        gradient = self.zero.gradient() if self.zero is not None else None
         if of.optimizer == "adamw":
             width = self.w.moments // 2
+            # DeepSpeed updates its part as one tensor.
+            whole = states_count if self.zero is None else self.zero.updated_count()
             if of.optimizer_kind == "foreach":
-                ledger.spike("temporary", states_count * width)
+                ledger.spike("temporary", whole * width)
             elif of.optimizer_kind == "loop":
                 # The square root, and what it is divided into.
-                largest = (
-                    states_count
-                    if whole
-                    else self.part(
-                        -(-self.a.embedding_count // self.tp), of.strategy in SHARDS_OPTIMIZER
-                    )
+                largest = self.part(
+                    -(-self.a.embedding_count // self.tp), of.strategy in SHARDS_OPTIMIZER
                 )
-                ledger.spike("temporary", 2 * largest * width)
-        if wide is not None:
-            ledger.drop(wide)
+                ledger.spike("temporary", 2 * width * (largest if self.zero is None else whole))
+        if gradient is not None:
+            ledger.drop(gradient)
+        if self.zero is not None:
+            self.zero.after()

@@ -7,7 +7,7 @@ peak and what it is made of; no tensor exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 CATEGORIES = (
@@ -197,6 +197,7 @@ def backward(
     wanted: frozenset[str] = frozenset(("x",)),
     gradient_bytes: int = 0,
     category: str = "temporary",
+    arrived: Callable[[int, Buffer], None] | None = None,
 ) -> tuple[dict[str, Buffer], list[Buffer]]:
     """Run the operators' backward in reverse; what was kept is freed as it is used up.
 
@@ -209,9 +210,10 @@ def backward(
         wanted: given tensors whose gradients are returned.
         gradient_bytes: of one parameter's gradient.
         category: of gradients of tensors.
+        arrived: takes over each weight's gradient as it is made, with its operator's number.
 
     Returns:
-        Gradients of the wanted tensors, and of the weights.
+        Gradients of the wanted tensors, and of the weights that were not taken over.
     """
     listed = list(ops)
     last_use: dict[str, int] = {}
@@ -243,12 +245,19 @@ def backward(
                 ledger.drop(before)
                 ledger.drop(made)
                 gradients[name] = total
-        if op.weights_count:
-            weights.append(ledger.take("gradients", op.weights_count * gradient_bytes))
+        weight = (
+            ledger.take("gradients", op.weights_count * gradient_bytes)
+            if op.weights_count
+            else None
+        )
         ledger.drop(coming)
         for name in op.keeps:
             if last_use[name] == i and name in kept.tensors:
                 ledger.drop(kept.tensors.pop(name))
         if i in kept.extra:
             ledger.drop(kept.extra.pop(i))
+        if weight is not None and arrived is not None:
+            arrived(i, weight)
+        elif weight is not None:
+            weights.append(weight)
     return {name: gradients[name] for name in wanted if name in gradients}, weights

@@ -53,6 +53,8 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     """Of what is not there from the first to the last moment."""
     workspace_bytes: int = 0
     """Of libraries, per rank: cuBLAS, NCCL, the context."""
+    bucket_count: int = 500_000_000
+    """Elements of DeepSpeed's bucket, `reduce_bucket_size`; its default."""
 
     def __post_init__(self) -> None:
         """Refuse what is not positive, unknown, or cannot go together.
@@ -60,7 +62,13 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         Raises:
             UsageError: says which.
         """
-        for name in ("batch_count", "sequence_count", "ranks_count", "tensor_parallel_count"):
+        for name in (
+            "batch_count",
+            "sequence_count",
+            "ranks_count",
+            "tensor_parallel_count",
+            "bucket_count",
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise UsageError(
@@ -144,11 +152,13 @@ class Widths(msgspec.Struct, kw_only=True, frozen=True):
     moments: int
     compute: int
     reduce: int
+    accumulated: int = 0
+    """Of a gradient in another type, into which it is added."""
 
     @property
     def total(self) -> int:
         """Of one parameter with everything."""
-        return self.weight + self.gradient + self.master + self.moments
+        return self.weight + self.gradient + self.accumulated + self.master + self.moments
 
 
 def widths(training: Training) -> Widths:
@@ -166,7 +176,9 @@ def widths(training: Training) -> Widths:
     if training.precision == "mixed":
         return Widths(weight=2, gradient=2, master=4, moments=4 * two, compute=2, reduce=2)
     if training.precision == "mixed-fp32-grads":
-        return Widths(weight=2, gradient=2, master=8, moments=4 * two, compute=2, reduce=2)
+        return Widths(
+            weight=2, gradient=2, accumulated=4, master=4, moments=4 * two, compute=2, reduce=2
+        )
     compute = 2 if training.precision == "autocast" else 4
     # DeepSpeed updates a float32 copy of its own also where the weights are float32.
     master = 4 if training.strategy in DEEPSPEED else 0
