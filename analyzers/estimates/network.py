@@ -8,6 +8,7 @@ over Ethernet for distributed AI training at Meta scale", SIGCOMM 2024).
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, get_args
 
 import msgspec
@@ -84,6 +85,12 @@ def _nodes(ranks_count: int, topology: Topology) -> int:
     return max(1, ranks_count // per_node)
 
 
+_SENT_AT_ONCE_COUNT = 64
+"""Peers of an all-to-all that NCCL serves at once: a batch of a channel holds 8 sends
+(NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and peers go round the channels (ncclP2pChannelBaseForRound). Its logs have
+8 to 16 such channels, 1 or 2 of them for each peer (issues 634 and 1189): 32 to 128, this is between."""
+
+
 def ring_steps(collective: str, ranks_count: int) -> int:
     """Steps one after the other: 2(n−1) for all-reduce, else n−1."""
     return (2 if collective == "all_reduce" else 1) * (ranks_count - 1)
@@ -100,7 +107,8 @@ def collective_time_s(
 
     Ring: base + steps × latency + S × bus factor ÷ slowest link (in a node, or all ports of a node
     together); of the steps, those that cross nodes have the network's latency. An all-to-all has no
-    ring: each rank sends S ÷ n to each other one, to those of other nodes through its own port. Tree
+    ring: each rank sends S ÷ n to each other one, to those of other nodes through its own port, and to so
+    many at once that their latencies are one. Tree
     (all-reduce, broadcast, reduce): double binary, chains within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link. Hierarchical
     (all-reduce): reduce-scatter in the node, ring all-reduce of S ÷ g between nodes, all-gather.
 
@@ -131,7 +139,9 @@ def collective_time_s(
                 (group - 1) / n * size_bytes / topology.node_link_bytes_per_s,
                 (n - group) / n * size_bytes / topology.network_link_bytes_per_s,
             )
-            return base + latency + direct_s
+            together = math.ceil((n - 1) / _SENT_AT_ONCE_COUNT)
+            each = topology.network_latency_s if crossing else topology.node_latency_s
+            return base + together * each + direct_s
         return base + latency + size_bytes * bus_factor(name, n) / slowest
     if kind == "tree":
         if name not in ("all_reduce", "broadcast", "reduce"):

@@ -15,7 +15,13 @@ import msgspec
 
 from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.network import Topology
-from chopper.analyzers.estimates.scaling import SCALE_ASSUMPTIONS, AtScale, Step, at_scale
+from chopper.analyzers.estimates.scaling import (
+    SCALE_ASSUMPTIONS,
+    AtScale,
+    Step,
+    at_scale,
+    on_device,
+)
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -368,12 +374,8 @@ def project(
             scale_error = same.step_ns / recorded_ns - 1 if recorded_ns else None
         except UsageError:
             scale_error = None
-        scaled = msgspec.structs.replace(
-            step,
-            compute_ns=step.compute_ns * scale,
-            compute_spread_ns=step.compute_spread_ns * scale,
-        )
-        scales, knee, cause = at_scale(scaled, scales_count, topology or Topology())
+        network = topology or Topology()
+        scales, knee, cause = at_scale(on_device(step, scale), scales_count, network)
     return Projection(
         assumptions=(ASSUMPTIONS if classes else ()) + (SCALE_ASSUMPTIONS if scales else ()),
         run=run,

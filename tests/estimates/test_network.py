@@ -109,11 +109,15 @@ def test_a_ring_by_hand() -> None:
 
 def test_an_all_to_all_leaves_the_node_through_each_ranks_own_port() -> None:
     # Of 16 pieces of S/16, 8 go to the other node at 50 GB/s; 7 stay within, at 450 GB/s.
-    latency = 8.4e-6 + 14 * 3.4e-6 + 9.6e-6
+    # All peers are served at once: one latency.
+    latency = 8.4e-6 + 9.6e-6
     found = collective_time_s("all_to_all", 1e9, 16)
     assert found == pytest.approx(latency + 8 / 16 * 1e9 / 50e9)
     within = collective_time_s("all_to_all", 1e9, 8)
-    assert within == pytest.approx(8.4e-6 + 7 * 3.4e-6 + 7 / 8 * 1e9 / 450e9)
+    assert within == pytest.approx(8.4e-6 + 3.4e-6 + 7 / 8 * 1e9 / 450e9)
+    # 127 peers are two rounds of 64.
+    many = collective_time_s("all_to_all", 1e9, 128)
+    assert many == pytest.approx(8.4e-6 + 2 * 9.6e-6 + 120 / 128 * 1e9 / 50e9)
 
 
 def test_hierarchical_by_hand() -> None:

@@ -7,10 +7,19 @@ number of GPUs only (H100; A100 40 GB with 1600 Gb/s per node). All sharded full
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 
 from chopper.analyzers.estimates.network import Topology
-from chopper.analyzers.estimates.scaling import Collective, Step, at_scale
+from chopper.analyzers.estimates.scaling import (
+    Collective,
+    Step,
+    at_scale,
+    expected_maximum,
+    on_device,
+    waiting_ns,
+)
 
 H100 = Topology()
 A100 = Topology(node_link_bytes_per_s=300e9, network_link_bytes_per_s=25e9)
@@ -72,3 +81,49 @@ def test_a_network_a_tenth_as_fast_has_a_knee_where_transfer_shows() -> None:
     # 103 GB per step at 20 GB/s of a node's ports are longer than 855 ms of compute.
     moved = 3 * 2 * parameters + 2 * parameters
     assert rows[1].step_ns == pytest.approx(moved * 15 / 16 / 20e9 * 1e9, rel=0.05)
+
+
+def test_the_expected_largest_of_normal_draws() -> None:
+    # David and Nagaraja, Order Statistics: 1/sqrt(pi) of 2, 3/(2 sqrt(pi)) of 3; Tippett (1925): 1.42360
+    # of 8, 2.50759 of 100, 3.24144 of 1000.
+    assert [expected_maximum(n) for n in (1, 2, 3, 8, 100, 1000)] == pytest.approx(
+        [0.0, np.pi**-0.5, 1.5 * np.pi**-0.5, 1.42360, 2.50759, 3.24144], abs=1e-5
+    )
+
+
+def lateness(spread: tuple[float, float], ranks: int, steps: int, at_once: int) -> float:
+    """Mean waiting per step where ranks differ always and in each of so many collectives."""
+    rng = np.random.default_rng(0)
+    always, each = spread
+    late = always * rng.standard_normal((200, 1, ranks, 1)) + each * rng.standard_normal(
+        (200, steps, ranks, at_once)
+    )
+    return float((late.max(axis=2, keepdims=True) - late).mean(axis=2).sum(axis=-1).mean())
+
+
+@pytest.mark.parametrize(("spread", "at_once"), [((0.0, 1e6), 1), ((0.0, 1e6), 5), ((1e6, 3e5), 2)])
+def test_waiting_recorded_on_few_ranks_is_that_of_many(
+    spread: tuple[float, float], at_once: int
+) -> None:
+    """Whether ranks come late by chance or always, once or several times in a step."""
+    parameters, layers, tokens, _, rates = PUBLISHED["MPT 13b"]
+    recorded = msgspec.structs.replace(
+        step(parameters, layers, tokens, rates[8], 8),
+        recorded_waiting_ns=lateness(spread, 8, 20, at_once),
+    )
+    assert waiting_ns(recorded, 8) == recorded.recorded_waiting_ns
+    assert waiting_ns(recorded, 64) == pytest.approx(lateness(spread, 64, 20, at_once), rel=0.06)
+
+
+def test_what_compute_makes_ranks_wait_goes_with_the_device() -> None:
+    parameters, layers, tokens, _, rates = PUBLISHED["MPT 13b"]
+    recorded = msgspec.structs.replace(
+        step(parameters, layers, tokens, rates[8], 8),
+        compute_spread_ns=1e6,
+        recorded_waiting_ns=5e6,
+    )
+    # Of 5 ms, 1.4236 are compute's spread; at half the time, half of them.
+    quick = on_device(recorded, 0.5)
+    assert quick.recorded_waiting_ns == pytest.approx(5e6 - 1.4236e6 / 2, abs=10)
+    unseen = on_device(msgspec.structs.replace(recorded, recorded_waiting_ns=None), 0.5)
+    assert waiting_ns(unseen, 8) == pytest.approx(0.71180e6, abs=10)
