@@ -18,6 +18,7 @@ from chopper.analyzers.columns import ints, matching, strings
 from chopper.analyzers.exposed import EXPOSED_CAUSES, copy_direction
 from chopper.analyzers.idle import IDLE_CAUSES
 from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY, PHASES
+from chopper.analyzers.replay.core_waits import without_core_wait
 from chopper.analyzers.replay.program import SYNCHRONIZATION
 from chopper.analyzers.work import family
 from chopper.analyzers.work.kernels import kernel_family
@@ -39,7 +40,6 @@ NOT_FIXABLE = {
     "(--link), or less to send",
     "idle.unlaunched": "no launch was recorded, so nothing says what the device waited for",
     "idle.no_step": "no device event tells what was waited for",
-    "idle.preparation.core_wait": "how long the host waited for a core is known, but not when",
 }
 """Leaves that nothing takes away, and why."""
 _BASES = ("compute.ideal", "compute.vector.roofline")
@@ -94,6 +94,17 @@ class RankFacts:
         rows = np.flatnonzero((codes == known[cause]) & (event >= 0))
         found: np.ndarray = np.bincount(
             event[rows], weights=time[rows], minlength=len(self.node.start)
+        )
+        return found
+
+    def of_windows(self, cause: str) -> np.ndarray:
+        """Time of each window in a leaf."""
+        codes, known, _, time = self._coded
+        rows = np.flatnonzero(codes == known.get(cause, -1))
+        found: np.ndarray = np.bincount(
+            ints(self.piece, "step_index")[rows],
+            weights=time[rows],
+            minlength=len(self.node.joined.windows),
         )
         return found
 
@@ -169,6 +180,18 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
             scenario.without_host(place, phase == PHASES.index("recompute"))
         _remove_communication(scenario, place, fact, asked, leaves)
         _remove_copies(scenario, place, node, leaves)
+        _remove_core_waits(scenario, place, fact, leaves)
+
+
+def _remove_core_waits(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:
+    """What waited for a core on the host takes so much less; computing has lost its part already."""
+    computing, preparing = "compute.core_wait", "idle.preparation.core_wait"
+    freed = sum((fact.of_windows(c) for c in (computing, preparing) if c in leaves), np.zeros(1))
+    if not freed.any():
+        return
+    scenario.freed_ns[place] = freed
+    if preparing in leaves:
+        scenario.part_scale[place] = without_core_wait(fact.node, fact.of_windows(preparing))
 
 
 def _remove_computing(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:

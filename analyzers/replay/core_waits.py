@@ -18,6 +18,7 @@ from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from chopper.analyzers.replay.graph import RankNodes
     from chopper.analyzers.replay.scenario import Outcome
 
 _ASLEEP = [IDLE_CAUSES.index(f"idle.preparation.{c}") for c in ("data", "collective_wait")]
@@ -33,12 +34,44 @@ def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
         return None
     before, after = _work(outcome, place)
     length = np.diff(windows.bounds_ns), np.diff(outcome.windows(place))
-    kept = after / np.maximum(before, 1)
-    left = np.rint(wait * np.minimum(kept, 1.0)).astype(np.int64)
+    # Waiting that a change takes away is gone; the rest goes with the work.
+    freed = np.minimum(outcome.scenario.freed_ns.get(place, np.zeros(len(wait))), wait)
+    kept = after / np.maximum(before - freed, 1)
+    left = np.rint((wait - freed) * np.minimum(kept, 1.0)).astype(np.int64)
     # What is gone of a step and was no work was sleep.
     gone = np.rint(length[0] - length[1] - (before - after)).astype(np.int64)
     slept = np.where(sleep < 0, -1, np.clip(sleep - gone, 0, np.maximum(length[1] - left, 0)))
     return _table(windows.numbers, length[1], left, slept)
+
+
+def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
+    """How many times as long each host part takes without these waits of its window.
+
+    Where in a window the thread waited is not known: what may be no sleep shares it alike, as it does
+    in the attribution.
+    """
+    parts = node.program.parts
+    window = _window_of_moments(node)[parts.owner]
+    awake = ~np.isin(parts.cause, _ASLEEP)
+    count = len(waited_ns) + 1
+    held = np.bincount(window, (parts.end_ns - parts.start_ns) * awake, minlength=count)
+    share = np.minimum(np.append(waited_ns, 0) / np.maximum(held, 1), 1.0)
+    return np.where(awake, 1 - share[window], 1.0)
+
+
+def _window_of_moments(node: RankNodes) -> np.ndarray:
+    """Window of each moment of a program, by the step that had begun; beyond the last for none."""
+    program, windows = node.program, node.joined.windows
+    step = node.joined.given.step
+    steps = ints(step.filter(step["traced"]), "number")
+    if not len(steps):
+        return np.zeros(len(program), dtype=np.int64)
+    began = np.cumsum(program.kind == STEP) - 1
+    number = np.where(began >= 0, steps[np.minimum(np.maximum(began, 0), len(steps) - 1)], -1)
+    order = np.argsort(windows.numbers, kind="stable")
+    at = np.searchsorted(windows.numbers[order], number)
+    at = order[np.minimum(at, len(order) - 1)]
+    return np.where(windows.numbers[at] == number, at, len(windows))
 
 
 def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,14 +79,7 @@ def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
     scenario = outcome.scenario
     node = scenario.ranks[place]
     program, windows = node.program, node.joined.windows
-    step = node.joined.given.step
-    steps = ints(step.filter(step["traced"]), "number")
-    began = np.cumsum(program.kind == STEP) - 1
-    number = np.where(began >= 0, steps[np.minimum(np.maximum(began, 0), len(steps) - 1)], -1)
-    order = np.argsort(windows.numbers, kind="stable")
-    at = np.searchsorted(windows.numbers[order], number)
-    at = order[np.minimum(at, len(order) - 1)]
-    window = np.where(windows.numbers[at] == number, at, len(windows))
+    window = _window_of_moments(node)
     parts = program.parts
     length = (parts.end_ns - parts.start_ns) * ~np.isin(parts.cause, _ASLEEP)
     ran = np.flatnonzero(program.kind == OP_START)
@@ -97,4 +123,4 @@ def _table(
     return pa.table({f.name: pa.array(values[f.name], f.type) for f in declared.arrow})
 
 
-__all__ = ["core_waits"]
+__all__ = ["core_waits", "without_core_wait"]

@@ -110,6 +110,8 @@ class Scenario:
         calm: rank's place → mask of the moments of its program at which it does not wait.
         uncoupled: ranks do not wait for each other.
         overlap: nothing but communication waits for communication.
+        part_scale: rank's place → how many times as long each host part takes.
+        freed_ns: rank's place → waits for a core that are gone, by window.
         warmed: rank's place → work that followed waits which are gone; known once solved.
     """
 
@@ -121,6 +123,8 @@ class Scenario:
         self.run_ns: dict[int, np.ndarray] = {}
         self.gone: dict[int, np.ndarray] = {}
         self.calm: dict[int, np.ndarray] = {}
+        self.part_scale: dict[int, np.ndarray] = {}
+        self.freed_ns: dict[int, np.ndarray] = {}
         self.warmed: dict[int, Warming] = {}
         self.calls = self.latency = self.dependency = False
         self.synchronization = self.uncoupled = self.overlap = False
@@ -234,6 +238,8 @@ class Scenario:
         """What each host part of a rank takes."""
         parts = self.ranks[place].program.parts
         length = np.where(self.removed_parts(place), 0, parts.end_ns - parts.start_ns)
+        if place in self.part_scale:
+            length = np.rint(length * self.part_scale[place]).astype(np.int64)
         if place in self.warmed:
             length = np.rint(length * self.warmed[place].of_part).astype(np.int64)
         return length
@@ -241,7 +247,7 @@ class Scenario:
     def _host(self, place: int, node: RankNodes, weight: np.ndarray, removed: np.ndarray) -> None:
         base, graph = self.base, self.base.graph
         program = node.program
-        if removed.any():
+        if removed.any() or place in self.part_scale:
             parts = program.parts
             length = parts.end_ns - parts.start_ns - self.part_ns(place)
             taken = np.bincount(parts.owner, weights=length, minlength=len(program))

@@ -31,6 +31,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "recomputation": ("compute.recompute",),
     "garbage_collection": (_HOST + "gc",),
     "exposed_copies": ("copy",),
+    "core_wait": ("compute.core_wait", _HOST + "core_wait"),
 }
 """Plain names of what one wants to be rid of, beside the ids of causes and their last parts."""
 

@@ -46,19 +46,17 @@ def run(given: dict[str, pa.Table]) -> Run:
     return Run(manifest, None, {(0, name): table for name, table in given.items()}, source="made")
 
 
-def late_second_launch() -> Run:
+def late_second_launch() -> dict[str, pa.Table]:
     """Launches at 0 and 400, 10 long; kernels 20 after them, 100 long. Python in between."""
-    return run(
-        tables(
-            [
-                make.span(0, 1000, "loop", "python"),
-                call(0, 10, 1),
-                call(400, 410, 2),
-            ],
-            [
-                make.kernel(20, 120, correlation_id=1),
-                make.kernel(420, 520, correlation_id=2),
-            ],
-            make.steps((0, 1000)),
-        )
+    return tables(
+        [
+            make.span(0, 1000, "loop", "python"),
+            call(0, 10, 1),
+            call(400, 410, 2),
+        ],
+        [
+            make.kernel(20, 120, correlation_id=1),
+            make.kernel(420, 520, correlation_id=2),
+        ],
+        make.steps((0, 1000)),
     )

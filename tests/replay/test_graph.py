@@ -14,31 +14,13 @@ from chopper.analyzers.replay.graph import EVENT, Graph
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.solve import critical_path, in_python, solve
 from tests.analyzers import make
-from tests.replay.make import base, call, tables
+from tests.replay.make import base, call, late_second_launch, tables
 
 PYTHON = IDLE_CAUSES.index("idle.preparation.python")
 
 
-def late_second_launch() -> Base:
-    """Launches at 0 and 400, 10 long; kernels 20 after them, 100 long. Python in between."""
-    return base(
-        tables(
-            [
-                make.span(0, 1000, "loop", "python"),
-                call(0, 10, 1),
-                call(400, 410, 2),
-            ],
-            [
-                make.kernel(20, 120, correlation_id=1),
-                make.kernel(420, 520, correlation_id=2),
-            ],
-            make.steps((0, 1000)),
-        )
-    )
-
-
 def test_unchanged_gives_the_observed_times_back() -> None:
-    found = late_second_launch()
+    found = base(late_second_launch())
     assert (found.time_ns == found.graph.time_ns).all()
     assert Scenario(found).solve().windows(0).tolist() == [0, 520]
 
@@ -46,7 +28,7 @@ def test_unchanged_gives_the_observed_times_back() -> None:
 def test_without_python_the_second_kernel_queues_behind_the_first() -> None:
     # Calls at 0 and 10, so kernels could start at 20 and 30; the first runs until 120. What a stream
     # takes between two kernels was never seen, and counts nothing: the second runs 120 to 220.
-    scenario = Scenario(late_second_launch())
+    scenario = Scenario(base(late_second_launch()))
     parts = scenario.ranks[0].program.parts
     scenario.without_host(0, parts.cause == PYTHON)
     assert scenario.solve().windows(0).tolist() == [0, 220]
@@ -54,14 +36,14 @@ def test_without_python_the_second_kernel_queues_behind_the_first() -> None:
 
 def test_faster_kernels_do_not_help_a_late_host() -> None:
     # Half as long: the second still starts at 420 and ends at 470.
-    scenario = Scenario(late_second_launch())
+    scenario = Scenario(base(late_second_launch()))
     scenario.scale(0, np.array([0.5, 0.5]))
     assert scenario.solve().windows(0).tolist() == [0, 470]
 
 
 def test_launching_calls_that_take_no_time_come_off_host_and_latency() -> None:
     # The second call comes at 390 and its kernel follows 10 later, at 400: 500.
-    scenario = Scenario(late_second_launch())
+    scenario = Scenario(base(late_second_launch()))
     scenario.calls = True
     assert scenario.solve().windows(0).tolist() == [0, 500]
 
@@ -146,7 +128,7 @@ def test_a_call_for_an_event_that_no_launch_follows_tells_nothing() -> None:
 
 
 def test_the_critical_path_leads_back_to_the_program() -> None:
-    found = late_second_launch()
+    found = base(late_second_launch())
     end = int(found.graph.ranks[0].end[1])
     path = critical_path(found.graph, found.decided, end)
     assert path[-1] == end
@@ -227,7 +209,7 @@ def test_both_passes_agree(trace: dict[str, Any]) -> None:
 
 def test_an_edge_to_an_earlier_moment_is_refused() -> None:
     compiled = pytest.importorskip("chopper.analyzers.replay._longest")
-    graph: Graph = late_second_launch().graph
+    graph: Graph = base(late_second_launch()).graph
     source = graph.source.copy()
     source[0] = len(graph.time_ns) - 1
     with pytest.raises(ValueError, match="earlier moment"):

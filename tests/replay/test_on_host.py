@@ -113,6 +113,20 @@ def test_what_is_gone_takes_its_share_of_the_waiting_along(
     assert "idle.preparation.core_wait" not in left
 
 
+def test_with_a_core_at_once_nothing_waits_for_one(contended: chopper.Attribution) -> None:
+    # Of 20 ms, 10 lengthened operators and 10 what lies between them.
+    found = chopper.whatif(contended, fix="core-wait")
+    assert found.predicted_step_ns == pytest.approx(80 * MS, rel=1e-3)
+    assert not {c for c in times(found.attribution) if c.endswith("core_wait")}
+    for alone in ("idle.preparation.core_wait", "compute.core_wait"):
+        one = chopper.whatif(contended, fix=alone)
+        assert one.predicted_step_ns == pytest.approx(90 * MS, rel=1e-3)
+        assert times(one.attribution).keys() & {"compute.core_wait", "idle.preparation.core_wait"}
+    assert contended.recoverable()["idle.preparation.core_wait"].time_ns == pytest.approx(
+        10 * MS, rel=1e-3
+    )
+
+
 def test_nothing_left_of_a_rank_is_refused(contended: chopper.Attribution) -> None:
     with pytest.raises(chopper.errors.UsageError, match="nothing of what rank 0 ran would be left"):
         chopper.whatif(contended, without="mm")

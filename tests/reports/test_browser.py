@@ -11,7 +11,7 @@ import pytest
 
 import chopper
 from chopper import reports
-from tests.replay.make import late_second_launch
+from tests.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def test_detailed_tables_show_names_and_commands_as_text(opened) -> None:
 @pytest.fixture(scope="module")
 def replayable(tmp_path_factory) -> Path:
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(reports.render(chopper.attribute(late_second_launch()), "html"))
+    path.write_text(reports.render(chopper.attribute(run(late_second_launch())), "html"))
     return path
 
 
