@@ -120,6 +120,8 @@ class Exhibit:
     """So many leading columns hold names, the rest numbers."""
     note: str = ""
     """How it is to be read."""
+    shows: tuple[str, ...] = ()
+    """Measures that are in it whole, and need no table of their own."""
 
 
 @dataclass(frozen=True)

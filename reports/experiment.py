@@ -103,12 +103,14 @@ def grids(experiment: Experiment, *, full: bool = False) -> list[Grid]:
         Grid(title=e.title, headings=e.headings, rows=e.rows, words=e.words, note=e.note)
         for e in experiment.exhibits
     ]
-    plain = [row for row in experiment.rows if not row.labels]
+    shown_whole = {measure for e in experiment.exhibits for measure in e.shows}
+    rest = [row for row in experiment.rows if row.measure not in shown_whole]
+    plain = [row for row in rest if not row.labels]
     out += [_by_variant(experiment, plain, full=full)] if plain else []
     out += _causes(experiment, full=full)
     out += [_of_view(experiment, shown, full=full) for shown in experiment.shown]
     sets: dict[tuple[str, ...], list[Row]] = {}
-    for row in experiment.rows:
+    for row in rest:
         if row.labels:
             sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
     for rows in sets.values():
@@ -310,12 +312,21 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
             console.print(Text(f"  {printable(grid.note)}", style="dim"))
         if not grid.rows:
             continue
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for i, heading in enumerate(grid.headings):
-            table.add_column(heading, justify="left" if i < grid.words else "right")
-        for row in grid.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+        for i, columns in enumerate(_blocks(grid, console.width)):
+            if i:
+                console.print()
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+            for column in columns:
+                justify = "left" if column < grid.words else "right"
+                table.add_column(
+                    grid.headings[column],
+                    justify=justify,
+                    overflow="fold",
+                    min_width=_needed(grid, column),
+                )
+            for row in grid.rows:
+                table.add_row(*(Text(row[column]) for column in columns))
+            console.print(table)
     for name, comparison in experiment.comparisons.items():
         console.print()
         console.print(Text(f"{experiment.plan.baseline} → {name}", style="bold"))
@@ -339,6 +350,30 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
     console.print()
     console.print(Text(intervals(experiment), style="dim"))
     return _written(console)
+
+
+def _needed(grid: Grid, column: int) -> int:
+    """Characters that a column cannot do without: names may be cut between words, numbers not."""
+    words = grid.headings[column].split()
+    for row in grid.rows:
+        words += row[column].split() if column < grid.words else [row[column]]
+    return max(map(len, words), default=0)
+
+
+def _blocks(grid: Grid, width: int) -> list[list[int]]:
+    """Columns to be printed beside each other, each block with the names, so that none is cut."""
+    names = list(range(grid.words))
+    left = width - sum(_needed(grid, name) + 2 for name in names)
+    blocks: list[list[int]] = [[]]
+    free = left
+    for column in range(grid.words, len(grid.headings)):
+        takes = _needed(grid, column) + 2
+        if takes > free and blocks[-1]:
+            blocks.append([])
+            free = left
+        blocks[-1].append(column)
+        free -= takes
+    return [names + block for block in blocks]
 
 
 def markdown(experiment: Experiment) -> str:
