@@ -78,6 +78,9 @@ class Workload:
     torchrun: bool = True
     """False: one process is started, which starts its ranks itself."""
 
+    starter: str | None = None
+    """Run in torchrun's place, as ``python -m STARTER RANKS MODULE [options]``."""
+
     measures: bool = False
     """It measures numbers itself (``prof.measure``): what it records is an experiment."""
 
@@ -239,6 +242,7 @@ WORKLOADS: dict[str, Workload] = {
         "each costs, and the largest model that fits",
         options="OFFLOAD",
         check="chopper.workloads.offload:needs",
+        starter="chopper.workloads.processes",
         measures=True,
         variants=tuple(
             Variant(name=name, summary=summary, needs_gpu=gpu, default=default)
@@ -246,13 +250,13 @@ WORKLOADS: dict[str, Workload] = {
                 ("ddp", "everything on every rank", False, True),
                 ("zero1", "DeepSpeed: optimizer states in parts", False, False),
                 ("zero2", "and gradients", False, False),
-                ("zero3", "and weights", False, True),
+                ("zero3", "and weights", False, False),
                 ("zero1-offload", "zero1, the optimizer in host memory", False, False),
                 ("zero2-offload", "zero2, the optimizer in host memory", False, True),
                 ("zero3-offload", "zero3, the optimizer in host memory", False, False),
                 ("zero3-param-offload", "and the weights", False, True),
                 ("fsdp1-offload", "FullyShardedDataParallel with CPUOffload", False, False),
-                ("fsdp2-offload", "fully_shard with CPUOffloadPolicy", False, True),
+                ("fsdp2-offload", "fully_shard with CPUOffloadPolicy", False, False),
                 ("checkpoint", "each block's forward run again in backward", False, True),
                 ("activation-offload", "saved tensors in host memory, synchronously", False, True),
                 ("activation-offload-overlap", "the same on a side stream", True, True),
@@ -260,7 +264,8 @@ WORKLOADS: dict[str, Workload] = {
             )
         ),
         baseline="ddp",
-        seconds=105,
+        repeats=3,
+        seconds=108,
     ),
     "collectives": Workload(
         module="chopper.workloads.collectives",
@@ -435,6 +440,8 @@ class Launch:
             own = ["--variant", variant.name] if variant.words is None else variant.words
             words = [*own, *words]  # the user's come last, and win
         agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
+        if self.workload.starter is not None:
+            return [*agent, "-", self.workload.starter, str(self.ranks), module, *words]
         if not self.workload.torchrun:
             return [*agent, "-", module, "--ranks", str(self.ranks), *words]
         return [*agent, str(self.ranks), module, *words]

@@ -1,6 +1,10 @@
 """Start a workload's ranks without torchrun: joined by a shaped link, or on this host's own.
 
-Used where ranks must live in network namespaces, which torchrun's agent could not reach.
+    python -m chopper.workloads.processes RANKS MODULE [options of the module]
+
+Used where ranks must live in network namespaces, which torchrun's agent could not reach, and where
+many short runs follow each other: what starts the ranks here does not load torch, which takes
+torchrun's agent longer than some of the runs.
 """
 
 from __future__ import annotations
@@ -13,13 +17,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-
-import torch
-import torch.distributed as dist
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from chopper.workloads import link
-from chopper.workloads.machine import BACKEND
+
+if TYPE_CHECKING:
+    import torch
 
 RATES: dict[str, int | None] = {
     "unshaped": None,
@@ -32,10 +36,11 @@ _POLL_S = 0.05
 _GRACE_S = 5.0
 
 
-def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
+def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] | None = None) -> None:
     """Run ``ranks`` processes of a module to their end; none is left when this returns.
 
-    Each is given this process' own options and ``--channel``, a socket for ``rank_of``.
+    Each is given ``words``; without any, this process' own options and ``--channel``, a socket for
+    ``rank_of``.
 
     Raises:
         SystemExit: a rank failed, with its exit code (128 + n when signal n killed it), or the
@@ -50,12 +55,10 @@ def run_ranks(module: str, ranks: int, *, linked: bool) -> None:
             held.enter_context(ours)
             held.enter_context(theirs)
         for rank, (_, theirs) in enumerate(channels):
+            own = [*sys.argv[1:], "--channel", str(theirs.fileno())]
             started.append(
                 subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", module),
-                        *(*sys.argv[1:], "--channel", str(theirs.fileno())),
-                    ],
+                    [sys.executable, "-m", module, *(own if words is None else words)],
                     env=os.environ | _environment(rank, ranks, port, linked=linked),
                     pass_fds=[theirs.fileno()],
                 )
@@ -135,6 +138,11 @@ def rank_of(args: argparse.Namespace, *, rate: str | None) -> Iterator[torch.dev
         args: its options, with ``channel`` and the settled ``device``.
         rate: one of ``RATES``, of the link that joins the ranks; None without a link.
     """
+    import torch
+    import torch.distributed as dist
+
+    from chopper.workloads.machine import BACKEND
+
     rank = int(os.environ["RANK"])
     if rate is not None:
         link.join(socket.socket(fileno=args.channel), rank)
@@ -152,3 +160,10 @@ def rank_of(args: argparse.Namespace, *, rate: str | None) -> Iterator[torch.dev
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        run_ranks(sys.argv[2], int(sys.argv[1]), linked=False, words=sys.argv[3:])
+    except KeyboardInterrupt:
+        sys.exit(130)
