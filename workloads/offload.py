@@ -42,14 +42,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
 import chopper
 from chopper.analyzers.estimates.memory import Memory
 from chopper.analyzers.estimates.memory import memory as estimated_memory
 from chopper.architectures import Architecture
-from chopper.workloads import fsdp1, fsdp2, managed, membw, options, places
+from chopper.workloads import managed, membw, options, places
 from chopper.workloads.llama import SIZES, Llama, LlamaConfig, initial_value, parameter_count
 from chopper.workloads.machine import Needs, wait
 from chopper.workloads.offload_memory import Saver, live
@@ -58,13 +57,13 @@ from chopper.workloads.ranks import joined
 from chopper.workloads.training import batches
 
 LEARNING_RATE = 3e-4
-BUCKET_ELEMENTS = 1_000_000
 BYTES_PER_ADAM_UPDATE = 28
 """Read weight, gradient and two moments, write weight and moments, float32 (ZeRO-Offload's bound)."""
-TRACED = (2, 6)
+TRACED = (2, 5)
 """Steps that are traced; those after them are timed."""
 STREAM_BYTES = 64 << 20
 """Of each of triad's arrays: more than caches hold."""
+STREAM_REPEATS = 5
 MIGRATED_BYTES = 256 << 20
 
 
@@ -119,6 +118,7 @@ def estimated(args: argparse.Namespace, place: Place, ranks: int, device: str) -
             sequence=args.sequence,
             precision="fp32",
             kernels="cpu" if device == "cpu" else "gpu",
+            bucket=places.BUCKET_ELEMENTS,
         )
     )
 
@@ -156,11 +156,17 @@ class Trainer:
         """What of the model's weights is kept between steps."""
         yield from self.model.parameters()
 
+    def staging(self) -> Iterable[Tensor]:
+        """Buffers in host memory that tensors travel through."""
+        return ()
+
 
 class DeepSpeedTrainer(Trainer):
     """The same with DeepSpeed's engine."""
 
     def __init__(self, model: nn.Module, config: dict[str, object]) -> None:
+        # One of its optimizers is decorated by torch.compile, which would load Inductor.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -205,6 +211,12 @@ class DeepSpeedTrainer(Trainer):
             part = getattr(weight, "ds_tensor", None)
             yield weight if part is None else part
 
+    def staging(self) -> Iterable[Tensor]:
+        """Stages 1 and 2: one for updated weights, one for a gradient."""
+        yield from getattr(self.partitioned, "param_buffer_of_bit16_for_cpu_offload_groups", ())
+        gradient = getattr(self.partitioned, "temp_grad_buffer_for_cpu_offload", None)
+        yield from () if gradient is None else (gradient,)
+
 
 def main() -> None:
     """Join the other ranks, train, leave."""
@@ -239,7 +251,10 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     """The variant's model and optimizer."""
     place = PLACES[args.variant]
     args.checkpoint = "full" if place.checkpoint else "none"
+    # What only some variants need is loaded for them: it takes as long as their steps.
     if place.strategy == "fsdp1":
+        from chopper.workloads import fsdp1
+
         if device.type == "cpu":
             # FSDP1 pins what it offloads without asking for what, and waits for streams; on the CPU
             # nothing is there to read pinned memory, and torch's stand-in for a stream cannot wait.
@@ -247,11 +262,15 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
             torch.cpu.Stream.synchronize = lambda _: None  # type: ignore[attr-defined]
         return Trainer(*fsdp1.sharded_model(args, device, offload=True))
     if place.strategy == "fsdp2":
+        from chopper.workloads import fsdp2
+
         return Trainer(*fsdp2.sharded_model(args, device, offload=True))
     model = whole_model(args, device)
     if place.deepspeed:
         return DeepSpeedTrainer(model, deepspeed_config(args, place))
     if place.checkpoint:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
         for index, block in enumerate(model.layers):
             model.layers[index] = checkpoint_wrapper(block)
     # Gradients lie in the buckets that are reduced, not there and in tensors of their own.
@@ -280,9 +299,10 @@ def deepspeed_config(args: argparse.Namespace, place: Place) -> dict[str, object
     zero: dict[str, object] = {
         "stage": place.stage,
         # By default 5e8 elements each, which are allocated whatever the model: not for a small one.
-        "reduce_bucket_size": BUCKET_ELEMENTS,
-        "allgather_bucket_size": BUCKET_ELEMENTS,
-        "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
+        "reduce_bucket_size": places.BUCKET_ELEMENTS,
+        "allgather_bucket_size": places.BUCKET_ELEMENTS,
+        "stage3_prefetch_bucket_size": places.BUCKET_ELEMENTS,
+        "stage3_param_persistence_threshold": places.PERSISTENT_ELEMENTS,  # its default
     }
     if "optimizer" in place.on_host:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -386,12 +406,14 @@ def memory_bytes_per_s(device: torch.device, place: Place) -> float:
     place, writes what it has read.
     """
     where = torch.device("cpu") if "optimizer" in place.on_host else device
-    arrays, triad = membw.kernels(STREAM_BYTES, where)["triad"]
-    a, b = (torch.ones(STREAM_BYTES // 4, device=where) for _ in range(2))
-    moved = arrays * STREAM_BYTES
+    a, b, c = (torch.ones(STREAM_BYTES // 4, device=where) for _ in range(3))
+    moved = 3 * STREAM_BYTES
     return max(
-        moved / membw.median_time_s(call, 7, moved, where)
-        for call in (triad, lambda: torch.add(a, b, alpha=3.0, out=a))
+        moved / membw.median_time_s(call, STREAM_REPEATS, moved, where)
+        for call in (
+            lambda: torch.add(b, c, alpha=3.0, out=a),
+            lambda: torch.add(a, b, alpha=3.0, out=a),
+        )
     )
 
 
@@ -410,19 +432,23 @@ def keep_memory(
 ) -> None:
     """Measure what lives between backward and update, and lived before it, beside what was said."""
     place, ranks = PLACES[args.variant], dist.get_world_size()
-    found = live(trainer.weights(), trainer.gradients(), trainer.states())
+    found = live(trainer.weights(), trainer.gradients(), trainer.states(), trainer.staging())
     if dist.get_rank():
         return
+    measured: dict[tuple[str, str], int] = {}
     for category, sizes in found.items():
         for kind, size in sizes.items():
             # On a CPU both are the same memory: there it is where the variant means it to be.
             real = "host" if kind == "cpu" else "device"
             where = place.of(category) if device.type == "cpu" else real
+            if category == "staging":
+                category, where = "buffers", "host"
+            measured[category, where] = measured.get((category, where), 0) + size
+    measured["activations", "device"] = saving.kept_bytes
+    measured["activations", "host"] = saving.moved_bytes
+    for (category, where), size in measured.items():
+        if size:
             prof.measure("measured_bytes", size, category=category, place=where)
-    if saving.kept_bytes:
-        prof.measure("measured_bytes", saving.kept_bytes, category="activations", place="device")
-    if saving.moved_bytes:
-        prof.measure("measured_bytes", saving.moved_bytes, category="activations", place="host")
     if device.type == "cuda":
         prof.measure("peak_allocated_bytes", torch.cuda.max_memory_allocated(device))
     keep_predictions(prof, args, place, ranks, device)
@@ -438,16 +464,19 @@ def keep_predictions(
     """What formulas and estimators say of this variant."""
     config = SIZES[args.size]
     count = parameter_count(config)
-    for category, per_weight in places.states_bytes(place, ranks).items():
-        where = place.of(category)
-        prof.measure("predicted_bytes", per_weight * count, category=category, place=where)
-    said = estimated(args, place, ranks, device.type)
-    # Kept until backward begins: the peak's activations, and of the logits the softmax.
-    if said.peak_at.endswith("loss") and "activations" not in place.on_host:
-        softmax = 4 * args.batch * args.sequence * config.vocabulary
-        kept = said.categories_bytes["activations"] + softmax
-        prof.measure("predicted_bytes", kept, category="activations", place="device")
-    prof.measure("predicted_peak_bytes", said.allocated_bytes)
+    said: dict[tuple[str, str], float] = {
+        (category, place.of(category)): per_weight * count
+        for category, per_weight in places.states_bytes(place, ranks).items()
+    }
+    for beyond in places.beyond_formulas(place, weights_of(config), ranks, places.BUCKET_ELEMENTS):
+        at = beyond.category, beyond.place
+        said[at] = said.get(at, 0.0) + beyond.size_bytes
+        labels = {"category": beyond.category, "place": beyond.place, "what": beyond.what}
+        prof.measure("beyond_formula_bytes", beyond.size_bytes, **labels)
+    said["activations", place.of("activations")] = kept_bytes(args, place, device)
+    for (category, where), size in said.items():
+        prof.measure("predicted_bytes", size, category=category, place=where)
+    prof.measure("predicted_peak_bytes", estimated(args, place, ranks, device.type).allocated_bytes)
     for direction, per_weight in places.link_bytes(place, ranks).items():
         prof.measure("predicted_link_bytes", per_weight * count, direction=direction)
     prof.measure("predicted_collective_bytes", places.collective_bytes(place, ranks) * count)
@@ -455,6 +484,29 @@ def keep_predictions(
     theirs = places.deepspeed_bytes(place, count, outer, ranks) or {}
     for told, size in theirs.items():
         prof.measure("deepspeed_estimate_bytes", size, place=told)
+
+
+def kept_bytes(args: argparse.Namespace, place: Place, device: torch.device) -> int:
+    """Activations that are kept when backward begins, as ``chopper estimate memory`` counts them.
+
+    Wherever states lie, they are those of one rank with all of its memory on the device: at the loss
+    it has states, activations and the logits beside their softmax, which is what is kept of them.
+    """
+    alone = Place(strategy="ddp", checkpoint=place.checkpoint)
+    said = estimated(args, alone, 1, device.type)
+    logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary
+    return said.phases_bytes["loss"] - said.steady_bytes - logits
+
+
+def weights_of(config: LlamaConfig) -> places.Weights:
+    """Sizes of a model's tensors, without its memory."""
+    with torch.device("meta"):
+        counts = [weight.numel() for weight in Llama(config).parameters()]
+    return places.Weights(
+        count=sum(counts),
+        largest_count=max(counts),
+        persistent_count=sum(n for n in counts if n <= places.PERSISTENT_ELEMENTS),
+    )
 
 
 def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.device) -> None:

@@ -63,16 +63,23 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def live(
-    weights: Iterable[Tensor], gradients: Iterable[Tensor], states: Iterable[Tensor]
+    weights: Iterable[Tensor],
+    gradients: Iterable[Tensor],
+    states: Iterable[Tensor],
+    staging: Iterable[Tensor] = (),
 ) -> dict[str, dict[str, int]]:
     """Category → kind of device → bytes of all storages that live, each counted once.
 
-    What the optimizer updates in place is a weight; what is none of the three is a buffer.
+    What the optimizer updates in place is a weight; what is none of the four is a buffer.
     """
     gc.collect()
     found = {"weights": storages(weights)}
     taken = set(found["weights"])
-    for category, tensors in (("gradients", gradients), ("optimizer", states)):
+    for category, tensors in (
+        ("gradients", gradients),
+        ("optimizer", states),
+        ("staging", staging),
+    ):
         found[category] = {k: v for k, v in storages(tensors).items() if k not in taken}
         taken |= set(found[category])
     with warnings.catch_warnings():

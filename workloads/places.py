@@ -18,11 +18,17 @@ from chopper.errors import UsageError
 
 STATES = ("weights", "gradients", "optimizer")
 CATEGORIES = (*STATES, "buffers", "activations")
+BUCKET_ELEMENTS = 1_000_000
+"""Of DeepSpeed's buckets here: as many as usual would be all that is seen of a small model."""
+USUAL_BUCKET_ELEMENTS = 500_000_000
+"""By default, and in the largest model that fits."""
 LARGEST_SHAPE = "llama3-8b"
 """Whose layers are counted for the largest model that fits."""
 LARGEST_SEQUENCE = 2048
 _USABLE_RATIO = 0.95
 """Of a device's nominal memory, as ``chopper estimate memory --device`` counts."""
+PERSISTENT_ELEMENTS = 100_000
+"""Of a tensor: DeepSpeed's stage 3 keeps smaller weights whole (``stage3_param_persistence_threshold``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,65 @@ def states_bytes(place: Place, ranks: int) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Of a model, what DeepSpeed's buffers depend on."""
+
+    count: int
+    largest_count: int
+    """Of one tensor."""
+    persistent_count: int
+    """In tensors of at most `PERSISTENT_ELEMENTS`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beyond:
+    """What a library keeps that ZeRO's formulas do not know, or less than they say."""
+
+    category: str
+    place: Literal["device", "host"]
+    size_bytes: float
+    """Per rank; negative: less than the formula."""
+    what: str
+
+
+def beyond_formulas(place: Place, weights: Weights, ranks: int, bucket: int) -> tuple[Beyond, ...]:
+    """What DeepSpeed 0.19 holds between backward and update beside ZeRO's states, in float32.
+
+    Its stage_1_and_2.py and stage3.py (runtime/zero) allocate all of it by these sizes.
+    ``bucket``: elements of ``reduce_bucket_size``.
+    """
+    if not place.deepspeed:
+        return ()
+    offloads = "optimizer" in place.on_host
+    part = 4 * weights.count / ranks
+    found: list[tuple[str, Literal["device", "host"], float, str]] = []
+    if place.stage == 1:
+        others = part - 4 * weights.count
+        found.append(
+            ("gradients", place.of("gradients"), others, "those that other ranks update: freed")
+        )
+    if place.stage < 3 and offloads:
+        largest = 4 * weights.largest_count
+        found += [
+            ("buffers", "host", part, "updated weights, before they go to the device"),
+            ("buffers", "host", largest, "the largest gradient, on its way"),
+            ("buffers", "device", largest, "the largest gradient, on its way"),
+        ]
+    if place.stage == 3:
+        found += [
+            ("buffers", "device", 4 * bucket, "the bucket that gradients are reduced in"),
+            ("buffers", "device", 4 * weights.persistent_count, "small weights, kept whole"),
+        ]
+        if offloads:
+            collected = "gradients where they are collected, beside those that the update reads"
+            found.append(("gradients", "host", part, collected))
+    return tuple(
+        Beyond(category=category, place=where, size_bytes=size, what=what)
+        for category, where, size, what in found
+    )
+
+
 def collective_bytes(place: Place, ranks: int) -> float:
     """Bytes per weight that each rank sends in a step, in float32.
 
@@ -123,6 +188,7 @@ def training(
     sequence: int,
     precision: Literal["fp32", "mixed"],
     kernels: Literal["gpu", "cpu"],
+    bucket: int = USUAL_BUCKET_ELEMENTS,
 ) -> Training:
     """The variant as ``chopper estimate memory`` knows it; one rank partitions nothing."""
     offload: list[Offload] = []
@@ -146,6 +212,7 @@ def training(
         loss="native" if precision == "fp32" else "fp32",
         kernels=kernels,
         fragmentation_ratio=0.0 if precision == "fp32" else 0.15,
+        bucket_count=bucket,
     )
 
 
