@@ -32,7 +32,7 @@ export PYTHONUNBUFFERED := 1
 help:  ## what can be made
 	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/run.stamp: pyproject.toml constraints.txt setup.py analyzers/_forest.c analyzers/replay/_longest.c collectors/_fast.c collectors/kineto/_scan.c
+$(VENV)/run.stamp: pyproject.toml constraints.txt setup.py $(wildcard analyzers/*.c analyzers/*/*.c collectors/*.[ch] collectors/*/*.[ch])
 	@echo "chopper: making the pinned environment in $(VENV) (a few minutes the first time)" >&2
 	@test -n "$(PYTHON)" || { echo "chopper: no Python found; install Python 3.11 or newer, or pass PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "chopper: $(PYTHON) is older than Python 3.11; install a newer one, or pass PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -13,15 +13,20 @@ setup(
         Extension(
             name,
             sources=[source],
+            depends=headers,
             extra_compile_args=["-std=c11", "-O2", "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,
         )
-        for name, source in (
-            ("chopper.analyzers._forest", "analyzers/_forest.c"),
-            ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c"),
-            ("chopper.collectors._fast", "collectors/_fast.c"),
-            ("chopper.collectors.kineto._scan", "collectors/kineto/_scan.c"),
+        for name, source, headers in (
+            ("chopper.analyzers._forest", "analyzers/_forest.c", []),
+            ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c", []),
+            ("chopper.collectors._fast", "collectors/_fast.c", ["collectors/_fast_read.h"]),
+            (
+                "chopper.collectors.kineto._scan",
+                "collectors/kineto/_scan.c",
+                ["collectors/kineto/_scan_json.h"],
+            ),
         )
     ]
 )
