@@ -13,6 +13,7 @@ import numpy as np
 from chopper.errors import UsageError
 
 _MOST_QUEUE_PAIRS = 4_096
+_LEAST_DRAWS = 4
 _TOGETHER_RATIO = 0.01
 """Of the shortest possible time: what ends within it ends at once."""
 
@@ -25,8 +26,12 @@ class Simulated(msgspec.Struct, kw_only=True, frozen=True):
     failed_count: int
     admitted_count: int | None
     """Flows per receiver at a time; null: all of them."""
+    headroom_ratio: float
+    """Rate of the uplinks over what all ports can send."""
     finish_ratio: float
     """Until the last flow has ended: what a collective waits for."""
+    standard_error_ratio: float
+    """Of that, by the draws."""
     mean_finish_ratio: float
     """Of a flow."""
     gain_ratio: float
@@ -50,16 +55,17 @@ def _rates(links: np.ndarray, capacity: np.ndarray, active: np.ndarray) -> np.nd
     """
     rates = np.zeros(len(links))
     free = capacity.astype(np.float64)
-    waiting = active.copy()
-    while waiting.any():
-        using = np.bincount(links[waiting].ravel(), minlength=len(free))
+    waiting = np.flatnonzero(active)
+    through = links[waiting]
+    while len(waiting):
+        using = np.bincount(through.ravel(), minlength=len(free))
         share = np.where(using > 0, free / np.maximum(using, 1), np.inf)
         least = share.min()
-        settled = waiting & (share[links] <= least * (1 + 1e-9)).any(1)
-        rates[settled] = least
-        free -= least * np.bincount(links[settled].ravel(), minlength=len(free))
+        settled = share[through].min(1) <= least * (1 + 1e-9)
+        rates[waiting[settled]] = least
+        free -= least * np.bincount(through[settled].ravel(), minlength=len(free))
         np.maximum(free, 0, out=free)
-        waiting &= ~settled
+        waiting, through = waiting[~settled], through[~settled]
     return rates
 
 
@@ -128,7 +134,7 @@ def simulate(
     failed_count: int = 0,
     fail_at_ratio: float = 0.5,
     admitted_count: int | None = None,
-    trials_count: int = 4,
+    trials_count: int = 128,
     seed: int = 0,
 ) -> tuple[Simulated, ...]:
     """Send one equal message per flow, for each number of queue pairs.
@@ -142,7 +148,8 @@ def simulate(
         failed_count: uplinks that fail while all send; their queue pairs are hashed onto the others.
         fail_at_ratio: when, in times that even sharing would take.
         admitted_count: flows that a receiver lets send at a time; None for all.
-        trials_count: draws of the hash.
+        trials_count: draws of the hash with one queue pair; with more of them, which scatter less and
+            take longer, a share that falls with their square, 4 at least.
         seed: of the draws.
 
     Raises:
@@ -176,7 +183,7 @@ def simulate(
             f"{_MOST_QUEUE_PAIRS} to be simulated"
         )
 
-    def run(count: int) -> tuple[float, float, int]:
+    def run(count: int) -> tuple[float, float, float, int]:
         rng = np.random.default_rng(seed)
         trials = [
             _one(
@@ -190,22 +197,26 @@ def simulate(
                 admitted_count,
                 rng,
             )
-            for _ in range(trials_count)
+            for _ in range(max(trials_count // count**2, min(trials_count, _LEAST_DRAWS)))
         ]
         last, mean, most = zip(*trials, strict=True)
-        return float(np.mean(last)), float(np.mean(mean)), max(most)
+        error = float(np.std(last) / np.sqrt(len(last)))
+        return float(np.mean(last)), error, float(np.mean(mean)), max(most)
 
-    plain = run(1)[0]
+    runs = {count: run(count) for count in {1, *queue_pairs}}
+    plain = runs[1][0]
     found = []
     for count in queue_pairs:
-        last, mean, most = run(count)
+        last, error, mean, most = runs[count]
         found.append(
             Simulated(
                 queue_pairs_count=count,
                 receivers_count=receivers,
                 failed_count=failed_count,
                 admitted_count=admitted_count,
+                headroom_ratio=headroom_ratio,
                 finish_ratio=last,
+                standard_error_ratio=error,
                 mean_finish_ratio=mean,
                 gain_ratio=plain / last,
                 most_at_once_count=most,

@@ -133,10 +133,16 @@ def llama_layer_activation_bytes(
     heads_count: int,
     kv_heads_count: int,
     ffn_width: int,
+    head_width: int | None = None,
 ) -> float:
-    """Activations of one Llama layer in 16 bits, fused attention: sbh(12 + 4·kv/a + 8f/h)."""
-    sbh = sequence_count * batch_count * width
-    return sbh * (12 + 4 * kv_heads_count / heads_count + 8 * ffn_width / width)
+    """Activations of one Llama layer in 16 bits, fused attention: sbh(12 + 4·kv/a + 8f/h).
+
+    Of the 12, 4 are the queries and attention's output, a·d wide, where heads of width d do not make
+    up h (Gemma): sb(8h + 4ad + 4·kv·d + 8f). Without `head_width`, d = h/a.
+    """
+    d = width / heads_count if head_width is None else head_width
+    attention = 4 * d * (heads_count + kv_heads_count)
+    return sequence_count * batch_count * (8 * width + attention + 8 * ffn_width)
 
 
 def logits_bytes(*, sequence_count: int, batch_count: int, vocabulary_count: int) -> int:

@@ -41,6 +41,8 @@ class Machine(msgspec.Struct, kw_only=True, frozen=True):
     to_host_bytes_per_s: float
     host_bytes_per_s: float
     """DRAM bandwidth that this rank has."""
+    host_memory_bytes: int | None = None
+    """Of the node, for all of its ranks; None: not known, and not a bound."""
     source: str
 
 
@@ -61,8 +63,9 @@ class Variant(msgspec.Struct, kw_only=True, frozen=True):
     host_bytes: float
     """Of the node."""
     fits: bool
+    """The device, and the host where its memory is known."""
     largest_parameters_count: int
-    """Whose states fit this device."""
+    """Whose states fit."""
 
 
 class Activations(msgspec.Struct, kw_only=True, frozen=True):
@@ -182,6 +185,8 @@ def offload(
         ("memory bandwidth", machine.memory_bytes_per_s),
     ):
         positive(value, name)
+    if machine.host_memory_bytes is not None:
+        positive(machine.host_memory_bytes, "host memory")
     if batch_count * sequence_count > 2**40:
         raise UsageError(f"batch × sequence: {batch_count * sequence_count:.3g} is too large")
     psi, n = architecture.parameters_count, ranks_count
@@ -203,6 +208,9 @@ def offload(
     ) -> Variant:
         forward, backward, optimizer = times
         waited = (forward - forward_s) + (backward - backward_s) + returning_s
+        rooms = [(sizes[0], machine.memory_bytes)]
+        if machine.host_memory_bytes is not None and sizes[1]:
+            rooms.append((sizes[1], machine.host_memory_bytes))
         return Variant(
             name=name,
             step_s=sum(times) + returning_s,
@@ -213,8 +221,8 @@ def offload(
             link_bytes=int(moved),
             device_bytes=sizes[0],
             host_bytes=sizes[1],
-            fits=sizes[0] <= machine.memory_bytes,
-            largest_parameters_count=int(machine.memory_bytes / (sizes[0] / psi)),
+            fits=all(size <= room for size, room in rooms),
+            largest_parameters_count=int(min(room / (size / psi) for size, room in rooms)),
         )
 
     streamed = max(backward_s, 2 * part / down)
@@ -287,6 +295,7 @@ def _activations(
         heads_count=a.heads_count,
         kv_heads_count=a.kv_heads_count,
         ffn_width=a.ffn_width,
+        head_width=a.head_width,
     )
     if not a.gated:
         layer = 34.0 * sequence * batch * a.width

@@ -90,6 +90,9 @@ class Projection(Estimate, kw_only=True, frozen=True):
     checked_ns: int | None
     error_ratio: float | None
     roofline_error_ratio: float | None
+    operators_error_ratio: float | None
+    """Of the operators' times alone: what idle time, which stays as recorded, has no part in."""
+    operators_roofline_error_ratio: float | None
     scales: tuple[AtScale, ...]
     knee_ranks_count: int | None
     knee_cause: str | None
@@ -341,7 +344,7 @@ def project(
             low, high = (round(kept + busy * unmodelled * end / n) for end in ends)
             between = min(low, projected_ns), max(high, projected_ns)
     roofline_ns = round(sum(c.roofline_ns for c in classes) / n)
-    checked_ns = error = roofline_error = None
+    checked_ns = error = roofline_error = operators_error = operators_roofline = None
     if checked is not None and target and target_reach:
         _, other, other_causes = checked
         theirs, _ = operators(
@@ -351,11 +354,16 @@ def project(
             c.operator_class: (c.recorded_ns or 0) // checked_windows_count for c in theirs
         }
         classes = tuple(
-            msgspec.structs.replace(c, checked_ns=per_class.get(c.operator_class)) for c in classes
-        )
+            msgspec.structs.replace(c, checked_ns=per_class.pop(c.operator_class, None))
+            for c in classes
+        ) + tuple(_only_there(kind, ns) for kind, ns in per_class.items())
         checked_ns = sum(other_causes.values()) // checked_windows_count
         error = projected_ns / checked_ns - 1
         roofline_error = roofline_ns / checked_ns - 1
+        busy_there = sum(c.checked_ns or 0 for c in classes)
+        if busy_there:
+            operators_error = sum(c.projected_ns for c in classes) / n / busy_there - 1
+            operators_roofline = roofline_ns / busy_there - 1
     classes = tuple(
         msgspec.structs.replace(
             c,
@@ -398,12 +406,27 @@ def project(
         checked_ns=checked_ns,
         error_ratio=error,
         roofline_error_ratio=roofline_error,
+        operators_error_ratio=operators_error,
+        operators_roofline_error_ratio=operators_roofline,
         scales=scales,
         knee_ranks_count=knee,
         knee_cause=cause,
         recorded_ranks_count=step.ranks_count if step else None,
         recorded_scale_error_ratio=scale_error,
         recorded_waiting_ns=round(causes_ns.get("communication.wait", 0) / n) if step else None,
+    )
+
+
+def _only_there(kind: str, checked_ns: int) -> OfClass:
+    """A class that the run on the target has, and the one that was carried over does not."""
+    return OfClass(
+        operator_class=kind,
+        calls_count=0,
+        recorded_ns=0,
+        projected_ns=0,
+        roofline_ns=0,
+        of_roofline_ratio=None,
+        checked_ns=checked_ns,
     )
 
 
@@ -537,6 +560,8 @@ def project_captured(
         checked_ns=None,
         error_ratio=None,
         roofline_error_ratio=None,
+        operators_error_ratio=None,
+        operators_roofline_error_ratio=None,
         scales=(),
         knee_ranks_count=None,
         knee_cause=None,

@@ -13,6 +13,8 @@ def page(found: Cost) -> Page:
     def money(value: float | None) -> str:
         if value is None:
             return fmt.UNKNOWN
+        if not 1e-4 <= value < 1e12:
+            return f"{value:.3g} {found.currency}"
         digits = 4 if value < 0.1 else 3 if value < 10 else 0
         return f"{value:,.{digits}f} {found.currency}"
 

@@ -31,6 +31,7 @@ def page(found: Limits) -> Page:
     if last is not None:
         facts.append(f"largest size for which a layout finishes: {last:.1e} FLOP")
     standard = _alike(found.hardware, Hardware()) and _alike(found.laws, Laws())
+    known = standard and any(p.shape.flop in PUBLISHED for p in found.points)
     grid = Grid(
         title=f"Runs of {days:g} days: the fewest devices, and how well they are used",
         columns=(
@@ -38,16 +39,17 @@ def page(found: Limits) -> Page:
             "parameters",
             "devices",
             "utilization",
-            "published",
+            *(("published",) if known else ()),
             "dp",
             "tp",
             "pp",
             "microb.",
             "bound by",
         ),
-        rows=[_row(p, standard) for p in found.points],
-        note="dp, tp, pp: data, tensor and pipeline parallel; published: the reference search, with "
-        "the default laws and hardware only. A run that does not finish in time is infeasible.",
+        rows=[_row(p, known) for p in found.points],
+        note="dp, tp, pp: data, tensor and pipeline parallel. "
+        + ("Published: the reference search; – for sizes that it does not have. " if known else "")
+        + "A run that does not finish in time is infeasible.",
     )
     feasible = [(c, u) for c, u in found.curve if u is not None]
     marks = {"latency wall": found.latency_wall_flop}
@@ -83,18 +85,18 @@ def _alike(given: msgspec.Struct, default: msgspec.Struct) -> bool:
     )
 
 
-def _row(point: Point, standard: bool) -> tuple[str, ...]:
-    known = standard and point.shape.flop in PUBLISHED
+def _row(point: Point, known: bool) -> tuple[str, ...]:
     published = PUBLISHED.get(point.shape.flop)
-    said = "–" if not known else "infeasible" if published is None else f"{published:.2f}"
+    listed = "infeasible" if published is None else f"{published:.2f}"
+    said = ((listed if point.shape.flop in PUBLISHED else "–"),) if known else ()
     size = (f"{point.shape.flop:.1e}", f"{point.shape.parameters_count:.2e}")
     if not point.feasible:
-        return (*size, "–", "infeasible", said, "–", "–", "–", "–", "–")
+        return (*size, "–", "infeasible", *said, "–", "–", "–", "–", "–")
     return (
         *size,
         f"{point.devices_count:.2e}",
         f"{point.utilization_ratio:.2f}",
-        said,
+        *said,
         f"{point.data_parallel_count:.0f}",
         str(point.tensor_parallel_count),
         str(point.pipeline_parallel_count),

@@ -51,23 +51,36 @@ def page(found: Network) -> Page:
     )
     simulations = Grid(
         title=f"The same flows from first to last byte, over {found.topology.uplinks_count} uplinks",
-        columns=("queue pairs", "to", "fail", "admitted", "at once", "last ends", "mean", "gain"),
+        columns=(
+            "queue pairs",
+            "to",
+            "room",
+            "fail",
+            "admitted",
+            "at once",
+            "last ends",
+            "±",
+            "mean",
+            "gain",
+        ),
         left=0,
         rows=[
             (
                 str(s.queue_pairs_count),
                 fmt.plural(s.receivers_count, "receiver"),
+                f"{s.headroom_ratio - 1:.0%}",
                 str(s.failed_count),
                 "all" if s.admitted_count is None else str(s.admitted_count),
                 str(s.most_at_once_count),
                 f"{s.finish_ratio:.2f}",
+                f"{s.standard_error_ratio:.2f}",
                 f"{s.mean_finish_ratio:.2f}",
                 f"{s.gain_ratio:.2f}×",
             )
             for s in found.simulations
         ],
-        note="ends: 1 is what even sharing would take; fail: uplinks, half way; admitted: flows that a "
-        "receiver lets send at a time",
+        note="ends: 1 is what even sharing would take; room: of the uplinks, over what all ports can send; "
+        "fail: uplinks, half way; admitted: flows that a receiver lets send at a time",
     )
     incasts = Grid(
         title="Incast: many senders, one receiver",
@@ -115,7 +128,7 @@ def page(found: Network) -> Page:
         verdict=f"{found.collective} of {fmt.bytes_(largest)} over {found.ranks_count} ranks: "
         f"{fmt.duration(best.time_s * 1e9)} by {best.algorithm}, "
         f"{fmt.rate(best.bus_bytes_per_s)} of bus bandwidth. More queue pairs: {gain:.2f}× of plain ECMP.",
-        facts=(f"network: {found.topology.source}",),
+        facts=(f"network: {found.topology.source}", *_against_published(found)),
         grids=(times, spreads, *((simulations,) if found.simulations else ()), incasts, table),
         plots=(
             Plot(
@@ -125,4 +138,26 @@ def page(found: Network) -> Page:
             ),
         ),
         assumptions=found.assumptions,
+    )
+
+
+def _against_published(found: Network) -> tuple[str, ...]:
+    """What the simulated flows gain, beside the published gain."""
+    most = max((s.queue_pairs_count for s in found.simulations), default=1)
+    of = [
+        s
+        for s in found.simulations
+        if s.queue_pairs_count == most > 1
+        and not s.failed_count
+        and s.receivers_count == found.spreads[0].flows_count
+    ]
+    if not of:
+        return ()
+    said = ", ".join(
+        f"{s.gain_ratio - 1:.0%} with {s.headroom_ratio - 1:.0%} of the uplinks to spare"
+        for s in of
+    )
+    return (
+        f"{most} queue pairs instead of one gain {said}; published of E-ECMP: up to 40 % on an AllReduce "
+        "benchmark",
     )

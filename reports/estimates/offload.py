@@ -37,7 +37,8 @@ def page(found: Offload) -> Page:
             )
             for v in found.variants
         ],
-        note="device: states of one rank; host: of the node; at most: parameters whose states fit",
+        note="device: states of one rank; host: of the node; at most: parameters whose states fit"
+        + (" the device" if found.machine.host_memory_bytes is None else ""),
     )
     a = found.activations
     activations = Grid(
@@ -62,8 +63,13 @@ def page(found: Offload) -> Page:
         f"{found.model} ({found.parameters_count / 1e9:.2f} B parameters) on {found.machine.device}, "
         f"{fmt.plural(found.ranks_count, 'rank')}, {fmt.count(found.tokens_count)} tokens per rank and step",
         f"link {fmt.rate(found.machine.to_device_bytes_per_s)} to the device, "
-        f"{fmt.rate(found.machine.to_host_bytes_per_s)} back; host memory "
-        f"{fmt.rate(found.machine.host_bytes_per_s)}: {found.machine.source}",
+        f"{fmt.rate(found.machine.to_host_bytes_per_s)} back: {found.machine.source}; host memory "
+        f"{fmt.rate(found.machine.host_bytes_per_s)} for each rank, "
+        + (
+            "as much as is needed"
+            if found.machine.host_memory_bytes is None
+            else f"{fmt.bytes_(found.machine.host_memory_bytes)} in all"
+        ),
         f"gradients hide behind backward from {fmt.count(found.tokens_to_hide_gradients)} tokens per "
         "rank and step"
         + (f"; offload costs less than 5 % from {fmt.count(small)}" if small else ""),

@@ -29,6 +29,24 @@ def page(found: Projection) -> Page:
             error = c.projected_ns / c.checked_ns - 1 if c.checked_ns else None
             row += [fmt.duration(c.checked_ns), "–" if error is None else f"{error:+.1%}"]
         rows.append(tuple(row))
+    if checked and found.operators_error_ratio is not None:
+        sums = [
+            sum(ns or 0 for ns in of)
+            for of in (
+                (c.recorded_ns for c in found.classes),
+                (c.projected_ns for c in found.classes),
+                (c.roofline_ns for c in found.classes),
+                (c.checked_ns for c in found.classes),
+            )
+        ]
+        rows.append(
+            (
+                "all operators",
+                "",
+                *(fmt.duration(ns) for ns in sums),
+                f"{found.operators_error_ratio:+.1%}",
+            )
+        )
     for name, here, there in (
         ("idle, as recorded", found.idle_ns, found.idle_ns),
         ("exposed copies", found.copy_ns, found.projected_copy_ns),
@@ -87,10 +105,7 @@ def page(found: Projection) -> Page:
             )
         facts.append(said)
     if checked:
-        facts.append(
-            f"against {found.checked_run}: {found.error_ratio:+.1%}; the uncalibrated roofline "
-            f"{found.roofline_error_ratio:+.1%}"
-        )
+        facts.append(_against_the_check(found))
     if found.scales:
         grids.append(_scales(found))
         xs = [float(s.ranks_count) for s in found.scales]
@@ -133,6 +148,13 @@ def page(found: Projection) -> Page:
         plots=tuple(plots),
         assumptions=found.assumptions,
     )
+
+
+def _against_the_check(found: Projection) -> str:
+    error, roofline = found.error_ratio or 0.0, found.roofline_error_ratio or 0.0
+    said = f"against {found.checked_run}: {error:+.1%}; the uncalibrated roofline {roofline:+.1%}"
+    # Nearer than a tenth of a per cent is luck.
+    return f"{said}, {abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
 
 
 def _bars(found: Projection) -> Plot:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = {
     "memory": ["llama3-8b", "--strategy", "fsdp2", "--ranks", "8", "--device", "h100-sxm"],
     "offload": ["llama2-13b", "--device", "v100-sxm2-32gb"],
-    "network": ["--size", "1MiB", "--trials", "200"],
+    "network": ["--size", "1MiB", "--trials", "200", "--flows", "16"],
     "limits": ["--flop", "1e27", "--flop", "2e28"],
     "cost": ["--device", "h100-sxm", "--tokens-per-s", "728", "--against", "gb200"],
 }

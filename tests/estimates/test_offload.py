@@ -47,13 +47,6 @@ def test_the_step_by_hand() -> None:
     assert link_bytes_per_step(10**10) == 4 * 10**10
 
 
-def test_links_are_those_measured_for_pcie_5() -> None:
-    """54.8 GB/s to the device and 46.8 back, over x16."""
-    from chopper.cli._estimate.offload import PCIE5_BYTES_PER_S
-
-    assert PCIE5_BYTES_PER_S == (54.8e9, 46.8e9)
-
-
 def test_13_b_fit_one_v100_with_offload_only() -> None:
     found = offload(named("llama2-13b"), V100, batch_count=8, sequence_count=1024)
     fits = {v.name: v.fits for v in found.variants}

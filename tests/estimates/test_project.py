@@ -320,11 +320,37 @@ def test_real_pairs_within_25_percent_and_half_the_rooflines_error(
     assert abs(document["error_ratio"]) <= 0.25
     assert abs(document["error_ratio"]) <= abs(document["roofline_error_ratio"]) / 2
     assert any(c["checked_ns"] for c in document["classes"])
+    # Idle time, which stays as it was, does not flatter these.
+    operators = abs(document["operators_error_ratio"])
+    assert operators <= abs(document["operators_roofline_error_ratio"]) / 2
     page = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "estimates" / "project.md"
     text = page.read_text(encoding="utf-8")
     assert [field for field in document if f"`{field}`" not in text] == []
     shown = run(files[0], "--device", device, "--check", files[1])
     assert f"{document['error_ratio']:+.1%}" in shown
+    assert f"{document['operators_error_ratio']:+.1%}" in shown
+    times = document["roofline_error_ratio"] / document["error_ratio"]
+    assert f"{abs(times):.1f} times as far off" in " ".join(shown.split())
+
+
+def test_a_class_that_only_the_check_has_is_listed() -> None:
+    other = pa.concat_tables([WORK, table(("aten::_softmax", "bf16", 1, 2_000_000, None, 1e8))])
+    found = project(
+        run="r",
+        operations=WORK,
+        causes_ns={"compute.ideal": 11_500_000},
+        windows_count=1,
+        recorded=H100,
+        target=MI300X,
+        recorded_reach=WHOLE,
+        target_reach=WHOLE,
+        checked=("c", other, {"compute.ideal": 13_500_000}),
+    )
+    there = {c.operator_class: c.checked_ns for c in found.classes}
+    assert there["normalization"] == 2_000_000
+    assert sum(ns or 0 for ns in there.values()) == 13_500_000
+    projected = sum(c.projected_ns for c in found.classes)
+    assert found.operators_error_ratio == pytest.approx(projected / 13_500_000 - 1)
 
 
 @pytest.mark.parametrize(

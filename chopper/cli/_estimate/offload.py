@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper.cli._estimate.common import COUNT, NUMBER, RATE, check, show, shown
+from chopper.cli._estimate.common import COUNT, NUMBER, RATE, SIZE, check, show, shown
 from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
@@ -40,6 +40,7 @@ PCIE5_BYTES_PER_S = (54.8e9, 46.8e9)
     show_default=True,
     help="DRAM bandwidth of the node, shared by its ranks.",
 )
+@click.option("--host-memory", type=SIZE, help="DRAM of the node.  [default: as much as is needed]")
 @shown
 def command(
     model: str | None,
@@ -51,6 +52,7 @@ def command(
     ranks: int,
     link: float | None,
     host_bandwidth: float,
+    host_memory: int | None,
     as_json: bool,
     output: Path | None,
     force: bool,
@@ -73,7 +75,7 @@ def command(
     architecture = architectures.read_config(config) if config else architectures.named(model or "")
     found = offload(
         architecture,
-        _machine(device, efficiency, link, host_bandwidth / ranks),
+        _machine(device, efficiency, link, host_bandwidth / ranks, host_memory),
         batch_count=batch,
         sequence_count=sequence,
         ranks_count=ranks,
@@ -81,7 +83,9 @@ def command(
     show(found, page, as_json=as_json, output=output)
 
 
-def _machine(name: str, efficiency: float, link: float | None, host: float) -> Machine:
+def _machine(
+    name: str, efficiency: float, link: float | None, host: float, host_memory: int | None
+) -> Machine:
     """The device of the table with its link.
 
     Raises:
@@ -123,5 +127,6 @@ def _machine(name: str, efficiency: float, link: float | None, host: float) -> M
         to_device_bytes_per_s=rates[0],
         to_host_bytes_per_s=rates[1],
         host_bytes_per_s=host,
+        host_memory_bytes=host_memory,
         source=source,
     )
