@@ -7,9 +7,11 @@ Prints one JSON object: case → bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -125,16 +128,25 @@ def wrapped(module: Any, case: dict[str, Any], mesh: DeviceMesh) -> Any:
     return module
 
 
-def peak(case: dict[str, Any], mesh: DeviceMesh) -> int:
-    """The tracker's peak of two steps, once what is done only the first time is behind."""
+def peak(
+    case: dict[str, Any], mesh: DeviceMesh, make: Callable[[], nn.Module] | None = None
+) -> int:
+    """The tracker's peak of two steps, once what is done only the first time is behind.
+
+    Args:
+        case: shapes, strategy and the rest.
+        mesh: of the ranks, for what has some.
+        make: another model than the case's shapes give.
+    """
     original = Attention.forward
     parallel = case["strategy"].startswith("tp")
+    fsdp = case["strategy"] == "fsdp2"
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             torch.set_default_dtype(
                 torch.bfloat16 if case["precision"] == "bf16" else torch.float32
             )
-            module: nn.Module = Llama(LlamaConfig(**case["model"]))
+            module: nn.Module = make() if make else Llama(LlamaConfig(**case["model"]))
             torch.set_default_dtype(torch.float32)
             module = wrapped(module, case, mesh)
             if case["optimizer"] == "sgd":
@@ -147,8 +159,7 @@ def peak(case: dict[str, Any], mesh: DeviceMesh) -> int:
             x = torch.randint(0, case["model"]["vocabulary"], shape)
             y = torch.randint(0, case["model"]["vocabulary"], shape)
             peaks = []
-            for _ in range(2):
-                fsdp = case["strategy"] == "fsdp2"
+            for _ in range(2 if parallel or fsdp else 1):
                 tracker: Any = FSDPMemTracker(module, optimizer) if fsdp else MemTracker()
                 if fsdp:
                     tracker.track_inputs((x, y))
@@ -169,16 +180,12 @@ def step(
 ) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=case["precision"] == "autocast"):
         logits = module(x)
-        if parallel:
-            from torch.distributed.tensor.parallel import loss_parallel
-
-            with loss_parallel():
-                loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
-                del logits
-                loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+        with loss_parallel() if parallel else contextlib.nullcontext():
+            logits = logits if case.get("loss") == "native" else logits.float()
+            loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
             del logits
+            if parallel:
+                loss.backward()  # type: ignore[no-untyped-call]
     if not parallel:
         loss.backward()  # type: ignore[no-untyped-call]
     del loss
@@ -186,16 +193,22 @@ def step(
     optimizer.zero_grad()
 
 
+def several(ranks: int) -> DeviceMesh:
+    """A mesh of so many ranks without any process, for shapes to be found out apart.
+
+    DTensor finds out shapes with whole tensors, under the fake mode that it finds. MemTracker tells
+    such tensors from the program's by their mode, so it would count them: they get one of their own.
+    """
+    setattr(_sharding_prop, "detect_fake_mode", lambda *_: None)  # noqa: B010 -- imported, not exported
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    # A mesh reads its own tensors: it cannot be made of fake ones.
+    return init_device_mesh("cpu", (ranks,))
+
+
 def main() -> None:
     found: dict[str, Any] = {}
     cases = json.loads(sys.argv[1])
-    # DTensor finds out shapes with whole tensors, under the fake mode that it finds; MemTracker tells
-    # them from the program's by their mode, so they need one of their own.
-    setattr(_sharding_prop, "detect_fake_mode", lambda *_: None)  # noqa: B010 -- imported, not exported
-    ranks = max(case["ranks"] for case in cases.values())
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    # A mesh reads its own tensors: it cannot be made of fake ones.
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = several(max(case["ranks"] for case in cases.values()))
     for name, case in cases.items():
         try:
             found[name] = peak(case, mesh)

@@ -92,6 +92,14 @@ _USABLE_RATIO = 0.95
     help="Share of what comes and goes that the allocator holds besides.",
 )
 @click.option("--workspace", type=SIZE, help="Of libraries and the context, per rank.")
+@click.option(
+    "--bucket",
+    type=COUNT,
+    default="500M",
+    show_default=True,
+    metavar="ELEMENTS",
+    help="DeepSpeed's reduce_bucket_size.",
+)
 @click.option("--device", metavar="NAME", help="Find what fits this device.")
 @click.option("--capacity", type=SIZE, metavar="SIZE", help="Find what fits this much memory.")
 @shown
@@ -165,6 +173,11 @@ def _of_shapes(
     from chopper.analyzers.estimates.memory import Training, fit, memory
     from chopper.architectures import CATALOGUE
 
+    if given("bucket") and options["strategy"] not in ("zero1", "zero2", "zero3"):
+        raise UsageError(
+            f"--bucket is DeepSpeed's; it contradicts --strategy {options['strategy']}; "
+            "choose zero1, zero2 or zero3, or leave it out"
+        )
     training = Training(
         architecture=architecture,
         batch_count=options["batch"],
@@ -184,6 +197,7 @@ def _of_shapes(
         kernels=options["kernels"],
         fragmentation_ratio=options["fragmentation"],
         workspace_bytes=workspace,
+        bucket_count=options["bucket"],
     )
     found = memory(training)
     if room is not None:
@@ -200,6 +214,7 @@ _NOT_CAPTURED = (
     "keeps_logits",
     "attention",
     "kernels",
+    "bucket",
 )
 
 
