@@ -316,13 +316,10 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
             if i:
                 console.print()
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-            for column in columns:
+            for column, wide in zip(columns, _widths(grid, columns, console.width), strict=True):
                 justify = "left" if column < grid.words else "right"
                 table.add_column(
-                    grid.headings[column],
-                    justify=justify,
-                    overflow="fold",
-                    min_width=_needed(grid, column),
+                    grid.headings[column], justify=justify, overflow="fold", width=wide
                 )
             for row in grid.rows:
                 table.add_row(*(Text(row[column]) for column in columns))
@@ -358,6 +355,19 @@ def _needed(grid: Grid, column: int) -> int:
     for row in grid.rows:
         words += row[column].split() if column < grid.words else [row[column]]
     return max(map(len, words), default=0)
+
+
+def _widths(grid: Grid, columns: list[int], width: int) -> list[int]:
+    """Characters of columns that are printed beside each other: what is free goes to the first."""
+    needed = [_needed(grid, column) for column in columns]
+    free = max(0, width - sum(needed) - 2 * (len(needed) - 1))
+    out = []
+    for column, least in zip(columns, needed, strict=True):
+        whole = max(len(grid.headings[column]), *(len(row[column]) for row in grid.rows))
+        more = min(free, whole - least)
+        free -= more
+        out.append(least + more)
+    return out
 
 
 def _blocks(grid: Grid, width: int) -> list[list[int]]:

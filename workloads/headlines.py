@@ -496,7 +496,10 @@ def offload(experiment: Experiment) -> tuple[Headline, ...]:
         if variant not in variants or not experiment.plan.options.get("fits"):
             continue
         label, capacity = places.capacity_bytes(str(experiment.plan.options["fits"]))
-        largest = places.largest(places.PLACES[variant], capacity, 1, checkpoint=True)
+        host = str(experiment.plan.options.get("host") or "1500GB")
+        largest = places.largest(
+            places.PLACES[variant], capacity, 1, host=places.host_bytes(host), checkpoint=True
+        )
         out.append(
             Headline(
                 system="ZeRO, offload",
@@ -508,7 +511,7 @@ def offload(experiment: Experiment) -> tuple[Headline, ...]:
                 why="not one layer fits" if largest is None else "",
                 configuration="estimated, not measured: layers of llama3-8b, mixed precision, batch 1, "
                 f"{places.LARGEST_SEQUENCE} tokens, checkpointing"
-                + (f"; {largest.host_bytes / 1e9:,.0f} GB on the host" if largest else ""),
+                + (f"; {largest.host_bytes / 1e9:,.0f} GB on a host of {host}" if largest else ""),
             )
         )
     return tuple(out)

@@ -71,9 +71,10 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """What the most demanding variant takes; on CPUs, what is offloaded stays here.
 
     Raises:
-        UsageError: ``--fits`` names no device and no size.
+        UsageError: ``--fits`` names no device and no size, or ``--host`` no size.
     """
     places.capacity_bytes(args.fits)
+    places.host_bytes(args.host)
     config = SIZES[args.size]
     absent = dict.fromkeys((v for v in args.variants if PLACES[v].managed), managed.problem())
     if importlib.util.find_spec("deepspeed") is None:

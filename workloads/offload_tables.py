@@ -164,8 +164,8 @@ def _partitioned(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         note="The survey's Table II errs: "
         + "; ".join(FAULTS)
         + ". Here offload lowers what is on the "
-        "device and never what is there together (last but one: predicted for the same stage without "
-        "offload). No stage changes the activations; they are recomputed or copied.",
+        "device and never what is there together (with nothing moved: as predicted for the same stage "
+        "without offload). No stage changes the activations; they are recomputed or copied.",
     )
 
 
@@ -312,7 +312,7 @@ def _moved(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
 def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     named = str(experiment.plan.options.get("fits") or "")
     rows: list[tuple[str, ...]] = []
-    label = named
+    label, host = named, str(experiment.plan.options.get("host") or "1500GB")
     for variant in variants if named else ():
         place = PLACES[variant]
         if place.managed:
@@ -320,13 +320,15 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         label, capacity = places.capacity_bytes(named)
         cells = []
         for ranks, checkpoint in ((1, False), (1, True), (8, True)):
-            found = places.largest(place, capacity, ranks, checkpoint=checkpoint)
+            found = places.largest(
+                place, capacity, ranks, host=places.host_bytes(host), checkpoint=checkpoint
+            )
             cells.append(f"{found.parameters_count / 1e9:.1f} B" if found else "none")
             if checkpoint:
                 cells.append(f"{found.host_bytes / 1e9:,.0f} GB" if found else UNKNOWN)
         rows.append((variant, *cells))
     return Exhibit(
-        title=f"Largest model on {label}",
+        title=f"Largest model on {label}, in a host of {host}",
         headings=(
             "",
             "1 rank",
@@ -337,7 +339,8 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         ),
         rows=tuple(rows),
         note="Estimated, not measured: layers of llama3-8b, mixed precision with AdamW, batch 1, "
-        f"{places.LARGEST_SEQUENCE} tokens, by `chopper estimate memory`; no host's size is assumed.",
+        f"{places.LARGEST_SEQUENCE} tokens, by chopper estimate memory. The host's memory is for all of its "
+        "ranks; --host sets another size.",
     )
 
 

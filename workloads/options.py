@@ -191,6 +191,11 @@ OFFLOAD: tuple[Option, ...] = (
         help="device, or a size like 24GB, that the largest model is estimated for",
         default="v100-sxm2-32gb",
     ),
+    Option(
+        name="host",
+        help="memory of the host that the largest model may take",
+        default="1500GB",
+    ),
     Option(name="dtype", help="type of computation", default="float32", choices=("float32",)),
 )
 """Those of training, in float32."""

@@ -25,6 +25,7 @@ USUAL_BUCKET_ELEMENTS = 500_000_000
 LARGEST_SHAPE = "llama3-8b"
 """Whose layers are counted for the largest model that fits."""
 LARGEST_SEQUENCE = 2048
+MOST_LAYERS = 10_000
 _USABLE_RATIO = 0.95
 """Of a device's nominal memory, as ``chopper estimate memory --device`` counts."""
 PERSISTENT_ELEMENTS = 100_000
@@ -242,17 +243,38 @@ def capacity_bytes(text: str) -> tuple[str, int]:
     return device.label, int(device.memory_bytes.value * _USABLE_RATIO)
 
 
-def largest(place: Place, capacity: int, ranks: int, *, checkpoint: bool = False) -> Largest | None:
+def host_bytes(text: str) -> int:
+    """A host's memory from a size like ``1500GB``; the default is that of a DGX-2, whose V100 trained
+    ZeRO-Offload's 13 B (arXiv 2101.06840, section 6).
+
+    Raises:
+        UsageError: no size.
+    """
+    from chopper.quantities import size_bytes
+
+    return size_bytes(text, "host")
+
+
+def largest(
+    place: Place, capacity: int, ranks: int, *, host: int, checkpoint: bool = False
+) -> Largest | None:
     """The largest model that fits, as people train it: mixed precision, batch 1; None: not one layer.
 
     Memory grows by the same for each layer, once layers and not the loss decide the peak.
+
+    Args:
+        place: of the variant.
+        capacity: bytes of a device.
+        ranks: that train it, one device each.
+        host: bytes of the memory that they share.
+        checkpoint: blocks are run again in backward.
     """
     shape = named(LARGEST_SHAPE)
     if checkpoint:
         place = replace(place, checkpoint=True)
 
-    def at(layers: int) -> Memory:
-        return estimated_memory(
+    def at(layers: int) -> tuple[Memory, int]:
+        found = estimated_memory(
             training(
                 place,
                 msgspec.structs.replace(shape, layers_count=layers),
@@ -263,16 +285,22 @@ def largest(place: Place, capacity: int, ranks: int, *, checkpoint: bool = False
                 kernels="gpu",
             )
         )
+        return found, max(found.peak_bytes - capacity, ranks * found.host_bytes - host)
 
-    few, many = at(64), at(128)
-    per_layer = (many.peak_bytes - few.peak_bytes) / 64
-    layers = 64 + int((capacity - few.peak_bytes) // per_layer) if per_layer > 0 else 1000
-    layers = max(0, min(layers, 1000))
-    while layers and at(layers).peak_bytes > capacity:
+    (few, _), (many, _) = at(64), at(128)
+    layers = MOST_LAYERS
+    for have, of_few, of_many in (
+        (capacity, few.peak_bytes, many.peak_bytes),
+        (host, ranks * few.host_bytes, ranks * many.host_bytes),
+    ):
+        if of_many > of_few:
+            layers = min(layers, 64 + int((have - of_few) * 64 // (of_many - of_few)))
+    layers = max(0, layers)
+    while layers and at(layers)[1] > 0:
         layers -= 1
     if not layers:
         return None
-    found = at(layers)
+    found, _ = at(layers)
     return Largest(parameters_count=found.parameters_count, host_bytes=ranks * found.host_bytes)
 
 

@@ -67,8 +67,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
 def test_a_device_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="no device is called 'h1000'"):
         prepare("offload", options=["--fits", "h1000"])
-    with pytest.raises(UsageError, match="expected a size such as"):
-        prepare("offload", options=["--fits", "24XB"])
+    for option in ("--fits", "--host"):
+        with pytest.raises(UsageError, match="expected a size such as"):
+            prepare("offload", options=[option, "24XB"])
 
 
 @pytest.mark.parametrize(
@@ -125,11 +126,12 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
     from chopper.architectures import named
 
     place, (_, capacity) = PLACES[variant], places.capacity_bytes("v100-sxm2-32gb")
-    found = places.largest(place, capacity, 8)
+    host = 10**12
+    found = places.largest(place, capacity, 8, host=host)
     assert found is not None
     shape = named(places.LARGEST_SHAPE)
     layers = (found.parameters_count - shape.outer_count) // shape.layer_count
-    peaks = [
+    found_at = [
         memory(
             places.training(
                 place,
@@ -140,11 +142,12 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
                 precision="mixed",
                 kernels="gpu",
             )
-        ).peak_bytes
+        )
         for n in (layers, layers + 1)
     ]
-    assert peaks[0] <= capacity < peaks[1]
-    assert places.largest(place, 10**9, 8) is None
+    fits = [m.peak_bytes <= capacity and 8 * m.host_bytes <= host for m in found_at]
+    assert fits == [True, False]
+    assert places.largest(place, 10**9, 8, host=host) is None
 
 
 def test_views_of_weights_are_no_activations():
