@@ -110,7 +110,9 @@ def sanitized(source: str, program: str, arguments: list[str]) -> int:
         )
     print(done.stdout, end="")
     reports = done.stderr.split("\n\n")
-    bad = [r for r in reports if Path(source).name in r or "ERROR: AddressSanitizer" in r]
+    headers = (ROOT / source).parent.glob(f"{Path(source).stem}_*.h")
+    named = [Path(source).name, *(header.name for header in headers), "ERROR: AddressSanitizer"]
+    bad = [r for r in reports if any(name in r for name in named)]
     if done.returncode or bad:
         print("\n\n".join(bad) or done.stderr, file=sys.stderr)
         return 1
