@@ -1,6 +1,6 @@
 """A program: models under fake tensors, and the peaks that PyTorch's trackers see.
 
-    python -m benchmarks._memory_track '{"name": {...}}'
+    python -m benchmarks._memory_track '{"name": {...}}' [--unmodified]
 
 Prints one JSON object: case → bytes.
 """
@@ -193,13 +193,15 @@ def step(
     optimizer.zero_grad()
 
 
-def several(ranks: int) -> DeviceMesh:
+def several(ranks: int, *, modified: bool = True) -> DeviceMesh:
     """A mesh of so many ranks without any process, for shapes to be found out apart.
 
     DTensor finds out shapes with whole tensors, under the fake mode that it finds. MemTracker tells
-    such tensors from the program's by their mode, so it would count them: they get one of their own.
+    such tensors from the program's by their mode, so it would count them: they get one of their own,
+    unless it shall be left unmodified.
     """
-    setattr(_sharding_prop, "detect_fake_mode", lambda *_: None)  # noqa: B010 -- imported, not exported
+    if modified:
+        setattr(_sharding_prop, "detect_fake_mode", lambda *_: None)  # noqa: B010 -- imported, not exported
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     # A mesh reads its own tensors: it cannot be made of fake ones.
     return init_device_mesh("cpu", (ranks,))
@@ -208,7 +210,8 @@ def several(ranks: int) -> DeviceMesh:
 def main() -> None:
     found: dict[str, Any] = {}
     cases = json.loads(sys.argv[1])
-    mesh = several(max(case["ranks"] for case in cases.values()))
+    ranks = max(case["ranks"] for case in cases.values())
+    mesh = several(ranks, modified="--unmodified" not in sys.argv[2:])
     for name, case in cases.items():
         try:
             found[name] = peak(case, mesh)

@@ -289,7 +289,9 @@ def _sizes(config: dict[str, Any], where: Path, *names: str) -> list[int]:
 
 def _made(where: Path, **shapes: Any) -> Architecture:
     try:
-        return Architecture(name=where.parent.name or where.stem, **shapes)
+        # Checkpoints have theirs in a folder that is named for the model.
+        name = where.resolve().parent.name if where.stem == "config" else where.stem
+        return Architecture(name=name or where.stem, **shapes)
     except UsageError as exc:
         raise InputError(f"{where}: {exc}") from exc
 

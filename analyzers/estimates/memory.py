@@ -15,6 +15,7 @@ from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import CATEGORIES
 from chopper.analyzers.estimates.training import (
+    DEEPSPEED,
     Checkpoint,
     Offload,
     Strategy,
@@ -93,14 +94,40 @@ ASSUMPTIONS = (
     "blocks are the units of checkpointing and sharding; embedding, last norm and head are one unit",
     "on a GPU, what FSDP gathers and the gradients that it reduces are memory of streams of their "
     "own, which the caching allocator gives to no other (pools)",
-    "fragmentation is a share of all that comes and goes; it is assumed, not derived",
+    "fragmentation is a share of all that comes and goes; it is assumed, not derived: published runs under "
+    "FSDP reserved 5 to 35 % more than was active (pytorch/pytorch#89457, meta-llama/llama-cookbook#41), "
+    "pools among it",
 )
 
 
 TENSOR_PARALLEL_ASSUMPTION = (
     "each rank holds its part of the logits, with the loss in PyTorch's loss_parallel(); a program "
-    "without it gathers them whole. An embedding's gradient is whole on each rank, as DTensor makes it"
+    "without it gathers them whole, which is not modelled and takes more. An embedding's gradient is whole on each rank, as DTensor makes it"
 )
+
+
+_DEEPSPEED_ASSUMPTION = (
+    "DeepSpeed as of 0.19: contiguous gradients, no overlapping communication in stages 1 and 2, and a "
+    "bucket of --bucket elements that is there whatever the model; where ranks differ, the rank that needs "
+    "the most"
+)
+_STAGE_3_ASSUMPTION = (
+    "stage 3 releases weights at once and fetches none ahead (stage3_max_live_parameters and "
+    "stage3_prefetch_bucket_size of 0); with DeepSpeed's defaults, up to 1e9 live weights and 5e7 "
+    "prefetched ones come on top"
+)
+
+
+def _assumed(training: Training) -> tuple[str, ...]:
+    """What these options take for granted."""
+    found = ASSUMPTIONS
+    if training.tensor_parallel_count > 1:
+        found += (TENSOR_PARALLEL_ASSUMPTION,)
+    if training.strategy in DEEPSPEED:
+        found += (_DEEPSPEED_ASSUMPTION,)
+    if training.strategy == "zero3":
+        found += (_STAGE_3_ASSUMPTION,)
+    return found
 
 
 def _steps(training: Training) -> list[Step]:
@@ -134,9 +161,8 @@ def memory(training: Training) -> Memory:
     peak = sum(categories.values())
     if peak > MAX_INT:
         raise UsageError(f"memory: {peak:.3g} bytes are more than 64 bits can count; give less")
-    parallel = training.tensor_parallel_count > 1
     return Memory(
-        assumptions=ASSUMPTIONS + ((TENSOR_PARALLEL_ASSUMPTION,) if parallel else ()),
+        assumptions=_assumed(training),
         training=training,
         parameters_count=training.architecture.parameters_count,
         allocated_bytes=ledger.peak_bytes,

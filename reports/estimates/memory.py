@@ -35,6 +35,12 @@ def page(found: Memory) -> Page:
         f"{fmt.bytes_(found.allocated_bytes)} allocated (max_memory_allocated){at}; "
         f"{fmt.bytes_(found.steady_bytes)} of it stays from step to step",
     ]
+    assumed = found.categories_bytes["fragmentation"]
+    if assumed:
+        facts.append(
+            f"{fmt.bytes_(total - assumed)} follow from shapes and sources; fragmentation is assumed "
+            "(--fragmentation)"
+        )
     if found.host_bytes:
         facts.append(f"{fmt.bytes_(found.host_bytes)} per rank in the host's memory")
     rows = [

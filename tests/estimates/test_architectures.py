@@ -136,3 +136,15 @@ def test_config_json(tmp_path: Path, config: dict[str, Any], same: str) -> None:
 def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path, config: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_config(write(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("tiny/config.json", "tiny"), ("mine.json", "mine"), ("a/b.json", "b")]
+)
+def test_a_configuration_is_named_by_its_file_or_the_folder_of_its_checkpoint(
+    tmp_path: Path, file: str, name: str
+) -> None:
+    where = tmp_path / file
+    where.parent.mkdir(exist_ok=True)
+    where.write_text(json.dumps(LLAMA))
+    assert read_config(where).name == name

@@ -80,6 +80,9 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("memory --module m:f --device h100-sxm", "contradicts --module"),
         ("memory --module m:f --strategy zero1", "strategy is one of single, fsdp2"),
         ("memory --module m", "package.module:factory"),
+        ("memory gpt2 --bucket 5M --sequence 512", "it contradicts --strategy single"),
+        ("memory gpt2 --bucket 0 --strategy zero2", "more than zero"),
+        ("memory --module m:f --bucket 5M", "contradicts --module"),
         ("memory --module :make", "package.module:factory"),
         ("project --module m: --device b200", "package.module:factory"),
         ("memory --config /nowhere/config.json", "cannot be read"),
@@ -114,6 +117,15 @@ def test_bad_input_is_one_line(line: str, message: str) -> None:
         run(*line.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_assumed_stands_beside_what_is_derived() -> None:
+    options = ("gpt2", "--sequence", "512", "--strategy", "zero3", "--ranks", "4", "--bucket", "1M")
+    text = run("memory", *options)
+    assert "fragmentation is assumed" in text
+    assert "DeepSpeed as of 0.19" in text
+    assert "fragmentation is assumed" not in run("memory", *options, "--fragmentation", "0")
+    assert json.loads(run("memory", *options, "--json"))["training"]["bucket_count"] == 10**6
 
 
 def test_an_estimate_is_named_whatever_its_case() -> None:
