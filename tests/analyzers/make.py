@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from typing import Any
 
 import pyarrow as pa
 
+from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
 from chopper.tables import TABLES
 
 
@@ -28,6 +31,22 @@ def span(start: int, end: int, name: str, category: str = "cpu_op", **more: Any)
         "name": name,
         **more,
     }
+
+
+def op(start: int, end: int, name: str, *dims: list[int], **more: Any) -> dict[str, Any]:
+    """An operator whose tensors have these sizes."""
+    return span(
+        start,
+        end,
+        name,
+        input_dims=json.dumps(dims),
+        input_types=json.dumps(["float"] * len(dims)),
+        **more,
+    )
+
+
+def launch(at: int, correlation: int, **more: Any) -> dict[str, Any]:
+    return span(at, at + 1, "cudaLaunchKernel", "runtime", correlation_id=correlation, **more)
 
 
 def kernel(start: int, end: int, name: str = "k", stream: int = 7, **more: Any) -> dict[str, Any]:
@@ -64,3 +83,32 @@ def steps(*bounds: tuple[int, int], first: int = 0) -> pa.Table:
             for i, (a, b) in enumerate(bounds)
         ],
     )
+
+
+def attributed(
+    host: pa.Table, device: pa.Table | None = None, step: pa.Table | None = None, **known: Any
+) -> RankResult:
+    """One rank; without a device, of what the host computes."""
+    given: dict[str, Any] = {"ceiling": None, "devices_listed": device is not None, **known}
+    return attribute_rank(
+        join_rank(
+            RankInput(
+                rank=0,
+                host_span=host,
+                device_event=TABLES["device_event"].empty() if device is None else device,
+                step=TABLES["step"].empty() if step is None else step,
+                collective=TABLES["collective"].empty(),
+                no_peak_remedy="",
+                **given,
+            )
+        )
+    )
+
+
+def by_cause(result: RankResult) -> dict[str, int]:
+    """Time of each cause, which sum to the observed time."""
+    times: defaultdict[str, int] = defaultdict(int)
+    for row in result.piece.to_pylist():
+        times[row["cause"]] += row["time_ns"]
+    assert sum(times.values()) == result.observed_ns
+    return times

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
 from math import log
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
+from chopper.analyzers.attribute import RankResult
 from chopper.analyzers.compute import Ceiling
-from chopper.tables import TABLES
-from tests.analyzers.make import kernel, kernels, span, spans
+from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, span, spans
 
 # 1 FLOP and 1 byte per nanosecond: times can be read off the shapes.
 UNIT = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e9, source="test")
@@ -20,40 +18,8 @@ FAST_MEMORY = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e18, source=
 def attribute(
     host: pa.Table, device: pa.Table, ceiling: Ceiling | None = UNIT
 ) -> tuple[dict[str, int], RankResult]:
-    result = attribute_rank(
-        join_rank(
-            RankInput(
-                rank=0,
-                host_span=host,
-                device_event=device,
-                step=TABLES["step"].empty(),
-                collective=TABLES["collective"].empty(),
-                ceiling=ceiling,
-                no_peak_remedy="",
-                devices_listed=True,
-            )
-        )
-    )
-    times: dict[str, int] = {}
-    for row in result.piece.to_pylist():
-        times[row["cause"]] = times.get(row["cause"], 0) + row["time_ns"]
-    assert sum(times.values()) == result.observed_ns
-    return times, result
-
-
-def op(start: int, end: int, name: str, *dims: list[int], **more: Any) -> dict[str, Any]:
-    return span(
-        start,
-        end,
-        name,
-        input_dims=json.dumps(dims),
-        input_types=json.dumps(["float"] * len(dims)),
-        **more,
-    )
-
-
-def launch(at: int, correlation: int, **more: Any) -> dict[str, Any]:
-    return span(at, at + 1, "cudaLaunchKernel", "runtime", correlation_id=correlation, **more)
+    result = attributed(host, device, ceiling=ceiling)
+    return by_cause(result), result
 
 
 def test_a_product_at_memory_speed_splits_by_the_logarithmic_mean() -> None:

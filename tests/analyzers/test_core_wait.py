@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
 from chopper.analyzers.core_wait import awake, taken, wait_of_steps
 from chopper.tables import TABLES
-from tests.analyzers.make import kernel, kernels, span, spans, steps, table
+from tests.analyzers.make import attributed, kernel, kernels, span, spans, steps, table
 
 
 def readings(*rows: tuple[int | None, int], tid: int = 7) -> pa.Table:
@@ -75,22 +75,8 @@ HOST = spans(
 )
 
 
-def attributed(core_wait: pa.Table | None, device: pa.Table | None = None) -> RankResult:
-    return attribute_rank(
-        join_rank(
-            RankInput(
-                rank=0,
-                host_span=HOST,
-                device_event=TABLES["device_event"].empty() if device is None else device,
-                step=steps((0, 1000), (1000, 2000)),
-                collective=TABLES["collective"].empty(),
-                ceiling=None,
-                no_peak_remedy="",
-                devices_listed=device is not None,
-                core_wait=core_wait,
-            )
-        )
-    )
+def with_waits(core_wait: pa.Table | None, device: pa.Table | None = None) -> RankResult:
+    return attributed(HOST, device, steps((0, 1000), (1000, 2000)), core_wait=core_wait)
 
 
 def sums(result: RankResult) -> dict[tuple[int, str], int]:
@@ -104,8 +90,8 @@ def sums(result: RankResult) -> dict[tuple[int, str], int]:
 def test_computing_and_preparing_wait_and_communication_does_not() -> None:
     # Step 0: 400 ns of addmm, 200 of Python around it, 400 of a collective, which waits for no
     # core; a wait of 300 is half of each of the others.
-    without = sums(attributed(None))
-    found = sums(attributed(readings((None, 0), (0, 300), (1, 300))))
+    without = sums(with_waits(None))
+    found = sums(with_waits(readings((None, 0), (0, 300), (1, 300))))
     assert found[0, "compute.core_wait"] == 200
     assert found[0, "idle.preparation.core_wait"] == 100
     assert found[0, "compute.no_peak"] == without[0, "compute.no_peak"] - 200
@@ -164,7 +150,7 @@ def test_nobody_is_awake_for_longer_than_he_was_there(
 
 
 def test_a_piece_that_only_waited_is_gone() -> None:
-    found = sums(attributed(readings((None, 0), (0, 10**6))))
+    found = sums(with_waits(readings((None, 0), (0, 10**6))))
     assert (0, "compute.no_peak") not in found
     assert found[0, "compute.core_wait"] == 400
 
@@ -172,5 +158,5 @@ def test_a_piece_that_only_waited_is_gone() -> None:
 @pytest.mark.parametrize("delay", [0, 300])
 def test_beside_a_device_nothing_is_taken(delay: int) -> None:
     device = kernels(kernel(100, 500), kernel(1200, 1700))
-    found = sums(attributed(readings((None, 0), (0, delay), (1, delay)), device))
+    found = sums(with_waits(readings((None, 0), (0, delay), (1, delay)), device))
     assert not any(cause.endswith("core_wait") for _, cause in found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers import waves
-from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
+from chopper.analyzers.attribute import RankResult
 from chopper.analyzers.compute import Ceiling
 from chopper.analyzers.contention import contend, shared_time
 from chopper.analyzers.lmdi import apportion, fit
 from chopper.analyzers.sensitivity import ROOFLINE_ERROR, estimate
-from chopper.tables import TABLES
 from tests.analyzers.clock_script import Script, samples
-from tests.analyzers.make import kernel, kernels, spans, table
-from tests.analyzers.test_compute import launch, op
+from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, spans, table
 
 MS = 1_000_000
 REFERENCE = 1.98e9
@@ -55,27 +52,14 @@ def attribute(
     ceiling: Ceiling | None = CLOCKED,
     counters: pa.Table | None = None,
 ) -> tuple[dict[str, int], RankResult]:
-    result = attribute_rank(
-        join_rank(
-            RankInput(
-                rank=0,
-                host_span=host,
-                device_event=device,
-                step=TABLES["step"].empty(),
-                collective=TABLES["collective"].empty(),
-                ceiling=ceiling,
-                no_peak_remedy="",
-                devices_listed=True,
-                device_clock=clock,
-                kernel_counter=counters,
-            )
-        )
+    result = attributed(
+        host,
+        device,
+        ceiling=ceiling,
+        device_clock=clock,
+        kernel_counter=counters,
     )
-    times: dict[str, int] = defaultdict(int)
-    for row in result.piece.to_pylist():
-        times[row["cause"]] += row["time_ns"]
-    assert sum(times.values()) == result.observed_ns
-    return times, result
+    return by_cause(result), result
 
 
 def codes(result: RankResult) -> set[str]:

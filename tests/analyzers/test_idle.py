@@ -2,28 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-
-from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
-from chopper.tables import TABLES
-from tests.analyzers.make import kernel, kernels, span, spans, steps
-
-
-def attribute(host: pa.Table, device: pa.Table, step: pa.Table | None = None) -> RankResult:
-    return attribute_rank(
-        join_rank(
-            RankInput(
-                rank=0,
-                host_span=host,
-                device_event=device,
-                step=TABLES["step"].empty() if step is None else step,
-                collective=TABLES["collective"].empty(),
-                ceiling=None,
-                no_peak_remedy="",
-                devices_listed=True,
-            )
-        )
-    )
+from chopper.analyzers.attribute import RankResult
+from tests.analyzers.make import attributed, kernel, kernels, span, spans, steps
 
 
 def gaps(result: RankResult) -> list[tuple[int, int, str]]:
@@ -46,7 +26,7 @@ def test_the_host_was_late_and_what_it_did() -> None:
         launch(190, 198, 2),
     )
     device = kernels(kernel(50, 100, correlation_id=1), kernel(200, 260, correlation_id=2))
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (100, 150, "preparation.data"),
         (150, 170, "preparation.python"),
         (170, 190, "preparation.dispatch"),
@@ -64,7 +44,7 @@ def test_the_device_waited_on_itself() -> None:
         kernel(25, 40, correlation_id=2),
         kernel(48, 60, correlation_id=3, stream=9),
     )
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (20, 25, "launch_latency"),
         (40, 48, "dependency"),
     ]
@@ -93,7 +73,7 @@ def test_only_a_stream_that_was_told_to_wait_depends_on_another() -> None:
         kernel(115, 120, correlation_id=5),
         kernel(140, 150, correlation_id=6, stream=9),
     )
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (24, 30, "launch_latency"),
         (60, 70, "dependency"),
         (90, 105, "preparation.unobserved"),
@@ -117,7 +97,7 @@ def test_synchronization_allocator_gc_and_runtime() -> None:
         launch(350, 360, 2),
     )
     device = kernels(kernel(10, 100, correlation_id=1), kernel(380, 390, correlation_id=2))
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (100, 200, "preparation.synchronization"),
         (200, 260, "preparation.allocator"),
         (260, 300, "preparation.gc"),
@@ -144,7 +124,7 @@ def test_overhead_whose_thread_is_not_told_is_of_the_thread_that_works() -> None
         launch(230, 240, 2),
     )
     device = kernels(kernel(10, 100, correlation_id=1), kernel(250, 260, correlation_id=2))
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (100, 120, "preparation.dispatch"),
         (120, 150, "preparation.profiler"),
         (150, 160, "preparation.dispatch"),
@@ -160,7 +140,7 @@ def test_overhead_whose_thread_is_not_told_is_of_the_thread_that_works() -> None
 def test_a_kernel_without_a_launch_leaves_its_gap_unexplained() -> None:
     host = spans(launch(1, 2, 1))
     device = kernels(kernel(10, 20, correlation_id=1), kernel(50, 60, correlation_id=99))
-    assert gaps(attribute(host, device)) == [(20, 50, "unlaunched")]
+    assert gaps(attributed(host, device)) == [(20, 50, "unlaunched")]
 
 
 def test_backward_is_launched_by_another_thread() -> None:
@@ -174,7 +154,7 @@ def test_backward_is_launched_by_another_thread() -> None:
         launch(180, 185, 2, tid=2),
     )
     device = kernels(kernel(10, 100, correlation_id=1), kernel(190, 200, correlation_id=2))
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (100, 130, "preparation.dispatch"),
         (130, 140, "preparation.python"),
         (140, 180, "preparation.dispatch"),
@@ -186,7 +166,7 @@ def test_backward_is_launched_by_another_thread() -> None:
 def test_the_first_window_begins_with_the_host_step() -> None:
     host = spans(span(0, 100, "ProfilerStep#4", "annotation"), launch(30, 35, 1))
     device = kernels(kernel(40, 90, correlation_id=1))
-    result = attribute(host, device, steps((0, 100), first=4))
+    result = attributed(host, device, steps((0, 100), first=4))
     assert gaps(result) == [
         (0, 30, "preparation.python"),
         (30, 35, "call"),
@@ -209,20 +189,7 @@ def test_a_host_only_run_computes_in_its_operators() -> None:
         span(125, 126, "aten::as_strided"),
         span(300, 400, "gloo:all_reduce", "annotation", tid=9),
     )
-    result = attribute_rank(
-        join_rank(
-            RankInput(
-                rank=0,
-                host_span=host,
-                device_event=TABLES["device_event"].empty(),
-                step=steps((0, 1000)),
-                collective=TABLES["collective"].empty(),
-                ceiling=None,
-                no_peak_remedy="",
-                devices_listed=False,
-            )
-        )
-    )
+    result = attributed(host, step=steps((0, 1000)))
     events = [(e["name"], e["start_ns"], e["dur_ns"]) for e in result.device_event.to_pylist()]
     assert events == [("aten::addmm", 120, 70), ("gloo:all_reduce", 300, 100)]
     assert gaps(result) == [
@@ -238,7 +205,7 @@ def test_a_host_only_run_computes_in_its_operators() -> None:
 def test_a_call_that_blocks_is_the_call_even_when_it_began_before_the_gap() -> None:
     host = spans(launch(1, 2, 1), launch(90, 480, 2))
     device = kernels(kernel(10, 100, correlation_id=1), kernel(500, 510, correlation_id=2))
-    assert gaps(attribute(host, device)) == [(100, 480, "call"), (480, 500, "launch_latency")]
+    assert gaps(attributed(host, device)) == [(100, 480, "call"), (480, 500, "launch_latency")]
 
 
 def test_a_copy_call_that_returns_after_its_copy_waited_for_it() -> None:
@@ -253,7 +220,7 @@ def test_a_copy_call_that_returns_after_its_copy_waited_for_it() -> None:
         kernel(200, 300, "Memcpy HtoD (Pageable -> Device)", correlation_id=2, kind="memcpy"),
         kernel(330, 340, correlation_id=3),
     )
-    assert gaps(attribute(host, device)) == [
+    assert gaps(attributed(host, device)) == [
         (100, 200, "call"),
         (300, 310, "preparation.synchronization"),
         (310, 320, "preparation.python"),
