@@ -75,9 +75,6 @@ class Workload:
     ranks: int = 2
     """Started on a machine without GPUs when the user names no number."""
 
-    torchrun: bool = True
-    """False: one process is started, which starts its ranks itself."""
-
     starter: str | None = None
     """Run in torchrun's place, as ``python -m STARTER RANKS MODULE [options]``."""
 
@@ -192,19 +189,20 @@ WORKLOADS: dict[str, Workload] = {
         "T = T_c + V/B, and the exposed communication that makes it",
         options="INTERCONNECT",
         check="chopper.workloads.interconnect:needs",
-        torchrun=False,
-        variants=tuple(
-            Variant(name=name, summary=summary, default=name != "300mbit")
-            for name, summary in (
-                ("unshaped", "as fast as the kernel copies"),
-                ("1gbit", "each end sends at most 125 MB/s"),
-                ("300mbit", "each end sends at most 37.5 MB/s"),
-                ("100mbit", "each end sends at most 12.5 MB/s"),
-            )
+        starter="chopper.workloads.linked",
+        variants=(
+            Variant(name="unshaped", summary="as fast as the kernel copies"),
+            Variant(name="1gbit", summary="each end sends at most 125 MB/s"),
+            Variant(name="300mbit", summary="each end sends at most 37.5 MB/s", default=False),
+            Variant(
+                name="100mbit",
+                summary="each end sends at most 12.5 MB/s; 3 steps unless --steps says otherwise",
+                words=("--variant", "100mbit", "--steps", "3"),
+            ),
         ),
         baseline="unshaped",
-        repeats=2,
-        seconds=110,
+        repeats=3,
+        seconds=105,
     ),
     "overlap": Workload(
         module="chopper.workloads.overlap",
@@ -212,7 +210,7 @@ WORKLOADS: dict[str, Workload] = {
         "chunk by chunk, with and without the swizzle, against the bound of pure overlap",
         options="OVERLAP",
         check="chopper.workloads.overlap:needs",
-        torchrun=False,
+        starter="chopper.workloads.linked",
         measures=True,
         variants=(
             Variant(name="sequential", summary="the exchange, then the product, or the reverse"),
@@ -311,6 +309,7 @@ WORKLOADS: dict[str, Workload] = {
         "constructor actors on Ray: throughput, memory, balance",
         options="DATALOADER",
         check="chopper.workloads.loading:needs",
+        starter="chopper.workloads.processes",
         measures=True,
         variants=(
             Variant(
@@ -442,8 +441,6 @@ class Launch:
         agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
         if self.workload.starter is not None:
             return [*agent, "-", self.workload.starter, str(self.ranks), module, *words]
-        if not self.workload.torchrun:
-            return [*agent, "-", module, "--ranks", str(self.ranks), *words]
         return [*agent, str(self.ranks), module, *words]
 
     @property

@@ -26,10 +26,11 @@ import chopper
 from chopper.workloads import link, llama, options
 from chopper.workloads.fsdp2 import sharded_model
 from chopper.workloads.machine import Needs
-from chopper.workloads.processes import RATES, rank_of, run_ranks
+from chopper.workloads.processes import RATES, rank_of
 from chopper.workloads.training import train
 
 RANKS = 2
+TRACED = (1, 6)
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -45,17 +46,17 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
 
 
 def main() -> None:
-    """Start the ranks and wait for them; or, with a channel given, be one of them."""
+    """Join the other rank over the link, train, leave."""
     args = options.parse(
         options.INTERCONNECT, prog="interconnect", description="Train over a shaped link."
     )
     if args.channel is None:
-        run_ranks("chopper.workloads.interconnect", args.ranks, linked=True)
-        return
+        raise SystemExit("interconnect: no link was made; start it with `chopper run interconnect`")
     with rank_of(args, rate=args.variant) as device:
         model, optimizer = sharded_model(args, device)
         dist.barrier()
-        with chopper.profile(args.output) as prof:
+        # The slowest variant has few steps: all but the first.
+        with chopper.profile(args.output, steps=TRACED if args.steps > 1 else (0, 1)) as prof:
             before = sent_bytes()
             train(prof, model, optimizer, args, device)
             rate = RATES[args.variant]

@@ -121,12 +121,11 @@ INTERCONNECT: tuple[Option, ...] = (
         choices=("unshaped", "1gbit", "300mbit", "100mbit"),
     ),
     *(
-        replace(o, default={"steps": 5, "batch": 2}.get(o.name, o.default))
+        replace(o, default={"steps": 6, "batch": 2}.get(o.name, o.default))
         for o in TRAINING
         if o.name != "allocations"
     ),
-    Option(name="ranks", help="processes", default=2, type=positive),
-    Option(name="channel", help="set by the process that starts the ranks", default=None, type=int),
+    Option(name="channel", help="set by what starts the ranks", default=None, type=int),
 )
 """Those of training, over a link."""
 
@@ -150,12 +149,11 @@ OVERLAP: tuple[Option, ...] = (
         default="1gbit",
         choices=("none", "unshaped", "1gbit", "300mbit", "100mbit"),
     ),
-    replace(STEPS, help="timed repetitions of each operation", default=5),
+    replace(STEPS, help="timed repetitions of each operation", default=9),
     replace(DTYPE, help="type of computation"),
     SEED,
     DEVICE,
-    Option(name="ranks", help="processes", default=2, type=positive),
-    Option(name="channel", help="set by the process that starts the ranks", default=None, type=int),
+    Option(name="channel", help="set by what starts the ranks", default=None, type=int),
     OUTPUT,
 )
 

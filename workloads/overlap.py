@@ -38,15 +38,20 @@ from torch import Tensor
 
 import chopper
 from chopper.workloads import link, options
+from chopper.workloads.linked import LINKED_VARIABLE
 from chopper.workloads.machine import Needs, gather_into, scatter_sum, wait
 from chopper.workloads.overlap_one import SHARDS, measure_one
-from chopper.workloads.processes import RATES, rank_of, run_ranks
+from chopper.workloads.processes import RATES, rank_of
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Largest relative error against float64 that is not a mistake."""
 WARMUP = 2
+TRACED = 5
+"""Rounds behind those that warm up: where `chopper.profile` traces by default."""
 
 Operation = Callable[[], Tensor]
+Order = list[tuple[int, int | None]]
+"""(owner of rows, which chunk of them, or None for all)."""
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -96,20 +101,11 @@ def _absent(ranks: int) -> dict[str, str]:
 
 
 def main() -> None:
-    """Start the ranks and wait for them; or, with a channel given, be one of them."""
+    """Join the other ranks, measure, leave."""
     args = options.parse(options.OVERLAP, prog="overlap", description="Overlap a product.")
-    linked = (
-        args.device == "cpu"
-        and args.rate != "none"
-        and args.ranks == 2
-        and link.unavailable() is None
-    )
-    if args.channel is None:
-        os.environ["CHOPPER_WORKLOAD_LINKED"] = str(int(linked))
-        run_ranks("chopper.workloads.overlap", args.ranks, linked=linked)
-        return
-    # Asked once, by the process that starts the ranks: inside a namespace the answer may differ.
-    linked = os.environ["CHOPPER_WORKLOAD_LINKED"] == "1"
+    if LINKED_VARIABLE not in os.environ:
+        raise SystemExit("overlap: start it with `chopper run overlap`")
+    linked = os.environ[LINKED_VARIABLE] == "1"
     with rank_of(args, rate=args.rate if linked else None) as device:
         torch.manual_seed(args.seed + dist.get_rank())
         if dist.get_world_size() == 1:
@@ -133,12 +129,14 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
                 f"against float64, at most {TOLERANCE[args.dtype]:.0e} is rounding"
             )
     runs = {name: problem.operation(args.variant) for name, problem in problems.items()}
+    # Before anything is recorded, which takes of the cores that exchange and product share.
+    took = timed(runs, args.steps, device)
+    for problem in problems.values():
+        problem.transfer()  # no row is poison any more: a product's time may depend on its data
+    compute = timed({n: p.compute for n, p in problems.items()}, args.steps, device)
+    transfer = timed({n: p.transfer for n, p in problems.items()}, args.steps, device)
     with chopper.profile(args.output) as prof:
-        took = timed(runs, args.steps, device, prof)
-        for problem in problems.values():
-            problem.transfer()  # no row is poison any more: a product's time may depend on its data
-        compute = timed({n: p.compute for n, p in problems.items()}, args.steps, device)
-        transfer = timed({n: p.transfer for n, p in problems.items()}, args.steps, device)
+        timed(runs, TRACED, device, prof)
         if link_bits_per_s is not None:
             prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
@@ -197,6 +195,7 @@ class Exchange:
         self.m, self.k, self.n, self.chunks = args.m, args.k, args.n, args.chunks
         self.rows = self.m // self.ranks  # of each rank
         self.step = self.rows // self.chunks
+        self.pieces = range(self.chunks)
         self.dtype, self.device = getattr(torch, args.dtype), device
 
     def random(self, *shape: int) -> Tensor:
@@ -227,6 +226,13 @@ class Exchange:
         begun = [dist.P2POp(dist.irecv, into, source) for into, source in receives]
         begun += [dist.P2POp(dist.isend, what, to) for what, to in sends]
         return dist.batch_isend_irecv(begun) if begun else []
+
+    def by_rows(self) -> Order:
+        """All chunks in the order of the rows, the own ones as one."""
+        found: Order = []
+        for owner in range(self.ranks):
+            found += [(owner, c) for c in ([None] if owner == self.rank else self.pieces)]
+        return found
 
     @property
     def ahead(self) -> bool:
@@ -299,29 +305,25 @@ class GatherMatmul(Exchange):
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
         coming: dict[tuple[int, int], list[dist.Work]] = {}
-        rounds = [(to, source, c) for c in range(self.chunks) for to, source in self.others()]
+        rounds = [(to, source, c) for c in self.pieces for to, source in self.others()]
         sent: list[dist.Work] = []
         for _, source, chunk in rounds if self.ahead else ():
             coming[source, chunk] = self.post([(self.part(self.x, source, chunk), source)])
         for to, source, chunk in rounds:
-            mine = [(self.shard[chunk * self.step : (chunk + 1) * self.step], to)]
+            sends = [(self.shard[chunk * self.step : (chunk + 1) * self.step], to)]
             if self.ahead:
-                sent += self.post((), mine)
+                sent += self.post((), sends)
             else:
                 into = self.part(self.x, source, chunk)
-                coming[source, chunk] = self.post([(into, source)], mine)
-        owners = [(self.rank - i) % self.ranks for i in range(self.ranks)]
-        if swizzle:
-            # What is here first, then each chunk as it comes, of the nearest neighbour first.
-            torch.mm(self.shard, self.w, out=self.part(self.y, self.rank))
-            order = [(owner, c) for c in range(self.chunks) for owner in owners[1:]]
-        else:
-            order = [(owner, c) for owner in range(self.ranks) for c in range(self.chunks)]
+                coming[source, chunk] = self.post([(into, source)], sends)
+        # The own rows in one product, which is quicker than their chunks. Then each chunk as it
+        # comes, of the nearest neighbour first; or all in the order of the rows.
+        order: Order = [(self.rank, None), *((source, c) for _, source, c in rounds)]
+        if not swizzle:
+            order = self.by_rows()
         for owner, chunk in order:
-            rows = self.part(self.x, owner, chunk)
-            if owner == self.rank:
-                rows = self.shard[chunk * self.step : (chunk + 1) * self.step]
-            for work in coming.get((owner, chunk), []):
+            rows = self.shard if chunk is None else self.part(self.x, owner, chunk)
+            for work in () if chunk is None else coming[owner, chunk]:
                 work.wait()
             torch.mm(rows, self.w, out=self.part(self.y, owner, chunk))
         for work in sent:
@@ -389,37 +391,37 @@ class MatmulScatter(Exchange):
 
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
-        # What others wait for first, the own rows last; or in the order of the rows.
-        order = [(owner, c) for owner in range(self.ranks) for c in range(self.chunks)]
-        if swizzle:
-            order = [(to, c) for c in range(self.chunks) for to, _ in self.others()]
-            order += [(self.rank, c) for c in range(self.chunks)]
-        works = self.post(self._coming(order, swizzle=swizzle)) if self.ahead else []
+        # What others wait for first, the own rows last and in one product, which is quicker than
+        # their chunks; or all in the order of the rows.
+        order: Order = [(to, c) for c in self.pieces for to, _ in self.others()]
+        order += [(self.rank, None)]
+        if not swizzle:
+            order = self.by_rows()
+        works = self.post(r for c in self.pieces for r in self._coming(c)) if self.ahead else []
         for owner, chunk in order:
             product = self.part(self.partial, owner, chunk)
             torch.mm(self.part(self.x, owner, chunk), self.w, out=product)
-            receives = [] if self.ahead else self._coming([(owner, chunk)], swizzle=swizzle)
-            works += self.post(receives, [] if owner == self.rank else [(product, owner)])
+            sends = [] if chunk is None else [(product, owner)]
+            if self.ahead:
+                works += self.post((), sends)
+            elif swizzle:
+                # All ranks send to different ones: this one receives from its mirror image.
+                source = (2 * self.rank - owner) % self.ranks
+                works += self.post([] if chunk is None else self._coming(chunk, source), sends)
+            else:
+                # All ranks send to the owner of the rows, which alone receives.
+                works += self.post((), sends)
+                for c in self.pieces if chunk is None else ():
+                    works += self.post(self._coming(c))
         for work in works:
             work.wait()
         return self._sum(self.part(self.partial, self.rank))
 
-    def _coming(
-        self, order: Iterable[tuple[int, int]], *, swizzle: bool
-    ) -> list[tuple[Tensor, int]]:
-        """What this rank receives while (owner, chunk) are made: (into, source).
-
-        Swizzled, all ranks send to different ones: this one receives from its mirror image. In the
-        order of the rows all send to their owner, which alone receives.
-        """
-        found = []
-        for owner, chunk in order:
-            sources = [source for to, source in self.others() if to == owner]
-            if not swizzle:
-                sources = [source for _, source in self.others()] if owner == self.rank else []
-            rows = slice(chunk * self.step, (chunk + 1) * self.step)
-            found += [(self.incoming[source][rows], source) for source in sources]
-        return found
+    def _coming(self, chunk: int, source: int | None = None) -> list[tuple[Tensor, int]]:
+        """Where a chunk of each other rank, or of one, goes: (into, source)."""
+        rows = slice(chunk * self.step, (chunk + 1) * self.step)
+        sources = [s for _, s in self.others()] if source is None else [source]
+        return [(self.incoming[s][rows], s) for s in sources]
 
     def symmetric(self) -> Tensor:
         """A shard's product while the one before it is written to its owner."""

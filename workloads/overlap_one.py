@@ -19,6 +19,8 @@ import chopper
 SHARDS = 4
 """As if so many ranks held A's rows; this one's are the last, so that order matters."""
 WARMUP = 3
+TRACED = 4
+"""Rounds behind those that warm up: where `chopper.profile` traces by default, and no more."""
 
 
 class Pull:
@@ -139,11 +141,12 @@ def measure_one(
             f"overlap: {args.variant} is wrong: relative error {error:.1e} against float64, at "
             f"most {tolerance[args.dtype]:.0e} is rounding"
         )
+    took_s = _median_s(run, args.steps, problem)
+    # On what is multiplied elsewhere: a device may clock higher on a matrix of one value.
+    compute_s = _median_s(problem.compute, args.steps, problem, pulled=True)
+    transfer_s = _median_s(problem.transfer, args.steps, problem)
     with chopper.profile(args.output) as prof:
-        took_s = _median_s(run, args.steps, problem, prof)
-        # On what is multiplied elsewhere: a device may clock higher on a matrix of one value.
-        compute_s = _median_s(problem.compute, args.steps, problem, pulled=True)
-        transfer_s = _median_s(problem.transfer, args.steps, problem)
+        _median_s(run, TRACED, problem, prof)
         bound_s = max(compute_s, transfer_s) + transfer_s / problem.here
         keep = {
             "time_ns": took_s * 1e9,

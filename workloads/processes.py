@@ -36,11 +36,10 @@ _POLL_S = 0.05
 _GRACE_S = 5.0
 
 
-def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] | None = None) -> None:
+def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = ()) -> None:
     """Run ``ranks`` processes of a module to their end; none is left when this returns.
 
-    Each is given ``words``; without any, this process' own options and ``--channel``, a socket for
-    ``rank_of``.
+    Each is given ``words``; with a link also ``--channel``, a socket for ``rank_of``.
 
     Raises:
         SystemExit: a rank failed, with its exit code (128 + n when signal n killed it), or the
@@ -55,10 +54,10 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] | N
             held.enter_context(ours)
             held.enter_context(theirs)
         for rank, (_, theirs) in enumerate(channels):
-            own = [*sys.argv[1:], "--channel", str(theirs.fileno())]
+            channel = ["--channel", str(theirs.fileno())] if linked else []
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", module, *(own if words is None else words)],
+                    [sys.executable, "-m", module, *words, *channel],
                     env=os.environ | _environment(rank, ranks, port, linked=linked),
                     pass_fds=[theirs.fileno()],
                 )

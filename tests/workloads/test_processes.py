@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import psutil
@@ -33,7 +32,6 @@ def test_a_rank_that_ends_early_is_named_and_the_others_are_ended(
 ):
     (tmp_path / "ranks_of_a_test.py").write_text(RANK.format(ending=ending))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["ranks_of_a_test"])
     begin_s = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         run_ranks("ranks_of_a_test", 2, linked=False)
@@ -52,6 +50,5 @@ def test_ranks_that_all_end_well_are_waited_for(tmp_path, monkeypatch):
         "(here / os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["ranks_of_a_test"])
     run_ranks("ranks_of_a_test", 3, linked=False)
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
