@@ -230,6 +230,7 @@ def _against(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         "saves it, and views of weights. DeepSpeed's own "
         "estimators (stages 2 and 3) assume 16-bit weights and gradients and, on the host, 1.5 times "
         "what lies there, of all ranks of the node; here all is in float32.",
+        shows=("deepspeed_estimate_bytes",),
     )
 
 
