@@ -62,7 +62,7 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
         fully_shard(module, mesh=mesh, mp_policy=policy)
     elif strategy.startswith("tp"):
         mesh = init_device_mesh("cpu", (ranks,))
-        module = tensor_parallel(module, mesh, sequence=strategy == "tp-sp")
+        module = tensor_parallel(module, mesh, strategy=strategy)
     elif strategy == "fsdp1":
         in_bf16 = (
             MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -124,7 +124,7 @@ def peak_bytes(case: dict[str, Any], ranks: int) -> int:
     vocabulary = case["model"]["vocabulary"]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         module, optimizer, engine = wrapped(case, ranks)
-        cut = loss_parallel if case["strategy"].startswith("tp") else contextlib.nullcontext
+        cut = loss_parallel if case["strategy"] in ("tp", "tp-sp") else contextlib.nullcontext
         x, y = torch.randint(0, vocabulary, shape), torch.randint(0, vocabulary, shape)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=case["precision"] == "autocast")
         for step in range(STEPS):

@@ -71,8 +71,10 @@ def attend(self: Attention, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return projected
 
 
-def tensor_parallel(module: Any, mesh: DeviceMesh, *, sequence: bool) -> Any:
-    """Products cut over ranks; with sequence parallelism what lies between is cut by tokens."""
+def tensor_parallel(module: Any, mesh: DeviceMesh, *, strategy: str) -> Any:
+    """Products cut over ranks; with `tp-sp` what lies between is cut by tokens; with `tp-gathered`
+    each rank gets all logits."""
+    sequence = strategy == "tp-sp"
     Attention.forward = attend  # type: ignore[method-assign]
     plan: dict[str, Any] = {f"attention.{w}": ColwiseParallel() for w in ("wq", "wk", "wv")}
     plan |= {"ffn.w1": ColwiseParallel(), "ffn.w3": ColwiseParallel()}
@@ -92,7 +94,9 @@ def tensor_parallel(module: Any, mesh: DeviceMesh, *, sequence: bool) -> Any:
         parallelize_module(layer, mesh, plan)
     outer: dict[str, Any] = {
         "head": ColwiseParallel(
-            input_layouts=cut if sequence else Replicate(), use_local_output=False
+            input_layouts=cut if sequence else Replicate(),
+            output_layouts=Replicate() if strategy == "tp-gathered" else Shard(-1),
+            use_local_output=strategy == "tp-gathered",
         )
     }
     if sequence:
@@ -124,7 +128,7 @@ def wrapped(module: Any, case: dict[str, Any], mesh: DeviceMesh) -> Any:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     elif case["strategy"].startswith("tp"):
-        module = tensor_parallel(module, mesh, sequence=case["strategy"] == "tp-sp")
+        module = tensor_parallel(module, mesh, strategy=case["strategy"])
     return module
 
 
@@ -139,7 +143,8 @@ def peak(
         make: another model than the case's shapes give.
     """
     original = Attention.forward
-    parallel = case["strategy"].startswith("tp")
+    parallel = case["strategy"] in ("tp", "tp-sp")
+    several_ranks = case["strategy"].startswith(("tp", "fsdp2"))
     fsdp = case["strategy"] == "fsdp2"
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -159,7 +164,7 @@ def peak(
             x = torch.randint(0, case["model"]["vocabulary"], shape)
             y = torch.randint(0, case["model"]["vocabulary"], shape)
             peaks = []
-            for _ in range(2 if parallel or fsdp else 1):
+            for _ in range(2 if several_ranks else 1):
                 tracker: Any = FSDPMemTracker(module, optimizer) if fsdp else MemTracker()
                 if fsdp:
                     tracker.track_inputs((x, y))

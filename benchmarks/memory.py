@@ -45,6 +45,7 @@ REAL = (
     ("deepspeed3", "zero3", ("fp32", "mixed", "mixed-fp32-grads")),
     ("tp", "tp", ("bf16", "fp32")),
     ("tp-sp", "tp-sp", ("bf16", "fp32")),
+    ("tp-gathered", "tp-gathered", ("bf16", "fp32")),
 )
 """How it is run, what the estimate calls it, and number formats that it takes here."""
 
@@ -88,6 +89,7 @@ def tracked_cases(count: int, rng: random.Random) -> dict[str, dict[str, Any]]:
         ("fsdp2", ("mixed", "fp32")),
         ("tp", ("bf16", "fp32")),
         ("tp-sp", ("bf16", "fp32")),
+        ("tp-gathered", ("bf16", "fp32")),
     )
     found = {}
     for i in range(count):
@@ -161,6 +163,7 @@ def estimated(case: dict[str, Any]) -> int:
             ranks_count=1 if single else case["ranks"],
             tensor_parallel_count=case["ranks"] if parallel else 1,
             sequence_parallel=strategy == "tp-sp",
+            gathers_logits=strategy == "tp-gathered",
             checkpoint=case["checkpoint"],
             precision=case["precision"],
             optimizer="sgd" if optimizer == "sgd" else "adamw",
@@ -216,7 +219,7 @@ def run(cases: dict[str, dict[str, Any]]) -> dict[str, int | str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--tracked", type=int, default=24, help="random models under fake tensors")
+    parser.add_argument("--tracked", type=int, default=25, help="random models under fake tensors")
     parser.add_argument("--real", action="store_true", help="only real runs")
     parser.add_argument("--models", type=int, default=2, help="real models per strategy")
     parser.add_argument("--seed", type=int, default=31)

@@ -35,17 +35,23 @@ def loss(
     """
     tp = of.tensor_parallel_count
     a = of.architecture
-    t, v = layout.tokens_count, -(-a.vocabulary_count // tp)
+    t, share = layout.tokens_count, -(-a.vocabulary_count // tp)
+    parallel = tp > 1 and not of.gathers_logits
+    v = share if parallel else a.vocabulary_count
     e = layout.element_bytes
     chunks = _CHUNKS if of.loss == "chunked" else 1
     size = -(-t // chunks) * v
     # Autocast runs the cross-entropy in float32 whatever the program asks for.
     wide = (of.loss != "native" or layout.autocast) and e < 4
-    cast = ledger.take("parameters", v * a.width * e) if layout.autocast else None
+    cast = ledger.take("parameters", share * a.width * e) if layout.autocast else None
     weight = ledger.take("parameters", gathered_bytes)
     logits = ledger.take("logits", size * e)
     ledger.drop(weight)
-    if tp > 1:
+    if tp > 1 and not parallel:
+        # The own part and all parts one after another, then side by side: `all_gather_tensor` of torch's
+        # distributed/_functional_collectives.py.
+        ledger.spike("logits", -(-size // tp) * e + size * e)
+    if parallel:
         softmax = _parallel_log_softmax(
             ledger, logits, size, element_bytes=e, wide=wide, keeps_logits=of.keeps_logits
         )
@@ -64,7 +70,7 @@ def loss(
         ledger.drop(cached.pop())
     ledger.at = "backward of the loss"
     width = 4 if wide else e
-    if tp > 1:
+    if parallel:
         of_logits = _parallel_backward(ledger, size * width)
     else:
         of_softmax = ledger.take("logits", size * width)
@@ -77,7 +83,7 @@ def loss(
         of_logits = narrow
     weight = ledger.take("parameters", gathered_bytes)
     gradient = ledger.take("temporary", t * a.width * e)
-    of_head = ledger.take("gradients", v * a.width * gradient_bytes)
+    of_head = ledger.take("gradients", share * a.width * gradient_bytes)
     ledger.drop(of_logits)
     for used in (cast, weight):
         if used is not None:

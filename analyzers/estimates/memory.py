@@ -102,7 +102,7 @@ ASSUMPTIONS = (
 
 TENSOR_PARALLEL_ASSUMPTION = (
     "each rank holds its part of the logits, with the loss in PyTorch's loss_parallel(); a program "
-    "without it gathers them whole, which is not modelled and takes more. An embedding's gradient is whole on each rank, as DTensor makes it"
+    "without it gathers them whole (--gathered-logits). An embedding's gradient is whole on each rank, as DTensor makes it"
 )
 
 

@@ -47,6 +47,8 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     attention: Literal["flash", "math"] = "flash"
     kernels: Literal["gpu", "cpu"] = "gpu"
     """Whose operators: on a CPU, norms and dropout keep more."""
+    gathers_logits: bool = False
+    """Under tensor parallelism: each rank computes the loss of whole logits."""
     keeps_logits: bool = False
     """The program holds its logits until after the backward."""
     fragmentation_ratio: float = 0.15
@@ -88,6 +90,10 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             raise UsageError(
                 f"strategy single has 1 rank, found {self.ranks_count}; "
                 "choose ddp, zero1, zero2, zero3, fsdp1 or fsdp2"
+            )
+        if self.gathers_logits and self.tensor_parallel_count == 1:
+            raise UsageError(
+                "logits are whole without tensor parallelism; nothing is to be gathered"
             )
         if self.sequence_parallel and self.tensor_parallel_count == 1:
             raise UsageError("sequence parallelism needs tensor parallelism of 2 or more")

@@ -118,7 +118,7 @@ def cut(v: int) -> Cases:
     """Tensor parallelism, the vocabulary and its loss cut over the ranks."""
     return [
         (f"{strategy} none {v}", case(v, strategy=strategy, optimizer="loop", loss="fp32"))
-        for strategy in ("tp", "tp-sp")
+        for strategy in ("tp", "tp-sp", "tp-gathered")
     ]
 
 

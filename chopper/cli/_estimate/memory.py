@@ -68,6 +68,11 @@ _USABLE_RATIO = 0.95
     help="Cross-entropy in native precision, fp32, or chunked (8 parts, fp32).",
 )
 @click.option(
+    "--gathered-logits",
+    is_flag=True,
+    help="Beside --tp: each rank gathers all logits for its loss, as without loss_parallel().",
+)
+@click.option(
     "--keeps-logits", is_flag=True, help="The program holds its logits until after the backward."
 )
 @click.option(
@@ -192,6 +197,7 @@ def _of_shapes(
         optimizer_kind=options["optimizer_kind"],
         offload=tuple(dict.fromkeys(options["offload"])),
         loss=options["loss"],
+        gathers_logits=options["gathered_logits"],
         keeps_logits=options["keeps_logits"],
         attention=options["attention"],
         kernels=options["kernels"],
@@ -211,6 +217,7 @@ _NOT_CAPTURED = (
     "optimizer_kind",
     "offload",
     "loss",
+    "gathered_logits",
     "keeps_logits",
     "attention",
     "kernels",
