@@ -7,7 +7,7 @@ carries the groups; each of the two gradients costs the same again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -217,7 +217,7 @@ class _Backward:
         raise Unknown("whether the convolution is transposed was not recorded")
 
 
-def _gradient(record: Record, grad: Shape, weight: Shape) -> Work:
+def _gradient(record: Record, grad: Sequence[int], weight: Sequence[int]) -> Work:
     """Of either factor: each element of the weight meets each position of the result."""
     flop = 2 * grad[0] * prod(grad[2:]) * prod(weight)
     return Work(

@@ -455,6 +455,111 @@ def test_matrix_products_worked_by_hand(
     assert (work.family, work.flop_count, work.dtype) == ("gemm", flop, dtype)
 
 
+FP8 = "c10::Float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "concrete", "flop", "bytes_count"),
+    [
+        # four products of 5 x 7 and 7 x 3, summed into one 5 x 3; the addend is read unless β is 0
+        (
+            "aten::addbmm",
+            [[5, 3], [4, 5, 7], [4, 7, 3], [], []],
+            ["float"] * 3 + ["Scalar"] * 2,
+            ["", "", "", "1", "1"],
+            2 * 4 * 5 * 7 * 3,
+            4 * (15 + 140 + 84 + 15),
+        ),
+        (
+            "aten::addbmm",
+            [[5, 3], [4, 5, 7], [4, 7, 3], [], []],
+            ["float"] * 3 + ["Scalar"] * 2,
+            ["", "", "", "0", "1"],
+            2 * 4 * 5 * 7 * 3,
+            4 * (140 + 84 + 15),
+        ),
+        # input, its gradient, weight, its gradient, and the result's, which is read by both
+        (
+            "aten::mkldnn_linear_backward",
+            [[6, 8], [6, 16], [16, 8], []],
+            ["float"] * 3 + [""],
+            ["", "", "", "[True, True, False]"],
+            2 * 2 * 6 * 16 * 8,
+            4 * (96 + 48 + 48 + 128 + 128),
+        ),
+        (
+            "aten::mkldnn_linear_backward",
+            [[6, 8], [6, 16], [16, 8], []],
+            ["float"] * 3 + [""],
+            ["", "", "", "[False, True, False]"],
+            2 * 6 * 16 * 8,
+            4 * (96 + 48 + 128),
+        ),
+        # fp8 in, 15 is bfloat16 out, with a bias
+        (
+            "aten::_scaled_mm_v2",
+            [[16, 32], [32, 48], [], [], [], [], [], [], [48], []],
+            [FP8, FP8, *[""] * 6, HALF, "Scalar"],
+            [*[""] * 9, "15"],
+            2 * 16 * 32 * 48,
+            16 * 32 + 32 * 48 + 2 * 48 + 2 * 16 * 48,
+        ),
+        (
+            "_C::cutlass_scaled_mm",
+            [[16, 48], [16, 32], [32, 48]],
+            [HALF, FP8, FP8],
+            None,
+            2 * 16 * 32 * 48,
+            2 * 16 * 48 + 16 * 32 + 32 * 48,
+        ),
+        # 4 bits a weight; N stands in the scales [K/group, N, 2]
+        (
+            "aten::_weight_int4pack_mm",
+            [[4, 64], [2, 2, 32, 4], [], [2, 16, 2]],
+            [HALF, "int", "Scalar", HALF],
+            ["", "", "32", ""],
+            2 * 4 * 64 * 16,
+            2 * 4 * 64 + 64 * 16 // 2 + 2 * 2 * 16 * 2 + 2 * 4 * 16,
+        ),
+        # Two layers of 32 -> 64 -> 32 on 16 rows; what is kept between them is not recorded.
+        (
+            "_LayerNormMLP",
+            [[2, 8, 32], [32], [64, 32], [64], [32, 64]],
+            [HALF] * 5,
+            None,
+            2 * 16 * (64 * 32 + 32 * 64),
+            None,
+        ),
+    ],
+)
+def test_rarer_products_worked_by_hand(
+    name: str,
+    dims: list[Any],
+    types: list[str],
+    concrete: list[str] | None,
+    flop: int,
+    bytes_count: int | None,
+) -> None:
+    work = of(name, dims, types, concrete)
+    assert (work.family, work.flop_count, work.bytes_count) == ("gemm", flop, bytes_count)
+    assert (work.direction == "backward") == ("backward" in name)
+
+
+def test_a_backward_that_does_not_say_which_gradients_has_no_count() -> None:
+    work = of("aten::linear_backward", [[6, 8], [6, 16], [16, 8], []], ["float"] * 3 + [""])
+    assert work.flop_count is None
+    assert work.reason == "which gradients are wanted was not recorded"
+
+
+def test_a_convolution_from_a_triton_template() -> None:
+    """3 channels into 16 by filters of 3 x 3: each of the 2·16·8·8 results meets 27 weights."""
+    work = of(
+        "triton_tem_fused_convolution_1", [[2, 3, 8, 8], [16, 3, 3, 3], [2, 16, 8, 8]], "float"
+    )
+    assert (work.family, work.flop_count) == ("conv", 2 * 2048 * 27)
+    assert work.bytes_count == 4 * (384 + 432 + 2048)
+
+
 @pytest.mark.parametrize(
     ("name", "dims"),
     [
