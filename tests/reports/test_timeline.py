@@ -11,7 +11,7 @@ import chopper
 from chopper.reports import timeline
 from chopper.reports.lanes import exclusive, levels_of
 from chopper.reports.pack import narrow, pack
-from tests.replay.make import late_second_launch
+from tests.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.reports.unpack import names_of, unpack
 
@@ -132,7 +132,7 @@ def test_the_state_lane_agrees_with_the_pieces() -> None:
 
 def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
     # The device is done long before the second launch: the path goes over the host.
-    attribution = chopper.attribute(late_second_launch())
+    attribution = chopper.attribute(run(late_second_launch()))
     lanes = timeline.build(attribution)
     assert lanes.path
     (window,) = lanes.windows
