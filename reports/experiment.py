@@ -273,8 +273,10 @@ def against(headline: Headline) -> str:
 
 def _number(value: float) -> str:
     size = f"{abs(value):.3g}"
+    if 0 < abs(value) < 1e-4:
+        return "< 0.0001" if value > 0 else "> −0.0001"
     if "e" in size:
-        size = f"{abs(value):.0f}" if abs(value) >= 1 else f"{abs(value):.4f}"
+        size = f"{abs(value):.0f}"
     return ("−" if value < 0 else "") + size
 
 
