@@ -509,7 +509,7 @@ def prepare(
         raise UsageError(f"--repeats {repeats}: each variant runs at least once")
     if repeats is not None and not workload.experiment:
         raise UsageError(f"--repeats: {name} is recorded once; it has no variants to compare")
-    if any(word == "--output" or word.startswith("--output=") for word in options):
+    if any(word in ("-o", "--output") or word.startswith("--output=") for word in options):
         raise UsageError("--output: name the run's directory with -o, before the --")
     words = [*options]
     if steps is not None:

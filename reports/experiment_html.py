@@ -40,7 +40,7 @@ def render(experiment: Experiment) -> str:
         "notes": [printable(n) for n in experiment.notes],
         "intervals": intervals(experiment),
         "baseline": plan.baseline,
-        "grids": grids(experiment),
+        "grids": grids(experiment, full=True),
         "figures": [{"id": f"sweep-{i}", "title": title} for i, (title, _) in enumerate(sweeps)],
         "comparisons": comparisons,
         "variants": plan.variants,

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 from click.testing import CliRunner
@@ -122,6 +124,67 @@ def test_what_is_posted_in_order_never_waits_for_what_is_posted_later(
             left[sender][0].remove(("send", receiver))
             left[receiver][0].remove(("receive", sender))
         left = [[group for group in groups if group] for groups in left]
+
+
+@pytest.mark.parametrize("swizzle", [True, False])
+def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(monkeypatch, swizzle):
+    from chopper.workloads import overlap_one
+
+    queues: dict[str, list[str]] = {"main": [], "side": []}
+    current = ["main"]
+
+    class Stream:
+        def __init__(self, *_):
+            pass
+
+        def wait_stream(self, _):
+            queues["side"].append("wait for main")
+
+    @contextlib.contextmanager
+    def on_side(_):
+        current.append("side")
+        yield
+        current.pop()
+
+    def write(flags, chunk, value):
+        assert flags.dtype == torch.uint32  # the only one that the operator takes
+        flags[chunk] = value
+        queues[current[-1]].append(f"flag {chunk}")
+
+    def kernel(a, w, flags, *, rows_per_chunk, first_row):
+        queues["main"].append(f"kernel from {first_row}")
+        assert flags.tolist() == [1] * 8
+        assert not a.isnan().any()
+        return a @ w
+
+    module = types.ModuleType("overlap_kernel")
+    module.matmul_on_flags = kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "chopper.workloads.overlap_kernel", module)
+    for name, stub in (
+        ("Stream", Stream),
+        ("stream", on_side),
+        ("current_stream", Stream),
+        ("synchronize", lambda: None),
+    ):
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(torch.ops.symm_mem, "stream_write_value32_", write, raising=False)
+    args = argparse.Namespace(m=16, k=6, n=5, chunks=2, dtype="float32")
+    problem = overlap_one.Pull(args, torch.device("cpu"))
+    pull = problem.pull
+
+    def told(first, end):
+        pull(first, end)
+        queues[current[-1]].append(f"rows {first}")
+
+    monkeypatch.setattr(problem, "pull", told)
+    assert problem.flags.tolist() == [0] * 6 + [1] * 2
+    assert problem.error(lambda: problem.triton(swizzle=swizzle)) < 1e-6
+    expected = [f"{what} {chunk}" for chunk in range(6) for what in ("rows", "flag")]
+    assert queues == {
+        "side": ["wait for main", *expected],
+        "main": [f"kernel from {12 if swizzle else 0}"],
+    }
 
 
 RANK = """

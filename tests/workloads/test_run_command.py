@@ -111,6 +111,7 @@ def test_how_long_it_takes_is_said_of_the_default_size_alone():
         ({"name": "gemm", "options": ["--variant", "zeros"]}, "name those to run with --variants"),
         ({"name": "gemm", "steps": 3}, "--steps: gemm has no steps"),
         ({"options": ["--output", "x"]}, "name the run's directory with -o"),
+        ({"options": ["-o", "x"]}, "name the run's directory with -o, before the --"),
         ({"options": ["--size", "9b"]}, "argument --size: invalid choice: '9b'"),
         ({"options": ["--batch", "many"]}, "'many' is not a whole number of at least 1"),
         ({"options": ["--seed", "-1"]}, "'-1' is not a whole number of at least 0"),
