@@ -195,7 +195,14 @@ def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
     """Device events with new times, without those that do not happen, and the old row of each."""
     node = outcome.scenario.ranks[place]
     start = _new(outcome, node, node.start)
-    duration = _new(outcome, node, node.end) - start
+    end = _new(outcome, node, node.end)
+    links = node.joined.links
+    earlier = ~links.has_launch & (links.step < 0)
+    if earlier.any() and links.has_launch.any():
+        # What began before all that was launched in the trace was launched before it, and still is.
+        first = int(start[links.has_launch].min())
+        start = np.where(earlier, np.minimum(start, first - 1), start)
+    duration = end - start
     kept = np.arange(len(start))
     if place in outcome.scenario.gone:
         kept = np.flatnonzero(~outcome.scenario.gone[place])

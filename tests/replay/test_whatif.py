@@ -190,6 +190,56 @@ def test_graphs_without_their_kernels_cannot_be_replayed() -> None:
         replay_of(chopper.attribute(run(given)))
 
 
+def test_operators_left_out_together_all_stop_waiting() -> None:
+    # Without both, the host takes 10 + 10, 30, 10 + 30, 20 and launches at 0, 50, 110: kernels of 500, 540
+    # and 100 follow each other. With one left it waits until 1070, 20 more to the launch, 20 to the start.
+    spans = [
+        make.span(0, 2000, "loop", "python"),
+        call(0, 10, 1),
+        make.span(20, 530, "aten::item"),
+        call(30, 530, 11, "cudaStreamSynchronize"),
+        call(560, 570, 2),
+        make.span(600, 1130, "aten::nonzero"),
+        call(610, 1130, 12, "cudaStreamSynchronize"),
+        call(1150, 1160, 3),
+    ]
+    kernels = [
+        make.kernel(20, 520, correlation_id=1),
+        make.kernel(580, 1120, correlation_id=2),
+        make.kernel(1170, 1270, correlation_id=3),
+    ]
+    attribution = chopper.attribute(run(tables(spans, kernels, make.steps((0, 2000)))))
+    found = {
+        names: chopper.whatif(attribution, without=list(names)).predicted_step_ns
+        for names in [("item",), ("nonzero", "item"), ("item", "nonzero")]
+    }
+    assert found == {("item",): 1210, ("nonzero", "item"): 1160, ("item", "nonzero"): 1160}
+
+
+def test_what_was_launched_before_the_trace_stays_before_its_steps() -> None:
+    # The kernel of unknown launch ends at 200, where the window begins; the other follows its launch, at
+    # 510, and without the wait for data at 10: until 420 instead of 920.
+    spans = [
+        make.span(0, 500, "enumerate(DataLoader)#_Iter.__next__", "annotation"),
+        call(510, 520, 1),
+    ]
+    kernels = [make.kernel(100, 200, stream=8), make.kernel(520, 920, correlation_id=1)]
+    attribution = chopper.attribute(run(tables(spans, kernels, make.steps((0, 1000)))))
+    found = chopper.whatif(attribution, fix="data")
+    assert (found.observed_step_ns, found.predicted_step_ns) == (720, 220)
+    assert found.attribution.step_time_ns() == [220]
+
+
+def test_causes_of_other_steps_than_predicted_are_said_with_the_number(traces_dir: Path) -> None:
+    trace = traces_dir / "hta/cpu-only-gloo-rank34of300.json.gz"
+    found = chopper.whatif(trace, fix="idle", overlap=True)
+    off = sum(found.attribution.step_time_ns()) / len(found.steps) / found.predicted_step_ns - 1
+    said = [note for note in found.notes if note.startswith("the causes of the changed run")]
+    assert off < -0.01
+    assert len(said) == 1
+    assert f"{-off:.1%} shorter" in said[0]
+
+
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["whatif", *arguments], catch_exceptions=False)
 
