@@ -319,9 +319,11 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
                 console.print()
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
             for column, wide in zip(columns, _widths(grid, columns, console.width), strict=True):
-                justify = "left" if column < grid.words else "right"
                 table.add_column(
-                    grid.headings[column], justify=justify, overflow="fold", width=wide
+                    grid.headings[column],
+                    justify="left" if column < grid.words else "right",
+                    overflow="fold",
+                    width=wide,
                 )
             for row in grid.rows:
                 table.add_row(*(Text(row[column]) for column in columns))

@@ -517,9 +517,9 @@ def offload(experiment: Experiment) -> tuple[Headline, ...]:
         if variant not in variants or not experiment.plan.options.get("fits"):
             continue
         label, capacity = places.capacity_bytes(str(experiment.plan.options["fits"]))
-        host = str(experiment.plan.options.get("host") or "1500GB")
+        around = str(experiment.plan.options.get("host") or "1500GB")
         largest = places.largest(
-            places.PLACES[variant], capacity, 1, host=places.host_bytes(host), checkpoint=True
+            places.PLACES[variant], capacity, 1, host=places.host_bytes(around), checkpoint=True
         )
         out.append(
             Headline(
@@ -532,7 +532,9 @@ def offload(experiment: Experiment) -> tuple[Headline, ...]:
                 why="not one layer fits" if largest is None else "",
                 configuration="estimated, not measured: layers of llama3-8b, mixed precision, batch 1, "
                 f"{places.LARGEST_SEQUENCE} tokens, checkpointing"
-                + (f"; {largest.host_bytes / 1e9:,.0f} GB on a host of {host}" if largest else ""),
+                + (
+                    f"; {largest.host_bytes / 1e9:,.0f} GB on a host of {around}" if largest else ""
+                ),
             )
         )
     return tuple(out)

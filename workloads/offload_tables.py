@@ -336,7 +336,7 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             "checkpointing too",
             "on the host",
             "8 ranks, checkpointing",
-            "on their hosts",
+            "on their host",
         ),
         rows=tuple(rows),
         note="Estimated, not measured: layers of llama3-8b, mixed precision with AdamW, batch 1, "
