@@ -55,7 +55,7 @@ def main() -> None:
     with rank_of(args, rate=args.variant) as device:
         model, optimizer = sharded_model(args, device)
         dist.barrier()
-        # The slowest variant has few steps: all but the first.
+        # A step over the slowest link takes seconds, so there are few: all but the first.
         with chopper.profile(args.output, steps=TRACED if args.steps > 1 else (0, 1)) as prof:
             before = sent_bytes()
             train(prof, model, optimizer, args, device)

@@ -121,7 +121,7 @@ INTERCONNECT: tuple[Option, ...] = (
         choices=("unshaped", "1gbit", "300mbit", "100mbit"),
     ),
     *(
-        replace(o, default={"steps": 6, "batch": 2}.get(o.name, o.default))
+        replace(o, default={"steps": 5, "batch": 2}.get(o.name, o.default))
         for o in TRAINING
         if o.name != "allocations"
     ),
