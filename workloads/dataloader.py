@@ -190,12 +190,15 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) 
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
     constructor = actors.constructor(setup)
-    yield Feed(
-        actors.batches(
-            constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
-        ),
-        lambda: actors.stock(constructor),
+    coming = actors.batches(
+        constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
     )
+    try:
+        yield Feed(coming, lambda: actors.stock(constructor))
+    except ChopperError:
+        if started is not None:
+            stop(started)
+        raise
     dist.barrier()
     if started is not None:
         grown = ", ".join(f"{n} from step {step}" for step, n in actors.fleets(started))
@@ -334,7 +337,7 @@ def kill_a_loader() -> None:
         return
     for child in psutil.Process().children(recursive=True):
         if role_of(child) == "SourceLoader":
-            print(f"dataloader: killing loader actor {child.pid}", flush=True)
+            print(f"dataloader: killing loader actor {child.pid}; Ray starts it again", flush=True)
             child.send_signal(signal.SIGKILL)
             return
 

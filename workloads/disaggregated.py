@@ -344,7 +344,9 @@ class DataConstructor:
         # The first stock is being filled: all that is asked for is missing.
         filled = self._built > 2 * self._setup.prefetch
         starving = filled and 2 * len(unfinished) > len(self._steps)
-        self._planner.observe.remote(min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving)
+        self._planner.observe.options(max_task_retries=0).remote(
+            min(unfinished), elapsed_s, counts, wait_s, cpu_s, starving
+        )
 
 
 def _planner(setup: Setup) -> Any:
@@ -382,7 +384,8 @@ def stop_actors(started: tuple[Any, Any]) -> None:
     """End them; the loaders end with the planner, which started them."""
     import ray
 
-    for actor in started:
+    # First who asks the others, and would ask again.
+    for actor in reversed(started):
         ray.kill(actor)
 
 

@@ -42,6 +42,8 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         raise ValueError(f"--width {args.width}: a head has 32, take a multiple of that")
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
+    if args.fault == "killed-loader" and not with_actors:
+        raise ValueError("--fault killed-loader: loader actors only, --variants balanced has them")
     sources = specs(args)
     try:
         plans(args, sources, ranks)

@@ -80,6 +80,8 @@ class Cluster:
                 raise
             said = str(exc).strip().splitlines() or [type(exc).__name__]
             raise LoaderError(f"Ray did not start ({said[0]})") from exc
+        # Ray's own handler prints a stack, and leaves its directory behind.
+        signal.signal(signal.SIGTERM, _leave)
         self.namespace = options["namespace"]
         self.address = ray.get_runtime_context().gcs_address
         return self
@@ -87,14 +89,25 @@ class Cluster:
     def __exit__(self, *exc: object) -> None:
         import ray
 
+        # Whoever is told to end is ending already; an interrupt comes more than once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        if exc[0] is not None:
+            clear_leftovers()  # of the rank that started Ray, where that was killed
         try:
             ray.shutdown()
         finally:
             self._remove()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _remove(self) -> None:
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _end_all_of(self._directory)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def load_ray() -> Any:
@@ -191,24 +204,36 @@ def _new_directory() -> Path:
     )
 
 
+def _end_all_of(directory: Path) -> list[int]:
+    """End the processes of Ray that were started for a directory, which they would write into, and
+    remove it. Returns their ids.
+    """
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(directory) in word for word in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.send_signal(signal.SIGKILL)
+                found.append(process)
+    psutil.wait_procs(found, timeout=5)
+    shutil.rmtree(directory, ignore_errors=True)
+    return [process.pid for process in found]
+
+
 def clear_leftovers() -> list[int]:
     """End what an earlier run left behind that could not end it: Ray's processes of a directory
     whose owner is gone. Returns their process ids.
     """
     import psutil
 
-    ended = []
+    ended: list[int] = []
     for home in {tempfile.gettempdir(), "/tmp"}:
         for directory in Path(home).glob(f"{PREFIX}*"):
             owner = directory.name.removeprefix(PREFIX).split("-")[0]
             if not owner.isdecimal() or psutil.pid_exists(int(owner)):
                 continue
-            for process in psutil.process_iter(["cmdline"]):
-                if any(str(directory) in word for word in process.info["cmdline"] or ()):
-                    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                        process.send_signal(signal.SIGKILL)
-                        ended.append(process.pid)
-            shutil.rmtree(directory, ignore_errors=True)
+            ended += _end_all_of(directory)
     if ended:
         print(f"dataloader: ended {len(ended)} Ray processes that an earlier run left behind")
     return ended

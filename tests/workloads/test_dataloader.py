@@ -302,6 +302,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     [
         (["--batch", "9999999"], "all sources together hold"),
         (["--fault", "empty"], "source code-01 is empty"),
+        (["--fault", "killed-loader"], "loader actors only"),
         (["--longest", "2"], "a document has at least 8 tokens"),
         (["--width", "97"], "--width 97: a head has 32"),
         (["--latency", "100000"], "longer than they are waited for"),
