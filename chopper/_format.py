@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 _MINUTE_NS = 60 * 10**9
+_DAYS_FROM_NS = 4 * 86400e9
 
 
 def some(values: Sequence[object]) -> str:
@@ -35,13 +36,16 @@ def _three(value: float) -> str:
 
 
 def duration(time_ns: float | None) -> str:
-    """Nanoseconds as ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``1.23 s`` or ``2 min 05 s``."""
+    """Nanoseconds as ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``1.23 s``, ``2 min 05 s`` or ``12.5 days``."""
     if time_ns is None:
         return UNKNOWN
     if time_ns < 0:
         return "−" + duration(-time_ns)
     if time_ns == 0:
         return "0"
+    if time_ns >= _DAYS_FROM_NS:
+        days = time_ns / 86400e9
+        return f"{days:,.1f} days" if days < 1e5 else f"{days / 365.25:.2g} years"
     if time_ns >= _MINUTE_NS:
         minutes, seconds = divmod(round(time_ns / 1e9), 60)
         return f"{minutes} min {seconds:02d} s"

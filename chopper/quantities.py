@@ -102,7 +102,7 @@ def number(text: str, name: str = "number") -> float:
     Raises:
         UsageError: not a number, not positive, or infinite.
     """
-    return _read(text, {"": 1.0}, name, "a positive number such as 1e28")
+    return _read(text, {"": 1.0}, name, "a positive number such as 0.5 or 1e28")
 
 
 def whole(value: float, name: str) -> int:
@@ -124,6 +124,17 @@ def positive(value: float, name: str) -> None:
     """
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{name}: found {value:g}, expected more than zero")
+
+
+def between(value: float, least: float, most: float, name: str) -> None:
+    """Refuse what is outside of what the formulas were made for, so that no result is nonsense.
+
+    Raises:
+        UsageError: below `least`, above `most`, or not a number.
+    """
+    positive(value, name)
+    if not least <= value <= most:
+        raise UsageError(f"{name}: found {value:g}, expected {least:g} to {most:g}")
 
 
 def _read(text: str, units: Mapping[str, float], name: str, example: str) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from chopper.analyzers.estimates import Estimate
 from chopper.errors import UsageError
-from chopper.quantities import positive
+from chopper.quantities import between, positive
 
 _J_PER_KWH = 3.6e6
 
@@ -164,24 +164,26 @@ def cost(
         against: another device, made by :func:`compare`.
 
     Raises:
-        UsageError: anything not positive.
+        UsageError: anything not positive, or beyond what is bought anywhere.
     """
-    positive(devices_count, "devices")
     tariff = (
         prices.electricity_per_kwh.value if electricity_per_kwh is None else electricity_per_kwh
     )
     pue = prices.pue_ratio.value if pue_ratio is None else pue_ratio
-    positive(tariff, "electricity")
-    if pue < 1:
-        raise UsageError(f"PUE: found {pue:g}, expected 1 or more")
-    million = per_million_tokens(price_per_hour.value, tokens_per_s)
-    for name, value in (("tokens of a step", step_tokens_count), ("tokens", run_tokens_count)):
+    for name, value, (least, most) in (
+        ("price", price_per_hour.value, (1e-6, 1e9)),
+        ("tokens per second of a device", tokens_per_s, (1e-3, 1e12)),
+        ("devices", devices_count, (1, 1e9)),
+        ("electricity", tariff, (1e-6, 1e6)),
+        ("PUE", pue, (1, 10)),
+        ("tokens of a step", step_tokens_count, (1, 1e18)),
+        ("tokens", run_tokens_count, (1, 1e24)),
+        ("power", power_w, (1e-3, 1e6)),
+    ):
         if value is not None:
-            positive(value, name)
-    energy = None
-    if power_w is not None:
-        positive(power_w, "power")
-        energy = power_w * pue / tokens_per_s
+            between(value, least, most, name)
+    million = per_million_tokens(price_per_hour.value, tokens_per_s)
+    energy = None if power_w is None else power_w * pue / tokens_per_s
     kwh = None if energy is None else energy * 1e6 / _J_PER_KWH
     of_run = None if run_tokens_count is None else run_tokens_count / 1e6
     together = devices_count * tokens_per_s

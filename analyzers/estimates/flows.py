@@ -40,9 +40,10 @@ class Simulated(msgspec.Struct, kw_only=True, frozen=True):
     """Flows to one receiver, at the worst moment."""
 
 
-def too_many(flows_count: int, queue_pairs: tuple[int, ...]) -> bool:
-    """Whether so many flows would take too long to simulate."""
-    return flows_count * max(queue_pairs, default=1) > _MOST_QUEUE_PAIRS
+def too_many(flows_count: int, queue_pairs: tuple[int, ...], uplinks_count: int = 1) -> bool:
+    """Whether so many flows or uplinks would take too long to simulate."""
+    pieces = flows_count * max(queue_pairs, default=1)
+    return max(pieces, uplinks_count) > _MOST_QUEUE_PAIRS
 
 
 def _rates(links: np.ndarray, capacity: np.ndarray, active: np.ndarray) -> np.ndarray:
@@ -177,10 +178,10 @@ def simulate(
         raise UsageError(
             f"receivers: found {receivers} for {flows_count} flows, expected at most that"
         )
-    if too_many(flows_count, queue_pairs):
+    if too_many(flows_count, queue_pairs, uplinks_count):
         raise UsageError(
-            f"flows × queue pairs: found {flows_count * max(queue_pairs)}, expected at most "
-            f"{_MOST_QUEUE_PAIRS} to be simulated"
+            f"flows × queue pairs, and uplinks: found {flows_count * max(queue_pairs)} and "
+            f"{uplinks_count}, expected at most {_MOST_QUEUE_PAIRS} of either to be simulated"
         )
 
     def run(count: int) -> tuple[float, float, float, int]:

@@ -17,12 +17,13 @@ import numpy as np
 
 from chopper.analyzers.estimates import Estimate
 from chopper.errors import UsageError
-from chopper.quantities import positive
+from chopper.quantities import between, positive
 
 DAY_S = 86400.0
 _CURVE_POINTS = 40
-MAX_FLOP = 1e40
-"""Beyond this the laws mean nothing and the search would only climb."""
+_TIME_ALLOWED_S = (60.0, 3.2e11)
+MIN_FLOP, MAX_FLOP = 1e15, 1e40
+"""Beyond these the laws mean nothing and the search would only climb."""
 
 
 class Laws(msgspec.Struct, kw_only=True, frozen=True):
@@ -39,6 +40,22 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
     layers_exponent: float = 1 / 3
     batch_exponent: float = 1 / 3
 
+    def __post_init__(self) -> None:
+        """Refuse what is no law of a model.
+
+        Raises:
+            UsageError: names the field.
+        """
+        for name, least, most in (
+            ("tokens_per_parameter_ratio", 1e-2, 1e6),
+            ("reference_parameters_count", 1e3, 1e18),
+            ("reference_layers_count", 1, 1e5),
+            ("reference_batch_tokens_count", 1, 1e15),
+            ("layers_exponent", 1e-6, 3),
+            ("batch_exponent", 1e-6, 3),
+        ):
+            between(getattr(self, name), least, most, f"laws: {name}")
+
 
 class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     """One device and its links; the defaults are an H100 with NVLink and one 400 Gb/s port."""
@@ -54,6 +71,23 @@ class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     """All-reduce of nothing among the 8 devices of a node."""
     layer_latency_s: float = 400e-6
     """Forward and backward of one layer at least, in the closed form of the latency wall."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no device.
+
+        Raises:
+            UsageError: names the field.
+        """
+        for name, least, most in (
+            ("flop_per_s", 1e9, 1e24),
+            ("memory_bytes_per_s", 1e3, 1e18),
+            ("node_link_bytes_per_s", 1e3, 1e18),
+            ("network_bytes_per_s", 1e3, 1e18),
+            ("kernel_latency_s", 1e-12, 3600),
+            ("node_hop_s", 1e-12, 3600),
+            ("layer_latency_s", 1e-12, 3600),
+        ):
+            between(getattr(self, name), least, most, f"hardware: {name}")
 
 
 class Shape(msgspec.Struct, kw_only=True, frozen=True):
@@ -131,9 +165,7 @@ def shape_of(flop: float, laws: Laws | None = None) -> Shape:
         UsageError: not positive, or beyond what the laws were made for.
     """
     laws = laws or Laws()
-    positive(flop, "FLOP of the run")
-    if flop > MAX_FLOP:
-        raise UsageError(f"FLOP of the run: found {flop:.3g}, expected at most {MAX_FLOP:.0g}")
+    between(flop, MIN_FLOP, MAX_FLOP, "FLOP of the run")
     n = float(np.sqrt(flop / (6 * laws.tokens_per_parameter_ratio)))
     size = n / laws.reference_parameters_count
     try:
@@ -143,13 +175,18 @@ def shape_of(flop: float, laws: Laws | None = None) -> Shape:
         layers = batch = np.inf
     positive(layers, "laws: layers of the model")
     positive(batch, "laws: tokens of a batch")
+    width = float(np.sqrt(n / (12 * layers)))
+    if width < 1:
+        raise UsageError(
+            f"laws: {layers:.3g} layers of {n:.3g} parameters are {width:.2g} wide; expected 1 or more"
+        )
     tokens = laws.tokens_per_parameter_ratio * n
     return Shape(
         flop=flop,
         parameters_count=n,
         tokens_count=tokens,
         layers_count=layers,
-        width=float(np.sqrt(n / (12 * layers))),
+        width=width,
         batch_tokens_count=batch,
         steps_count=tokens / batch,
     )
@@ -166,7 +203,7 @@ def latency_wall_flop(
         UsageError: a time that is not positive, or laws under which steps do not grow with N.
     """
     laws = laws or Laws()
-    positive(time_allowed_s, "time allowed")
+    between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
     positive(layer_latency_s, "latency of a layer")
     power = 1 + laws.layers_exponent - laws.batch_exponent
     if power <= 0:
@@ -261,7 +298,7 @@ def at_size(
         UsageError: anything not positive, or a step that does not climb.
     """
     hardware, laws = hardware or Hardware(), laws or Laws()
-    positive(time_allowed_s, "time allowed")
+    between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
     if not 1.0005 <= devices_step_ratio <= 2:
         raise UsageError(
             f"step of the search: found {devices_step_ratio:g}, expected 1.0005 to 2 (times)"

@@ -17,12 +17,15 @@ import numpy as np
 from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.flows import Simulated, simulate, too_many
 from chopper.errors import UsageError
-from chopper.quantities import one_of, positive
+from chopper.quantities import between, one_of, positive
 
 Collective = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
 ]
 Algorithm = Literal["ring", "tree", "hierarchical"]
+
+
+_MOST_RANKS = 10**7
 
 
 class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -44,15 +47,19 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive.
+        """Refuse what is not positive, or no network's.
 
         Raises:
             UsageError: names the field.
         """
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                positive(value, f"topology: {name}")
+        for suffix, least, most in (
+            ("_count", 1, _MOST_RANKS),
+            ("_bytes_per_s", 1, 1e18),
+            ("_latency_s", 1e-12, 3600),
+        ):
+            for name in self.__struct_fields__:
+                if name.endswith(suffix):
+                    between(getattr(self, name), least, most, f"topology: {name}")
 
 
 def bus_factor(collective: str, ranks_count: int) -> float:
@@ -72,8 +79,8 @@ def bus_factor(collective: str, ranks_count: int) -> float:
 def _check_ranks(ranks_count: int) -> None:
     if ranks_count < 2:
         raise UsageError(f"ranks: found {ranks_count}, expected 2 or more")
-    if ranks_count > 10**7:
-        raise UsageError(f"ranks: found {ranks_count}, expected at most {10**7}")
+    if ranks_count > _MOST_RANKS:
+        raise UsageError(f"ranks: found {ranks_count}, expected at most {_MOST_RANKS}")
 
 
 def _nodes(ranks_count: int, topology: Topology) -> int:
@@ -326,6 +333,8 @@ def incast(
         ("channel buffer", channel_bytes),
     ):
         positive(value, name)
+    if senders_count > _MOST_RANKS:
+        raise UsageError(f"senders: found {senders_count}, expected at most {_MOST_RANKS}")
     at_once = senders_count if admitted_count is None else min(admitted_count, senders_count)
     positive(at_once, "admitted senders")
     finish_s = senders_count * message_bytes / link_bytes_per_s
@@ -443,7 +452,7 @@ _INCAST_TRIALS = 16
 def _simulations(
     flows: int, uplinks: int, queue_pairs: tuple[int, ...], failed: int, seed: int
 ) -> tuple[Simulated, ...]:
-    if too_many(flows, queue_pairs):
+    if too_many(flows, queue_pairs, uplinks):
         return ()
     found = list(simulate(flows, uplinks, queue_pairs, seed=seed))
     ends = tuple(dict.fromkeys((1, queue_pairs[-1])))

@@ -20,13 +20,13 @@ from chopper.analyzers.estimates.formulas import (
 )
 from chopper.architectures import Architecture
 from chopper.errors import UsageError
-from chopper.quantities import positive
+from chopper.quantities import between, positive
 
 ADAM_BYTES = 30
 """Read and written per parameter by one Adam step with a copy in 16 bits."""
 _HIDDEN_RATIO = 0.05
 _STASH_LAYERS = 2
-_GIB = 2**30
+_MOST_RANKS = 1024
 
 
 class Machine(msgspec.Struct, kw_only=True, frozen=True):
@@ -185,6 +185,16 @@ def offload(
         ("memory bandwidth", machine.memory_bytes_per_s),
     ):
         positive(value, name)
+    if ranks_count > _MOST_RANKS:
+        raise UsageError(f"ranks: found {ranks_count}, expected at most {_MOST_RANKS} in a node")
+    for name, rate in (
+        ("peak", machine.flop_per_s),
+        ("link to device", machine.to_device_bytes_per_s),
+        ("link to host", machine.to_host_bytes_per_s),
+        ("host bandwidth of a rank", machine.host_bytes_per_s),
+    ):
+        # Below, a step takes centuries.
+        between(rate, 1e3, 1e24, name)
     if machine.host_memory_bytes is not None:
         positive(machine.host_memory_bytes, "host memory")
     if batch_count * sequence_count > 2**40:

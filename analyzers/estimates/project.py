@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_FIXED_NS = 10_000.0
 """No kernel takes longer than this for being a kernel."""
+_MOST_NAMED = 4
 _SMALL_RATIO = 0.25
 """A class's fixed time is read off operators that reach less than this of the roofline."""
 
@@ -73,6 +74,8 @@ class Projection(Estimate, kw_only=True, frozen=True):
     classes: tuple[OfClass, ...]
     unmodelled_ratio: float
     """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the rest."""
+    unmodelled_operators: tuple[str, ...]
+    """Those, most time (captured: calls) first; the first few."""
     idle_ns: int
     copy_ns: int
     communication_ns: int
@@ -393,6 +396,7 @@ def project(
         target_reach=target_reach,
         classes=classes,
         unmodelled_ratio=unmodelled,
+        unmodelled_operators=_unmodelled_operators(operations) if unmodelled else (),
         idle_ns=rest["idle"] // n,
         copy_ns=rest["copy"] // n,
         communication_ns=rest["communication"] // n,
@@ -415,6 +419,15 @@ def project(
         recorded_scale_error_ratio=scale_error,
         recorded_waiting_ns=round(causes_ns.get("communication.wait", 0) / n) if step else None,
     )
+
+
+def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
+    """Names of operators without FLOP and bytes, most time first."""
+    times: dict[str, int] = {}
+    for row in table.select(["op", "time_ns", "math_flop", "traffic_bytes"]).to_pylist():
+        if row["op"] and row["math_flop"] is None and row["traffic_bytes"] is None:
+            times[row["op"]] = times.get(row["op"], 0) + row["time_ns"]
+    return tuple(sorted(times, key=lambda op: -times[op]))[:_MOST_NAMED]
 
 
 def _only_there(kind: str, checked_ns: int) -> OfClass:
@@ -506,6 +519,7 @@ def project_captured(
     from chopper.analyzers.work import estimate
 
     totals: dict[str, list[float]] = {}
+    nameless: dict[str, int] = {}
     calls = unmodelled = 0
     for op in operators:
         work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
@@ -520,7 +534,9 @@ def project_captured(
         roof = _bound_ns(flop, size, _rates(target, dtype, _WHOLE))
         n = op["call_count"]
         calls += n
-        unmodelled += n * (bound is None)
+        if bound is None:
+            unmodelled += n
+            nameless[op["op"]] = nameless.get(op["op"], 0) + n
         total = totals.setdefault(kind, [0.0] * 3)
         total[0] += n
         total[1] += n * ((bound or 0.0) + launch_s * 1e9)
@@ -547,6 +563,7 @@ def project_captured(
         target_reach=target_reach,
         classes=classes,
         unmodelled_ratio=unmodelled / calls,
+        unmodelled_operators=tuple(sorted(nameless, key=lambda op: -nameless[op]))[:_MOST_NAMED],
         idle_ns=0,
         copy_ns=0,
         communication_ns=0,

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from chopper.analyzers.estimates.limits import PUBLISHED, Hardware, Laws, Limits, Point
+from chopper.analyzers.estimates.limits import DAY_S, PUBLISHED, Hardware, Laws, Limits, Point
 from chopper.reports.estimates.page import Grid, Page, Plot, lines_figure
 
 
@@ -30,7 +30,12 @@ def page(found: Limits) -> Page:
     ]
     if last is not None:
         facts.append(f"largest size for which a layout finishes: {last:.1e} FLOP")
-    standard = _alike(found.hardware, Hardware()) and _alike(found.laws, Laws())
+    standard = (
+        _alike(found.hardware, Hardware())
+        and _alike(found.laws, Laws())
+        and math.isclose(found.time_allowed_s, 90 * DAY_S)
+        and math.isclose(found.devices_step_ratio, 1.04)
+    )
     known = standard and any(p.shape.flop in PUBLISHED for p in found.points)
     grid = Grid(
         title=f"Runs of {days:g} days: the fewest devices, and how well they are used",

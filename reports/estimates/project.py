@@ -95,8 +95,13 @@ def page(found: Projection) -> Page:
             f"{fmt.ratio(found.target_reach.memory)} of the peak ({found.target_reach.source})"
         )
     if found.unmodelled_ratio:
-        of = "time" if found.recorded_ns is not None else "calls"
+        captured = found.recorded_ns is None
+        of = "calls" if captured else "time"
         said = f"{fmt.ratio(found.unmodelled_ratio)} of operators' {of} has no model"
+        if found.unmodelled_operators and (captured or found.unmodelled_ratio >= _TOLD_RATIO):
+            said += f" ({', '.join(found.unmodelled_operators)})"
+        if captured:
+            said += ": of these there is a launch in the step and no more"
         if found.projected_between_ns and found.unmodelled_ratio >= _TOLD_RATIO:
             low, high = map(fmt.duration, found.projected_between_ns)
             said += (
@@ -175,8 +180,8 @@ def _bars(found: Projection) -> Plot:
 def _verdict(found: Projection) -> str:
     if found.recorded_ns is None:
         return (
-            f"A training step of {found.run}: {fmt.duration(found.projected_ns)} on "
-            f"{found.target_device}, not calibrated."
+            f"A training step of {found.run}: {'at least ' if found.unmodelled_ratio else ''}"
+            f"{fmt.duration(found.projected_ns)} on {found.target_device}, not calibrated."
         )
     if found.target_device is not None:
         return (

@@ -87,20 +87,37 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("project --module m: --device b200", "package.module:factory"),
         ("memory --config /nowhere/config.json", "cannot be read"),
         ("offload", "no model given"),
-        ("offload gpt2 --efficiency 2", "at most 1"),
+        ("offload gpt2 --efficiency 2", "expected 0.001 to 1"),
+        ("offload gpt2 --efficiency 1e-12", "expected 0.001 to 1"),
+        ("offload gpt2 --link 1B/s", "link to device: found 1, expected 1000"),
+        ("offload gpt2 --link 0.1B/s", "--link in B/s"),
+        ("offload gpt2 --ranks 1e12", "at most 1024 in a node"),
+        ("offload gpt2 --host-memory 80Gb", "unit 'Gb'"),
+        ("offload gpt2 --host-bandwidth 200GB", "unit 'GB'"),
         ("offload gpt2 --device nvidia-gtx", "no device is called"),
         ("network --ranks 1", "expected 2 or more"),
         ("network --network-link 1e-300B/s", "too small"),
-        ("limits --layers-exponent 1e3", "laws: layers of the model"),
+        ("network --node-latency 3.4", "no unit; expected a time"),
+        ("network --node-latency 1e60s", "expected 1e-12 to"),
+        ("network --ranks-per-node 9e18", "topology: ranks_per_node_count"),
+        ("network --senders 9e18", "senders: found"),
+        ("limits --layers-exponent 1e3", "laws: layers_exponent"),
+        ("limits --layers-exponent 2.9 --flop 1e39", "wide; expected 1 or more"),
+        ("limits --time 90", "no unit; expected a time such as 90d"),
+        ("limits --time 1e-9s", "time allowed in s"),
+        ("limits --flop 1", "expected 1e+15 to 1e+40"),
+        ("limits --peak 1", "hardware: flop_per_s"),
+        ("limits --tokens-per-parameter 1e60", "laws: tokens_per_parameter_ratio"),
+        ("limits --layer-latency 1d", "hardware: layer_latency_s"),
         ("network --collective allreduce", "did you mean all_reduce"),
         ("network --ranks 1e14", "expected at most 10000000"),
         ("network --trials 1e12", "more than can be simulated"),
-        ("network --uplinks 1e9", "uplinks × trials"),
+        ("network --uplinks 1e9", "topology: uplinks_count"),
         ("network --seed -1", "seed: found -1"),
         ("network --topology a --calibrated", "contradict"),
         ("network --network-link 400", "no unit"),
         ("limits --flop 0", "more than zero"),
-        ("limits --flop 1e50", "expected at most"),
+        ("limits --flop 1e50", "expected 1e+15 to 1e+40"),
         ("limits --device b200 --peak 1e15", "--device and --peak contradict"),
         ("limits --search-step 1", "step of the search"),
         ("cost", "no throughput given"),
@@ -108,6 +125,14 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("cost --tokens-per-s 1", "has no price"),
         ("cost --tokens-per-s 1 --device a100-sxm4-80gb", "no price of"),
         ("cost --tokens-per-s 1 --price 1 --pue 0.5", "PUE"),
+        ("cost --tokens-per-s 1 --price 1 --pue 1e60", "PUE: found 1e+60, expected 1 to 10"),
+        ("cost --tokens-per-s 1e-12 --price 1", "tokens per second of a device"),
+        ("cost --tokens-per-s 1 --price 1e60", "price: found 1e+60"),
+        ("cost --tokens-per-s 1 --price 1 --tokens 1e60", "tokens: found 1e+60"),
+        ("cost --tokens-per-s 1 --price 1 --power 700kW", "unit 'kW'"),
+        ("cost --tokens-per-s 1 --price 1 --devices 9e18", "devices: found"),
+        ("cost --tokens-per-s 1 --price 1 --utilization 0.5", "--utilization needs --model"),
+        ("project absent.json --device mi300x --clock 1e60", "--clock in MHz"),
         ("cost --tokens-per-s 1 --price 1 --against-price 2", "needs --against"),
         ("cost --model gpt2 --price 1", "needs a device"),
     ],
@@ -136,4 +161,20 @@ def test_an_estimate_is_named_whatever_its_case() -> None:
 
 def test_published_utilizations_stand_beside_the_defaults_only() -> None:
     assert run("limits", "--flop", "5e27").count("0.92") == 2
-    assert run("limits", "--flop", "5e27", "--layers-exponent", "0.3").count("0.92") <= 1
+    other = run("limits", "--flop", "5e27", "--layers-exponent", "0.3")
+    assert other.count("0.92") <= 1
+    # A column in which nothing stands is left out.
+    assert "published" not in other
+    assert "published" not in run("limits", "--flop", "5e27", "--time", "180d")
+    assert "published" not in run("limits", "--flop", "5e27", "--search-step", "1.02")
+    mixed = run("limits", "--flop", "5e27", "--flop", "6e27")
+    assert "published" in mixed
+    assert "–" in next(line for line in mixed.splitlines() if line.startswith("6.0e+27"))
+
+
+@pytest.mark.parametrize("rate", ["0.001", "1e9"])
+def test_money_is_short_whatever_the_throughput(rate: str) -> None:
+    text = run("cost", "--device", "h100-sxm", "--tokens-per-s", rate, "--tokens", "1e12")
+    amounts = [line.split("USD")[0].split()[-1] for line in text.splitlines() if "USD" in line]
+    assert max(map(len, amounts)) <= 15
+    assert "0.0000" not in amounts

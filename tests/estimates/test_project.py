@@ -14,11 +14,18 @@ from hypothesis import strategies as st
 
 from chopper import reach
 from chopper.analyzers.estimates.network import Topology, collective_time_s
-from chopper.analyzers.estimates.project import Reach, operator_class, operators, project
+from chopper.analyzers.estimates.project import (
+    Reach,
+    operator_class,
+    operators,
+    project,
+    project_captured,
+)
 from chopper.analyzers.estimates.scaling import SCALES, Collective, Step, at_scale, step_of
 from chopper.cli import cli
 from chopper.devices import named
 from chopper.errors import ChopperError, InputError, UsageError
+from chopper.reports.estimates.project import page
 
 H100, MI300X = named("h100-sxm"), named("mi300x")
 WHOLE = Reach(products=1.0, memory=1.0, source="test")
@@ -353,6 +360,29 @@ def test_a_class_that_only_the_check_has_is_listed() -> None:
     assert found.operators_error_ratio == pytest.approx(projected / 13_500_000 - 1)
 
 
+def test_a_device_that_the_run_contradicts_is_refused(traces_dir: Path) -> None:
+    file = str(traces_dir / "tracelens" / "h100-bert-small-inference.json.gz")
+    with pytest.raises(UsageError, match="was recorded on NVIDIA H100"):
+        run(file, "--device", "mi300x", "--from-device", "v100-sxm2-32gb")
+
+
+def test_what_has_no_model_is_named() -> None:
+    operator = {"input_dims": "[[8, 8], [8, 8]]", "input_types": '["float", "float"]'}
+    operator |= {"concrete_inputs": '["", ""]', "call_count": 2}
+    found = project_captured(
+        module="m",
+        operators=[{"op": "aten::mm"} | operator, {"op": "aten::mkldnn_rnn_layer"} | operator],
+        element_bytes=4,
+        target=H100,
+        target_reach=WHOLE,
+    )
+    assert found.unmodelled_operators == ("aten::mkldnn_rnn_layer",)
+    assert found.unmodelled_ratio == 0.5
+    said = page(found)
+    assert "at least" in said.verdict
+    assert any("aten::mkldnn_rnn_layer" in fact for fact in said.facts)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -387,7 +417,6 @@ def test_a_captured_module_has_the_flop_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from chopper.analyzers.estimates.project import project_captured
     from chopper.analyzers.work import estimate
     from chopper.collectors.fake_ops import capture_operators
 

@@ -40,9 +40,29 @@ class Quantity(_ParamType):
 
 _E = TypeVar("_E", bound="Estimate")
 
+
+def _time_s(text: str, name: str) -> float:
+    """A time with its unit: 90 of a run are days to one reader and seconds to another.
+
+    Raises:
+        UsageError: no time, no unit, or none that anything here takes.
+    """
+    value = quantities.seconds(text, name)
+    if not text.strip()[-1].isalpha():
+        raise UsageError(f"{name} {text!r}: no unit; expected a time such as 90d, 4.5us or 30ms")
+    quantities.between(value, 1e-12, 3.2e11, f"{name} in s")
+    return value
+
+
+def _rate_bytes_per_s(text: str, name: str) -> float:
+    value = quantities.rate_bytes_per_s(text, name)
+    quantities.between(value, 1, 1e18, f"{name} in B/s")
+    return value
+
+
 SIZE = Quantity("size", quantities.size_bytes)
-RATE = Quantity("rate", quantities.rate_bytes_per_s)
-TIME = Quantity("time", quantities.seconds)
+RATE = Quantity("rate", _rate_bytes_per_s)
+TIME = Quantity("time", _time_s)
 COUNT = Quantity("count", quantities.count)
 NUMBER = Quantity("number", quantities.number)
 

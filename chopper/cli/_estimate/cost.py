@@ -9,6 +9,7 @@ import click
 
 from chopper.cli._complete import paths
 from chopper.cli._estimate.common import COUNT, NUMBER, check, contradict, show, shown
+from chopper.cli._estimate.common import given as was_given
 from chopper.cli._path import NamedPath
 from chopper.errors import UsageError
 
@@ -84,6 +85,8 @@ def command(
     if len(given) != 1:
         said = f"{' and '.join(given)} contradict each other" if given else "no throughput given"
         raise UsageError(f"{said}; give one of RUN, --tokens-per-s and --model")
+    if was_given("utilization") and not options["model"]:
+        raise UsageError("--utilization needs --model, whose throughput it projects")
     device = named(options["device"]) if options["device"] else None
     measured: dict[str, Any] = {}
     if run is not None:

@@ -93,9 +93,9 @@ def _machine(
     """
     from chopper.analyzers.estimates.offload import Machine
     from chopper.devices import named
+    from chopper.quantities import between
 
-    if efficiency > 1:
-        raise UsageError(f"--efficiency: found {efficiency:g}, expected at most 1")
+    between(efficiency, 0.001, 1, "--efficiency")
     device = named(name)
     peak = device.flop_per_s("bf16") or device.flop_per_s("fp16")
     known = {

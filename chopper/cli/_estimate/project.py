@@ -91,10 +91,13 @@ def command(
     from chopper.analyzers.estimates.scaling import SCALES
     from chopper.cli._estimate.network import read_topology
     from chopper.devices import named
+    from chopper.quantities import between
     from chopper.reports.estimates.project import page
     from chopper.views import view
 
     check(output, force=force)
+    if clock is not None:
+        between(clock, 1, 1e4, "--clock in MHz")
     if run is not None and module is not None:
         raise UsageError("RUN and --module contradict each other; give one of them")
     if module is not None:
@@ -124,7 +127,7 @@ def command(
     target = named(device) if device else None
     attribution = _attributed(run)
     if from_device is not None:
-        recorded: DevicePeaks | None = named(from_device)
+        recorded: DevicePeaks | None = _told(attribution, run, from_device)
     else:
         # Scaling alone needs no device: the operators stay as they are.
         recorded = _device_of(attribution, run) if target else None
@@ -212,6 +215,24 @@ def _device_of(attribution: Attribution, source: str) -> DevicePeaks:
             f"{source}: {names[0]} is not in the table of devices; give --from-device, its nearest kin"
         )
     return found
+
+
+def _told(attribution: Attribution, source: str, name: str) -> DevicePeaks:
+    """The device that the user says a run was recorded on.
+
+    Raises:
+        UsageError: unknown, or the run itself says another.
+    """
+    from chopper.devices import lookup, named
+
+    told = named(name)
+    found = [lookup(rank.device) for rank in attribution.ranks if rank.device]
+    other = next((d for d in found if d is not None and d.id != told.id), None)
+    if other is not None:
+        raise UsageError(
+            f"--from-device {name}: {source} was recorded on {other.label}; leave the option away"
+        )
+    return told
 
 
 def _causes(attribution: Attribution) -> dict[str, int]:
