@@ -16,6 +16,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
@@ -32,13 +33,21 @@ def main(argv: Sequence[str]) -> int:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
 
+    # Torchrun makes a directory for logs, also of ranks that have none, and leaves it behind.
+    with tempfile.TemporaryDirectory(prefix="chopper-ranks-", ignore_cleanup_errors=True) as logs:
+        return _run(
+            ["--standalone", "--log-dir", logs, "--nproc-per-node", ranks, "-m", module], options
+        )
+
+
+def _run(words: Sequence[str], options: Sequence[str]) -> int:
     # torchrun logs each signal and each failed rank, beside raising it; ranks log as they like.
     logging.disable(logging.ERROR)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    args = parse_args(["--standalone", "--nproc-per-node", ranks, "-m", module, *options])
+    args = parse_args([*words, *options])
     try:
         run(args)
     except ChildFailedError as exc:

@@ -189,14 +189,18 @@ def chopper_run(output, *words):
 
 @pytest.mark.slow
 def test_runs_records_and_attributes(tmp_path):
-    output = tmp_path / "my run"
+    output, scratch = tmp_path / "my run", tmp_path / "scratch"
+    scratch.mkdir()
     done = subprocess.run(
         chopper_run(output, "--steps", "4", "--json", *SHORT),
         capture_output=True,
         text=True,
         timeout=180,
+        env=os.environ | {"TMPDIR": str(scratch)},
     )
     assert done.returncode == 0, done.stderr
+    # Torch keeps a cache there, one for all runs; of this run nothing is left.
+    assert [p.name for p in scratch.iterdir() if not p.name.startswith("torchinductor_")] == []
     attribution = json.loads(done.stdout)
     assert attribution["schema"] == "chopper.attribution/1"
     parents = {cause["parent"] for cause in attribution["causes"]}
