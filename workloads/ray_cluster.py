@@ -87,11 +87,11 @@ class Cluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        import ray
-
         # Whoever is told to end is ending already; an interrupt comes more than once.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+        import ray
+
         if exc[0] is not None:
             clear_leftovers()  # of the rank that started Ray, where that was killed
         try:
