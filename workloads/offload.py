@@ -496,8 +496,8 @@ def kept_bytes(args: argparse.Namespace, place: Place, device: torch.device) -> 
     alone = Place(strategy="ddp", checkpoint=place.checkpoint)
     said = estimated(args, alone, 1, device.type)
     logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary
-    at_loss: int = said.phases_bytes["loss"]
-    return at_loss - said.steady_bytes - logits
+    kept: int = said.phases_bytes["loss"] - said.steady_bytes - logits
+    return kept
 
 
 def weights_of(config: LlamaConfig) -> places.Weights:

@@ -256,6 +256,19 @@ def test_tables_are_drawn_from_what_was_measured(made):
         assert "Table II" in render(made, format)
 
 
+def test_a_narrow_terminal_cuts_neither_names_nor_numbers(made):
+    from chopper.reports.experiment import text
+
+    lines = text(made, width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert not any("…" in line for line in lines)
+    blocks = "\n".join(lines).partition("What it costs in time")[2].partition("Bytes moved")[0]
+    # More columns than fit: in blocks, each with the names.
+    assert blocks.count("zero2-offload") > 1
+    for number in ("100.0", "30.0", "1.50×"):
+        assert number in blocks
+
+
 def test_bytes_sent_are_of_the_steps_and_count_an_all_reduce_twice(made, monkeypatch):
     rows = [
         {"step": step, "collective": name, "message_bytes": size}
