@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import time
 import warnings
 from collections.abc import Generator, Iterator
@@ -121,18 +120,13 @@ def torch_batches(
             prefetch_factor=prefetch,
             timeout=timeout_s,
         )
-        before = set(multiprocessing.active_children())
         batches = iter(loader)
-        started = set(multiprocessing.active_children()) - before
     for step in wanted:
         try:
             rows = next(batches)
         except SourceError as exc:
             raise SourceError(_without_traceback(str(exc))) from None
         except RuntimeError as exc:
-            # torch would wait five seconds for each that still waits for storage.
-            for worker in started:
-                worker.kill()
             raise SourceError(f"step {step}: {str(exc).splitlines()[0]}") from exc
         plan = taken.plan(step)
         mine = plan.of(rank)
