@@ -1,6 +1,6 @@
 """Estimates of memory against what PyTorch's trackers, and real training on this machine, peak at.
 
-    python -m benchmarks.memory                       # all of it: about 6 minutes of two cores
+    python -m benchmarks.memory                       # all of it: about 7 minutes of two cores
     python -m benchmarks.memory --tracked 40 --seed 7 # more random models under fake tensors
     python -m benchmarks.memory --real                # only real runs, two ranks over gloo
     python -m benchmarks.memory --docs docs/concepts/estimates/memory.md   # writes the page's tables
