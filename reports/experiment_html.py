@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,7 @@ def _figure(
     xs = sorted({x for points in lines.values() for x, _ in points})
     ys = [row.estimate.value for points in lines.values() for _, row in points]
     log_y = min(ys) > 0 and max(ys) > 20 * min(ys)
+    ticks = _ticks(min(ys), max(ys), log=log_y)
     return {
         "data": data,
         "layout": {
@@ -135,11 +137,26 @@ def _figure(
             },
             "yaxis": {
                 "type": "log" if log_y else "linear",
-                "title": {
-                    "text": f"{fmt.heading(measure)}, {fmt.unit(measure) or ''}".rstrip(", ")
-                },
+                "title": {"text": fmt.heading(measure)},
+                "tickvals": ticks,
+                "ticktext": [fmt.cell(measure, y) for y in ticks],
                 **({} if log_y else {"rangemode": "tozero"}),
             },
             "legend": {"orientation": "h", "y": 1.08, "x": 0},
         },
     }
+
+
+def _ticks(low: float, high: float, *, log: bool) -> list[float]:
+    """Where an axis is labelled: powers of ten, or about five steps of 1, 2 or 5 times one, with 0."""
+    if log:
+        return [
+            10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ]
+    reach = max(abs(low), abs(high))
+    if not 0 < reach < math.inf:
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(reach / 5))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= reach / 5)
+    first, last = math.floor(min(low, 0) / step), math.ceil(max(high, 0) / step)
+    return [k * step for k in range(first, last + 1)]
