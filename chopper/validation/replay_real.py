@@ -69,7 +69,6 @@ def real_cases(
     Args:
         names: of the injections; all by default.
         rounds: recordings of each, in turn.
-        pairs_count: steps with and steps without the injection in each recording.
         seed: of their order.
 
     Raises:
