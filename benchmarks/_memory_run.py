@@ -170,7 +170,8 @@ def let_go_by_gloo_first() -> None:
     Whoever is last frees, and only what the program's thread frees is told: else it would be counted
     as live, now and then, until its address comes again.
     """
-    wait, wait_tensor = dist.Work.wait, functional.wait_tensor
+    wait: Any = dist.Work.wait
+    wait_tensor: Any = functional.wait_tensor
 
     def waited(work: Any, *arguments: Any, **options: Any) -> Any:
         found = wait(work, *arguments, **options)

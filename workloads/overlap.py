@@ -321,11 +321,11 @@ class GatherMatmul(Exchange):
         order: Order = [(self.rank, None), *((source, c) for _, source, c in rounds)]
         if not swizzle:
             order = self.by_rows()
-        for owner, chunk in order:
-            rows = self.shard if chunk is None else self.part(self.x, owner, chunk)
-            for work in () if chunk is None else coming[owner, chunk]:
+        for owner, piece in order:
+            rows = self.shard if piece is None else self.part(self.x, owner, piece)
+            for work in () if piece is None else coming[owner, piece]:
                 work.wait()
-            torch.mm(rows, self.w, out=self.part(self.y, owner, chunk))
+            torch.mm(rows, self.w, out=self.part(self.y, owner, piece))
         for work in sent:
             work.wait()
         return self.y

@@ -120,7 +120,7 @@ _STAGE_3_ASSUMPTION = (
 
 def _assumed(training: Training) -> tuple[str, ...]:
     """What these options take for granted."""
-    found = ASSUMPTIONS
+    found: tuple[str, ...] = ASSUMPTIONS
     if training.tensor_parallel_count > 1:
         found += (TENSOR_PARALLEL_ASSUMPTION,)
     if training.strategy in DEEPSPEED:
