@@ -367,7 +367,10 @@ def test_a_device_that_the_run_contradicts_is_refused(traces_dir: Path) -> None:
 
 
 def test_what_has_no_model_is_named() -> None:
-    operator: dict[str, Any] = {"input_dims": "[[8, 8], [8, 8]]", "input_types": '["float", "float"]'}
+    operator: dict[str, Any] = {
+        "input_dims": "[[8, 8], [8, 8]]",
+        "input_types": '["float", "float"]',
+    }
     operator |= {"concrete_inputs": '["", ""]', "call_count": 2}
     found = project_captured(
         module="m",
