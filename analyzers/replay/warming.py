@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.columns import distinct_rows
 from chopper.analyzers.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_END, OP_START
 
@@ -181,6 +182,7 @@ def _by_wait(node: RankNodes, of: _After) -> tuple[np.ndarray, np.ndarray, np.nd
     count, place = len(_BINS_NS), _bin(of.after_ns)
     follows = (of.wait > 0) & ~of.gone
     usual = _usual(_signatures(node), of.own_ns, follows & (place == count - 1))
+    usual[~_told(node)] = np.nan
     rows = np.flatnonzero(follows & ~np.isnan(usual))
     number = np.unique(of.wait[rows], return_inverse=True)[1]
     at = number * count + place[rows]
@@ -211,17 +213,34 @@ def _usual(signature: np.ndarray, own_ns: np.ndarray, warm: np.ndarray) -> np.nd
     return found[signature]
 
 
+def _told(node: RankNodes) -> np.ndarray:
+    """Mask of the intervals of which it is known what was done: of operators, those with shapes."""
+    program, links = node.program, node.joined.links
+    found = ~program.inside
+    if len(links.host):
+        row = links.launch_row[program.row[program.inside]]
+        found[program.inside] = links.host.input_dims[0][row] >= 0
+    return found
+
+
 def _signatures(node: RankNodes) -> np.ndarray:
-    """Number of what each interval of the program is: its end, and the two moments before."""
-    program = node.program
-    codes, _ = node.joined.links.events.names
+    """Number of what each interval of the program is: its end, and the two moments before.
+
+    Operators are the same where their inputs are, too: layers of one name need not be of one size.
+    """
+    program, links = node.program, node.joined.links
     of_op = np.isin(program.kind, (OP_START, OP_END))
-    name = np.where(of_op, codes[np.where(of_op, program.row, 0)], -1) * 8 + program.kind
+    event = np.where(of_op, program.row, 0)
+    parts = [links.events.names[0][event]]
+    if len(links.host):
+        host = links.host
+        for codes, _ in (host.input_dims, host.input_types, host.concrete_inputs):
+            parts.append(codes[links.launch_row[event]])
+    of = distinct_rows(parts)[1]
+    name = np.where(of_op, of, -1) * 8 + program.kind
     before = np.append(name[:1], name[:-1])
     first = np.append(before[:1], before[:-1])
-    triple = np.stack([name, before, first])
-    found: np.ndarray = np.unique(triple, axis=1, return_inverse=True)[1].reshape(-1)
-    return found
+    return distinct_rows([name, before, first])[1]
 
 
 __all__ = ["Warming", "warming"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,20 @@ OPS = 20
 
 
 def trained(
-    steps: int = 12, *, wait_ns: int = 20 * MS, cold: float = 1.5, jitter: Any = None
+    steps: int = 12,
+    *,
+    wait_ns: int = 20 * MS,
+    cold: float = 1.5,
+    jitter: Any = None,
+    made: Callable[..., dict[str, Any]] = make.op,
+    sizes: Callable[[int], list[list[int]]] = lambda _: [[64, 64], [64, 64]],
 ) -> chopper.Attribution:
-    """Steps that wait for a batch, and whose first 2 ms of work after that take longer."""
+    """Steps that wait for a batch, and whose first 2 ms of work after that take longer.
+
+    Args:
+        made: what writes an operator.
+        sizes: of the inputs of each operator of a step.
+    """
     spans, bounds, now = [], [], 0
     for step in range(steps):
         begin = now
@@ -37,7 +49,7 @@ def trained(
                 slower *= jitter[step * OPS + number]
             now += round(200 * US * slower)
             length = round(800 * US * slower)
-            spans.append(make.span(now, now + length, "aten::mm"))
+            spans.append(made(now, now + length, "aten::mm", *sizes(number)))
             now += length
         bounds.append((begin, now))
     return chopper.attribute(run(tables(spans, [], make.steps(*bounds))))
@@ -75,6 +87,18 @@ def test_a_wait_that_stays_keeps_what_follows() -> None:
 
 def test_quicker_work_after_a_wait_is_not_made_slower() -> None:
     assert predicted_ms(trained(cold=0.5)) == pytest.approx(19, abs=1e-3)
+
+
+def test_other_sizes_of_the_same_operator_are_other_work() -> None:
+    # The first two are larger, not slower: 1 ms more, with and without the wait.
+    of = trained(sizes=lambda number: [[96, 64], [64, 64]] if number < 2 else [[64, 64], [64, 64]])
+    assert predicted_ms(of) == pytest.approx(21, abs=1e-3)
+
+
+def test_operators_of_unknown_sizes_tell_nothing() -> None:
+    assert predicted_ms(
+        trained(made=lambda start, end, name, *_: make.span(start, end, name))
+    ) == pytest.approx(21, abs=1e-3)
 
 
 @settings(deadline=None, max_examples=20)
