@@ -185,35 +185,51 @@ class Reduction:
             if not single:
                 self.ledger.spike("communication", self.waiting_count * width)
             return
-        # `allreduce_and_scatter`: slices by owner, sent as soon as they are more than a bucket.
-        slices = self.slices()
-        many, count = 0, 0
-        for size in slices:
-            many, count = many + 1, count + size
-            if count > self.bucket_count:
-                if many > 1:
-                    self.ledger.spike("communication", count * width)
-                many, count = 0, 0
-        if many > 1:
-            self.ledger.spike("communication", count * width)
+        sent = self.sent_count()
+        if sent:
+            self.ledger.spike("communication", sent * width)
 
-    def slices(self) -> list[int]:
-        """Elements that wait, cut by their owner; neighbours of one owner are one."""
+    def sent_count(self) -> int:
+        """Most elements of several slices that are sent together; 0 where each goes alone.
+
+        `allreduce_and_scatter`: slices by owner, sent as soon as they are more than a bucket.
+        """
+        found = many = count = 0
+        for size, times in self.slices():
+            while times:
+                wanted = (self.bucket_count - count) // size + 1
+                taken = min(wanted, times)
+                # Further pieces of so many alike are no larger.
+                times = (times - taken) % wanted if not many else times - taken
+                many, count = many + taken, count + taken * size
+                if count > self.bucket_count:
+                    found = max(found, count if many > 1 else 0)
+                    many = count = 0
+        return max(found, count if many > 1 else 0)
+
+    def slices(self) -> list[tuple[int, int]]:
+        """Elements that wait, cut by their owner; neighbours of one owner are one.
+
+        Returns:
+            (elements, how many slices of as many follow each other).
+        """
         found: list[tuple[int, int]] = []
-        size = self.parts.part_count
+        size, last = self.parts.part_count, -1
         for index, _ in self.waiting:
             end = self.parts.ends[index]
             start = end - self.parts.counts[index]
             while start < end:
                 owner = start // size
-                stop = min(end, (owner + 1) * size)
+                times = (end - start) // size if start % size == 0 else 0
+                stop = start + times * size if times else min(end, (owner + 1) * size)
                 # With a float32 part, own ones stay apart: each is added on its own.
-                if found and found[-1][0] == owner and not (self.wide and owner == self.rank):
-                    found[-1] = (owner, found[-1][1] + stop - start)
+                if last == owner and not (self.wide and owner == self.rank):
+                    found[-1] = (found[-1][0] + stop - start, 1)
                 else:
-                    found.append((owner, stop - start))
+                    found.append((size, times) if times else (stop - start, 1))
+                last = (stop - 1) // size
                 start = stop
-        return [count for _, count in found]
+        return found
 
     def finish(self) -> None:
         """The backward is over: reduce what is left, and let go of all but the part."""

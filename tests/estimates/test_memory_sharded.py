@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -189,6 +190,50 @@ def test_what_two_ranks_own_is_sent_as_a_copy() -> None:
     of.finish()
     assert ledger.peak_bytes == 24 + 24
     assert ledger.now["gradients"] == 12
+
+
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    ranks=st.integers(1, 12),
+    bucket=st.integers(1, 40),
+    rank=st.integers(0, 11),
+    wide=st.booleans(),
+    rising=st.booleans(),
+)
+def test_what_is_sent_together_agrees_with_cutting_slice_by_slice(
+    counts: list[int], ranks: int, bucket: int, rank: int, *, wide: bool, rising: bool
+) -> None:
+    _, of = reduction(counts, bucket_count=bucket, rank=rank % ranks, wide=wide)
+    of.parts = Parts(counts, ranks)
+    indices = range(len(counts)) if rising else reversed(range(len(counts)))
+    of.waiting = [(index, None) for index in indices]
+    slices: list[tuple[int, int]] = []
+    for index, _ in of.waiting:
+        end = of.parts.ends[index]
+        elements = range(end - counts[index], end)
+        for owner, own in itertools.groupby(e // of.parts.part_count for e in elements):
+            count = len(list(own))
+            if slices and slices[-1][0] == owner and not (wide and owner == of.rank):
+                count += slices.pop()[1]
+            slices.append((owner, count))
+    together: list[list[int]] = [[]]
+    for _, count in slices:
+        together[-1].append(count)
+        if sum(together[-1]) > bucket:
+            together.append([])
+    assert of.sent_count() == max(sum(one) * (len(one) > 1) for one in together)
+
+
+def test_so_many_ranks_take_no_longer_than_few() -> None:
+    """A parameter over ten million parts is cut into three kinds of slices, not into each."""
+    ledger = Ledger()
+    parts = Parts([5, 10**9, 5], 10**7)
+    options: dict[str, Any] = {"stage": 2, "rank": 0, "bucket_count": 1000, "width": 2}
+    of = Reduction(ledger, parts, **options, wide=False, updated_width=4, on_host=False)
+    of.waiting = [(1, None)]
+    # Parts of 102 elements: 97 are left of the first; 10 whole ones are more than a bucket.
+    assert of.slices() == [(97, 1), (102, 9_803_920), (63, 1)]
+    assert of.sent_count() == 1020
 
 
 def test_a_gradient_larger_than_the_bucket_waits_for_the_next_one() -> None:
