@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,9 @@ SCALE_ASSUMPTIONS = (
     "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others grow with the run",
     "collectives keep their size and number, and take their α-β time on the network given; as much "
     "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
-    "ranks wait for each other, for whatever reason some come late, as in the recorded run, and on N of them "
+    "ranks wait for each other, for whatever reason some come late, as in the recorded run, and in a group of N "
     "by the expected largest of N normal draws over that of as many as were recorded; a rank that was always "
-    "late is taken for a draw too",
+    "late is taken for a draw too, and in groups that stay as large waiting stays",
 )
 
 
@@ -51,6 +52,18 @@ class Collective(msgspec.Struct, kw_only=True, frozen=True):
     adjacent: bool = False
     """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it stays as
     large; one of ranks further apart grows with the run."""
+    waiting_ratio: float = 0.0
+    """Of the waiting that was recorded, what was in front of these."""
+
+    def members_count(self, ranks_count: int, recorded_count: int) -> int:
+        """Ranks of its group in a run of so many."""
+        if self.group_count is None:
+            return ranks_count
+        return self.group_count if self.adjacent else ranks_count // self.apart(recorded_count)
+
+    def apart(self, recorded_count: int) -> int:
+        """Groups like its own, side by side in the recorded run."""
+        return max(1, recorded_count // self.group_count) if self.group_count else 1
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True):
@@ -85,12 +98,9 @@ _KNEE_RATIO = 0.8
 
 def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) -> float:
     """Its α-β time by the fastest algorithm, in a run of so many ranks."""
-    members = ranks
-    if of.group_count is not None and of.adjacent:
-        members = of.group_count
-    elif of.group_count is not None:
-        apart = max(1, recorded // of.group_count)
-        members = ranks // apart
+    members = of.members_count(ranks, recorded)
+    if of.group_count is not None and not of.adjacent:
+        apart = of.apart(recorded)
         topology = msgspec.structs.replace(
             topology, ranks_per_node_count=max(1, topology.ranks_per_node_count // apart)
         )
@@ -106,6 +116,7 @@ def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) ->
     return min(times)
 
 
+@functools.lru_cache(maxsize=256)
 def expected_maximum(count: int) -> float:
     """Expected largest of so many independent standard normal draws.
 
@@ -114,7 +125,8 @@ def expected_maximum(count: int) -> float:
     """
     x = np.linspace(0.0, 12.0, 2401)
     above = np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in x.tolist()])
-    return float(np.trapezoid(1 - (1 - above) ** count - above**count, x))
+    y = 1 - (1 - above) ** count - above**count
+    return float((y.sum() - (y[0] + y[-1]) / 2) * (x[1] - x[0]))
 
 
 def waiting_ns(step: Step, ranks_count: int) -> float:
@@ -122,12 +134,24 @@ def waiting_ns(step: Step, ranks_count: int) -> float:
 
     The mean lead of the last one over all is σ·E[max of n] where what makes ranks late is normal and alike
     for all of them, once or several times in a step. So what was recorded on n ranks, whatever the
-    reason, goes with E[max of N] ÷ E[max of n]. Where it was not seen, σ is the spread of compute.
+    reason, goes with E[max of N] ÷ E[max of n], where n and N are the ranks of the group that waits for
+    each other, of the run where no group is known. Where it was not seen, σ is the spread of compute.
     """
-    wanted = expected_maximum(ranks_count)
-    if step.recorded_waiting_ns is None or step.ranks_count < 2:
-        return step.compute_spread_ns * wanted
-    return step.recorded_waiting_ns * wanted / expected_maximum(step.ranks_count)
+    recorded = step.ranks_count
+    if step.recorded_waiting_ns is None or recorded < 2:
+        return step.compute_spread_ns * expected_maximum(ranks_count)
+    known = [c for c in step.collectives if c.waiting_ratio]
+    growth = max(1 - sum(c.waiting_ratio for c in known), 0.0) * _growth(recorded, ranks_count)
+    for of in known:
+        members = (of.members_count(count, recorded) for count in (recorded, ranks_count))
+        growth += of.waiting_ratio * _growth(*members)
+    return step.recorded_waiting_ns * growth
+
+
+def _growth(recorded_count: int, ranks_count: int) -> float:
+    if recorded_count < 2:
+        return 1.0
+    return expected_maximum(ranks_count) / expected_maximum(recorded_count)
 
 
 def on_device(step: Step, compute_ratio: float) -> Step:
@@ -219,6 +243,7 @@ def step_of(
         return per * sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
 
     sized: dict[tuple[str, int, int | None, bool], float] = {}
+    waited: dict[tuple[str, int, int | None, bool], int] = {}
     transfer = 0.0
     for row in collectives.to_pylist():
         name = _NCCL.get(row["collective"])
@@ -230,6 +255,7 @@ def step_of(
         key = name, int(row["message_bytes"]), members if within else None, adjacent
         # Of several groups at once, a rank is in one.
         sized[key] = sized.get(key, 0) + members / ranks_count
+        waited[key] = waited.get(key, 0) + row["exposed_waiting_ns"]
         transfer += row["transfer_ns"] * members / ranks_count
     if not sized:
         raise InputError(
@@ -242,6 +268,7 @@ def step_of(
         for c, t in causes_ns.items()
         if c.startswith("communication.") and c != "communication.wait"
     )
+    whole = max(causes_ns.get("communication.wait", 0), sum(waited.values()), 1)
     return Step(
         ranks_count=ranks_count,
         compute_ns=under("compute"),
@@ -258,6 +285,7 @@ def step_of(
                 count=n / steps_count,
                 group_count=group,
                 adjacent=adjacent,
+                waiting_ratio=waited[name, size, group, adjacent] / whole,
             )
             for (name, size, group, adjacent), n in sized.items()
         ),

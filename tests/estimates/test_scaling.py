@@ -115,6 +115,38 @@ def test_waiting_recorded_on_few_ranks_is_that_of_many(
     assert waiting_ns(recorded, 64) == pytest.approx(lateness(spread, 64, 20, at_once), rel=0.06)
 
 
+def test_waiting_grows_with_the_group_that_waits() -> None:
+    """Eight ranks as two nodes of four: in a node it stays, between 2 nodes it is that of 128."""
+    parameters, layers, tokens, _, rates = PUBLISHED["MPT 13b"]
+    recorded = msgspec.structs.replace(
+        step(parameters, layers, tokens, rates[8], 8), recorded_waiting_ns=1e6
+    )
+
+    def of(adjacent: bool, group: int, ratio: float) -> Collective:
+        return Collective(
+            name="all_reduce",
+            count=1,
+            size_bytes=1,
+            group_count=group,
+            adjacent=adjacent,
+            waiting_ratio=ratio,
+        )
+
+    def at(*found: Collective, ranks: int = 512) -> float:
+        return waiting_ns(msgspec.structs.replace(recorded, collectives=found), ranks)
+
+    maximum = {n: expected_maximum(n) for n in (2, 8, 128, 512)}
+    run, between = maximum[512] / maximum[8], maximum[128] / maximum[2]
+    assert at() == pytest.approx(1e6 * run)
+    assert at(of(True, 4, 1.0)) == pytest.approx(1e6)
+    assert at(of(False, 2, 1.0)) == pytest.approx(1e6 * between)
+    # What is not told of any goes with the run.
+    assert at(of(True, 4, 0.25), of(False, 2, 0.5)) == pytest.approx(
+        1e6 * (0.25 + 0.5 * between + 0.25 * run)
+    )
+    assert at(of(True, 4, 0.25), of(False, 2, 0.5), ranks=8) == pytest.approx(1e6)
+
+
 def test_what_compute_makes_ranks_wait_goes_with_the_device() -> None:
     parameters, layers, tokens, _, rates = PUBLISHED["MPT 13b"]
     recorded = msgspec.structs.replace(
