@@ -210,7 +210,8 @@ def _usual(signature: np.ndarray, own_ns: np.ndarray, warm: np.ndarray) -> np.nd
     found = np.full(len(count), np.nan)
     seen = np.flatnonzero(count >= _SEEN)
     found[seen] = own_ns[rows[first[seen] + count[seen] // 2]]
-    return found[signature]
+    usual: np.ndarray = found[signature]
+    return usual
 
 
 def _told(node: RankNodes) -> np.ndarray:
