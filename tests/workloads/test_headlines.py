@@ -201,6 +201,22 @@ def test_overlap_says_what_chunks_travelled_over(ranks, linked, said):
     assert headline.configuration.endswith(said)
 
 
+def test_zeros_are_held_against_random_numbers_where_both_are_quick():
+    rates = {
+        # Quickest on zeros, of which half is luck: on random numbers it was slow.
+        "64x64x64": {"random": 2e9, "zeros": 6e9},
+        "512x512x512": {"random": 5e9, "zeros": 5.5e9},
+    }
+    numbers = [
+        ("median_flop_per_s", variant, rate, {"dtype": "float32", "shape": shape})
+        for shape, of in rates.items()
+        for variant, rate in of.items()
+    ]
+    (headline,) = measured("gemm", numbers).headlines
+    assert headline.claim.endswith("512x512x512")
+    assert headline.ours == pytest.approx(1.1)
+
+
 def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
     numbers: list[tuple[str, str, float, dict[str, object]]] = []
     for variant, rate, memory in (
