@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import ints
-from chopper.analyzers.core_wait import wait_of_steps
+from chopper.analyzers.core_wait import awake, wait_of_steps
 from chopper.analyzers.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES
@@ -47,16 +47,23 @@ def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
 def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     """How many times as long each host part takes without these waits of its window.
 
-    Where in a window the thread waited is not known: what may be no sleep shares it alike, as it does
-    in the attribution.
+    Where in a window the thread waited is not known: what was no sleep shares it alike, as it does
+    in the attribution. Loading data is no sleep where the thread did it itself.
     """
-    parts = node.program.parts
-    window = _window_of_moments(node)[parts.owner]
-    awake = ~np.isin(parts.cause, _ASLEEP)
-    count = len(waited_ns) + 1
-    held = np.bincount(window, (parts.end_ns - parts.start_ns) * awake, minlength=count)
-    share = np.minimum(np.append(waited_ns, 0) / np.maximum(held, 1), 1.0)
-    return np.where(awake, 1 - share[window], 1.0)
+    parts, windows = node.program.parts, node.joined.windows
+    moments = _window_of_moments(node)
+    window, length = moments[parts.owner], parts.end_ns - parts.start_ns
+    _, sleep = wait_of_steps(node.joined.given.core_wait, windows.numbers)
+    ran = np.flatnonzero(node.program.kind == OP_START)
+    run_ns = node.joined.links.events.dur_ns[node.program.row[ran]]
+    count = len(windows) + 1
+    spent = np.bincount(window, length, count) + np.bincount(moments[ran], run_ns, count)
+    elsewhere = np.maximum(np.append(np.diff(windows.bounds_ns), 0) - spent, 0)
+    may_sleep = np.isin(parts.cause, _ASLEEP)
+    held = awake(window, length, may_sleep, elsewhere, np.append(sleep, -1))
+    share = np.append(waited_ns, 0) / np.maximum(np.bincount(window, held, count), 1)
+    factor: np.ndarray = 1 - np.minimum(share, 1.0)[window] * held / np.maximum(length, 1)
+    return factor
 
 
 def _window_of_moments(node: RankNodes) -> np.ndarray:
