@@ -61,7 +61,7 @@ from chopper.workloads.machine import BACKEND, choose_device
 from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
 from chopper.workloads.planning import Plan, imbalance
 from chopper.workloads.progress import Progress
-from chopper.workloads.ray_cluster import Cluster
+from chopper.workloads.ray_cluster import Cluster, load_ray, new_token
 from chopper.workloads.rows import Batch, packed
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
@@ -123,8 +123,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
                         )
                     latency_of_a_batch(args, latency_ms, prof)
         checked.tell()
-        if args.variant == "balanced" and rank == 0:
-            print("balanced: documents computed one by one", flush=True)
+        if args.variant == "balanced":
+            if rank == 0:
+                print("balanced: documents computed one by one", flush=True)
             balancing_alone(args, device, prof)
         dist.barrier()
 
@@ -141,11 +142,15 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
     if args.variant not in WITH_ACTORS:
         yield
         return
-    where: list[Any] = [args.address, f"chopper-{os.getpid()}", None]
+    token = new_token() if args.address is None else None
+    where: list[Any] = [args.address, f"chopper-{os.getpid()}", token]
+    dist.broadcast_object_list(where)
     with contextlib.ExitStack() as stack:
         if dist.get_rank() == 0:
             cluster = stack.enter_context(Cluster(*where))
-            where[0], where[2] = cluster.address, cluster.token
+            where[0] = cluster.address
+        else:
+            load_ray(where[2])  # while the first rank starts it
         dist.broadcast_object_list(where)
         if dist.get_rank():
             stack.enter_context(Cluster(*where))

@@ -85,8 +85,10 @@ def balancing_alone(
     """What the slowest of many ranks computes per step, by how samples were given to ranks.
 
     Each document's forward and backward pass really runs, by itself; a virtual rank takes as long
-    as its documents together. So the methods differ in nothing but who gets which document.
+    as its documents together. So the methods differ in nothing but who gets which document. The
+    real ranks take turns in the steps.
     """
+    rank, real_ranks = dist.get_rank(), dist.get_world_size()
     clock = time.thread_time if device.type == "cpu" else synchronized
     width, longest = 2 * args.width, LONGER * args.longest
     model = Decoder(width, longest, VOCABULARY).to(device)
@@ -110,22 +112,28 @@ def balancing_alone(
 
     for length in (8, longest // 4, longest):
         seconds(length)
+    mine = range(rank, steps, real_ranks)
+    took = {step: [seconds(n) for n in drawn.plan(step).length.tolist()] for step in mine}
+    gathered: list[dict[int, list[float]]] = [{} for _ in range(real_ranks)]
+    dist.all_gather_object(gathered, took)
+    if rank:
+        return
     for step in range(steps):
         lengths = drawn.plan(step).length
-        took_s = np.array([seconds(length) for length in lengths.tolist()])
+        took_s = np.array(gathered[step % real_ranks][step])
         for ranks in ranks_of:
-            mine = slice(args.batch * ranks)
-            costs = cost(lengths[mine])
+            first = slice(args.batch * ranks)
+            costs = cost(lengths[first])
             for method in METHODS:
                 given = balance(costs, ranks, method)
                 said: dict[str, str | int] = {"method": method, "virtual_ranks": ranks}
-                slowest_s = loads(took_s[mine], given, ranks).max()
-                as_drawn_s = loads(took_s[mine], balance(costs, ranks, "random"), ranks).max()
+                slowest_s = loads(took_s[first], given, ranks).max()
+                as_drawn_s = loads(took_s[first], balance(costs, ranks, "random"), ranks).max()
                 for name, value in (
                     ("slowest_virtual_rank_ns", slowest_s * 1e9),
                     ("as_drawn_over_this_ratio", as_drawn_s / slowest_s),
                     ("virtual_imbalance_ratio", imbalance(costs, given, ranks)),
-                    ("virtual_time_imbalance_ratio", imbalance(took_s[mine], given, ranks)),
+                    ("virtual_time_imbalance_ratio", imbalance(took_s[first], given, ranks)),
                 ):
                     prof.measure(name, float(value), **said, repetition=step)
 

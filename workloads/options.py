@@ -258,7 +258,7 @@ DATALOADER: tuple[Option, ...] = (
         default=3,
         type=positive,
     ),
-    Option(name="batch", help="samples per rank and step", default=16, type=positive),
+    Option(name="batch", help="samples per rank and step", default=12, type=positive),
     Option(name="sources", help="that are mixed", default=32, type=positive),
     Option(name="state", help="MB of an open source, on average", default=12, type=positive),
     Option(name="latency", help="ms of storage per read, on average", default=200, type=positive),

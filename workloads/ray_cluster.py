@@ -47,12 +47,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         if self.address is None and self.token is None:
-            # A process keeps the first that it used. Else Ray would put one into the home.
-            self.token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-        if self.token is not None:
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ["RAY_AUTH_TOKEN"] = self.token
-        ray = load_ray()
+            self.token = new_token()
+        ray = load_ray(self.token)
         if self.address is not None:
             answers(self.address)
         options: dict[str, Any] = {
@@ -110,8 +106,15 @@ def _leave(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def load_ray() -> Any:
-    """The module, or what to install.
+def new_token() -> str:
+    """For a cluster that is started here: the same in all of a process's life, for Ray keeps the
+    first that it used. Without one, Ray would put its own into the home.
+    """
+    return os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+
+
+def load_ray(token: str | None = None) -> Any:
+    """The module, which is told the cluster's token before it looks for one; or what to install.
 
     Raises:
         LoaderError: it is not installed, or cannot be imported.
@@ -121,6 +124,9 @@ def load_ray() -> Any:
             "the disaggregated variants need Ray, which is not installed: "
             "pip install 'chopper-profiler[ray]'"
         )
+    if token is not None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ["RAY_AUTH_TOKEN"] = token
     hidden = _amdsmi_is_broken()
     if hidden:
         sys.modules["amdsmi"] = None  # type: ignore[assignment]

@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+
 from chopper.workloads import (  # noqa: E402
     loading,
     loading_alone,
@@ -281,6 +283,15 @@ class Kept:
         self.rows.append((name, value, labels))
 
 
+@pytest.fixture
+def alone():
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
 def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     kept: Any = Kept()
     loading_alone.balancing_alone(arguments("--batch", "2", "--longest", "16"), CPU, kept, steps=2)
