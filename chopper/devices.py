@@ -221,7 +221,17 @@ def named(name: str) -> DevicePeaks:
     if wanted not in names and len(members) == 1:
         return members[0]
     short = [n for n in names if not n.startswith(("nvidia-", "amd-"))]
-    return names[wanted] if wanted in names else names[one_of("device", wanted, short)]
+    if wanted in names:
+        return names[wanted]
+    return names[one_of("device", wanted, short, otherwise=f"there are {_families()}")]
+
+
+def _families() -> str:
+    """The table's devices in short: families by vendor, each the beginning of its members' names."""
+    of: dict[str, dict[str, None]] = {}
+    for device in known_devices():
+        of.setdefault(device.vendor, {})[device.id.split("-")[1]] = None
+    return "; ".join(f"{vendor.upper()} {', '.join(found)}" for vendor, found in of.items())
 
 
 def _agrees(

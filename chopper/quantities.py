@@ -155,8 +155,14 @@ def _read(text: str, units: Mapping[str, float], name: str, example: str) -> flo
     return value
 
 
-def one_of(kind: str, name: str, known: Iterable[str]) -> str:
+def one_of(kind: str, name: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
     """The known name that was meant, whatever its case.
+
+    Args:
+        kind: what it names.
+        name: as given.
+        known: all names.
+        otherwise: what to say where none is near; None to list them all.
 
     Raises:
         UsageError: there is none; the nearest names are suggested.
@@ -169,5 +175,8 @@ def one_of(kind: str, name: str, known: Iterable[str]) -> str:
     begins = [n for n in lowered if wanted and n.startswith(wanted)]
     near = get_close_matches(wanted, lowered, n=3, cutoff=0.45)
     close = [lowered[n] for n in dict.fromkeys(begins + near)][:4]
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    else:
+        hint = otherwise or f"there are {', '.join(names)}"
     raise UsageError(f"no {kind} is called {name!r}; {hint}")
