@@ -159,7 +159,8 @@ def build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
     if len(parts) > 1:
         inputs = parts[1] if isinstance(parts[1], tuple | list) else (parts[1],)
     else:
-        table = next((m for m in module.modules() if isinstance(m, torch.nn.Embedding)), None)
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        table = next((m for m in module.modules() if isinstance(m, kinds)), None)
         if table is None:
             raise TypeError(
                 "the factory returned no inputs and the module has no embedding to make token "
@@ -283,6 +284,27 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_NO_VALUES = (
+    "asks a tensor for its value (.item(), bool(), tolist()), expected shapes alone: a captured module "
+    "computes nothing; keep the value on the device (torch.where), or leave the line out in the factory"
+)
+
+
+def _place(exc: BaseException) -> str:
+    """Where in the user's code an error began: the innermost frame that is neither torch's nor ours."""
+    import traceback
+
+    import torch
+
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent))
+    frames = [
+        f
+        for f in traceback.extract_tb(exc.__traceback__)
+        if not str(Path(f.filename).resolve()).startswith(ours) and not f.filename.startswith("<")
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the module"
+
+
 def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The child: one request in, one line out."""
     request = json.loads(sys.argv[1])
@@ -296,6 +318,8 @@ def answer(function: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     except Exception as exc:  # noqa: BLE001 - the user's code, which may raise anything
         text = str(exc).strip().splitlines()
         found = {"error": f"{type(exc).__name__}: {text[0] if text else ''}".rstrip(": ")}
+        if type(exc).__name__ == "DataDependentOutputException":
+            found = {"error": f"{_place(exc)}: {_NO_VALUES}"}
     sys.stdout.write(_MARK + json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)

@@ -490,6 +490,10 @@ CAPTURED_ASSUMPTIONS = (
     "the host keeps up, one operator after the other, on one rank",
     ASSUMPTIONS[-1],
 )
+RECURRENT_ASSUMPTION = (
+    "a recurrent layer runs at the rate of large products; its time steps wait for each other, so short "
+    "sequences in small batches take longer"
+)
 
 
 def project_captured(
@@ -555,7 +559,8 @@ def project_captured(
         for kind, (n, projected, roof) in sorted(totals.items(), key=lambda item: -item[1][1])
     )
     return Projection(
-        assumptions=CAPTURED_ASSUMPTIONS,
+        assumptions=CAPTURED_ASSUMPTIONS
+        + ((RECURRENT_ASSUMPTION,) if any("_rnn" in op["op"] for op in operators) else ()),
         run=module,
         recorded_device=None,
         target_device=target.label,

@@ -357,6 +357,32 @@ def _convolved(record: Record, x: int, weight: int, out: int) -> Work:
 
 _ADDMM = _mm(1, 2, addend=0, beta=3)
 
+
+@documented
+def _recurrent(passes: int = 1) -> Model:
+    """One recurrent layer in one direction, (x[T, B, i], W[g·h, i], U[g·h, h], two biases, h, c, …):
+    2·T·B·g·h·(i + h), g gates (LSTM 4, GRU 3, tanh 1); backward twice that.
+    """
+
+    def model(record: Record) -> Work:
+        x, w, u = (_rank(record.shape(i), n) for i, n in ((0, 3), (1, 2), (2, 2)))
+        _same(x[2], w[1])
+        _same(w[0], u[0])
+        steps, hidden = x[0] * x[1], u[1]
+        work = _gemm(record, passes * 2 * steps * (prod(w) + prod(u)), 0)
+
+        def traffic() -> int:
+            states = sum(record.nbytes(i) for i in range(7))
+            out = steps * hidden * record.itemsize(0)
+            # Backward also reads the result and its gradient, and writes a gradient of each input.
+            return states + out if passes == 1 else 2 * states + 2 * out
+
+        direction = work.direction if passes == 1 else "backward"
+        return with_bytes(replace(work, direction=direction), traffic)
+
+    return model
+
+
 MODELS: dict[str, Model] = {
     "aten::mm": _mm(),
     "aten::bmm": _mm(),
@@ -386,6 +412,8 @@ MODELS: dict[str, Model] = {
     "aten::_weight_int8pack_mm": _linear(bias=None),
     "aten::_weight_int4pack_mm": _int4pack,
     "aten::_weight_int4pack_mm_for_cpu": _int4pack,
+    "aten::mkldnn_rnn_layer": _recurrent(),
+    "aten::mkldnn_rnn_layer_backward": _recurrent(2),
     "mkldnn::_linear_pointwise": _linear_pointwise,
     "mkl::_mkl_linear": _linear(0, 2, 3),
     # Kernels of inference and training libraries, by their public signatures.

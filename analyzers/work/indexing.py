@@ -224,6 +224,20 @@ def _embedding_bag_backward(record: Record) -> Work:
     return vector_work(record, traffic)
 
 
+def _embedding_bag_any_backward(record: Record) -> Work:
+    """_embedding_bag_backward(grad, indices, offsets, offset2bag, …, num_weights, …), dense or sparse."""
+
+    def traffic() -> int:
+        rows, sparse, grad = record.integer(6), record.boolean(9), record.shape(0)
+        if rows is None or rows < 0 or sparse is None or not grad:
+            raise Unknown("the number of embeddings was not recorded")
+        written = record.numel(1) if sparse else rows
+        read = record.nbytes(0) + record.nbytes(1) + record.nbytes(2)
+        return read + written * grad[-1] * record.itemsize(0)
+
+    return vector_work(record, traffic)
+
+
 @dataclass(frozen=True, slots=True)
 class _Lookup:
     """FBGEMM's lookup in many tables: a row per index, read once at most per table, and the sums.
@@ -282,6 +296,7 @@ MODELS: dict[str, Model] = {
     "aten::_embedding_bag": _embedding_bag,
     "aten::_embedding_bag_forward_only": _embedding_bag,
     "aten::_embedding_bag_dense_backward": _embedding_bag_backward,
+    "aten::_embedding_bag_backward": _embedding_bag_any_backward,
     "aten::index": _index,
     "aten::index_select": _index_select,
     "aten::gather": _Gather(2),

@@ -31,6 +31,37 @@ def test_backward_operators_do_not_read_what_only_has_the_size() -> None:
     assert pooled.bytes_count == 2 * 3 * 16 * (4 + 8) + 2 * 3 * 64 * 4
 
 
+@pytest.mark.parametrize("gates", [1, 3, 4])
+def test_a_recurrent_layer_is_two_products_per_token(gates: int) -> None:
+    steps, batch, i, h = 16, 8, 256, 512
+    states = [[batch, h]] * 2
+    weights = [[gates * h, i], [gates * h, h], [gates * h], [gates * h]]
+    dims = [[steps, batch, i], *weights, *states, *[[]] * 9]
+    types = [*["float"] * 7, *["Scalar"] * 9]
+    layer = of("aten::mkldnn_rnn_layer", dims, types)
+    assert layer.flop_count == 2 * gates * (i + h) * h * steps * batch
+    read = steps * batch * i + gates * h * (i + h + 2) + 2 * batch * h
+    assert layer.bytes_count == 4 * (read + steps * batch * h)
+    assert (layer.family, layer.dtype, layer.direction) == ("gemm", "fp32", "forward")
+    back = of("aten::mkldnn_rnn_layer_backward", dims, types)
+    assert back.flop_count == 2 * layer.flop_count
+    assert back.direction == "backward"
+    odd = of("aten::mkldnn_rnn_layer", [[steps, batch, 3], *dims[1:]], types)
+    assert (odd.flop_count, odd.reason) == (None, "inner dimensions differ: 3 and 256")
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_of_bags_are_of_all_rows_or_of_those_used(sparse: bool) -> None:
+    long = "long int"
+    back = of(
+        "aten::_embedding_bag_backward",
+        [[2, 16], [8], [2], [0], [2], [2], *[[]] * 5],
+        ["float", *[long] * 5, *["Scalar"] * 4, ""],
+        [*[""] * 6, "100", "False", "0", str(sparse), ""],
+    )
+    assert back.bytes_count == 2 * 16 * 4 + 8 * 8 + 2 * 8 + (8 if sparse else 100) * 16 * 4
+
+
 def test_scattered_writes_touch_the_places_that_are_indexed() -> None:
     long = "long int"
     types = ["float", "Scalar", long, "float"]
