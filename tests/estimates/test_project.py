@@ -26,6 +26,7 @@ from chopper.cli import cli
 from chopper.devices import named
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.reports.estimates.project import page
+from tests.kineto_writer import TODAY, Trace
 
 H100, MI300X = named("h100-sxm"), named("mi300x")
 WHOLE = Reach(products=1.0, memory=1.0, source="test")
@@ -370,6 +371,22 @@ def test_a_device_that_the_run_contradicts_is_refused(traces_dir: Path) -> None:
         run(file, "--device", "mi300x", "--from-device", "v100-sxm2-32gb")
 
 
+@pytest.mark.parametrize("options", [(), ("--from-device", "a100-sxm4-80gb")])
+def test_a_run_on_the_cpu_is_not_taken_for_a_devices(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    trace = Trace(dialect=TODAY)
+    trace.op("aten::mm", 1_000, 5_000, shapes=[[64, 64], [64, 64]])
+    file = tmp_path / "cpu.json"
+    file.write_bytes(trace.encode())
+    with pytest.raises(UsageError) as caught:
+        run(str(file), "--device", "h100-sxm", *options)
+    said = str(caught.value)
+    assert "\n" not in said
+    for part in (str(file), "timed on the CPU only", "expected device events", "--module"):
+        assert part in said
+
+
 def test_what_has_no_model_is_named() -> None:
     operator: dict[str, Any] = {
         "input_dims": "[[8, 8], [8, 8]]",
@@ -378,22 +395,25 @@ def test_what_has_no_model_is_named() -> None:
     operator |= {"concrete_inputs": '["", ""]', "call_count": 2}
     found = project_captured(
         module="m",
-        operators=[{"op": "aten::mm"} | operator, {"op": "aten::mkldnn_rnn_layer"} | operator],
+        operators=[{"op": "aten::mm"} | operator, {"op": "mine::secret"} | operator],
         element_bytes=4,
         target=H100,
         target_reach=WHOLE,
     )
-    assert found.unmodelled_operators == ("aten::mkldnn_rnn_layer",)
+    assert found.unmodelled_operators == ("mine::secret",)
     assert found.unmodelled_ratio == 0.5
     said = page(found)
     assert "at least" in said.verdict
-    assert any("aten::mkldnn_rnn_layer" in fact for fact in said.facts)
+    assert any("mine::secret" in fact for fact in said.facts)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ((), "nothing to project onto"),
+        (("--device", "quux"), "no device is called 'quux'; there are NVIDIA quadro, p100, v100"),
+        (("--device", "cpu"), "found a CPU, expected an accelerator"),
+        (("--device", "h100-sxm", "--from-device", "CPU"), "--from-device CPU: found a CPU"),
         (("--device", "h100-smx"), "did you mean h100-sxm"),
         (("--device", "h100-sxm", "--topology", "x.json"), "--topology needs --ranks"),
         (("--ranks", "8", "--check", "x"), "--check needs --device"),
@@ -453,6 +473,59 @@ def test_a_captured_module_has_the_flop_of_its_step(
     assert sum(c.projected_ns for c in fast.classes) == fast.projected_ns
     launches = sum(c.calls_count for c in fast.classes)
     assert fast.projected_ns == pytest.approx(fast.roofline_ns + launches * 4500, rel=0.02)
+
+
+RECURRENT = """
+import torch
+
+class Bags(torch.nn.Module):
+    def __init__(self, asks):
+        super().__init__()
+        self.asks = asks
+        self.bags = torch.nn.EmbeddingBag(1000, 32, mode="sum")
+        self.layers = torch.nn.LSTM(32, 64, 2)
+
+    def forward(self, ids):
+        rows = self.bags(ids)
+        if self.asks and rows.sum().item() > 0:
+            rows = rows * 2
+        return self.layers(rows[None])[0]
+
+def make():
+    return Bags(False)
+
+def asking():
+    return Bags(True)
+"""
+
+
+@pytest.mark.slow
+def test_bags_and_recurrent_layers_are_captured_and_values_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from chopper.collectors.fake_ops import capture_operators
+
+    (tmp_path / "mine.py").write_text(RECURRENT)
+    monkeypatch.chdir(tmp_path)
+    found = capture_operators("mine:make", batch=4, sequence=8, precision="fp32")
+    step = project_captured(
+        module="mine:make",
+        operators=found["operators"],
+        element_bytes=found["element_bytes"],
+        target=H100,
+        target_reach=WHOLE,
+    )
+    assert not any("rnn" in op or "bag" in op for op in step.unmodelled_operators)
+    assert ("recurrent" in " ".join(step.assumptions)) == any(
+        "_rnn" in op["op"] for op in found["operators"]
+    )
+    with pytest.raises(ChopperError) as caught:
+        capture_operators("mine:asking", batch=4, sequence=8)
+    line = 1 + RECURRENT.splitlines().index("        if self.asks and rows.sum().item() > 0:")
+    said = str(caught.value)
+    assert f"mine.py:{line}: asks a tensor for its value (.item()" in said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize(

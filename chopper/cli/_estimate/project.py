@@ -96,6 +96,13 @@ def command(
     from chopper.views import view
 
     check(output, force=force)
+    for option, name in (("--device", device), ("--from-device", from_device)):
+        if name is not None and name.strip().lower() in ("cpu", "host"):
+            raise UsageError(
+                f"{option} {name}: found a CPU, expected an accelerator of the table, which has no "
+                "peaks of CPUs; carry a CPU run to more ranks with --ranks alone, or project the "
+                "module that it runs with --module"
+            )
     if clock is not None:
         between(clock, 1, 1e4, "--clock in MHz")
     if run is not None and module is not None:
@@ -126,6 +133,8 @@ def command(
     network = read_topology(topology) if topology else Topology()
     target = named(device) if device else None
     attribution = _attributed(run)
+    if target is not None or from_device is not None:
+        _has_device_events(attribution, run)
     if from_device is not None:
         recorded: DevicePeaks | None = _told(attribution, run, from_device)
     else:
@@ -136,6 +145,7 @@ def command(
     windows = 1
     if against is not None:
         other = _attributed(against)
+        _has_device_events(other, f"--check {against}")
         theirs = _device_of(other, against)
         if target is None or theirs.id != target.id:
             named_there = target.label if target else "the target"
@@ -195,6 +205,30 @@ def _attributed(source: str) -> Attribution:
 
     with progress("attributing"):
         return attribute(load([source]))
+
+
+def _has_device_events(attribution: Attribution, source: str) -> None:
+    """Refuse a run whose operators have the host's time only, whatever device it names.
+
+    Raises:
+        UsageError: no rank, or not each, has device events.
+    """
+    from chopper.analyzers.host_device import HOST_DEVICE_ID
+
+    ranks = [rank.rank for rank in attribution.ranks]
+    without = []
+    for rank in ranks:
+        devices = attribution.run.table(rank, "device_event")["device_id"]
+        # Where there is no device, the host's operators stand in for one.
+        if not len(devices) or devices[0].as_py() == HOST_DEVICE_ID:
+            without.append(rank)
+    if without:
+        where = "" if len(without) == len(ranks) else f" of rank {without[0]}"
+        raise UsageError(
+            f"{source}: found operators{where} timed on the CPU only, expected device events; record "
+            "on a device, project the module captured (--module), or carry the run to more ranks "
+            "without a device (--ranks)"
+        )
 
 
 def _device_of(attribution: Attribution, source: str) -> DevicePeaks:
