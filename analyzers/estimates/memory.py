@@ -135,7 +135,8 @@ def _steps(training: Training) -> list[Step]:
     first = Step(training)
     ranks: set[int | None] = {None}
     if training.strategy in ("zero1", "zero2"):
-        ranks = set(first.parts().extremes())
+        # Stage 1 reduces in the order of the model: the first rank has its part while all gradients are there.
+        ranks = {0, *first.parts().extremes()}
     steps = [Step(training, rank=rank) for rank in ranks]
     for step in steps:
         step.run()

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.estimates.memory import Memory, Training, memory
+from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger
 from chopper.analyzers.estimates.zero import Parts, Reduction
-from chopper.architectures import Architecture
+from chopper.architectures import Architecture, named
 
 A = Architecture(
     name="small",
@@ -280,3 +281,20 @@ def test_offloaded_states_leave_no_gradient_behind(stage: int) -> None:
     assert ledger.now["gradients"] == (80 if stage == 1 else 40)
     of.finish()
     assert ledger.now["gradients"] == 0
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_of_eight_ranks_none_needs_more_than_the_estimate(checkpoint: Any) -> None:
+    training = Training(
+        architecture=named("llama3-8b"),
+        strategy="zero1",
+        ranks_count=8,
+        sequence_count=1024,
+        checkpoint=checkpoint,
+    )
+    peaks = []
+    for rank in range(8):
+        step = Step(training, rank=rank)
+        step.run()
+        peaks.append(step.ledger.peak_bytes)
+    assert memory(training).allocated_bytes == max(peaks)
