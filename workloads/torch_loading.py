@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import multiprocessing
+import os
+import signal
+import sys
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +24,7 @@ from chopper.workloads.planning import Planner, pack
 from chopper.workloads.rows import Batch
 
 Tokens = NDArray[np.uint16]
+_PR_SET_PDEATHSIG = 1
 
 
 class Documents(Dataset[Tokens]):
@@ -34,12 +41,25 @@ class Documents(Dataset[Tokens]):
         not, their batches come in flights of as many as there are workers, and some steps of a
         short run say nothing about the others.
         """
+        _end_with_the_rank()
         self.mixture.open(range(len(self.mixture.specs)))
         time.sleep(worker * self._apart_s)
 
     def __getitem__(self, item: tuple[int, int]) -> Tokens:
         """One document: (source, index)."""
         return self.mixture.read(item)[0]
+
+
+def _end_with_the_rank() -> None:
+    """In a worker: end at once and silently when told to, and when the rank is killed.
+
+    Torch's own watch looks only between batches, and a worker that waits to hand one over never
+    comes to it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ConcurrentDocuments(Documents):
@@ -120,14 +140,20 @@ def torch_batches(
             prefetch_factor=prefetch,
             timeout=timeout_s,
         )
+        others = multiprocessing.active_children()
         batches = iter(loader)
+        started = [child for child in multiprocessing.active_children() if child not in others]
     for step in wanted:
         try:
             rows = next(batches)
         except SourceError as exc:
             raise SourceError(_without_traceback(str(exc))) from None
         except RuntimeError as exc:
-            raise SourceError(f"step {step}: {str(exc).splitlines()[0]}") from exc
+            _kill(started)
+            why = str(exc).splitlines()[0]
+            if "timed out" in why:
+                why = f"no batch from a DataLoader worker for {timeout_s:.0f} s; a source hangs"
+            raise SourceError(f"step {step}: {why}") from exc
         plan = taken.plan(step)
         mine = plan.of(rank)
         samples = [mine[d] for held in rows.documents for d in held]
@@ -143,6 +169,17 @@ class _Batches:
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for step in self._steps:
             yield self._planner.plan(step).of(self._rank)
+
+
+def _kill(workers: Sequence[BaseProcess]) -> None:
+    """End workers that may hang, of which torch would wait 5 s for each."""
+    # Torch's handler takes a worker that is killed for one that failed.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()
+    signal.signal(signal.SIGCHLD, before)
 
 
 def _without_traceback(text: str) -> str:
