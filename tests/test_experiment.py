@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from chopper import experiment as ex
 from chopper import manifest as m
+from chopper.cli.run_ import _show_experiment
 from chopper.errors import InputError, OutputError
 from chopper.outputs import check_output, new_output
 from chopper.reports import experiment as report
@@ -152,6 +153,16 @@ def test_what_intervals_are_of_is_said(made):
     measured = [("rate_per_s", 5.0 + k, {ex.REPETITION: k}) for k in range(2)]
     recorded(made / "a-1", measured)
     assert "Student's t over parts of a single run" in report.intervals(ex.load(made))
+
+
+def test_only_runs_that_are_there_are_named_as_next(made, capsys):
+    plan = ex.read_plan(made)
+    plan.variants[1].runs = []  # interrupted before
+    ex.write_plan(made, plan)
+    _show_experiment(made, as_json=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["workload"] == "gemm"
+    assert f"next: chopper report {made / 'a-1'} -o report.html" in shown.err
 
 
 def test_names_from_a_run_cannot_break_out_of_the_page(made):

@@ -259,11 +259,11 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
     with progress("writing the report"):
         write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))
     click.echo(f"report: {page}", err=True)
-    base = found.plan.baseline
-    others = [v for v in found.variants if v != base]
-    if base is not None and others:
-        a, b = (shlex.quote(str(path / f"{v}-1")) for v in (base, others[0]))
-        click.echo(f"next: chopper compare {a} {b}", err=True)
+    # What an interruption left out cannot be compared.
+    runs = {v.name: shlex.quote(str(path / v.runs[0])) for v in found.plan.variants if v.runs}
+    base = runs.pop(found.plan.baseline or "", None)
+    if base is not None and runs:
+        click.echo(f"next: chopper compare {base} {next(iter(runs.values()))}", err=True)
     else:
-        first = shlex.quote(str(path / f"{found.variants[0]}-1"))
+        first = base or next(iter(runs.values()))
         click.echo(f"next: chopper report {first} -o report.html", err=True)
