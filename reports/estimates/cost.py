@@ -89,7 +89,7 @@ def page(found: Cost) -> Page:
                 [float(f"{scale / s:.5g}") for s in speeds],
             ),
         },
-        x="times as fast",
+        x=f"times as fast as {found.device or 'this device'}",
         y=f"{found.currency} per million tokens",
         marks=marks,
     )

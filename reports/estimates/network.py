@@ -122,6 +122,7 @@ def page(found: Network) -> Page:
         )
         for a in algorithms
     }
+    sizes = sorted({t.size_bytes for t in found.times})
     gain = found.spreads[-1].gain_ratio if found.spreads else 1.0
     return Page(
         title="Network",
@@ -134,11 +135,28 @@ def page(found: Network) -> Page:
             Plot(
                 name="collective",
                 title=f"Time of {found.collective} by size",
-                figure=lines_figure(series, x="bytes", y="µs", log_x=True, log_y=True),
+                figure=lines_figure(
+                    series,
+                    x="size",
+                    y="time",
+                    log_x=True,
+                    log_y=True,
+                    x_ticks={
+                        float(n): fmt.bytes_(n).replace(".00", "").replace(".0 ", " ")
+                        for n in sizes
+                    },
+                    y_ticks={10.0**p: _power_of_ten(p) for p in range(-3, 9)},
+                ),
             ),
         ),
         assumptions=found.assumptions,
     )
+
+
+def _power_of_ten(exponent: int) -> str:
+    """10 ** exponent µs."""
+    thousands, digits = divmod(exponent + 3, 3)
+    return f"{10**digits} {('ns', 'µs', 'ms', 's')[thousands]}"
 
 
 def _against_published(found: Network) -> tuple[str, ...]:

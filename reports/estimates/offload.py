@@ -76,7 +76,7 @@ def page(found: Offload) -> Page:
         f"activations: {a.best} is faster",
     )
     rows = {
-        v.name: {
+        v.name + ("" if v.fits else " (does not fit)"): {
             "forward": v.forward_s,
             "backward": v.backward_s,
             "optimizer": v.optimizer_s,
@@ -95,7 +95,11 @@ def page(found: Offload) -> Page:
         facts=facts,
         grids=(variants, activations),
         plots=(
-            Plot(name="offload", title="Time of a step", figure=stacked_figure(rows, x="seconds")),
+            Plot(
+                name="offload",
+                title="Time of a step",
+                figure=stacked_figure(rows, x="seconds per step"),
+            ),
         ),
         assumptions=found.assumptions,
     )

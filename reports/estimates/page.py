@@ -152,8 +152,10 @@ def lines_figure(
     log_x: bool = False,
     log_y: bool = False,
     marks: dict[str, float] | None = None,
+    x_ticks: dict[float, str] | None = None,
+    y_ticks: dict[float, str] | None = None,
 ) -> Figure:
-    """Lines over one axis; `marks` are vertical lines with a name."""
+    """Lines over one axis; `marks` are vertical lines with a name, ticks are by value."""
     shapes, notes = [], []
     for name, at in (marks or {}).items():
         shapes.append(
@@ -194,12 +196,12 @@ def lines_figure(
         ],
         "layout": {
             "height": 380,
-            "margin": {"l": 8, "r": 24, "t": 36, "b": 84},
-            "xaxis": {"title": {"text": x}, "type": "log" if log_x else "linear"},
+            "margin": {"l": 8, "r": 24, "t": 36, "b": 84 if len(series) > 1 else 56},
+            "xaxis": {"title": {"text": x}, **_scale(log_x, x_ticks)},
             "yaxis": {
                 "title": {"text": y},
                 "automargin": True,
-                "type": "log" if log_y else "linear",
+                **_scale(log_y, y_ticks),
                 **({} if log_y else {"rangemode": "tozero"}),
             },
             "shapes": shapes,
@@ -207,6 +209,14 @@ def lines_figure(
             "legend": _LEGEND,
         },
     }
+
+
+def _scale(log: bool, ticks: dict[float, str] | None) -> dict[str, Any]:
+    """An axis' type and ticks; a logarithmic one has whole decades where no ticks are given."""
+    chosen: dict[str, Any] = {"dtick": 1} if log else {}
+    if ticks:
+        chosen = {"tickmode": "array", "tickvals": [*ticks], "ticktext": [*ticks.values()]}
+    return {"type": "log" if log else "linear", **chosen}
 
 
 def stacked_figure(

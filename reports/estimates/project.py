@@ -113,6 +113,7 @@ def page(found: Projection) -> Page:
         facts.append(_against_the_check(found))
     if found.scales:
         grids.append(_scales(found))
+        labelled = found.scales[:: 2 if len(found.scales) > _MOST_TICKS else 1]
         xs = [float(s.ranks_count) for s in found.scales]
         plots.append(
             Plot(
@@ -127,6 +128,7 @@ def page(found: Projection) -> Page:
                     x="ranks",
                     y="ms per step",
                     log_x=True,
+                    x_ticks={float(s.ranks_count): fmt.count(s.ranks_count) for s in labelled},
                     marks={"knee": float(found.knee_ranks_count)}
                     if found.knee_ranks_count
                     else None,
@@ -162,16 +164,24 @@ def _against_the_check(found: Projection) -> str:
     return f"{said}, {abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
 
 
+_MOST_TICKS = 10
+_REST = "not computing"
+
+
 def _bars(found: Projection) -> Plot:
-    idle = {"idle": found.idle_ns / 1e6}
     parts = {}
     if found.recorded_ns is not None:
         parts[f"recorded, {found.recorded_device}"] = {
             c.operator_class: (c.recorded_ns or 0) / 1e6 for c in found.classes
-        } | idle
+        } | {_REST: (found.idle_ns + found.copy_ns + found.communication_ns) / 1e6}
+    there = found.idle_ns + found.projected_copy_ns + found.projected_communication_ns
     parts[f"projected, {found.target_device}"] = {
         c.operator_class: c.projected_ns / 1e6 for c in found.classes
-    } | idle
+    } | ({_REST: there / 1e6} if found.recorded_ns is not None else {})
+    if found.checked_ns is not None:
+        classes = {c.operator_class: c.checked_ns or 0 for c in found.classes}
+        rest = max(0, found.checked_ns - sum(classes.values()))
+        parts["recorded there"] = {k: ns / 1e6 for k, ns in classes.items()} | {_REST: rest / 1e6}
     return Plot(
         name="project", title="By class", figure=stacked_figure(parts, x="ms per step or trace")
     )
