@@ -305,7 +305,7 @@ WORKLOADS: dict[str, Workload] = {
         "constructor actors on Ray: throughput, memory, balance",
         options="DATALOADER",
         check="chopper.workloads.loading:needs",
-        starter="chopper.workloads.processes",
+        starter="chopper.workloads.ray_ranks",
         measures=True,
         variants=(
             Variant(
@@ -328,7 +328,7 @@ WORKLOADS: dict[str, Workload] = {
             Variant(name="balanced", summary="and each rank has as much to compute"),
         ),
         baseline="tuned",
-        seconds=120,
+        seconds=105,
     ),
 }
 

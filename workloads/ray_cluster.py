@@ -56,8 +56,11 @@ class Cluster:
             "log_to_driver": False,
             "logging_level": "FATAL",
         }
+        # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
+        signal.signal(signal.SIGTERM, _leave)
         if self.address is None:
-            clear_leftovers()
+            if ended := clear_leftovers():
+                print(f"dataloader: ended {len(ended)} Ray processes of an earlier run", flush=True)
             self._directory = _new_directory()
             # Logical: loaders wait more than they compute, however many cores there are.
             options |= {"address": "local", "num_cpus": 64, "include_dashboard": False}
@@ -68,10 +71,8 @@ class Cluster:
             with _quiet_environment(self._directory):
                 ray.init(**options)
         except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
-            try:
-                ray.shutdown()
-            finally:
-                self._remove()
+            _go_on_whatever_comes()
+            self._end()
             if not isinstance(exc, Exception):
                 raise
             said = str(exc).strip().splitlines() or [type(exc).__name__]
@@ -83,23 +84,27 @@ class Cluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Whoever is told to end is ending already; an interrupt comes more than once.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        import ray
-
+        _go_on_whatever_comes()
         if exc[0] is not None:
             clear_leftovers()  # of the rank that started Ray, where that was killed
+        self._end()
+
+    def _end(self) -> None:
+        import ray
+
         try:
             ray.shutdown()
         finally:
-            self._remove()
+            if self._directory is not None:
+                _end_all_of(self._directory)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _remove(self) -> None:
-        if self._directory is not None:
-            _end_all_of(self._directory)
+
+def _go_on_whatever_comes() -> None:
+    """Whoever is told to end is ending already; an interrupt comes more than once."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -240,6 +245,4 @@ def clear_leftovers() -> list[int]:
             if not owner.isdecimal() or psutil.pid_exists(int(owner)):
                 continue
             ended += _end_all_of(directory)
-    if ended:
-        print(f"dataloader: ended {len(ended)} Ray processes that an earlier run left behind")
     return ended
