@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CEILINGS = ("theoretical", "achievable")
 _NOT_THE_MODELS = ("recompute", "optimizer")
+_NO_PRODUCT = "no matrix product, convolution or attention was recognised"
 _SAID_RATIO = 0.001
 """Smaller shares of unknown FLOP or peaks are not worth a remark."""
 
@@ -41,7 +42,8 @@ class _Math:
     unknown_ratio: float
     """Share of the products' time whose FLOP are not known."""
     observed_ns: int
-    products: int
+    unknown_reason: str = _NO_PRODUCT
+    """Why there are no FLOP, where there are none."""
 
 
 def utilization(attribution: Attribution) -> pa.Table:
@@ -67,7 +69,7 @@ def utilization(attribution: Attribution) -> pa.Table:
 def _math(attribution: Attribution, rank: int, observed_ns: int) -> _Math:
     work, links = attribution.work.get(rank), attribution.links.get(rank)
     if work is None or links is None:
-        return _Math({}, {}, 0.0, observed_ns, 0)
+        return _Math({}, {}, 0.0, observed_ns)
     rows = np.flatnonzero(work.math & links["step_index"].is_valid().to_numpy())
     flop = work.work_flop[rows]
     known = ~np.isnan(flop)
@@ -80,12 +82,18 @@ def _math(attribution: Attribution, rank: int, observed_ns: int) -> _Math:
     codes = work.dtype[rows][known] % len(names)
     hardware = np.bincount(codes, weights=flop[known], minlength=len(names))
     model = np.bincount(codes, weights=flop[known] * own, minlength=len(names))
+    if hardware.sum() >= 2**63 / len(
+        attribution.ranks
+    ):  # the sum over ranks is a whole number, too
+        reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
+        return _Math({}, {}, 1.0, observed_ns, reason)
+    reason = "the FLOP of no product are known: shapes were not recorded"
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
         float(unknown),
         observed_ns,
-        len(rows),
+        reason if len(rows) else _NO_PRODUCT,
     )
 
 
@@ -105,11 +113,7 @@ def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[d
         row["reason"] = getattr(ceilings, f"{name}_reason", None) or "not known"
         return [row]
     if not math.hardware or not math.observed_ns:
-        row["reason"] = (
-            "the FLOP of no product are known: shapes were not recorded"
-            if math.products
-            else "no matrix product, convolution or attention was recognised"
-        )
+        row["reason"] = math.unknown_reason
         return [row]
     peaks = {d: ceiling.flop_per_s(d) if d else None for d in math.hardware}
     row |= _against(math.model, math.hardware, peaks, math.observed_ns)

@@ -48,6 +48,9 @@ _FAMILIES: dict[str, str] = {
     **dict.fromkeys(libraries.ATTENTION_MODELS, "sdpa"),
 }
 
+_MOST = 1 << 56
+"""More FLOP or bytes than any operator has: at 10 PFLOP/s it would take 7 s."""
+
 _TEMPLATE = "triton_tem_"
 """TorchInductor's products made from Triton templates."""
 
@@ -93,8 +96,13 @@ def estimate(
     other = gemm.template if name.startswith(_TEMPLATE) else vector.compiled
     model = MODELS.get(name, other)
     try:
-        return model(
+        work = model(
             decode(name, input_dims, input_types, concrete_inputs, output_dims, element_bytes)
         )
     except Unknown as exc:
         return Work(kind, direction=direction, reason=str(exc))
+    counts = (work.flop_count, work.useful_flop_count, work.bytes_count, work.unsized_element_count)
+    if max(count or 0 for count in counts) >= _MOST:
+        reason = "its shapes give more FLOP or bytes than any operator has"
+        return Work(kind, direction=direction, reason=reason)
+    return work

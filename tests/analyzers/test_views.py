@@ -398,6 +398,15 @@ def test_each_flop_is_held_against_the_peak_of_its_own_type() -> None:
     assert whole["reason"] is None
 
 
+def test_more_flop_than_64_bits_hold_are_not_counted() -> None:
+    large = json.dumps([[2**23, 2**15], [2**15, 2**16]])  # 2^55 FLOP, 300 times
+    host = spans(*(s for i in range(300) for s in called(10 * i, "aten::mm", large, i + 1)))
+    device = kernels(*(kernel(5000 + i, 5001 + i, correlation_id=i + 1) for i in range(300)))
+    whole = rows_of(attributed(host, device), "utilization")[0]
+    assert (whole["hardware_flop"], whole["hfu_ratio"]) == (0, None)
+    assert "shapes cannot be right" in whole["reason"]
+
+
 def test_an_unknown_ceiling_has_a_reason_and_no_number() -> None:
     (theoretical,) = [
         r for r in rows_of(mixed(name="Tomorrow 1"), "utilization") if r["ceiling"] == "theoretical"

@@ -89,3 +89,12 @@ def test_deeply_nested_json_is_answered() -> None:
     work = estimate("aten::mm", "[" * 100_000, None, None)
     assert work is not None
     assert work.reason == "Input Dims is not valid JSON"
+
+
+def test_shapes_that_no_operator_has_are_not_believed() -> None:
+    types = '["float", "float"]'
+    for rows, known in ((2**30, True), (2**50, False), (2**62, False)):
+        work = estimate("aten::mm", f"[[{rows}, 64], [64, 64]]", types, None)
+        assert work is not None
+        assert (work.flop_count == 2 * rows * 64 * 64) is known
+        assert (work.reason is None) is known

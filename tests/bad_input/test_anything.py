@@ -123,6 +123,9 @@ PLACES = list(_places(PLAIN))
     ],
     strict=True,
 )
+@example(
+    edits=[(("traceEvents", 3, "args", "Input Dims", 0, 0), 9_007_199_254_740_928)], strict=True
+)
 @fuzz
 def test_any_value_in_any_place_gives_a_closed_run_or_an_error(
     edits: list[tuple[tuple[Any, ...], Any]], strict: bool
