@@ -34,7 +34,8 @@ def gemm(experiment: Experiment) -> tuple[Headline, ...]:
     )
     out = []
     for dtype, products in rates.items() if "zeros" in experiment.variants else ():
-        labels = dict(max(products, key=lambda shape: products[shape]))
+        quickest = max(products, key=products.__getitem__)
+        labels = dict(quickest)
         found = experiment.ratio("median_flop_per_s", "zeros", "random", **labels)
         out.append(
             Headline(
