@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
 
 _WIDTH = 110
+_ONE_LINE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,10 +226,12 @@ def stacked_figure(
     """Horizontal stacked bars: bar → part → value; `line` is a limit with its name."""
     parts = list(dict.fromkeys(part for bar in rows.values() for part in bar))
     names = list(rows)
+    # A legend of more parts takes two lines.
+    legend = 104 if len(parts) > _ONE_LINE else 84
     layout: dict[str, Any] = {
-        "height": 150 + 44 * len(names),
+        "height": 66 + legend + 44 * len(names),
         "barmode": "stack",
-        "margin": {"l": 8, "r": 24, "t": 36, "b": 84},
+        "margin": {"l": 8, "r": 24, "t": 36, "b": legend},
         "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "automargin": True, "autorange": "reversed"},
         "legend": _LEGEND,
