@@ -69,6 +69,7 @@ class Cluster:
             options["address"] = self.address
         try:
             with _quiet_environment(self._directory):
+                _without_lines_of_raylets()
                 ray.init(**options)
         except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
             _go_on_whatever_comes()
@@ -99,6 +100,15 @@ class Cluster:
                 _end_all_of(self._directory)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _without_lines_of_raylets() -> None:
+    """Ray prints what its services report of each worker that dies, in colours and whatever it is
+    asked to log (ray 2.60). Who waits for a worker gets an exception, and tells it in one line.
+    """
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_args, **_named: None
 
 
 def _go_on_whatever_comes() -> None:

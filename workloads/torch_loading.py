@@ -147,6 +147,7 @@ def torch_batches(
         try:
             rows = next(batches)
         except SourceError as exc:
+            _kill(started)
             raise SourceError(_without_traceback(str(exc))) from None
         except RuntimeError as exc:
             _kill(started)

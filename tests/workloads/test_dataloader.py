@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -123,7 +124,7 @@ def sources(fault="none"):
     )
 
 
-def serving(kind, fault="none", steps=6, first=0, width=None):
+def serving(kind, fault="none", steps=6, first=0, width=None, timeout_s=30):
     made = sources(fault)
 
     def plans():
@@ -138,7 +139,7 @@ def serving(kind, fault="none", steps=6, first=0, width=None):
         workers=2,
         prefetch=2,
         width=width,
-        timeout_s=30,
+        timeout_s=timeout_s,
     )
 
 
@@ -189,6 +190,14 @@ def test_a_source_that_raises_in_a_worker_is_one_line(kind):
     with pytest.raises(SourceError, match=r"^source code-01, sample \d+: OSError: conn") as refused:
         list(batches)
     assert "\n" not in str(refused.value)
+
+
+def test_workers_of_a_source_that_hangs_are_ended_after_the_stated_time():
+    before = multiprocessing.active_children()
+    _, batches = serving(Documents, "hangs", steps=20, timeout_s=1)
+    with pytest.raises(SourceError, match=r"^step \d+: no batch .* for 1 s; a source hangs$"):
+        list(batches)
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def arguments(*words, variants=()):
@@ -284,9 +293,9 @@ class Kept:
 
 
 @pytest.fixture
-def alone():
+def alone(tmp_path):
     """A process group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -150,7 +150,7 @@ def test_a_restart_goes_on_where_it_was_left(started):
 
 
 @pytest.mark.parametrize("role", ["loader", "planner", "constructor"])
-def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, role):
+def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, role, capfd):
     made = setup(f"killed {role}")
     planner_actor, constructor = started(made)
     killed = []
@@ -165,6 +165,7 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, rol
         killed.append(pid)
 
     assert samples(read(constructor, at=kill)) == planned(made, range(STEPS))
+    assert "raylet" not in capfd.readouterr().out
     assert killed
     assert not psutil.pid_exists(killed[0]) or psutil.Process(killed[0]).status() == "zombie"
 
