@@ -31,7 +31,7 @@ REPETITION = "repetition"
 """Label of a number that a run measured several times over, each time of something else: a stretch
 of its steps. Where a variant has a single run, these are its repetitions."""
 STEP = "step_ns"
-"""Measured by chopper in every variant that has steps: median length of a step window."""
+"""Measured by chopper in every variant that has steps: mean length of a recorded step."""
 
 Labels = tuple[tuple[str, str | int | float], ...]
 
@@ -465,11 +465,15 @@ def _row(
 
 
 def _step_ns(attribution: Attribution) -> float | None:
-    """Median over the steps of the longest window over ranks."""
+    """Mean over the steps of the longest window over ranks.
+
+    Not the median: steps that come in flights (a batch from each worker, then a wait for the next)
+    have one that no throughput belongs to.
+    """
     import statistics
 
     steps = attribution.step_time_ns()
-    return float(statistics.median(steps)) if steps else None
+    return statistics.fmean(steps) if steps else None
 
 
 def _median_run(attributions: list[Attribution]) -> Attribution:
