@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,48 @@ def test_what_starts_the_ranks_clears_away_what_they_could_not(tmp_path):
     )
     assert ran.returncode == 1, ran.stderr
     assert not left.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, number, code):
+    words = [
+        "--repetitions",
+        "3",
+        "--state",
+        "1",
+        "--sources",
+        "4",
+        "--batch",
+        "2",
+        "--steps",
+        "200",
+        "--latency",
+        "50",
+    ]
+    run = ["run", "dataloader", "--variants", "balanced", "-o", str(tmp_path / "run"), "--", *words]
+    with subprocess.Popen(
+        [sys.executable, "-m", "chopper", *run],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = next((x for x in process.stdout if x.startswith("balanced: loader 1 of 3")), None)
+        started = psutil.Process(process.pid).children(recursive=True)
+        homes = [
+            home
+            for place in {tempfile.gettempdir(), "/tmp"}
+            for rank in started
+            for home in Path(place).glob(f"{ray_cluster.PREFIX}{rank.pid}-*")
+        ]
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert said is not None
+    assert process.returncode == code
+    assert "Traceback" not in rest
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+    assert len(homes) == 1
+    assert not homes[0].exists()
 
 
 def test_memory_is_that_of_a_process_and_of_one_that_is_gone_none():
