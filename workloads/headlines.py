@@ -348,8 +348,8 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
         return ()
     balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
     asked = [
-        experiment.find("batch_latency_ns", "balanced", by=by, latency_ms=10)
-        for by in ("actors", "this process")
+        experiment.find("batch_latency_ns", "balanced", reader=reader, latency_ms=10)
+        for reader in ("actors", "this process")
     ]
     alone = (
         (

@@ -42,12 +42,12 @@ def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.
             there.append(time.perf_counter() - asked_s)
             asked_s = time.perf_counter()
         actors.stop_actors(started)
-        for by, took in (("this process", here), ("actors", there)):
+        for reader, took in (("this process", here), ("actors", there)):
             for repetition, batch_s in enumerate(took[1:]):
                 prof.measure(
                     "batch_latency_ns",
                     batch_s * 1e9,
-                    by=by,
+                    reader=reader,
                     latency_ms=latency_ms,
                     repetition=repetition,
                 )
