@@ -33,23 +33,25 @@ def main(argv: Sequence[str]) -> int:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
 
-    # Torchrun makes a directory for logs, also of ranks that have none, and leaves it behind.
-    with tempfile.TemporaryDirectory(prefix="chopper-ranks-", ignore_cleanup_errors=True) as logs:
-        return _run(
-            ["--standalone", "--log-dir", logs, "--nproc-per-node", ranks, "-m", module], options
-        )
+    return _run(ranks, module, options)
 
 
-def _run(words: Sequence[str], options: Sequence[str]) -> int:
+def _run(ranks: str, module: str, options: Sequence[str]) -> int:
     # torchrun logs each signal and each failed rank, beside raising it; ranks log as they like.
     logging.disable(logging.ERROR)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    args = parse_args([*words, *options])
+    words = ["--standalone", "--nproc-per-node", ranks]
+    # Until torchrun's own handlers stand: what is opened here is closed, too.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        run(args)
+        # Torchrun makes a directory for logs, also of ranks that have none, and leaves it behind.
+        with tempfile.TemporaryDirectory(
+            prefix="chopper-ranks-", ignore_cleanup_errors=True
+        ) as logs:
+            run(parse_args([*words, "--log-dir", logs, "-m", module, *options]))
     except ChildFailedError as exc:
         rank, failure = exc.get_first_failure()
         if failure.exitcode >= 0:
@@ -73,4 +75,7 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # while torch is loading; torchrun's own handlers stand later
+        sys.exit(128 + signal.SIGINT)

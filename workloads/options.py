@@ -273,7 +273,12 @@ DATALOADER: tuple[Option, ...] = (
     Option(
         name="loaders", help="loader actors to start with, and at least", default=2, type=positive
     ),
-    Option(name="most", help="loader actors that autoscaling may have", default=2, type=positive),
+    Option(
+        name="most",
+        help="loader actors that autoscaling may have; no fewer than --loaders",
+        default=2,
+        type=positive,
+    ),
     Option(name="threads", help="reads in flight per loader actor", default=256, type=positive),
     Option(
         name="rows",

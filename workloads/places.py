@@ -237,6 +237,8 @@ def capacity_bytes(text: str) -> tuple[str, int]:
 
     if text[:1].isdigit():
         return text, size_bytes(text, "fits")
+    if not text:
+        raise UsageError("--fits: found nothing, expected a device or a size such as 24GB")
     device = device_named(text)
     if device.memory_bytes.value is None:
         raise UsageError(f"--fits {text}: memory of {device.label} is not known; name a size: 24GB")
