@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.places import Place
@@ -99,7 +100,7 @@ def storages(tensors: Iterable[Tensor]) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if local.layout is not torch.strided or local.device.type == "meta":
+        if local.layout is not torch.strided or local.device.type == "meta" or is_fake(local):
             continue
         storage = local.untyped_storage()
         if storage.nbytes():

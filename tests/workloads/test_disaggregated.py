@@ -19,6 +19,7 @@ from chopper.workloads import ray_cluster
 from chopper.workloads.loading_seen import memory_bytes
 from chopper.workloads.mixture import Contents, SourceError, make_sources, planner
 from chopper.workloads.planning import Cost, Limits
+from tests.conftest import take_signals
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'chopper-profiler[ray]'", allow_module_level=True)
@@ -299,6 +300,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, number, code):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=take_signals,
     ) as process:
         assert process.stdout is not None
         said = next((x for x in process.stdout if x.startswith("balanced: loader 1 of 3")), None)

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 import chopper  # noqa: E402
 from chopper import _workloads  # noqa: E402
 from chopper import experiment as ex  # noqa: E402
@@ -178,6 +180,8 @@ def test_each_storage_counts_once_and_the_rest_is_buffers():
     weight = torch.zeros(1000)
     gradient, moment = torch.zeros(500), torch.zeros(250)
     travels, other = torch.zeros(60), torch.zeros(125)
+    with FakeTensorMode():
+        of_nothing = torch.zeros(10)
     before = live([], [], [])["buffers"]["cpu"]
     found = live([weight, weight[:10]], [gradient], [moment, weight], [travels])
     assert {k: v["cpu"] for k, v in found.items() if k != "buffers"} == {
@@ -187,6 +191,7 @@ def test_each_storage_counts_once_and_the_rest_is_buffers():
         "staging": 240,
     }
     assert found["buffers"]["cpu"] == before - 7240 >= other.nbytes
+    assert live([of_nothing], [], [])["weights"] == {}
 
 
 @pytest.fixture
