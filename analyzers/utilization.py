@@ -104,8 +104,8 @@ def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[d
     row: dict[str, object] = {
         "rank": rank,
         "ceiling": name,
-        "model_flop": round(sum(math.model.values())),
-        "hardware_flop": round(sum(math.hardware.values())),
+        "model_flop": round(sum(math.model.values())) if math.hardware else None,
+        "hardware_flop": round(sum(math.hardware.values())) if math.hardware else None,
         "observed_ns": math.observed_ns,
         "source": None if ceiling is None else ceiling.source,
     }
@@ -190,8 +190,8 @@ def _of_run(per_rank: list[list[dict[str, object]]], name: str) -> list[dict[str
     row: dict[str, object] = {
         "rank": None,
         "ceiling": name,
-        "model_flop": sum(_number(r, "model_flop") for r in firsts),
-        "hardware_flop": sum(_number(r, "hardware_flop") for r in firsts),
+        "model_flop": _known_sum(firsts, "model_flop"),
+        "hardware_flop": _known_sum(firsts, "hardware_flop"),
         "observed_ns": observed,
         "source": "; ".join(sources) or None,
         "reason": "; ".join(reasons) or None,
@@ -231,6 +231,12 @@ def _summed(rows: list[dict[str, object]], observed_ns: float) -> dict[str, obje
         "model_needs_ns": round(model),
         "hardware_needs_ns": round(hardware),
     }
+
+
+def _known_sum(rows: list[dict[str, object]], name: str) -> float | None:
+    """Of the ranks that know it; None where none does."""
+    known = [_number(r, name) for r in rows if r[name] is not None]
+    return sum(known) if known else None
 
 
 def _number(row: dict[str, object], name: str) -> float:

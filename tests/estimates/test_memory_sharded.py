@@ -14,17 +14,9 @@ from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger
 from chopper.analyzers.estimates.zero import Parts, Reduction
 from chopper.architectures import Architecture, named
+from tests.estimates.test_memory import SMALL
 
-A = Architecture(
-    name="small",
-    layers_count=4,
-    width=1024,
-    heads_count=16,
-    kv_heads_count=4,
-    head_width=64,
-    ffn_width=3584,
-    vocabulary_count=64,
-)
+A = SMALL
 PSI, LAYER, OUTER = A.parameters_count, A.layer_count, A.outer_count
 LARGEST = 1024 * 3584
 

@@ -193,8 +193,10 @@ UTILIZATION = Table(
             "Tokens that the rank's embedding looked up; null where "
             "that cannot be told from one table's shapes.",
         ),
-        column("model_flop", "int64", "FLOP that the model needs.", "flop"),
-        column("hardware_flop", "int64", "The same with recomputation.", "flop"),
+        maybe(
+            "model_flop", "int64", "FLOP that the model needs; null where none are known.", "flop"
+        ),
+        maybe("hardware_flop", "int64", "The same with recomputation.", "flop"),
         maybe("model_needs_ns", "int64", "Time that the model's FLOP need at the ceiling.", "ns"),
         maybe("hardware_needs_ns", "int64", "Time that all FLOP need at the ceiling.", "ns"),
         ns("observed_ns", "Observed time, summed over ranks."),
