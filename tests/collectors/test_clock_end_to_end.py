@@ -13,6 +13,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ import chopper
 from chopper import manifest as m
 from chopper.attribution import Attribution
 from chopper.collectors.base import CollectorContext
-from chopper.run import RunWriter, finalize
+from chopper.run import RunWriter, finalize, read_stream
 from chopper.tables import TABLES
 from chopper.testing import ReplayCollector
 from chopper.views import view
@@ -88,19 +89,62 @@ class Recorded:
         }
 
 
-def record(
-    player: Player, folder: Path, levels_ms: list[tuple[int, float]], end_ms: int, hz: float
+def sampled(
+    player: Player, folder: Path, levels_ms: list[tuple[int, float]], end_ms: int, hz: int
 ) -> Recorded:
-    """Sample the shim while the script plays, then write the trace that it would have made."""
+    """Readings of NVML so many times a second, and the trace that the script would have made."""
+    period_ms = 1000 // hz
+    code = f"""
+    s = opened(_sources.ClockSource())
+    print(json.dumps([row for t in range(0, {end_ms}, {period_ms}) for row in rows(s, t)]))
+    """
+    readings = [values for _, *values in player("\n".join(played(levels_ms)), code)]
+    script = Script(tuple((at * MS, clock) for at, clock in levels_ms), end_ms * MS)
+    return replayed(folder, script, readings, period_ms * MS, H100)
+
+
+def played(levels_ms: list[tuple[int, float]]) -> list[str]:
+    """What the stand-in for NVML plays: the clock, its reason and the power at each level."""
+    return [
+        f"gpu 0 GPU-{UUID} NVIDIA H100 80GB HBM3",
+        *(f"set 0 sm {clock / 1e6:.0f} {at}" for at, clock in levels_ms),
+        *(f"set 0 reasons {4 if clock == LOW else 0} {at}" for at, clock in levels_ms),
+        *(
+            f"set 0 field:186 {700_000 if clock == LOW else 500_000} {at}"
+            for at, clock in levels_ms
+        ),
+    ]
+
+
+def replayed(
+    folder: Path, script: Script, readings: list[list[Any]], period_ns: int, chip: Chip
+) -> Recorded:
+    """A run with these readings of the clock, one a period, and the script's trace."""
+    base_ns = 1_700_000_000 * 10**9
+    names = [c.name for c in TABLES["device_clock"].columns]
+    found = [
+        dict(zip(names, [base_ns + i * period_ns, 0, *values], strict=True))
+        for i, values in enumerate(readings)
+    ]
+    replay = ReplayCollector({"device_clock": table("device_clock", found)})
+    part = RunWriter(folder / "run", 0)
+    replay.start(CollectorContext(directory=part.directory, run_path=folder / "run", pid=1))
+    part.manifest.collectors = [replay.stop()]
+    part.manifest.status = "complete"
+    part.save()
+    return attributed(folder / "run", base_ns, script, chip)
+
+
+def live(
+    player: Player, folder: Path, levels_ms: list[tuple[int, float]], end_ms: int, hz: float
+) -> tuple[Recorded, np.ndarray]:
+    """Sample the stand-in while the script plays, then write the trace that it would have made.
+
+    Also when it was read, from the script's begin in ns.
+    """
     out = folder / "run"
     # The device is there, at its first level, before the script begins.
     told_ms = [(at + LEAD_MS if at else 0, clock) for at, clock in levels_ms]
-    shim = [
-        f"gpu 0 GPU-{UUID} NVIDIA H100 80GB HBM3",
-        *(f"set 0 sm {clock / 1e6:.0f} {at}" for at, clock in told_ms),
-        *(f"set 0 reasons {4 if clock == LOW else 0} {at}" for at, clock in told_ms),
-        *(f"set 0 field:186 {700_000 if clock == LOW else 500_000} {at}" for at, clock in told_ms),
-    ]
     program = textwrap.dedent(
         f"""
         import time
@@ -124,14 +168,18 @@ def record(
     base_ns = start_ms * MS + (time.time_ns() - time.monotonic_ns())
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**player.environment("\n".join(shim)), "NVML_SHIM_START_MS": str(start_ms - LEAD_MS)},
+        env={
+            **player.environment("\n".join(played(told_ms))),
+            "NVML_SHIM_START_MS": str(start_ms - LEAD_MS),
+        },
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    readings, _ = read_stream(out / "rank-00000" / "device_clock.arrow", "device_clock")
     script = Script(tuple((at * MS, clock) for at, clock in levels_ms), end_ms * MS)
-    return attributed(out, base_ns, script, H100)
+    return attributed(out, base_ns, script, H100), readings["time_ns"].to_numpy() - base_ns
 
 
 def attributed(out: Path, base_ns: int, script: Script, chip: Chip) -> Recorded:
@@ -166,8 +214,8 @@ def _write_trace(out: Path, base_ns: int, edges: np.ndarray, chip: Chip) -> None
 
 
 def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path: Path) -> None:
-    """1980 MHz, 1200 MHz for 2.4 s, 1980 MHz again, sampled at 100 Hz."""
-    made = record(play, tmp_path, [(0, HIGH), (400, LOW), (2800, HIGH)], 3200, hz=100)
+    """1980 MHz, 1200 MHz for 2.4 s, 1980 MHz again at 100 Hz; it steps somewhere between readings."""
+    made = sampled(play, tmp_path, [(0, HIGH), (404, LOW), (2806, HIGH)], 3200, hz=100)
     assert made.found_ns.keys() == {"compute.clock.power_cap"}
     assert sum(made.found_ns.values()) == pytest.approx(made.loss_ns, rel=0.01)
     assert made.attribution.coverage["clock_ratio"] == pytest.approx(1, abs=0.02)
@@ -179,11 +227,28 @@ def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path:
         assert row["clock_mean_hz"] == pytest.approx(clock, rel=0.05)
     (episode,) = view(made.attribution, "throttle_episodes").to_pylist()
     assert episode["reason"] == "power_cap"
-    assert episode["dur_ns"] == pytest.approx(2400 * MS, rel=0.02)
+    assert episode["dur_ns"] == pytest.approx(2402 * MS, rel=0.02)
     assert episode["power_mean_w"] == pytest.approx(700, rel=0.01)
     assert episode["kernel_count"] == pytest.approx(
-        ((made.start_ns >= 400 * MS) & (made.end_ns <= 2800 * MS)).sum(), rel=0.02
+        ((made.start_ns >= 404 * MS) & (made.end_ns <= 2806 * MS)).sum(), rel=0.02
     )
+
+
+def test_a_clock_sampled_live_is_recovered_as_far_as_its_samples_tell(
+    play: Player,
+    tmp_path: Path,
+) -> None:
+    """Real sampler, real time: what a busy machine kept it from reading, it cannot know."""
+    levels = [(0, HIGH), (300, LOW), (1300, HIGH)]
+    made, readings_ns = live(play, tmp_path, levels, 1600, hz=100)
+    gaps = np.diff(np.concatenate([[0], readings_ns[readings_ns > 0], [1600 * MS]]))
+    # Of each step a period is open; where readings are missing, all of their time.
+    open_ns = 2 * 10 * MS + gaps[gaps > 20 * MS].sum()
+    slowest = 1 - LOW / H100.reference_hz
+    assert sum(made.found_ns.values()) == pytest.approx(
+        made.loss_ns, rel=0.01, abs=open_ns * slowest
+    )
+    assert made.found_ns.keys() <= {"compute.clock.power_cap"}
 
 
 def test_a_clock_that_changes_faster_than_it_is_sampled_is_refused(
@@ -193,7 +258,7 @@ def test_a_clock_that_changes_faster_than_it_is_sampled_is_refused(
     """Levels of 30 to 130 ms, sampled at 8 Hz: any answer would be a guess."""
     times = np.cumsum(np.random.default_rng(7).integers(30, 130, 40))
     levels = [(0, HIGH), *((int(at), (LOW, HIGH)[i % 2]) for i, at in enumerate(times))]
-    made = record(play, tmp_path, [level for level in levels if level[0] < 2500], 2500, hz=8)
+    made = sampled(play, tmp_path, [level for level in levels if level[0] < 2500], 2500, hz=8)
     assert made.found_ns == {}
     basis = made.attribution.bases["compute.efficiency.rest"].text
     assert "clock not measured (clock samples are too far apart" in basis
@@ -206,7 +271,7 @@ def test_a_clock_whose_beat_with_the_sampling_deceives_costs_nothing(
 ) -> None:
     """Levels of 70 ms at 8 Hz look like levels of half a second; the kernels do not follow them."""
     levels = [(at, (HIGH, LOW)[at // 70 % 2]) for at in range(0, 2500, 70)]
-    assert record(play, tmp_path, levels, 2500, hz=8).found_ns == {}
+    assert sampled(play, tmp_path, levels, 2500, hz=8).found_ns == {}
 
 
 def amd_record(
@@ -234,19 +299,7 @@ def amd_record(
     out = [list(r.values()) for t in range({len(times)}) for r in rows(s, t * {round(1e9 / hz)})]
     print(json.dumps(out))
     """
-    base_ns = 1_700_000_000 * 10**9
-    names = [c.name for c in TABLES["device_clock"].columns]
-    found = [
-        dict(zip(names, [base_ns + at, 0, *values], strict=True))
-        for at, values in zip(times.tolist(), player(lines, code), strict=True)
-    ]
-    replay = ReplayCollector({"device_clock": table("device_clock", found)})
-    part = RunWriter(folder / "run", 0)
-    replay.start(CollectorContext(directory=part.directory, run_path=folder / "run", pid=1))
-    part.manifest.collectors = [replay.stop()]
-    part.manifest.status = "complete"
-    part.save()
-    return attributed(folder / "run", base_ns, script, MI300X)
+    return replayed(folder, script, player(lines, code), round(1e9 / hz), MI300X)
 
 
 @amd_player.needs_amdsmi
