@@ -10,12 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Kineto reads this once per process: whichever test starts its profiler first, the notes that it
 # writes to stderr must not stand between a test and what chopper itself says there.
 os.environ["KINETO_LOG_LEVEL"] = "99"
+
+# How long an example takes says how busy the machine is.
+settings.register_profile(
+    "chopper", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("chopper")
 
 
 def find_traces_dir() -> Path | None:

@@ -6,7 +6,7 @@ import re
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.devices import DTYPES, DevicePeaks, Sourced, known_devices, lookup, why_unknown
@@ -238,7 +238,6 @@ def test_a_known_name_with_other_hardware_is_nothing(
     assert lookup(name, multi_processor_count=count, memory_bytes=memory) is None
 
 
-@settings(deadline=None)
 @given(st.sampled_from(known_devices()), st.text(string.ascii_letters + string.digits, min_size=1))
 def test_a_longer_name_is_another_device(device: DevicePeaks, more: str) -> None:
     spelled = re.sub(r"\(([^()]*)\)\?", r"\1", device.names[0])
@@ -248,7 +247,6 @@ def test_a_longer_name_is_another_device(device: DevicePeaks, more: str) -> None
     assert found is None
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_lookup_takes_any_text(name: str) -> None:
     found = lookup(name)

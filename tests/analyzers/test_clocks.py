@@ -44,7 +44,7 @@ def test_a_kernel_over_many_readings_has_their_trapezoid() -> None:
     assert found.error_hz[0] == pytest.approx(0.04e9 * 10 / 20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(900, 980), min_size=2, max_size=30),
     st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 900)), min_size=1, max_size=20),

@@ -305,7 +305,7 @@ def instances(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[list[t
     return sorted(sorted(parts) for parts in found.values())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.sets(st.integers(0, 11)), min_size=2, max_size=4),
     st.booleans(),

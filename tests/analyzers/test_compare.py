@@ -25,7 +25,7 @@ def _runs(draw):
     return attribution(times, ranks=draw(st.integers(1, 3)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_runs(), _runs(), st.booleans())
 def test_the_leaf_causes_sum_to_the_difference_of_the_step_exactly(a, b, all_steps) -> None:
     found = compare(a, b, all_steps=all_steps)

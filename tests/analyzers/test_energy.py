@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
@@ -339,7 +339,6 @@ def test_time_in_which_a_trace_was_written_belongs_to_no_step() -> None:
     assert row["span_ns"] == 20 * S
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(50, 700), min_size=3, max_size=40),
     st.integers(0, 2**40),

@@ -257,7 +257,7 @@ def test_memory_bound_work_whose_times_do_not_follow_the_clock_loses_nothing_to_
 # Contention -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=25))
 def test_shared_time_is_that_of_a_brute_force_count(bounds: list[tuple[int, int]]) -> None:
     start = np.array([a for a, _ in bounds])
@@ -609,7 +609,7 @@ def test_factors_that_exceed_the_observed_are_scaled_and_counted() -> None:
     assert [f.count for f in result.findings if f.code == "compute.factors_exceed"] == [1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_causes_close_whatever_the_factors(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 25))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.nesting import Nesting, activity, cut, innermost_at, nest
@@ -119,7 +119,6 @@ def test_cut_tiles_the_interval_and_names_the_deepest_open_span(
         assert row == deepest
 
 
-@settings(deadline=None)
 @given(_rows, st.integers(1, 50))
 def test_activity_is_the_same_when_times_are_far_apart(
     rows: list[tuple[int, int, int]], bits: int

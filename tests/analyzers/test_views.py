@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
@@ -35,8 +35,6 @@ from tests.analyzers.make import kernel, kernels, span, spans, steps, table
 from tests.conftest import find_traces_dir
 
 H100 = "NVIDIA H100 80GB HBM3"
-# How fast a busy machine draws examples says nothing about what is tested.
-_LAW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _FLOATS = '["float","float"]'
 
 
@@ -166,7 +164,6 @@ class _Made(SimpleNamespace):
         return len(self.rank)
 
 
-@_LAW
 @given(
     st.lists(
         st.tuples(
@@ -234,7 +231,7 @@ def test_a_launch_is_queued_from_its_call_to_its_end() -> None:
     assert (row["empty_ratio"], row["full_ratio"]) == (0, 0)
 
 
-@settings(_LAW, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30))
 def test_depth_counts_those_called_and_not_ended(rows: list[tuple[int, int]]) -> None:
     host = spans(
@@ -476,7 +473,6 @@ def test_few_steps_have_no_outlier() -> None:
     assert rows_of(products(), "steps")[0]["outlier"] is None
 
 
-@_LAW
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 20)),
@@ -492,7 +488,6 @@ def test_busy_time_is_the_union(rows: list[tuple[int, int, int]]) -> None:
         assert busy[one] == len(covered)
 
 
-@_LAW
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(-2, 2), st.integers(0, 10**12)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.work import Work, estimate, family, matmul_dtype
@@ -266,7 +266,6 @@ def test_sglang_prefill_on_mi300x() -> None:
     )
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 24),
     st.integers(0, 24),

@@ -53,7 +53,6 @@ names = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.text(), *[st.none() | st.text()] * 3)
 def test_any_text_is_answered(
     name: str, dims: str | None, types: str | None, values: str | None
@@ -61,7 +60,6 @@ def test_any_text_is_answered(
     sound(estimate(name, dims, types, values))
 
 
-@settings(deadline=None)
 @given(names, *[st.none() | st.text() | json_values.map(json.dumps)] * 3)
 def test_any_json_is_answered(
     name: str, dims: str | None, types: str | None, values: str | None
@@ -69,7 +67,7 @@ def test_any_json_is_answered(
     sound(estimate(name, dims, types, values))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     names,
     shapes,

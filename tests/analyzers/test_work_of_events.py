@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
@@ -201,7 +201,6 @@ def test_hidden_operators_are_found_again(traces_dir: Path, trace: str, grids: b
     assert dur[found][right].sum() > 0.999 * dur[found].sum()
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 50)), max_size=60),
     st.data(),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import chopper
@@ -51,9 +51,7 @@ byte_edits = st.lists(
     min_size=1,
     max_size=5,
 )
-fuzz = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+fuzz = settings(max_examples=120, derandomize=True)
 
 
 @given(seed=st.sampled_from(SEEDS), edits=byte_edits, packed=st.booleans())

@@ -254,7 +254,7 @@ near_times = st.lists(
 
 
 @given(first=relative_ns, times=near_times, layout=layouts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_nanosecond_survives_with_a_base(
     first: int, times: list[tuple[int, int]], layout: Any
 ) -> None:
@@ -271,7 +271,7 @@ def test_any_nanosecond_survives_with_a_base(
     layout=layouts,
     digits=st.sampled_from(["fraction", "nanoseconds", "string"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_nanosecond_survives_without_a_base(
     base: int, times: list[tuple[int, int]], layout: Any, digits: Any
 ) -> None:
@@ -288,7 +288,7 @@ def test_any_nanosecond_survives_without_a_base(
 
 
 @given(times=st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.booleans())))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nanoseconds_and_microseconds_mixed_event_by_event(
     times: list[tuple[int, int, bool]],
 ) -> None:
@@ -628,7 +628,7 @@ def test_a_device_that_was_only_touched_is_left_out_and_said(second_ns: int, kin
 
 
 @given(st.integers(-(10**15), 10**15))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_writer_prints_exact_microseconds(ns: int) -> None:
     whole, fraction = microseconds(ns).split(".")
     sign = -1 if whole.startswith("-") else 1

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.collectors.kineto import ParsedTrace, _native, _reader, read_trace
@@ -77,7 +77,7 @@ def check(path: Path) -> bool:
 # ------------------------------------------------------------------ equality
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**32),
     odd=st.sampled_from((0.0, 0.02, 0.2)),

@@ -175,7 +175,7 @@ def traces(draw: st.DrawFn) -> dict[str, Any]:
     return tables(spans, kernels, make.steps((0, now + 10)))
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(traces())
 def test_any_trace_is_given_back_and_less_work_is_never_later(trace: dict[str, Any]) -> None:
     found = base(trace)
@@ -196,7 +196,7 @@ def test_any_trace_is_given_back_and_less_work_is_never_later(trace: dict[str, A
         assert (scenario.solve().time_ns <= graph.time_ns).all(), change
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(traces())
 def test_both_passes_agree(trace: dict[str, Any]) -> None:
     graph = base(trace).graph

@@ -101,7 +101,7 @@ def test_operators_of_unknown_sizes_tell_nothing() -> None:
     ) == pytest.approx(21, abs=1e-3)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.floats(0.8, 2.0))
 def test_nothing_comes_later_whatever_varies(seed: int, cold: float) -> None:
     jitter = np.random.default_rng(seed).lognormal(0.0, 0.2, 10 * OPS)
