@@ -21,6 +21,7 @@ from chopper.analyzers.estimates.scaling import (
     Step,
     at_scale,
     on_device,
+    waits,
 )
 from chopper.errors import InputError, UsageError
 
@@ -105,7 +106,9 @@ class Projection(Estimate, kw_only=True, frozen=True):
     """The estimate for as many ranks as were recorded, on the network given, over the recorded step; null
     also where they do not fill its nodes."""
     recorded_waiting_ns: int | None = None
-    """That a rank waited for others in the recorded step. The estimate has only what compute's spread explains."""
+    """That a rank waited for others in the recorded step."""
+    recorded_waiting_always_ns: int | None = None
+    """Of it, for ranks that are always late; null where too few steps tell that from chance."""
 
 
 ASSUMPTIONS = (
@@ -418,7 +421,15 @@ def project(
         recorded_ranks_count=step.ranks_count if step else None,
         recorded_scale_error_ratio=scale_error,
         recorded_waiting_ns=round(causes_ns.get("communication.wait", 0) / n) if step else None,
+        recorded_waiting_always_ns=_always(step) if step else None,
     )
+
+
+def _always(step: Step) -> int | None:
+    """What the mean recorded rank waits for ranks that are always late; None where that is not told."""
+    if not any(place.told for place in step.places):
+        return None
+    return round(waits(step, step.ranks_count).always_ns)
 
 
 def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from chopper.analyzers.columns import ints, strings
+from chopper.analyzers.communication import collectives
 from chopper.analyzers.estimates.network import Topology, collective_time_s
+from chopper.analyzers.estimates.waiting import (
+    Place,
+    expected_maximum,
+    members_count,
+    places,
+)
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
+
+    from chopper.attribution import Attribution
 
 SCALE_ASSUMPTIONS = (
     "the work per rank is the same at any number of ranks (weak scaling)",
     "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others grow with the run",
     "collectives keep their size and number, and take their α-β time on the network given; as much "
     "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
-    "ranks wait for each other, for whatever reason some come late, as in the recorded run, and in a group of N "
-    "by the expected largest of N normal draws over that of as many as were recorded; a rank that was always "
-    "late is taken for a draw too, and in groups that stay as large waiting stays",
+    "the recorded ranks are as late as they were, so the slowest of them stays the slowest, and ranks beyond them "
+    "are like the middle one (of two the quicker); by chance all are late alike, and the last of N by the expected "
+    "largest of N normal draws; where too few steps tell the two apart, all of it is chance",
+    "*others differ* is the step where ranks beyond the recorded ones differ as much as those do, each a normal draw",
+    "in groups that stay as large waiting stays",
 )
 
 
@@ -38,6 +50,10 @@ class AtScale(msgspec.Struct, kw_only=True, frozen=True):
     transfer_ns: int
     efficiency_ratio: float
     """Work per rank and time, against the fewest ranks."""
+    waiting_always_ns: int = 0
+    """Of the waiting, what the recorded ranks that are always late make the mean rank wait."""
+    others_differ_step_ns: int = 0
+    """The step where ranks beyond the recorded ones differ as much as those do."""
 
 
 class Collective(msgspec.Struct, kw_only=True, frozen=True):
@@ -52,18 +68,39 @@ class Collective(msgspec.Struct, kw_only=True, frozen=True):
     adjacent: bool = False
     """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it stays as
     large; one of ranks further apart grows with the run."""
-    waiting_ratio: float = 0.0
-    """Of the waiting that was recorded, what was in front of these."""
 
     def members_count(self, ranks_count: int, recorded_count: int) -> int:
         """Ranks of its group in a run of so many."""
-        if self.group_count is None:
-            return ranks_count
-        return self.group_count if self.adjacent else ranks_count // self.apart(recorded_count)
+        return members_count(self.group_count, self.adjacent, ranks_count, recorded_count)
 
     def apart(self, recorded_count: int) -> int:
         """Groups like its own, side by side in the recorded run."""
         return max(1, recorded_count // self.group_count) if self.group_count else 1
+
+
+class LateWith(msgspec.Struct, kw_only=True, frozen=True):
+    """What a rank that is always late does longer; the shares sum to one."""
+
+    compute_ratio: float
+    idle_ratio: float
+    copy_ratio: float
+
+
+class Waits(msgspec.Struct, kw_only=True, frozen=True):
+    """For how long the mean rank of so many waits, in a step."""
+
+    always_ns: float
+    """For ranks that are always late."""
+    chance_ns: float
+    others_differ_ns: float
+    """Both, where ranks beyond the recorded ones differ as much as those do."""
+    quicker_ns: float
+    """By how much less than the mean recorded rank this one has to do."""
+
+    @property
+    def total_ns(self) -> float:
+        """Both."""
+        return self.always_ns + self.chance_ns
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True):
@@ -82,6 +119,10 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     communication_ns: float
     """All transfer, hidden or not."""
     collectives: tuple[Collective, ...]
+    places: tuple[Place, ...] = ()
+    """Where ranks waited for each other."""
+    late_with: LateWith | None = None
+    """Null: no rank is always late, or nothing tells with what."""
 
 
 _NCCL = {
@@ -116,36 +157,36 @@ def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) ->
     return min(times)
 
 
-@functools.lru_cache(maxsize=256)
-def expected_maximum(count: int) -> float:
-    """Expected largest of so many independent standard normal draws.
-
-    ∫ x d(Φ(x)ⁿ) (H. A. David and H. N. Nagaraja, *Order Statistics*, 3rd ed., § 3.1), in parts
-    ∫₀^∞ 1 − Φ(x)ⁿ − Φ(−x)ⁿ dx, by the trapezoid rule: 0.564 of 2, 1.424 of 8, 3.241 of 1000.
-    """
-    x = np.linspace(0.0, 12.0, 2401)
-    above = np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in x.tolist()])
-    y = 1 - (1 - above) ** count - above**count
-    return float((y.sum() - (y[0] + y[-1]) / 2) * (x[1] - x[0]))
-
-
-def waiting_ns(step: Step, ranks_count: int) -> float:
+def waits(step: Step, ranks_count: int) -> Waits:
     """For how long a rank of so many waits for those that come later, in a step.
 
-    The mean lead of the last one over all is σ·E[max of n] where what makes ranks late is normal and alike
-    for all of them, once or several times in a step. So what was recorded on n ranks, whatever the
-    reason, goes with E[max of N] ÷ E[max of n], where n and N are the ranks of the group that waits for
-    each other, of the run where no group is known. Where it was not seen, σ is the spread of compute.
+    By place, see :mod:`chopper.analyzers.estimates.waiting`; what no place tells of is chance, in a group of all.
+    Where waiting was not seen, it is the spread of compute times E[max] of so many normal draws.
     """
-    recorded = step.ranks_count
-    if step.recorded_waiting_ns is None or recorded < 2:
-        return step.compute_spread_ns * expected_maximum(ranks_count)
-    known = [c for c in step.collectives if c.waiting_ratio]
-    growth = max(1 - sum(c.waiting_ratio for c in known), 0.0) * _growth(recorded, ranks_count)
-    for of in known:
-        members = (of.members_count(count, recorded) for count in (recorded, ranks_count))
-        growth += of.waiting_ratio * _growth(*members)
-    return step.recorded_waiting_ns * growth
+    recorded, waited = step.ranks_count, step.recorded_waiting_ns
+    if waited is None or recorded < 2:
+        chance = step.compute_spread_ns * expected_maximum(ranks_count)
+        return Waits(always_ns=0, chance_ns=chance, others_differ_ns=chance, quicker_ns=0)
+    seen = sum(p.waited_ns * p.share_ratio for p in step.places)
+    scale = min(1.0, waited / seen) if seen else 1.0
+    chance = differ = max(waited - seen, 0.0) * _growth(recorded, ranks_count)
+    always = quicker = 0.0
+    for place in step.places:
+        count = place.members_count(ranks_count, recorded)
+        share = place.share_ratio * scale
+        by_rank, by_chance = place.waits_ns(count)
+        always += share * by_rank
+        chance += share * by_chance
+        differ += share * place.waited_ns * _growth(len(place.late_ns), count)
+        quicker += share * place.quicker_ns(count)
+    if step.late_with is None:
+        quicker = 0.0
+    return Waits(
+        always_ns=always + quicker,
+        chance_ns=chance,
+        others_differ_ns=differ,
+        quicker_ns=quicker,
+    )
 
 
 def _growth(recorded_count: int, ranks_count: int) -> float:
@@ -158,14 +199,24 @@ def on_device(step: Step, compute_ratio: float) -> Step:
     """The step where compute takes so many times as long, and with it what it makes ranks wait."""
     spread = step.compute_spread_ns * compute_ratio
     waited = step.recorded_waiting_ns
-    if waited is not None:
+    longer = 1.0
+    if waited:
         by_compute = min(waited, step.compute_spread_ns * expected_maximum(step.ranks_count))
-        waited += by_compute * (compute_ratio - 1)
+        longer += by_compute / waited * (compute_ratio - 1)
     return msgspec.structs.replace(
         step,
         compute_ns=step.compute_ns * compute_ratio,
         compute_spread_ns=spread,
-        recorded_waiting_ns=waited,
+        recorded_waiting_ns=None if waited is None else waited * longer,
+        places=tuple(
+            msgspec.structs.replace(
+                place,
+                waited_ns=place.waited_ns * longer,
+                late_ns=tuple(late * longer for late in place.late_ns),
+                chance_ns=place.chance_ns * longer,
+            )
+            for place in step.places
+        ),
     )
 
 
@@ -175,7 +226,7 @@ def at_scale(
     """The step on so many ranks, and the knee.
 
     Transfer is the sum of the collectives' α-β times by their fastest algorithm, less what hides
-    behind compute. Waiting is that of :func:`waiting_ns`. The knee is
+    behind compute. Waiting is that of :func:`waits`. The knee is
     the first size at which efficiency against the fewest ranks falls below 80 %, and its cause what
     grew most until there.
 
@@ -192,9 +243,11 @@ def at_scale(
             for of in step.collectives
         )
         exposed = max(0.0, transfer - room)
-        waiting = waiting_ns(step, ranks)
-        parts = [round(v) for v in (step.compute_ns, step.idle_ns, step.copy_ns, waiting, exposed)]
+        waiting = waits(step, ranks)
+        own = _own(step, waiting.quicker_ns)
+        parts = [round(v) for v in (*own, waiting.total_ns, exposed)]
         total = sum(parts)
+        differing = sum(own) + waiting.quicker_ns + waiting.others_differ_ns + exposed
         rows.append(
             AtScale(
                 ranks_count=ranks,
@@ -205,6 +258,8 @@ def at_scale(
                 waiting_ns=parts[3],
                 transfer_ns=parts[4],
                 efficiency_ratio=rows[0].step_ns / total if rows else 1.0,
+                waiting_always_ns=round(waiting.always_ns),
+                others_differ_step_ns=round(differing),
             )
         )
     knee = next((r for r in rows if r.efficiency_ratio < _KNEE_RATIO), None)
@@ -217,13 +272,77 @@ def at_scale(
     return tuple(rows), knee.ranks_count, max(grown, key=lambda k: grown[k])
 
 
+def _own(step: Step, quicker_ns: float) -> tuple[float, float, float]:
+    """Compute, idle and copies of the mean rank, that has so much less to do."""
+    own = step.compute_ns, step.idle_ns, step.copy_ns
+    of = step.late_with
+    if of is None:
+        return own
+    shares = of.compute_ratio, of.idle_ratio, of.copy_ratio
+    compute, idle, copy = (a - quicker_ns * r for a, r in zip(own, shares, strict=True))
+    return compute, idle, copy
+
+
+def late_with(own_ns: np.ndarray, waited_ns: np.ndarray) -> LateWith | None:
+    """What ranks that wait less than others do longer: least squares through the mean.
+
+    Args:
+        own_ns: compute, idle and copies of each rank, (ranks, 3).
+        waited_ns: that each rank waited.
+    """
+    late = waited_ns.mean() - waited_ns
+    if len(late) < 2 or not late.any():
+        return None
+    longer = np.maximum(late @ (own_ns - own_ns.mean(axis=0)), 0.0)
+    if not longer.any():
+        return None
+    compute, idle, copy = (longer / longer.sum()).tolist()
+    return LateWith(compute_ratio=compute, idle_ratio=idle, copy_ratio=copy)
+
+
+def recorded_step(attribution: Attribution) -> Step:
+    """The mean step of a run's ranks.
+
+    Raises:
+        InputError: the run has no collectives that were matched, with their sizes.
+    """
+    pieces = attribution.pieces
+    codes, causes = strings(pieces, "cause")
+    kinds = "compute", "idle", "copy"
+    kind = np.array(
+        [kinds.index(t) if (t := c.split(".")[0]) in kinds else -1 for c in causes] + [-1]
+    )
+    waiting = np.array([c == "communication.wait" for c in causes] + [False])
+    rank = np.unique(ints(pieces, "rank"), return_inverse=True)[1]
+    step, time = ints(pieces, "step_index"), ints(pieces, "time_ns")
+    ranks, steps = int(rank.max(initial=-1)) + 1, int(step.max(initial=-1)) + 1
+    own = np.stack(
+        [np.bincount(rank, time * (kind[codes] == i), minlength=ranks) for i in range(len(kinds))],
+        axis=1,
+    )
+    waited = np.bincount(rank, time * waiting[codes], minlength=ranks)
+    computing = kind[codes] == 0
+    compute = np.bincount((rank * steps + step)[computing], time[computing])
+    return step_of(
+        {row.id: row.time_ns for row in attribution.leaves()},
+        compute[compute > 0],
+        steps_count=max((rank.steps for rank in attribution.ranks), default=1),
+        ranks_count=len(attribution.ranks),
+        matched=collectives(attribution),
+        waits_at=places(attribution),
+        late=late_with(own, waited),
+    )
+
+
 def step_of(
     causes_ns: dict[str, int],
     observed_steps: np.ndarray,
     *,
     steps_count: int,
     ranks_count: int,
-    collectives: pa.Table,
+    matched: pa.Table,
+    waits_at: Sequence[Place] = (),
+    late: LateWith | None = None,
 ) -> Step:
     """What scaling needs of an attributed run.
 
@@ -232,7 +351,9 @@ def step_of(
         observed_steps: compute time of each rank's steps, ns, for their spread.
         steps_count: steps of a rank.
         ranks_count: ranks of the run.
-        collectives: the view of that name.
+        matched: the view `collectives`.
+        waits_at: where ranks waited for each other.
+        late: what those do longer that are always late.
 
     Raises:
         InputError: the run has no collectives that were matched, with their sizes.
@@ -243,9 +364,8 @@ def step_of(
         return per * sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
 
     sized: dict[tuple[str, int, int | None, bool], float] = {}
-    waited: dict[tuple[str, int, int | None, bool], int] = {}
     transfer = 0.0
-    for row in collectives.to_pylist():
+    for row in matched.to_pylist():
         name = _NCCL.get(row["collective"])
         if name is None or not row["message_bytes"]:
             continue
@@ -255,7 +375,6 @@ def step_of(
         key = name, int(row["message_bytes"]), members if within else None, adjacent
         # Of several groups at once, a rank is in one.
         sized[key] = sized.get(key, 0) + members / ranks_count
-        waited[key] = waited.get(key, 0) + row["exposed_waiting_ns"]
         transfer += row["transfer_ns"] * members / ranks_count
     if not sized:
         raise InputError(
@@ -268,7 +387,6 @@ def step_of(
         for c, t in causes_ns.items()
         if c.startswith("communication.") and c != "communication.wait"
     )
-    whole = max(causes_ns.get("communication.wait", 0), sum(waited.values()), 1)
     return Step(
         ranks_count=ranks_count,
         compute_ns=under("compute"),
@@ -285,10 +403,11 @@ def step_of(
                 count=n / steps_count,
                 group_count=group,
                 adjacent=adjacent,
-                waiting_ratio=waited[name, size, group, adjacent] / whole,
             )
             for (name, size, group, adjacent), n in sized.items()
         ),
+        places=tuple(waits_at),
+        late_with=late,
     )
 
 

@@ -144,8 +144,8 @@ def page(found: Projection) -> Page:
             facts.append(
                 f"recorded: {fmt.duration(found.recorded_ns)} on "
                 f"{fmt.plural(found.recorded_ranks_count or 0, 'rank')}, of it waiting for other ranks "
-                f"{fmt.duration(found.recorded_waiting_ns)}; the estimate for as many on this network "
-                f"is off by {found.recorded_scale_error_ratio:+.1%}"
+                f"{fmt.duration(found.recorded_waiting_ns)}{_told(found)}; the estimate for as many on "
+                f"this network is off by {found.recorded_scale_error_ratio:+.1%}"
             )
     return Page(
         title="Projection",
@@ -155,6 +155,17 @@ def page(found: Projection) -> Page:
         plots=tuple(plots),
         assumptions=found.assumptions,
     )
+
+
+def _told(found: Projection) -> str:
+    """What of the waiting is for ranks that are always late."""
+    if not found.recorded_waiting_ns:
+        return ""
+    always = found.recorded_waiting_always_ns
+    if always is None:
+        return " (too few steps to tell ranks that are always late from chance)"
+    chance = max(found.recorded_waiting_ns - always, 0)
+    return f" ({fmt.duration(always)} for ranks that are always late, {fmt.duration(chance)} by chance)"
 
 
 def _against_the_check(found: Projection) -> str:
@@ -208,7 +219,18 @@ def _verdict(found: Projection) -> str:
 def _scales(found: Projection) -> Grid:
     return Grid(
         title="One step at each scale, by cause",
-        columns=("ranks", "step", "compute", "idle", "copies", "waiting", "transfer", "efficiency"),
+        columns=(
+            "ranks",
+            "step",
+            "compute",
+            "idle",
+            "copies",
+            "always late",
+            "by chance",
+            "transfer",
+            "efficiency",
+            "others differ",
+        ),
         left=0,
         rows=[
             (
@@ -217,11 +239,14 @@ def _scales(found: Projection) -> Grid:
                 fmt.duration(s.compute_ns),
                 fmt.duration(s.idle_ns),
                 fmt.duration(s.copy_ns),
-                fmt.duration(s.waiting_ns),
+                fmt.duration(s.waiting_always_ns),
+                fmt.duration(s.waiting_ns - s.waiting_always_ns),
                 fmt.duration(s.transfer_ns),
                 fmt.ratio(s.efficiency_ratio),
+                fmt.duration(s.others_differ_step_ns),
             )
             for s in found.scales
         ],
-        note="waiting for the slowest rank; transfer that nothing hides; efficiency against the fewest ranks",
+        note="waiting for ranks that are always late, and by chance; transfer that nothing hides; efficiency "
+        "against the fewest ranks; the step if ranks beyond the recorded ones differ as much as those do",
     )

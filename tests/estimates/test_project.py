@@ -210,23 +210,19 @@ def test_groups_of_adjacent_ranks_stay_as_large_and_others_grow() -> None:
 
 def test_a_rank_counts_the_collectives_of_its_own_groups_only() -> None:
     shape = {"collective": "allreduce", "message_bytes": 10**6, "transfer_ns": 50}
-    shape |= {"exposed_waiting_ns": 20}
     rows = [shape | {"rank_count": 2, "ranks": ranks} for ranks in ("0-1", "2-3", "0,2", "1,3")] + [
         shape | {"rank_count": 4, "ranks": "0-3"}
     ]
     step = step_of(
-        {"compute.vector.ideal": 8, "communication.transfer.no_peak": 4, "communication.wait": 200},
+        {"compute.vector.ideal": 8, "communication.transfer.no_peak": 4},
         np.zeros(4),
         steps_count=1,
         ranks_count=4,
-        collectives=pa.Table.from_pylist(rows),
+        matched=pa.Table.from_pylist(rows),
     )
     found = {(c.group_count, c.adjacent): c.count for c in step.collectives}
     assert found == {(2, True): 1, (2, False): 1, (None, False): 1}
     assert step.communication_ns == 150
-    # Of 200 in all; the other half was in front of what has no size.
-    waited = {(c.group_count, c.adjacent): c.waiting_ratio for c in step.collectives}
-    assert waited == {(2, True): 0.2, (2, False): 0.2, (None, False): 0.1}
 
 
 def test_the_estimate_for_the_recorded_ranks_is_held_against_the_recording() -> None:

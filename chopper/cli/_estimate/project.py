@@ -14,7 +14,6 @@ from chopper.errors import UsageError
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.project import Projection
-    from chopper.analyzers.estimates.scaling import Step
     from chopper.attribution import Attribution
     from chopper.devices import DevicePeaks
 
@@ -88,7 +87,7 @@ def command(
     from chopper import reach
     from chopper.analyzers.estimates.network import Topology
     from chopper.analyzers.estimates.project import project
-    from chopper.analyzers.estimates.scaling import SCALES
+    from chopper.analyzers.estimates.scaling import SCALES, recorded_step
     from chopper.cli._estimate.network import read_topology
     from chopper.devices import named
     from chopper.quantities import between
@@ -167,7 +166,7 @@ def command(
         target_clock_hz=clock * 1e6 if clock else None,
         checked=checked,
         checked_windows_count=windows,
-        step=_step(attribution) if ranks else None,
+        step=recorded_step(attribution) if ranks else None,
         scales_count=scales,
         topology=network,
     )
@@ -275,23 +274,3 @@ def _causes(attribution: Attribution) -> dict[str, int]:
 
 def _windows(attribution: Attribution) -> int:
     return max(1, sum(rank.steps for rank in attribution.ranks))
-
-
-def _step(attribution: Attribution) -> Step:
-    import numpy as np
-
-    from chopper.analyzers.estimates.scaling import step_of
-    from chopper.views import view
-
-    compute: dict[tuple[int, int], int] = {}
-    for row in attribution.pieces.select(["rank", "step_index", "cause", "time_ns"]).to_pylist():
-        if str(row["cause"]).split(".")[0] == "compute":
-            key = row["rank"], row["step_index"]
-            compute[key] = compute.get(key, 0) + row["time_ns"]
-    return step_of(
-        _causes(attribution),
-        np.array(list(compute.values()), dtype=np.float64),
-        steps_count=max((rank.steps for rank in attribution.ranks), default=1),
-        ranks_count=len(attribution.ranks),
-        collectives=view(attribution, "collectives"),
-    )

@@ -1,0 +1,214 @@
+"""Waiting for the slowest rank: what of it is always the same rank's, and what is chance.
+
+At one place of a step (say the third all-reduce of a group) a rank waits for the last one to come:
+w(r, s) = max over ranks of l − l(r, s), of lateness l in step s. So mean over r of w, less w(r, s), is
+by how much r came later than the mean. Its mean over steps is the rank's own, the rest is chance:
+
+    l(r, s) = p(r) + e(r, s),   p̂(r) = mean over s,   σ² = Σ (l − p̂)² ÷ ((n − 1)(S − 1))
+
+p̂ has an error, v: what means of contiguous stretches of steps differ by, so that hiccups that last for
+a few steps do not look like a slow rank. It is drawn to zero by τ² ÷ (τ² + v), τ² = Σ p̂² ÷ (n − 1) − v, the
+positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes Inference*, JASA 78, 1983).
+
+On N ranks, recorded ranks stay as they are, so the slowest stays one, and all others are like the middle
+one of them (of two the quicker). The last of N comes E[max] later than the mean of the recorded, with e normal:
+E[max] = b − ∫ Π Φ((x − p(r)) ÷ σ) dx up to b.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.columns import distinct_rows, ints, strings
+from chopper.analyzers.communication import members, of_links, time_of_events
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution
+
+_STEPS = 4
+"""Of fewer steps, nothing tells what is always so from chance."""
+_STRETCHES = 10
+_PLACES = 64
+"""Places with the most waiting, that are looked at one by one."""
+_CHANCE_RATIO = (0.5, 2.0)
+"""The last one's lateness by chance over that of normal draws is believed within these: where hiccups are
+rare, it is small on few ranks and not on many."""
+_GRID = np.linspace(-8.0, 8.0, 1601)
+
+
+class Place(msgspec.Struct, kw_only=True, frozen=True):
+    """One place of a step at which the ranks of a group wait for each other."""
+
+    waited_ns: float
+    """Of a rank of the group, mean over steps; beyond all overlap."""
+    late_ns: tuple[float, ...]
+    """How much later than their mean each rank of the recorded group always comes."""
+    chance_ns: float
+    """Standard deviation of a rank's lateness from step to step."""
+    share_ratio: float = 1.0
+    """Ranks of the group, of those of the run; less where the place is not in every step."""
+    group_count: int | None = None
+    """Ranks of the group, where these are fewer than the run's."""
+    adjacent: bool = False
+    """A smaller group of ranks that follow each other: it stays as large."""
+    told: bool = True
+    """Whether there were steps enough to tell what is always so."""
+
+    def members_count(self, ranks_count: int, recorded_count: int) -> int:
+        """Ranks of its group in a run of so many."""
+        return members_count(self.group_count, self.adjacent, ranks_count, recorded_count)
+
+    def waits_ns(self, members_count: int) -> tuple[float, float]:
+        """(by the ranks that are always late, by chance), beyond the mean of the recorded ranks."""
+        grown = largest_ns(self.late_ns, self.chance_ns, members_count)
+        grown -= largest_ns(self.late_ns, self.chance_ns, len(self.late_ns))
+        always = max(self.late_ns)
+        return always, max(self.waited_ns + grown - always, 0.0)
+
+    def quicker_ns(self, members_count: int) -> float:
+        """By how much the mean of so many ranks is ahead of that of the recorded ones."""
+        late, count = sorted(self.late_ns), len(self.late_ns)
+        if members_count >= count:
+            return -late[(count - 1) // 2] * (members_count - count) / members_count
+        # The slowest stays, with so many of the others.
+        return -late[-1] * (count - members_count) / (members_count * (count - 1))
+
+
+def members_count(
+    group_count: int | None, adjacent: bool, ranks_count: int, recorded_count: int
+) -> int:
+    """Ranks of a group in a run of so many; None for a group of all."""
+    if group_count is None:
+        return ranks_count
+    apart = max(1, recorded_count // group_count)
+    return group_count if adjacent else ranks_count // apart
+
+
+@functools.lru_cache(maxsize=1)
+def _logarithms() -> tuple[np.ndarray, np.ndarray]:
+    """Points, and the logarithm of the normal distribution up to them."""
+    x = np.linspace(-12.0, 12.0, 4801)
+    return x, np.array([math.log(0.5 * math.erfc(-v / math.sqrt(2))) for v in x.tolist()])
+
+
+def _log_normal(x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.interp(x, *_logarithms())
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def largest_ns(late_ns: tuple[float, ...], chance_ns: float, count: int) -> float:
+    """Expected lateness of the last of so many ranks, the slowest of the recorded among them.
+
+    Args:
+        late_ns: how late each of the recorded ranks is, always.
+        chance_ns: standard deviation of all of them, independent and normal.
+        count: beyond the recorded ones, ranks are like the middle one.
+    """
+    late = np.sort(np.array(late_ns))
+    if chance_ns <= 0 or count < 1:
+        return float(late[-1])
+    x = late[-1] + chance_ns * _GRID
+    each = _log_normal((x[:, None] - late) / chance_ns)
+    others = each[:, :-1].sum(axis=1)
+    if count < len(late):
+        others *= (count - 1) / (len(late) - 1)
+    more = max(count - len(late), 0)
+    below = np.exp(each[:, -1] + others + more * each[:, (len(late) - 1) // 2])
+    step = chance_ns * (_GRID[1] - _GRID[0])
+    return float(x[-1] - (below.sum() - (below[0] + below[-1]) / 2) * step)
+
+
+def expected_maximum(count: int) -> float:
+    """Expected largest of so many independent standard normal draws: 0.564 of 2, 3.241 of 1000.
+
+    H. A. David and H. N. Nagaraja, *Order Statistics*, 3rd ed., § 3.1.
+    """
+    return largest_ns((0.0,), 1.0, count)
+
+
+def place_of(waited_ns: np.ndarray, **of: object) -> Place:
+    """One place of a step, from how long each rank waited there: (steps, ranks) of the group."""
+    steps, ranks = waited_ns.shape
+    mean = float(waited_ns.mean())
+    none = (0.0,) * max(ranks, 1)
+    if ranks < 2 or steps < _STEPS:
+        chance = mean / expected_maximum(ranks) if ranks > 1 else 0.0
+        return Place(waited_ns=mean, late_ns=none, chance_ns=chance, told=False, **of)  # type: ignore[arg-type]
+    late = waited_ns.mean(axis=1, keepdims=True) - waited_ns
+    always = late.mean(axis=0)
+    chance = math.sqrt(float(((late - always) ** 2).sum()) / ((ranks - 1) * (steps - 1)))
+    stretches = np.array_split(late, min(steps, _STRETCHES))
+    means = np.stack([s.mean(axis=0) for s in stretches])
+    spread = ((means - means.mean(axis=0)) ** 2).sum() / ((ranks - 1) * (len(means) - 1))
+    error = float(spread) / len(means)
+    differ = max(float((always**2).sum()) / (ranks - 1) - error, 0.0)
+    kept = differ / (differ + error) if differ else 0.0
+    chances = (late - always).max(axis=1).mean() * math.sqrt(steps / (steps - 1))
+    ratio = 1.0
+    if chance > 0:
+        ratio = float(np.clip(chances / chance / expected_maximum(ranks), *_CHANCE_RATIO))
+    own = tuple((always * kept).tolist())
+    return Place(waited_ns=mean, late_ns=own, chance_ns=chance * ratio, **of)  # type: ignore[arg-type]
+
+
+def places(attribution: Attribution) -> tuple[Place, ...]:
+    """The places of a step at which ranks waited, most waiting first; the rest is left out."""
+    found = members(attribution)
+    if not len(found):
+        return ()
+    row = ints(found.table, "event_row")
+    waited = time_of_events(attribution, found.rank, row)["communication.wait"].to_numpy()
+    last = found.straggler
+    step = ints(of_links(attribution, found.rank[last], row[last]), "step")
+    place, count = _numbered(
+        found.table.take(pa.array(found.first)), step, found.ready_ns[found.first]
+    )
+    size = np.diff(np.append(found.first, len(found.of)))
+    total = np.bincount(place[place >= 0], found.total(waited)[place >= 0], minlength=count)
+    ranks = len(attribution.ranks)
+    steps = max(rank.steps for rank in attribution.ranks)
+    listed, names = strings(found.table, "ranks")
+    made = []
+    for number in np.argsort(-total, kind="stable")[:_PLACES]:
+        mine = np.flatnonzero(place == number)
+        if total[number] <= 0:
+            break
+        at = found.first[mine]
+        width = int(size[mine[0]])
+        within = width < ranks
+        name = names[listed[at[0]]] if listed[at[0]] >= 0 else ","
+        made.append(
+            place_of(
+                waited[at[:, None] + np.arange(width)].astype(np.float64),
+                share_ratio=width / ranks * min(len(mine) / max(steps, 1), 1.0),
+                group_count=width if within else None,
+                adjacent=within and "," not in name,
+            )
+        )
+    return tuple(made)
+
+
+def _numbered(table: pa.Table, step: np.ndarray, ready_ns: np.ndarray) -> tuple[np.ndarray, int]:
+    """Place of each collective, -1 outside of steps: the n-th of its kind and group in its step."""
+    keys = [strings(table, name)[0] for name in ("ranks", "group", "collective")]
+    kind = distinct_rows([*keys, ints(table, "rank_count"), ints(table, "message_bytes")])[1]
+    order = np.lexsort((ready_ns, step, kind))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (kind[order][1:] != kind[order][:-1]) | (step[order][1:] != step[order][:-1])
+    head = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+    nth = np.empty(len(order), dtype=np.int64)
+    nth[order] = np.arange(len(order)) - head
+    first, place = distinct_rows([kind, nth])
+    # A trace without steps is one.
+    inside = (step >= 0) | (step < 0).all()
+    return np.where(inside, place, -1), len(first)
+
+
+__all__ = ["Place", "expected_maximum", "largest_ns", "members_count", "place_of", "places"]
