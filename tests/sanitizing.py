@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.waiting import PATIENCE_S
 
 _FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc")) is not None
@@ -46,7 +47,7 @@ def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")},
-        timeout=300,
+        timeout=PATIENCE_S,
     )
 
 

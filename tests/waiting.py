@@ -16,3 +16,10 @@ def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < give_up_s, f"never came about: {what}"
         select.select([], [], [], 0.01)
+
+
+PATIENT_SAMPLERS = f"""
+from chopper.collectors.sampler import SamplerProcess
+SamplerProcess.stop.__kwdefaults__["timeout_s"] = {PATIENCE_S}
+"""
+"""In a program that records: a sampler that gets no core is waited for, which would hold up users."""

@@ -50,7 +50,7 @@ def native_rows(source, count):
     names = [c.name for c in TABLES[plan.table].columns][2:]
     started = background(plan, 1_000_000)
     until(lambda: min(d.samples if not d.lost else count for d in started.totals()[0]) >= count)
-    assert started.stop(10**9) == 0
+    assert started.stop(PATIENCE_NS) == 0
     source.learn(started.totals()[0])
     return [dict(zip(names, row, strict=True)) for row in taken(started)]
 """

@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sanitizing import run_fuzzer
+from tests.waiting import PATIENCE_S
 
 _CODES = (*(0,) * 16, 3, 10, 10, 15, 999, -1)
 _BYTES = 256
@@ -179,7 +180,7 @@ def run(rng: random.Random, loop: Any) -> int:
             loop.set_period(rng.choice((100_000, 2_000_000)))
     if rng.random() < 0.1:
         return int(rows)  # freed while it runs
-    assert loop.stop(20_000_000_000) == 0
+    assert loop.stop(round(PATIENCE_S * 1e9)) == 0
     return int(rows + loop.take()[0])
 
 

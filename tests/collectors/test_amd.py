@@ -16,6 +16,7 @@ import pytest
 from chopper.collectors.amd._library import ERRORS, explain
 from tests.collectors.amd_player import ONE, Player, needs_amdsmi, run_in, wrapper_source
 from tests.collectors.nvml_player import needs_native
+from tests.waiting import PATIENT_SAMPLERS
 
 
 @pytest.fixture
@@ -428,14 +429,16 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     out = tmp_path / "run"
     program = tmp_path / "program.py"
     program.write_text(
-        textwrap.dedent(
+        PATIENT_SAMPLERS
+        + textwrap.dedent(
             f"""
             import chopper, time
+            from pathlib import Path
+            from chopper.live import StreamTail
+            clocks = StreamTail(Path({str(out)!r}, "rank-00000", "device_clock.arrow"))
             with chopper.profile({str(out)!r}, trace=False, collect=("amdsmi",)) as prof:
-                for _ in range(3):
-                    end = time.monotonic() + 0.1
-                    while time.monotonic() < end:
-                        sum(range(1000))
+                while not clocks.poll():
+                    time.sleep(0.02)
                     prof.step()
             """
         )

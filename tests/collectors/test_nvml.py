@@ -156,7 +156,7 @@ def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player,
         def in_c(source, *times):
             started = background(source.plan(), 20_000_000)
             until(lambda: started.totals()[3] >= len(times))
-            assert started.stop(10**9) == 0
+            assert started.stop(PATIENCE_NS) == 0
             count = 2 * len(times)
             return [["", *row] for row in taken(started)][:count]
         found = {read}(source, *range(12))

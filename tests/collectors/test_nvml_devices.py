@@ -12,6 +12,7 @@ import pytest
 
 from chopper.collectors.nvml._library import ERRORS, explain
 from tests.collectors.nvml_player import EITHER, ONE, TWO, Player
+from tests.waiting import PATIENT_SAMPLERS
 
 
 @EITHER
@@ -181,15 +182,21 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
     out = tmp_path / "run"
     program = tmp_path / "program.py"
     program.write_text(
-        textwrap.dedent(
+        PATIENT_SAMPLERS
+        + textwrap.dedent(
             f"""
             import chopper, time
+            from pathlib import Path
+            from chopper.live import StreamTail
+            rank = Path({str(out)!r}, "rank-00000")
+            host, clocks = (StreamTail(rank / f"{{t}}.arrow") for t in ("host", "device_clock"))
+            hosts, devices = [], set()
             with chopper.profile({str(out)!r}, trace=False, collect=("host", "nvml")) as prof:
-                for _ in range(3):
-                    end = time.monotonic() + 0.1
-                    while time.monotonic() < end:
-                        sum(range(1000))
+                while not hosts or devices != {{0, 1}}:
+                    time.sleep(0.02)
                     prof.step()
+                    hosts += host.poll()
+                    devices.update(d for rows in clocks.poll() for d in rows["device_id"].to_pylist())
             """
         )
     )

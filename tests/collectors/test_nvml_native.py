@@ -175,9 +175,9 @@ def test_python_and_c_read_the_same_counters(play: Player) -> None:
 
 @needs_native
 def test_a_call_that_blocks_holds_up_no_other_device(play: Player) -> None:
-    """Device 0 does not answer for two minutes: device 1 is read on, at its deadlines."""
+    """Device 0 does not answer for an hour: device 1 is read on, at its deadlines."""
     found = play(
-        TWO + "block 0 nvmlDeviceGetClockInfo 120000 1\n",
+        TWO + "block 0 nvmlDeviceGetClockInfo 3600000 1\n",
         """
         import os
         shim.shim_set_time_ms(ctypes.c_int64(0))
@@ -188,15 +188,17 @@ def test_a_call_that_blocks_holds_up_no_other_device(play: Player) -> None:
         until(lambda: started.totals()[0][1].samples >= 100)
         blocked = started.relieve(20_000_000)
         devices = started.totals()[0]
-        stuck = started.stop(50_000_000)
+        # The one that reads device 1 ends when it finds a core, the other one never.
+        until(lambda: started.stop(50_000_000) == 1)
         rows = taken(started)
-        print(json.dumps([blocked[0][0], [d.samples for d in devices], devices[1].dropped, stuck,
+        print(json.dumps([[d for d, _ in blocked], [d.samples for d in devices], devices[1].dropped,
                           sorted({row[0] for row in rows})]), flush=True)
         os._exit(0)
         """,
     )
-    blocked, samples, dropped, stuck, devices = found
-    assert (blocked, stuck, devices) == (0, 1, [1])
+    blocked, samples, dropped, devices = found
+    assert 0 in blocked
+    assert devices == [1]
     assert samples[0] == 0
     assert samples[1] >= 100
     # While nobody knew yet, its deadlines passed: they are counted.
@@ -215,7 +217,7 @@ def test_a_device_that_answers_again_is_read_again_by_its_own_thread(play: Playe
         at(3)
         until(lambda: started.totals()[0][0].samples >= 20)
         until(lambda: started.totals()[0][1].samples >= 20)
-        print(json.dumps([started.stop(10**9), len(taken(started)) >= 40]))
+        print(json.dumps([started.stop(PATIENCE_NS), len(taken(started)) >= 40]))
         """,
     )
     assert found == [0, True]
@@ -234,7 +236,7 @@ def test_a_full_ring_counts_what_it_loses(play: Player) -> None:
         _plan.ring_records = lambda period_ns: 1024
         started = background(opened(_sources.ClockSource()).plan(), 100_000)
         until(lambda: started.totals()[0][0].overflowed > 100)
-        started.stop(10**9)
+        started.stop(PATIENCE_NS)
         device = started.totals()[0][0]
         kept = len(taken(started))
         print(json.dumps([kept, device.samples - device.overflowed, taken(started)]))
@@ -251,18 +253,19 @@ def test_late_and_missed_deadlines_are_counted(play: Player) -> None:
         """
         source = opened(_sources.ClockSource())
         at(1)
+        begun_ns = time.monotonic_ns()
         started = background(source.plan(), 10_000_000)
         until(lambda: started.totals()[0][0].samples >= 10)
-        started.stop(10**9)
+        started.stop(PATIENCE_NS)
         device = started.totals()[0][0]
-        print(json.dumps([device.samples, device.dropped, device.elapsed_ns]))
+        print(json.dumps([device.samples, device.dropped, device.elapsed_ns,
+                          time.monotonic_ns() - begun_ns]))
         """,
     )
-    samples, dropped, elapsed_ns = found
-    # Every deadline between first and last was sampled or is counted; the last tick's are counted
-    # after it.
-    due = round(elapsed_ns / 10_000_000) + 1
-    assert 0 <= samples + dropped - due <= 4
+    samples, dropped, elapsed_ns, wall_ns = found
+    # Every deadline between the first and the last sample was sampled or is counted, and none that
+    # was not due yet.
+    assert elapsed_ns / 10_000_000 <= samples + dropped <= wall_ns / 10_000_000 + 1
     assert dropped >= 2 * (samples - 1)
 
 
@@ -293,10 +296,11 @@ def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path, nativ
         until(lambda: all(samples()[name].count(1) > n.count(1) for name, n in before.items()))
     for _ in range(5):
         grown()
-    status = process.stop(timeout_s=10)
+    status = process.stop(timeout_s=600)
     found = samples()
     print(json.dumps([status.state, {k: [v.count(0), v.count(1)] for k, v in found.items()},
-                      status.absent, [s.note for s in status.sources], [s.native for s in status.sources]]))
+                      status.absent, {s.name: s.note for s in status.sources},
+                      [s.native for s in status.sources]]))
     """
     start = tmp_path / "code.py"
     start.write_text(NATIVE + PRELUDE + textwrap.dedent(code))
@@ -322,7 +326,8 @@ def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path, nativ
         assert of_second > of_first
     for table in ("device_clock", "device_counter"):
         assert "a call of the driver has not returned for" in absent[f"{table}[device 0]"]
-    assert sum("a thread of its own reads it since" in (note or "") for note in notes) == 2
+    for source in ("nvml_clock", "nvml_counter"):
+        assert "a thread of its own reads it since" in notes[source]
 
 
 def without_native(folder: Path) -> Path:

@@ -7,25 +7,31 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 import chopper
+from tests.waiting import PATIENT_SAMPLERS
 
 EXAMPLE = Path(__file__).parent.parent / "plugin"
 
-PROGRAM = """
-    import sys, time
-    import chopper
-    with chopper.profile(sys.argv[1], trace=False, collect=("weather",)) as prof:
-        for _ in range(3):
-            end = time.monotonic() + 0.2
-            while time.monotonic() < end:
-                sum(range(1000))
-            prof.step()
+PROGRAM = (
+    PATIENT_SAMPLERS
+    + """
+import sys, time
+from pathlib import Path
+import chopper
+from chopper.live import StreamTail
+rows = StreamTail(Path(sys.argv[1], "rank-00000", "device_counter.arrow"))
+seen = set()
+with chopper.profile(sys.argv[1], trace=False, collect=("weather",)) as prof:
+    while seen != {0, 1}:
+        time.sleep(0.05)
+        prof.step()
+        seen.update(device for batch in rows.poll() for device in batch["device_id"].to_pylist())
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ def test_doctor_shows_it_with_what_it_costs(installed: dict[str, str]) -> None:
 
 def test_it_records_beside_the_others(installed: dict[str, str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
+    program.write_text(PROGRAM)
     run([str(program), str(tmp_path / "run")], installed)
     recorded = chopper.load(tmp_path / "run")
     (report,) = [c for c in recorded.part(0).collectors if c.name == "weather"]
