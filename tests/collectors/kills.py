@@ -33,12 +33,12 @@ import chopper
 from chopper.collectors.sampler import COMM
 from chopper.run import read_stream
 from tests.conftest import take_signals
+from tests.waiting import PATIENCE_S, until
 
 FLUSH_S = 1.0
 PERIOD_S = 0.1
 SLACK_S = 0.25
 """For a machine that does other things too: a flush may begin late."""
-PATIENCE_S = 20.0
 
 PROGRAM = """
     import sys, time
@@ -60,12 +60,19 @@ class Trial:
     lost_s: float | None
     """From the last row that can be read to the kill; None when it came before the first flush."""
     rows: int
+    rows_before: int
+    """That were on disk when it was killed."""
     finding: bool
     """Whether the manifest or the reader says that something ended early."""
 
 
-def trial(victim: str, after_s: float) -> Trial:
+def trial(victim: str, after_s: float, *, flushed: bool = False) -> Trial:
     """Record, kill, read.
+
+    Args:
+        victim: ``trainer`` or ``sampler``.
+        after_s: when it is killed, from the first step on; later where the sampler comes later.
+        flushed: kill it only when rows are on disk.
 
     Raises:
         AssertionError: a sampler is left, or the run says nothing of what happened.
@@ -81,11 +88,21 @@ def trial(victim: str, after_s: float) -> Trial:
     assert program.stdout is not None
     try:
         assert program.stdout.readline() == b"ready\n"
-        samplers = [
-            child for child in psutil.Process(program.pid).children() if child.name() == COMM
-        ]
+        begun_s = time.monotonic()
+        samplers: list[psutil.Process] = []
+
+        def found() -> bool:
+            children = psutil.Process(program.pid).children()
+            samplers[:] = [child for child in children if child.name() == COMM]
+            return samplers != []
+
+        until(found, "the sampler")
         assert len(samplers) == 1
-        select.select([], [], [], after_s)
+        select.select([], [], [], max(begun_s + after_s - time.monotonic(), 0))
+        rows_before, _, _ = _rows(folder / "run")
+        while flushed and not rows_before:
+            select.select([], [], [], 0.05)
+            rows_before, _, _ = _rows(folder / "run")
         killed = program.pid if victim == "trainer" else samplers[0].pid
         os.kill(killed, signal.SIGKILL)
         killed_ns = time.time_ns()
@@ -95,22 +112,28 @@ def trial(victim: str, after_s: float) -> Trial:
         _, alive = psutil.wait_procs(samplers, PATIENCE_S)
         assert not alive, "a sampler outlives its parent"
         run = chopper.load(folder / "run")
-        rows, last_ns, finding = 0, 0, False
-        for file in sorted((folder / "run" / "rank-00000").glob("*.arrow")):
-            table, problem = read_stream(file, file.stem)
-            finding |= problem is not None
-            rows += table.num_rows
-            if file.stem == "host" and table.num_rows:
-                last_ns = max(last_ns, table["time_ns"][-1].as_py())
+        rows, last_ns, finding = _rows(folder / "run")
         finding |= run.part(0).status != "complete"
         finding |= any(report.status == "failed" for report in run.part(0).collectors)
         lost_s = (killed_ns - last_ns) / 1e9 if last_ns else None
-        return Trial(victim, after_s, lost_s, rows, finding)
+        return Trial(victim, after_s, lost_s, rows, rows_before, finding)
     finally:
         program.kill()
         program.wait()
         program.stdout.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rows(run: Path) -> tuple[int, int, bool]:
+    """How many rows can be read, the time of the host's last one, and whether a table is cut short."""
+    rows, last_ns, cut = 0, 0, False
+    for file in sorted((run / "rank-00000").glob("*.arrow")):
+        table, problem = read_stream(file, file.stem)
+        cut |= problem is not None
+        rows += table.num_rows
+        if file.stem == "host" and table.num_rows:
+            last_ns = max(last_ns, table["time_ns"][-1].as_py())
+    return rows, last_ns, cut
 
 
 def trials(count: int, seed: int) -> list[Trial]:
