@@ -295,6 +295,11 @@ WORKLOADS: dict[str, Workload] = {
         check="chopper.workloads.sweep:needs",
         ranks=1,
         measures=True,
+        variants=(
+            Variant(name="random", summary="normal random numbers"),
+            Variant(name="zeros", summary="zeros", default=False),
+        ),
+        baseline="random",
         repeats=3,
         seconds=50,
     ),

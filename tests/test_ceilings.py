@@ -270,6 +270,6 @@ def test_what_the_microbenchmarks_really_measure_becomes_the_ceilings(tmp_path: 
     assert {rate["what"] for rate in made["memory"]} == {"copy", "scale", "add", "triad"}
     assert {rate["what"] for rate in made["link"]} == {
         f"{name} 0.0625 MiB"
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive")
     }
     assert (made["ranks"], made["link_ranks"], made["link_backend"]) == (1, 2, "gloo")

@@ -12,45 +12,9 @@ from statistics import fmean
 
 from chopper.experiment import Exhibit, Experiment, Headline, Labels, between, line, quotient
 from chopper.workloads import offload_tables, places
+from chopper.workloads.machine_headlines import collectives, gemm, membw
 
 NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
-
-
-def gemm(experiment: Experiment) -> tuple[Headline, ...]:
-    """What the data of a matrix product does to its speed, in the shape that is quickest on both:
-    that which is quickest on zeros would be chosen for what it gains there, by luck too.
-    """
-    rates: dict[str, dict[Labels, float]] = {}
-    for row in experiment.rows:
-        if row.measure == "median_flop_per_s":
-            of = rates.setdefault(str(dict(row.labels)["dtype"]), {})
-            of[row.labels] = of.get(row.labels, 1.0) * row.estimate.value
-    clock, power = (
-        experiment.ratio(name, "zeros", "random") for name in ("sm_clock_hz", "power_w")
-    )
-    sensed = ", ".join(
-        f"{what} {found.value:.2f}×" if found else f"no {what} was sampled"
-        for what, found in (("clock", clock), ("power", power))
-    )
-    out = []
-    for dtype, products in rates.items() if "zeros" in experiment.variants else ():
-        quickest = max(products, key=products.__getitem__)
-        labels = dict(quickest)
-        found = experiment.ratio("median_flop_per_s", "zeros", "random", **labels)
-        out.append(
-            Headline(
-                system="Chopper: DVFS",
-                claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
-                survey=None,
-                primary=None,
-                unit="×",
-                ours=None if found is None else found.value,
-                ci95=None if found is None else found.ci95,
-                why="random numbers were not run" if found is None else "",
-                configuration=f"rate on {experiment.plan.device}; {sensed}",
-            )
-        )
-    return tuple(out)
 
 
 def interconnect(experiment: Experiment) -> tuple[Headline, ...]:
@@ -545,7 +509,9 @@ def offload(experiment: Experiment) -> tuple[Headline, ...]:
 
 
 HEADLINES: dict[str, Callable[[Experiment], tuple[Headline, ...]]] = {
+    "collectives": collectives,
     "gemm": gemm,
+    "membw": membw,
     "fsdp": fsdp,
     "interconnect": interconnect,
     "offload": offload,

@@ -228,6 +228,12 @@ GEMM: tuple[Option, ...] = (
 )
 
 MEMBW: tuple[Option, ...] = (
+    Option(
+        name="variant",
+        help="what the arrays hold",
+        default="random",
+        choices=("random", "zeros"),
+    ),
     Option(name="smallest", help="bytes of the smallest array", default=256 << 10, type=positive),
     Option(name="largest", help="bytes of the largest array", default=256 << 20, type=positive),
     Option(name="factor", help="from one size to the next", default=4, type=positive),

@@ -238,3 +238,79 @@ def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
         (12.0, f"2 ranks × 8 {where}"),
         (13.0, f"2 ranks × 24 {where}"),
     }
+
+
+def rates_of_collectives():
+    """Two repetitions of each, at two sizes, by α = 100 µs and the link's 1 GB/s each way."""
+    times_ns = {"all_reduce": 2.2e6, "all_gather": 1e6, "reduce_scatter": 3e6, "send_receive": 1e6}
+    factors = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "send_receive": 1.0}
+    numbers: list[tuple[str, str, float, dict[str, object]]] = []
+    for name, time_ns in times_ns.items():
+        numbers += [("latency_ns", "c", 1e5 * n, {"collective": name}) for n in (0.9, 1.1)]
+        rate = 1.1 * (1 << 20) / time_ns * 1e9 * factors[name]
+        numbers.append(("fitted_bus_bandwidth_bytes_per_s", "c", rate, {"collective": name}))
+        for size, n in ((1 << 10, 0.1), (1 << 20, 1.0)):
+            labels = {"collective": name, "size_bytes": size}
+            rate = size / (time_ns * n) * 1e9 * factors[name]
+            numbers += [
+                ("time_ns", "c", time_ns * n, labels),
+                ("bus_bandwidth_bytes_per_s", "c", rate, labels),
+            ]
+    return numbers
+
+
+def test_collectives_are_held_against_the_link_and_against_their_laws():
+    alpha, link, parts, fit = measured("collectives", rates_of_collectives()).headlines
+    assert (alpha.unit, alpha.ours) == ("µs", pytest.approx(100))
+    # 8.4 µs and two steps of 3.4 or 9.6 µs between two ranks.
+    assert alpha.primary == "NCCL's ring takes 15.2 µs over NVLink, 27.6 µs over a network"
+    assert alpha.ci95 is not None
+    assert link.claim.endswith("send and receive, 1 MiB")  # not the small message
+    assert link.ours == pytest.approx(1 / 2.2)
+    assert "all_gather 0.50×, reduce_scatter 0.17×" in link.configuration
+    assert parts.ours == pytest.approx(2.2 / (1 + 3))
+    assert fit.ours == pytest.approx(1 / 1.1)
+    assert (link.stated, parts.stated, alpha.stated, fit.stated) == (1.0, 1.0, None, None)
+
+
+def test_without_send_and_receive_the_link_is_not_known_and_the_rest_is():
+    numbers = [n for n in rates_of_collectives() if n[3]["collective"] != "send_receive"]
+    _, link, parts, _ = measured("collectives", numbers).headlines
+    assert (link.ours, link.why) == (None, "send and receive were not measured")
+    assert parts.ours == pytest.approx(2.2 / (1 + 3))
+
+
+def test_memory_is_that_of_the_largest_array_and_its_peak_stays_unknown():
+    numbers = []
+    for size, scale in ((1 << 20, 10), (1 << 28, 1)):
+        for kernel, rate in (("copy", 20e9), ("scale", 19e9), ("add", 22.5e9), ("triad", 22e9)):
+            for variant, n in (("random", 1.0), ("zeros", 1.25)):
+                labels = {"array_bytes": size, "kernel": kernel}
+                numbers.append(("bandwidth_bytes_per_s", variant, rate * scale * n, labels))
+    triad, scale_over, add_over, zeros = measured("membw", numbers, ranks=1).headlines
+    assert (triad.ours, triad.unit, triad.primary, triad.ratio) == (22.0, "GB/s", None, None)
+    assert "arrays of 256 MiB; what its memory could do at most is not known of" in (
+        triad.configuration
+    )
+    assert scale_over.ours == pytest.approx(0.95)
+    assert add_over.ours == pytest.approx(1.125)
+    assert zeros.ours == pytest.approx(1.25)
+    assert zeros.configuration.endswith("no clock was sampled, no power was sampled")
+    random = [n for n in numbers if n[1] == "random"]
+    assert len(measured("membw", random, ranks=1).headlines) == 3
+
+
+def test_memory_is_held_against_the_datasheet_of_a_device_that_is_known(monkeypatch):
+    from types import SimpleNamespace
+
+    labels = {"array_bytes": 1 << 28, "kernel": "triad"}
+    made = measured("membw", [("bandwidth_bytes_per_s", "random", 3.015e12, labels)], ranks=1)
+    device = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3", multiprocessor_count=132, memory_bytes=85 * 10**9
+    )
+    part = SimpleNamespace(devices=[device], environment={})
+    run = SimpleNamespace(run=SimpleNamespace(manifest=SimpleNamespace(ranks=[part])))
+    monkeypatch.setitem(made.attributions, "random", [run])
+    (triad,) = made.headlines
+    assert triad.stated == pytest.approx(3350, rel=0.01)
+    assert triad.ratio == pytest.approx(0.9, rel=0.01)

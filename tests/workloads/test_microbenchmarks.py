@@ -62,7 +62,42 @@ def test_bus_factors_are_those_of_nccl_tests():
         "reduce_scatter": 0.875,
         "all_to_all": 0.875,
         "broadcast": 1.0,
+        "send_receive": 1.0,
     }
+
+
+def test_streams_kernels_pass_over_what_they_count_and_leave_the_arrays_as_they_were():
+    import torch
+
+    from chopper.workloads.membw import kernels
+
+    arrays = [torch.randn(64) for _ in range(3)]
+    before = arrays[0].clone()
+    calls = kernels(arrays)
+    assert {name: passes for name, (passes, _) in calls.items()} == {
+        "copy": 2,
+        "scale": 2,
+        "add": 3,
+        "triad": 3,
+    }
+    for _ in range(40):  # any other factor would overflow, or vanish, within as many rounds
+        for _, call in calls.values():
+            call()
+    assert torch.allclose(arrays[0], before, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "moved_bytes", "expected"),
+    [("cpu", 1 << 20, 257), ("cpu", 3 << 28, 2), ("cpu", 100 << 20, 4)],
+)
+def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(device, moved_bytes, expected):
+    import torch
+
+    from chopper.workloads.membw import call_time_s
+
+    called = []
+    assert call_time_s(lambda: called.append(1), moved_bytes, torch.device(device)) > 0
+    assert len(called) == expected
 
 
 def test_the_fit_finds_latency_and_bandwidth_and_neither_is_negative():
