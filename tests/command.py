@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chopper import cli
+from tests.waiting import PATIENCE_S
 
 PROGRESS = re.compile(r"chopper: .* …$")
 """Printed by whatever takes more than a second: not a message."""
@@ -61,6 +62,6 @@ def process(*arguments: str | Path, prefix: tuple[str, ...] = (), **how: Any) ->
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how},
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return Outcome(ended.returncode, ended.stdout or "", ended.stderr)

@@ -188,7 +188,7 @@ def test_two_ranks_measure_together(tiny: None) -> None:
     assert (result.link_ranks, result.link_backend) == (2, "gloo")
     assert result.launch_ns is not None
     assert result.roundtrip_ns is not None
-    assert 0 < result.launch_ns < 1_000_000
+    assert min(result.launch_ns, result.roundtrip_ns) > 0
     assert result.absent == {"transfer": "no accelerator"}
     assert said == [
         "loading torch",

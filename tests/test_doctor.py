@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from chopper import registry
 from chopper.cli import cli
 from chopper.cli.doctor_ import to_text
+from tests.command import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -129,22 +130,21 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return environment | {"PYTHONPATH": f"{ROOT}:{site}"}
 
 
-def run_without_torch(
-    environment: dict[str, str], *arguments: str
-) -> subprocess.CompletedProcess[str]:
+def run_without_torch(environment: dict[str, str], *arguments: str) -> Outcome:
     # -S: the environment's own packages, torch among them, stay out.
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-S", "-m", "chopper", *arguments],
         env=environment,
         capture_output=True,
         text=True,
     )
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def test_it_works_without_torch(without_torch: dict[str, str]) -> None:
     done = run_without_torch(without_torch, "doctor", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     assert found["environment"]["torch"] is None
     collectors = by_name(found)
     assert collectors["host"]["available"]
@@ -154,8 +154,7 @@ def test_it_works_without_torch(without_torch: dict[str, str]) -> None:
 
 def test_calibrate_without_torch_is_one_clear_line(without_torch: dict[str, str]) -> None:
     done = run_without_torch(without_torch, "calibrate")
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == (
-        "chopper: calibration needs torch, which is not installed; pip install torch\n"
+    assert (done.code, done.out) == (1, "")
+    assert (
+        done.line == "chopper: calibration needs torch, which is not installed; pip install torch"
     )

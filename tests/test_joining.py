@@ -9,6 +9,7 @@ import pytest
 
 from chopper import manifest as m
 from chopper.run import MANIFEST, Run, RunWriter, StreamWriter, finalize, write_atomic
+from tests.waiting import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9
 
@@ -44,7 +45,7 @@ def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0):
 def joined(*args):
     """The command in a process of its own, as a user runs it."""
     command = [sys.executable, "-m", "chopper", "import", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert "Traceback" not in done.stderr
     return done
 

@@ -6,11 +6,9 @@ import io
 import os
 import pty
 import re
-import select
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from chopper.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
 from chopper.prometheus import parse_address, serve
 from chopper.reports.live import panel, reasons_text
 from chopper.run import RunWriter, StreamWriter
-
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S, until
 
 
 def steps(*numbers: int) -> dict[str, Any]:
@@ -214,7 +211,7 @@ def test_what_is_no_address_is_a_usage_error(text: str) -> None:
 
 
 def fetch(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
@@ -276,10 +273,7 @@ def test_metrics_of_a_recording_that_runs(tmp_path: Path) -> None:
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
     port = int(next(m[1] for line in lines if (m := re.search(r":(\d+)/metrics", line))))
-    deadline = time.monotonic() + PATIENCE_S
-    while 'chopper_step{rank="0"}' not in fetch(port):
-        assert time.monotonic() < deadline, "no step was served"
-        select.select([], [], [], 0.2)
+    until(lambda: 'chopper_step{rank="0"}' in fetch(port), "a step")
     (tmp_path / "enough").touch()
     _, rest = process.communicate()
     assert process.returncode == 0, rest

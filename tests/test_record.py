@@ -14,6 +14,7 @@ import pytest
 from chopper import registry
 from chopper.run import Run, RunWriter, finalize
 from tests.conftest import take_signals
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = ROOT / "examples" / "train_plain.py"
@@ -76,7 +77,7 @@ class Recorder:
 
     def __call__(self, *command, options=("-o", "run")):
         with self.popen(*command, options=options) as process:
-            out, err = process.communicate(timeout=240)
+            out, err = process.communicate(timeout=PATIENCE_S)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def write_earlier(self):
@@ -225,7 +226,7 @@ def test_ctrl_c_reaches_all_and_keeps_what_was_recorded(record, number):
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode not in (0, None)
     assert record.left() == []
     run = record.run()
@@ -438,7 +439,7 @@ def test_a_run_outlives_a_killed_replacement(record, recorded):
         assert process.stdout is not None
         assert process.stdout.readline() == "recorded\n"
         process.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs([p for p, _ in record.processes()], timeout=60)
+    _, alive = psutil.wait_procs([p for p, _ in record.processes()], timeout=PATIENCE_S)
     assert not alive
     done = record("false", options=options[:-1])
     assert done.returncode == 1
@@ -489,7 +490,7 @@ def test_a_hang_up_is_passed_on(record):
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGHUP)
         # Its input stays open: read would end otherwise, and the shell with it.
-        assert process.wait(timeout=60) == 9
+        assert process.wait(timeout=PATIENCE_S) == 9
 
 
 def test_under_nohup_a_hang_up_changes_nothing(record):
@@ -503,5 +504,5 @@ def test_under_nohup_a_hang_up_changes_nothing(record):
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGHUP)
-        _, err = process.communicate("go on\n", timeout=60)
+        _, err = process.communicate("go on\n", timeout=PATIENCE_S)
     assert process.returncode == 5, err

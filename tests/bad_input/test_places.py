@@ -112,7 +112,7 @@ def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
     assert process("analyze", trace, "--json").code == 0
     bad = process("analyze", tmp_path / "none.json")
     assert (bad.code, bad.out) == (1, "")
-    assert bad.err == f"chopper: {tmp_path}/none.json: no such file or directory\n"
+    assert bad.line == f"chopper: {tmp_path}/none.json: no such file or directory"
     usage = process("analyze", trace, "--by", "colour")
     assert usage.code == 2
     assert "Traceback" not in usage.err

@@ -13,6 +13,7 @@ import chopper
 from chopper import reports
 from tests.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
+from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -28,7 +29,7 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-_TIMEOUT_MS = 60_000
+_TIMEOUT_MS = PATIENCE_S * 1000
 
 
 def _chromium() -> str:
@@ -43,7 +44,9 @@ def _chromium() -> str:
 def browser() -> Iterator[Browser]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
+        started = playwright.chromium.launch(
+            executable_path=_chromium(), args=_ARGUMENTS, timeout=_TIMEOUT_MS
+        )
         yield started
         started.close()
 
@@ -104,13 +107,14 @@ class Opened:
         self.frame()
         return self.pixels()
 
-    def until(self, condition: Callable[[], bool]) -> bool:
-        """Whether a condition holds within some hundred frames."""
-        for _ in range(300):
-            if condition():
-                return True
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition, frame by frame."""
+
+        def after_a_frame() -> bool:
             self.frame()
-        return False
+            return condition()
+
+        until(after_a_frame, what)
 
 
 @pytest.fixture
@@ -215,8 +219,9 @@ def test_the_timeline_zooms_by_wheel_drag_keys_and_buttons(opened) -> None:
     page.keyboard.down("Control")
     page.mouse.wheel(0, -300)
     page.keyboard.up("Control")
+    # Unlike the others, a turn of the wheel is not waited for.
+    opened.until(lambda: opened.pixels() != whole, "another scale")
     page.mouse.move(5, 5)
-    assert opened.settled() != whole
     page.locator("#tl-fit").click()
     assert opened.settled() == whole
     page.locator("#tl-in").click()
@@ -253,11 +258,11 @@ def test_ranks_and_steps_can_be_chosen(opened) -> None:
     first = opened.settled()
     page.select_option("#tl-rank", "0")
     page.select_option("#tl-step", index=0)
-    assert opened.until(lambda: opened.pixels() != first)
+    opened.until(lambda: opened.pixels() != first, "another timeline")
     bars = page.locator("#fig-steps .bars").first
     before = bars.inner_html()
     page.select_option("#steps-rank", "1")
-    assert opened.until(lambda: bars.inner_html() != before)
+    opened.until(lambda: bars.inner_html() != before, "another rank's steps")
     assert opened.messages == []
 
 

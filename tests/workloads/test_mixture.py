@@ -18,6 +18,7 @@ from chopper.workloads.mixture import (
     tokenize,
 )
 from chopper.workloads.planning import Cost
+from tests.waiting import PATIENCE_S
 
 
 def made(fault="none", count=4, **changes):
@@ -127,13 +128,13 @@ import os
 sources = make_sources(count=3, state_bytes=1000, latency_s=1e-4, documents=9, tokens=9,
                        longest=64, seed=0, fault="hangs")
 try:
-    list(Mixture(sources).read_all([(0, 1), (1, 2)], ThreadPoolExecutor(2), 0.5))
+    list(Mixture(sources).read_all([(1, 2), (0, 1)], ThreadPoolExecutor(2), 0.5))
 except SourceError as exc:
     print(exc, flush=True)
 os._exit(0)  # the thread that waits for storage never ends
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.stdout == "source code-01, sample 2: no answer for 0 s\n"
 

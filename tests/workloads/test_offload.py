@@ -26,6 +26,7 @@ from chopper.workloads import offload_tables, places  # noqa: E402
 from chopper.workloads.offload_memory import Saver, live  # noqa: E402
 from chopper.workloads.places import PLACES  # noqa: E402
 from tests.test_experiment import recorded  # noqa: E402
+from tests.waiting import PATIENCE_S  # noqa: E402
 
 
 @pytest.fixture
@@ -340,7 +341,7 @@ def measured(tmp_path_factory):
         [*started, str(script), str(directory), *(f"offload:{words}{v}" for v in VARIANTS)],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

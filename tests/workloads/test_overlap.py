@@ -17,6 +17,7 @@ from chopper import experiment as ex  # noqa: E402
 from chopper._workloads import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
 from chopper.reports import experiment as report  # noqa: E402
 from chopper.workloads import options  # noqa: E402
+from tests.waiting import PATIENCE_S  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_every_order_computes_the_same(tmp_path):
         for rank in (0, 1)
     ]
     for process in ranks:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert out == "ok\n", err[-2000:]
 
 

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 PROGRAM = """
 import sys, threading, time, torch
 from chopper.workloads.overlap_kernel import BLOCK_M, matmul_on_flags
@@ -48,11 +50,12 @@ def check(m, k, n, rows, swizzle):
         # Nothing comes before the kernel runs: its tiles have to wait. Swizzled, those of the rows
         # that are here do not: they are done before anything comes, or this waits in vain.
         while not any(inside(f) for f in sys._current_frames().values()) or not made:
-            pass
+            time.sleep(0.001)
         if swizzle:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 600
             while made[0][whole_tiles:].isnan().any():
                 assert time.monotonic() < deadline, "tiles that are here were not the first"
+                time.sleep(0.001)
         ahead.append(int((~made[0].isnan()).sum()))
         for chunk in range(here):
             arrive(chunk)
@@ -90,7 +93,7 @@ def test_tiles_wait_for_their_rows_and_swizzled_begin_with_those_that_are_here()
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         env=os.environ | {"TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -16,6 +16,7 @@ from chopper import _workloads
 from chopper._workloads import WORKLOADS, WorkloadUnavailable, options_of, prepare
 from chopper.errors import UsageError
 from tests.conftest import take_signals
+from tests.waiting import PATIENCE_S, until
 
 SHORT = ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
 
@@ -195,7 +196,7 @@ def test_runs_records_and_attributes(tmp_path):
         chopper_run(output, "--steps", "4", "--json", *SHORT),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
         env=os.environ | {"TMPDIR": str(scratch)},
     )
     assert done.returncode == 0, done.stderr
@@ -237,13 +238,6 @@ def has_trace(directory):
     return manifest.is_file() and bool(json.loads(manifest.read_bytes()).get("traces"))
 
 
-def wait_until(condition, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="signals of parents' deaths are Linux's")
 @pytest.mark.parametrize(
@@ -265,18 +259,18 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
         preexec_fn=take_signals,
     )
     try:
-        wait_until(lambda: all(has_trace(output / f"rank-0000{rank}") for rank in (0, 1)))
+        until(lambda: all(has_trace(output / f"rank-0000{rank}") for rank in (0, 1)), "traces")
         if victim == "chopper":
             os.kill(process.pid, number)
         else:
-            wanted = "chopper._torchrun" if victim == "launcher" else "chopper.workloads.fsdp2"
+            wanted = "chopper._starter" if victim == "launcher" else "chopper.workloads.fsdp2"
             alive = [p for p in processes_of(output) if p.cmdline()[-1:] and wanted in p.cmdline()]
             ranks = [p for p in alive if p.environ().get("RANK") == "1"]
             (ranks if victim == "rank" else alive)[0].send_signal(number)
-        _, messages = process.communicate(timeout=60)
+        _, messages = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == exit_code
         assert "Traceback" not in messages
-        wait_until(lambda: not processes_of(output))
+        until(lambda: not processes_of(output), "the end of all processes")
     finally:
         process.kill()
         process.communicate()

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from chopper.workloads.torch_loading import _end_with_the_rank
+from tests.waiting import PATIENCE_S
 
 
 def worker(said: int) -> None:
@@ -17,7 +18,7 @@ def worker(said: int) -> None:
     try:
         _end_with_the_rank()
         os.write(said, b"ready")
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
     finally:
         os._exit(1)
 
@@ -43,7 +44,7 @@ def test_a_worker_ends_with_a_rank_that_is_killed():
     if rank == 0:
         if os.fork() == 0:
             worker(says)
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
         os._exit(1)
     assert os.read(hears, 5) == b"ready"
     os.close(says)

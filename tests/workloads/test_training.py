@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from chopper.workloads.llama import SIZES, Llama, initial_value  # noqa: E402
 from chopper.workloads.tokens import token_loader  # noqa: E402
+from tests.waiting import PATIENCE_S  # noqa: E402
 
 STEPS, BATCH, SEQUENCE = 3, 1, 32
 """As in train_variants.py."""
@@ -27,7 +28,7 @@ def trained(directory, *variants, ranks):
         [sys.executable, "-m", *torchrun, str(script), str(directory), *variants],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
