@@ -1,21 +1,56 @@
-"""Shapes of dense transformers: a catalogue by name, and readers of Hugging Face's config.json.
+"""Shapes of decoder-only transformers, dense or with mixtures of experts, and a catalogue by name.
 
 Only what determines parameters, FLOP and memory is kept. Parameters are counted from the shapes,
-never quoted, and the tests hold them against the totals that the models are published with.
+never quoted, and the tests hold them against the totals that the models are published with, and
+against those of the modules of Hugging Face's transformers.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from chopper.errors import InputError, UsageError
+from chopper.errors import UsageError
 from chopper.quantities import one_of
 
 MAX_PARAMETERS = 10**15
 """More than this is a slip, and overflows what is computed from it."""
+
+
+class Experts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A mixture of experts in the place of a layer's feed-forward network; each expert is gated."""
+
+    count: int
+    """Of a layer."""
+    chosen_count: int
+    """Of each token."""
+    width: int
+    """Of one expert's feed-forward network."""
+    shared_width: int = 0
+    """Of the experts that all tokens go through, together."""
+    shared_gate: bool = False
+    """What is shared is weighted by a product of its own."""
+    bias: bool = False
+    router_bias: bool = False
+    router_in_float32: bool = False
+    """The router reads a float32 copy of its input."""
+    clamped: bool = False
+    """gpt-oss's gate: both halves clamped, x·sigmoid(αx), one added to the other half."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers, from 0, with a plain feed-forward network instead."""
+
+
+class Latent(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Attention with keys and values made from a narrow latent (MLA, arXiv 2405.04434)."""
+
+    kv_rank: int
+    q_rank: int = 0
+    """0: queries are made from the input itself."""
+    rope_width: int
+    """Of a head, rotated; the key's is the same for all heads."""
+    value_width: int
+    """Of a head's values."""
 
 
 class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -33,12 +68,34 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """The head shares the embedding's weights."""
     positions_count: int = 0
     """Learned position embeddings; 0 for rotary."""
+    positions_unused_count: int = 0
+    """Of them, which no token can have (OPT's first two)."""
     gated: bool = True
     """SwiGLU or GeGLU: two up projections; else one, with GELU."""
     norm: Literal["rms", "layer"] = "rms"
+    norm_weight: bool = True
+    norm_bias: bool = True
+    """Of a LayerNorm; an RMSNorm has none."""
     norms_per_layer_count: int = 2
+    norms_after: bool = False
+    """Attention and feed-forward network are normalized after, not before, where there are two."""
+    parallel: bool = False
+    """Both read the layer's input, and their sum is added to it."""
     qk_norm: bool = False
     """Queries and keys are normalized per head."""
+    qk_norm_whole: bool = False
+    """Each head has weights of its own, or all are normalized together."""
+    fused_qkv: bool = False
+    """One product makes queries, keys and values; of its result, values are a view."""
+    fused_up: bool = False
+    """One product makes both halves of a gated feed-forward network."""
+    activation: Literal["smooth", "relu", "relu2"] = "smooth"
+    """Smooth ones (SiLU, GELU) keep what they read, ReLU what it writes, its square both."""
+    sinks: bool = False
+    """One learned number per head in attention's softmax."""
+    head_bias: bool = False
+    latent: Latent | None = None
+    experts: Experts | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -70,6 +127,18 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
                 f"model {self.name}: {self.heads_count} query heads cannot share "
                 f"{self.kv_heads_count} key heads evenly"
             )
+        for part in (self.experts, self.latent):
+            for what in ("count", "chosen_count", "width", "kv_rank", "rope_width", "value_width"):
+                if getattr(part, what, 1) <= 0:
+                    raise UsageError(
+                        f"model {self.name}: {type(part).__name__.lower()}' {what} is "
+                        f"{getattr(part, what)}, expected more than zero"
+                    )
+        if self.experts is not None and self.experts.chosen_count > self.experts.count:
+            raise UsageError(
+                f"model {self.name}: each token chooses {self.experts.chosen_count} of "
+                f"{self.experts.count} experts; expected no more than there are"
+            )
         if self.parameters_count > MAX_PARAMETERS:
             raise UsageError(
                 f"model {self.name}: {self.parameters_count:.3g} parameters, expected at most "
@@ -89,27 +158,72 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     @property
     def norm_count(self) -> int:
         """Parameters of one norm over the width."""
-        return self.width * (2 if self.norm == "layer" else 1)
+        return self.width * (self.norm_weight + (self.norm == "layer" and self.norm_bias))
 
     @property
     def attention_count(self) -> int:
         """Parameters of one layer's attention."""
+        sinks = self.heads_count * self.sinks
+        if self.latent is not None:
+            return self._latent_count(self.latent) + sinks
         weights = self.width * (self.q_width + 2 * self.kv_width) + self.q_width * self.width
         biases = (self.q_width + 2 * self.kv_width) * self.qkv_bias + self.width * self.output_bias
-        return weights + biases + 2 * self.head_width * self.qk_norm
+        normed = self.q_width + self.kv_width if self.qk_norm_whole else 2 * self.head_width
+        return weights + biases + normed * self.qk_norm + sinks
+
+    def _latent_count(self, of: Latent) -> int:
+        """Narrow products have biases where the configuration asks for some, wide ones never."""
+        w, narrow = self.width, of.kv_rank + of.rope_width
+        if of.q_rank:
+            queries = w * of.q_rank + of.q_rank * self.qkv_bias + of.q_rank * (1 + self.q_width)
+        else:
+            queries = w * self.q_width
+        made = self.heads_count * (self.head_width - of.rope_width + of.value_width)
+        keys = w * narrow + narrow * self.qkv_bias + of.kv_rank * (1 + made)
+        output = self.heads_count * of.value_width * w + w * self.output_bias
+        return queries + keys + output
 
     @property
     def mlp_count(self) -> int:
-        """Parameters of one layer's feed-forward network."""
+        """Parameters of one layer's plain feed-forward network."""
+        return self.feed_forward_count(self.ffn_width, bias=self.mlp_bias)
+
+    def feed_forward_count(self, width: int, *, bias: bool) -> int:
+        """Parameters of one feed-forward network, plain or an expert."""
         ups = 2 if self.gated else 1
-        biases = (ups * self.ffn_width + self.width) * self.mlp_bias
-        return (ups + 1) * self.width * self.ffn_width + biases
+        return (ups + 1) * self.width * width + (ups * width + self.width) * bias
+
+    @property
+    def expert_count(self) -> int:
+        """Parameters of one expert; 0 without any."""
+        of = self.experts
+        return 0 if of is None else self.feed_forward_count(of.width, bias=of.bias)
+
+    @property
+    def mixture_count(self) -> int:
+        """Parameters of one layer's experts, router and what is shared; 0 without any."""
+        of = self.experts
+        if of is None:
+            return 0
+        router = of.count * (self.width + of.router_bias)
+        shared = self.feed_forward_count(of.shared_width, bias=False) + self.width * of.shared_gate
+        return of.count * self.expert_count + router + shared
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether a layer, from 0, has experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
+
+    @property
+    def mixtures_count(self) -> int:
+        """Layers with experts."""
+        return sum(self.is_mixture(i) for i in range(self.layers_count)) if self.experts else 0
 
     @property
     def layer_count(self) -> int:
-        """Parameters of one layer."""
+        """Parameters of the largest kind of layer."""
         norms = self.norms_per_layer_count * self.norm_count
-        return self.attention_count + self.mlp_count + norms
+        mixed = self.mixture_count if self.mixtures_count else 0
+        return self.attention_count + max(self.mlp_count, mixed) + norms
 
     @property
     def embedding_count(self) -> int:
@@ -119,13 +233,25 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     @property
     def outer_count(self) -> int:
         """Parameters outside of the layers: embeddings, last norm, head when it is not tied."""
-        head = 0 if self.tied else self.embedding_count
+        head = (0 if self.tied else self.embedding_count) + self.vocabulary_count * self.head_bias
         return self.embedding_count + self.positions_count * self.width + self.norm_count + head
 
     @property
     def parameters_count(self) -> int:
         """All parameters."""
-        return self.layers_count * self.layer_count + self.outer_count
+        common = self.attention_count + self.norms_per_layer_count * self.norm_count
+        mixed = self.mixtures_count
+        plain = self.layers_count - mixed
+        networks = plain * self.mlp_count + mixed * self.mixture_count
+        return self.layers_count * common + networks + self.outer_count
+
+    @property
+    def active_count(self) -> int:
+        """Parameters that one token goes through: of the experts, those that it chooses."""
+        if self.experts is None:
+            return self.parameters_count
+        idle = self.experts.count - self.experts.chosen_count
+        return self.parameters_count - self.mixtures_count * idle * self.expert_count
 
 
 def _llama(name: str, layers: int, width: int, heads: int, kv: int, ffn: int, **rest: Any) -> Any:
@@ -165,9 +291,49 @@ def _gpt(name: str, layers: int, width: int, heads: int, context: int = 1024) ->
     )
 
 
+def _deepseek(
+    name: str, layers: int, width: int, heads: int, ffn: int, experts: Experts, **rest: Any
+) -> Architecture:
+    q_rank = rest.pop("q_rank", 0)
+    return Architecture(
+        name=name,
+        layers_count=layers,
+        width=width,
+        heads_count=heads,
+        kv_heads_count=heads,
+        head_width=192,
+        ffn_width=ffn,
+        latent=Latent(kv_rank=512, q_rank=q_rank, rope_width=64, value_width=128),
+        experts=msgspec.structs.replace(experts, router_in_float32=True),
+        context_count=163840,
+        **rest,
+    )
+
+
 _L2: dict[str, Any] = {"vocabulary_count": 32000, "context_count": 4096}
 _L31: dict[str, Any] = {"context_count": 131072}
 _QWEN: dict[str, Any] = {"qkv_bias": True, "context_count": 32768}
+_QWEN3: dict[str, Any] = {
+    "vocabulary_count": 151936,
+    "head_width": 128,
+    "qk_norm": True,
+    "context_count": 40960,
+}
+_GPT_OSS: dict[str, Any] = {
+    "vocabulary_count": 201088,
+    "head_width": 64,
+    "qkv_bias": True,
+    "output_bias": True,
+    "sinks": True,
+    "context_count": 131072,
+}
+_EXPERTS_WITH_BIAS: dict[str, Any] = {"bias": True, "router_bias": True, "clamped": True}
+
+
+def _of(count: int, chosen: int, width: int, **rest: Any) -> Experts:
+    return Experts(count=count, chosen_count=chosen, width=width, **rest)
+
+
 _GEMMA: dict[str, Any] = {"vocabulary_count": 256000, "tied": True}
 CATALOGUE: dict[str, Architecture] = {
     model.name: model
@@ -210,6 +376,57 @@ CATALOGUE: dict[str, Architecture] = {
             tied=True,
             context_count=131072,
         ),
+        _llama("qwen3-8b", 36, 4096, 32, 8, 12288, **_QWEN3),
+        _llama(
+            "mixtral-8x7b",
+            *(32, 4096, 32, 8, 14336),
+            vocabulary_count=32000,
+            context_count=32768,
+            experts=_of(8, 2, 14336),
+        ),
+        _llama(
+            "mixtral-8x22b",
+            *(56, 6144, 48, 8, 16384),
+            vocabulary_count=32768,
+            context_count=65536,
+            experts=_of(8, 2, 16384),
+        ),
+        _llama("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, experts=_of(128, 8, 768), **_QWEN3),
+        _llama("qwen3-235b-a22b", 94, 4096, 64, 4, 12288, experts=_of(128, 8, 1536), **_QWEN3),
+        _llama(
+            "olmoe-1b-7b",
+            *(16, 2048, 16, 16, 1024),
+            vocabulary_count=50304,
+            context_count=4096,
+            qk_norm=True,
+            qk_norm_whole=True,
+            experts=_of(64, 8, 1024),
+        ),
+        _deepseek(
+            "deepseek-v2-lite",
+            *(27, 2048, 16, 10944),
+            _of(64, 6, 1408, shared_width=2816, dense_layers=(0,)),
+            vocabulary_count=102400,
+        ),
+        _deepseek(
+            "deepseek-v3",
+            *(61, 7168, 128, 18432),
+            _of(256, 8, 2048, shared_width=2048, dense_layers=(0, 1, 2)),
+            vocabulary_count=129280,
+            q_rank=1536,
+        ),
+        _llama(
+            "gpt-oss-20b",
+            *(24, 2880, 64, 8, 2880),
+            experts=_of(32, 4, 2880, **_EXPERTS_WITH_BIAS),
+            **_GPT_OSS,
+        ),
+        _llama(
+            "gpt-oss-120b",
+            *(36, 2880, 64, 8, 2880),
+            experts=_of(128, 4, 2880, **_EXPERTS_WITH_BIAS),
+            **_GPT_OSS,
+        ),
     )
 }
 """Published models by name: shapes from their config.json, GPT-3's from arXiv 2005.14165."""
@@ -230,130 +447,3 @@ def named(name: str) -> Architecture:
     names = {plain(n): n for n in CATALOGUE} | {plain(a): n for a, n in _ALIASES.items()}
     found = names.get(plain(name))
     return CATALOGUE[found if found else one_of("model", name, CATALOGUE)]
-
-
-_SUPPORTED = ("gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")
-
-
-def read_config(path: Path) -> Architecture:
-    """The shapes that a Hugging Face config.json describes.
-
-    Raises:
-        InputError: no JSON object, an architecture that is not supported, a missing or wrong size.
-    """
-    where = path / "config.json" if path.is_dir() else path
-    try:
-        found = msgspec.json.decode(where.read_bytes())
-    except OSError as exc:
-        raise InputError(f"{where}: cannot be read ({exc.strerror})") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise InputError(f"{where}: is not JSON ({exc}); expected a model's config.json") from exc
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: is not a JSON object; expected a model's config.json")
-    kind = found.get("model_type")
-    if kind == "gemma3" and isinstance(found.get("text_config"), dict):
-        found = found["text_config"]
-        kind = "gemma3_text"
-    if kind not in _SUPPORTED:
-        raise InputError(
-            f"{where}: model_type {kind!r} is not supported; expected one of "
-            f"{', '.join(_SUPPORTED)}, or capture the module itself with --module"
-        )
-    experts = next((k for k in _EXPERTS if found.get(k)), None)
-    if experts is not None:
-        raise InputError(
-            f"{where}: {experts} is {found[experts]!r}: mixtures of experts are not supported; "
-            "capture the module itself with --module"
-        )
-    return _gpt_config(found, where) if kind == "gpt2" else _llama_config(found, where, kind)
-
-
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
-
-
-def _size_or(config: dict[str, Any], where: Path, name: str, otherwise: int) -> int:
-    """An optional size: null and zero stand for what is usual."""
-    return _sizes(config, where, name)[0] if config.get(name) else otherwise
-
-
-def _sizes(config: dict[str, Any], where: Path, *names: str) -> list[int]:
-    sizes = []
-    for name in names:
-        value = config.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            said = "is missing" if value is None else f"is {value!r}"
-            raise InputError(f"{where}: {name} {said}; expected a whole number above zero")
-        sizes.append(value)
-    return sizes
-
-
-def _made(where: Path, **shapes: Any) -> Architecture:
-    try:
-        # Checkpoints have theirs in a folder that is named for the model.
-        name = where.resolve().parent.name if where.stem == "config" else where.stem
-        return Architecture(name=name or where.stem, **shapes)
-    except UsageError as exc:
-        raise InputError(f"{where}: {exc}") from exc
-
-
-def _gpt_config(config: dict[str, Any], where: Path) -> Architecture:
-    layers, width, heads, vocabulary, positions = _sizes(
-        config, where, "n_layer", "n_embd", "n_head", "vocab_size", "n_positions"
-    )
-    if width % heads:
-        raise InputError(f"{where}: n_embd {width} does not divide into n_head {heads} heads")
-    dropout = any(config.get(k, 0.1) for k in ("resid_pdrop", "attn_pdrop", "embd_pdrop"))
-    return _made(
-        where,
-        layers_count=layers,
-        width=width,
-        heads_count=heads,
-        kv_heads_count=heads,
-        head_width=width // heads,
-        ffn_width=_size_or(config, where, "n_inner", 4 * width),
-        vocabulary_count=vocabulary,
-        tied=config.get("tie_word_embeddings", True),
-        positions_count=positions,
-        gated=False,
-        norm="layer",
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        dropout=dropout,
-        context_count=positions,
-    )
-
-
-def _llama_config(config: dict[str, Any], where: Path, kind: str) -> Architecture:
-    layers, width, heads, ffn, vocabulary = _sizes(
-        config,
-        where,
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "intermediate_size",
-        "vocab_size",
-    )
-    kv = _size_or(config, where, "num_key_value_heads", heads)
-    head_width = _size_or(config, where, "head_dim", width // heads)
-    if not config.get("head_dim") and width % heads:
-        raise InputError(f"{where}: hidden_size {width} does not divide into {heads} heads")
-    bias = bool(config.get("attention_bias", False))
-    return _made(
-        where,
-        layers_count=layers,
-        width=width,
-        heads_count=heads,
-        kv_heads_count=kv,
-        head_width=head_width,
-        ffn_width=ffn,
-        vocabulary_count=vocabulary,
-        # Gemma's configurations leave the key out, and mean true.
-        tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma"))),
-        norms_per_layer_count=4 if kind in ("gemma2", "gemma3_text") else 2,
-        qk_norm=kind in ("qwen3", "gemma3_text"),
-        qkv_bias=bias or kind == "qwen2",
-        output_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        context_count=_size_or(config, where, "max_position_embeddings", 0),
-    )

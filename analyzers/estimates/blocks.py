@@ -5,12 +5,13 @@ Sizes are bytes of one rank. Checked operator by operator against what autograd 
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import msgspec
 
 from chopper.analyzers.estimates.tape import Op
-from chopper.architectures import Architecture
+from chopper.architectures import Architecture, Experts, Latent
 
 
 class Layout(msgspec.Struct, kw_only=True, frozen=True):
@@ -32,178 +33,349 @@ class Layout(msgspec.Struct, kw_only=True, frozen=True):
     the type of its elements."""
     attention: Literal["flash", "math"] = "flash"
     """Math: the matrix of scores is kept."""
+    expert_parallel_count: int = 1
+    imbalance_ratio: float = 1.0
+    """Rows of this rank's experts, of an even share."""
 
 
 def _share(count: int, parts: int) -> int:
     return -(-count // parts)
 
 
-def block(a: Architecture, of: Layout) -> tuple[Op, ...]:
-    """One layer: x → out. Attention, then feed-forward, each added to the residual stream."""
-    t, e, r = of.tokens_count, of.element_bytes, of.stream_bytes
-    tp = of.tensor_parallel_count
-    # Outside of the parallel regions, sequence parallelism holds a part of the tokens.
-    outside = _share(t, tp) if of.sequence_parallel else t
-    h = outside * a.width
-    gathered = t * a.width
-    q = t * _share(a.q_width, tp)
-    # With more ranks than key heads, ranks share a head and each holds it.
-    kv_width = a.head_width * _share(a.kv_heads_count, tp)
-    kv = t * kv_width
-    f = t * _share(a.ffn_width, tp)
-    heads = _share(a.heads_count, tp)
-    ops: list[Op] = []
+class _Block:
+    """One layer's operators as they are put in a row: x → out."""
 
-    def norm(x: str, out: str, stream: bool = False) -> None:
-        size = h * (r if stream or of.autocast else e)
-        if of.kernels == "gpu" or a.norm == "layer":
-            statistics = outside * 4 * (2 if a.norm == "layer" else 1)
-            ops.append(
-                Op(
-                    name="norm",
-                    reads=(x,),
-                    writes=out,
-                    size_bytes=size,
-                    keeps=(x,),
-                    keeps_extra_bytes=statistics,
-                    weights_count=a.norm_count,
-                )
-            )
+    def __init__(self, a: Architecture, of: Layout) -> None:
+        self.a = a
+        self.of = of
+        self.ops: list[Op] = []
+        self.tokens = of.tokens_count
+        self.tp = of.tensor_parallel_count
+        # Outside of the parallel regions, sequence parallelism holds a part of the tokens.
+        self.outside = _share(self.tokens, self.tp) if of.sequence_parallel else self.tokens
+        self.h = self.outside * a.width
+        self.inputs: set[str] = set()
+        """What attention and feed-forward network read: whole again under sequence parallelism."""
+
+    def add(self, name: str, reads: tuple[str, ...], writes: str, size: int, **rest: Any) -> str:
+        self.ops.append(Op(name=name, reads=reads, writes=writes, size_bytes=size, **rest))
+        return writes
+
+    def view(self, x: str, out: str, size: int) -> str:
+        return self.add("view", (x,), out, size, view=True, saved=False)
+
+    def norm(self, x: str, out: str, *, stream: bool = False) -> str:
+        """Over the width, of what is in the residual stream or on its way into it."""
+        of, a = self.of, self.a
+        width = of.stream_bytes if stream or of.autocast else of.element_bytes
+        return self._norm(x, out, self.h, self.outside, a.norm_count, width)
+
+    def _norm(self, x: str, out: str, elements: int, rows: int, weights: int, width: int) -> str:
+        of, layer = self.of, self.a.norm == "layer"
+        if of.kernels == "gpu" or layer:
+            kept: dict[str, Any] = {"keeps": (x,), "keeps_extra_bytes": rows * 4 * (1 + layer)}
         else:
             # The input as float32, the normalized as float32, and the inverse root.
-            wide = h * 4 * (2 if r < 4 else 1)
-            ops.append(
-                Op(
-                    name="norm",
-                    reads=(x,),
-                    writes=out,
-                    size_bytes=size,
-                    keeps=(x,) if r == 4 else (),
-                    keeps_extra_bytes=wide + outside * 4,
-                    weights_count=a.norm_count,
-                    forward_bytes=h * 4,
-                    backward_bytes=3 * h * 4,
-                )
-            )
+            wide = elements * 4 * (2 if of.stream_bytes < 4 else 1)
+            kept = {
+                "keeps": (x,) if of.stream_bytes == 4 else (),
+                "keeps_extra_bytes": wide + rows * 4,
+                "forward_bytes": elements * 4,
+                "backward_bytes": 3 * elements * 4,
+            }
+        return self.add("norm", (x,), out, elements * width, weights_count=weights, **kept)
 
-    def linear(x: str, out: str, size: int, weights: int, *, saved: bool = True) -> None:
+    def linear(
+        self, x: str, out: str, columns: int, weights: int, *, saved: bool = True, cut: bool = True
+    ) -> str:
         """A product; under autocast each makes a copy of its own in the narrower type."""
-        wide = of.autocast and x in ("n1", "n2", "n")
+        of, e = self.of, self.of.element_bytes
         source = x
-        if wide:
-            source = f"{x}.{out}"
-            ops.append(Op(name="cast", reads=(x,), writes=source, size_bytes=gathered * e))
-        elif of.sequence_parallel and x in ("n1", "n2") and tp > 1:
-            source = f"{x}.gathered"
-            if not any(op.writes == source for op in ops):
-                ops.append(Op(name="gather", reads=(x,), writes=source, size_bytes=gathered * e))
-        ops.append(
-            Op(
-                name="linear",
-                reads=(source,),
-                writes=out,
-                size_bytes=size * e,
-                keeps=(source,),
-                weights_count=_share(weights, tp),
-                saved=saved,
-            )
+        gathered = self.tokens * self.a.width * e
+        if of.autocast and x in self.inputs:
+            source = self.add("cast", (x,), f"{x}.{out}", gathered)
+        elif of.sequence_parallel and x in self.inputs and self.tp > 1:
+            source = self.whole(x)
+        rows = self.outside if out in ("a0", "d0", "sd") else self.tokens
+        return self.add(
+            "linear",
+            (source,),
+            out,
+            rows * columns * e,
+            keeps=(source,),
+            weights_count=_share(weights, self.tp) if cut else weights,
+            saved=saved,
         )
 
-    norm("x", "n1")
-    w = a.width
-    linear("n1", "q0", q, w * a.q_width + a.q_width * a.qkv_bias)
-    kv_weights = tp * kv_width * (w + a.qkv_bias)
-    linear("n1", "k0", kv, kv_weights, saved=False)
-    linear("n1", "v", kv, kv_weights)
-    if a.qk_norm:
-        for x in ("q0", "k0"):
-            size = q if x == "q0" else kv
-            ops.append(
-                Op(
-                    name="norm",
-                    reads=(x,),
-                    writes=x[0] + "1",
-                    size_bytes=size * e,
-                    keeps=(x,),
-                    keeps_extra_bytes=4 * size // a.head_width,
-                    weights_count=a.head_width,
-                    saved=False,
-                )
-            )
-    after = "1" if a.qk_norm else "0"
-    if a.positions_count:
-        queries, keys = "q" + after, "k" + after
-    else:
-        queries, keys = "q", "k"
-        for out, size in (("q", q), ("k", kv)):
-            ops.append(
-                Op(
-                    name="rotate",
-                    reads=(out + after,),
-                    writes=out,
-                    size_bytes=size * e,
-                    forward_bytes=2 * size * e,
-                    backward_bytes=2 * size * e,
-                    saved=False,
-                )
-            )
-    scores = of.batch_count * heads * of.sequence_count**2
-    extra = of.tokens_count * heads * 4
-    if of.attention == "math":
-        # Softmax's output, and with dropout its mask and its result (5as/h of arXiv 2205.05198).
-        extra = scores * (e + (1 + e if a.dropout else 0))
-    ops.append(
-        Op(
-            name="attention",
-            reads=(queries, keys, "v"),
-            writes="o",
-            size_bytes=q * e,
+    def whole(self, x: str) -> str:
+        """All tokens of what sequence parallelism holds a part of."""
+        source = f"{x}.gathered"
+        if self.of.sequence_parallel and self.tp > 1:
+            if not any(op.writes == source for op in self.ops):
+                self.add("gather", (x,), source, self.tokens * self.a.width * self.of.element_bytes)
+            return source
+        return x
+
+    def rotate(self, x: str, out: str, size: int) -> str:
+        both = 2 * size
+        return self.add(
+            "rotate", (x,), out, size, forward_bytes=both, backward_bytes=both, saved=False
+        )
+
+    def dropped(self, x: str) -> str:
+        if not self.a.dropout:
+            return x
+        self.ops.append(_dropout(x, f"{x}.dropped", self.h, self.of))
+        return f"{x}.dropped"
+
+    def onto(self, x: str, added: str, out: str) -> str:
+        """Into the residual stream."""
+        return self.add("add", (x, added), out, self.h * self.of.stream_bytes, passes=True)
+
+    def attention(self, x: str) -> str:
+        """From x to a0."""
+        a, of, e = self.a, self.of, self.of.element_bytes
+        heads = _share(a.heads_count, self.tp)
+        if a.latent is None:
+            queries, keys, value_width = *self.projected(x), a.head_width
+        else:
+            queries, keys, value_width = *self.from_latent(x, a.latent), a.latent.value_width
+        scores = of.batch_count * heads * of.sequence_count**2
+        extra = self.tokens * heads * 4
+        if of.attention == "math":
+            # Softmax's output, and with dropout its mask and its result (5as/h of arXiv 2205.05198).
+            extra = scores * (e + (1 + e if a.dropout else 0))
+        output = self.tokens * heads * value_width
+        self.add(
+            "attention",
+            (queries, keys, "v"),
+            "o",
+            output * e,
             keeps=(queries, keys, "v") + (("o",) if of.attention == "flash" else ()),
             keeps_extra_bytes=extra,
             backward_bytes=scores * e * 2 if of.attention == "math" else 0,
+            weights_count=heads * a.sinks,
         )
-    )
-    linear("o", "a0", h, a.q_width * w + w * a.output_bias, saved=False)
-    added = "a0"
-    if a.dropout:
-        ops.append(_dropout("a0", "a1", h, of))
-        added = "a1"
-    if a.norms_per_layer_count == 4:
-        norm(added, "a2", stream=True)
-        added = "a2"
-    ops.append(Op(name="add", reads=("x", added), writes="y", size_bytes=h * r, passes=True))
-    norm("y", "n2")
-    up = w * a.ffn_width + a.ffn_width * a.mlp_bias
-    linear("n2", "g", f, up)
-    activation = Op(
-        name="activation", reads=("g",), writes="s", size_bytes=f * e, keeps=("g",), saved=False
-    )
-    if a.gated:
-        ops.append(activation)
-        linear("n2", "u", f, up, saved=False)
-        ops.append(
-            Op(
-                name="multiply",
-                reads=("s", "u"),
-                writes="p",
-                size_bytes=f * e,
-                keeps=("s", "u"),
-                saved=False,
-            )
+        weights = a.heads_count * value_width * a.width + a.width * a.output_bias
+        return self.linear("o", "a0", a.width, weights, saved=False)
+
+    def projected(self, x: str) -> tuple[str, str]:
+        """Queries, keys and values, each by a product or all by one; values are v."""
+        a, w, e = self.a, self.a.width, self.of.element_bytes
+        q_width = _share(a.q_width, self.tp)
+        # With more ranks than key heads, ranks share a head and each holds it.
+        kv_width = a.head_width * _share(a.kv_heads_count, self.tp)
+        q, kv = self.tokens * q_width * e, self.tokens * kv_width * e
+        q_weights = a.q_width * (w + a.qkv_bias)
+        kv_weights = self.tp * kv_width * (w + a.qkv_bias)
+        if a.fused_qkv:
+            self.linear(x, "qkv", q_width + 2 * kv_width, q_weights + 2 * kv_weights)
+            self.view("qkv", "q0", q)
+            self.view("qkv", "k0", kv)
+            self.view("qkv", "v", kv)
+        else:
+            self.linear(x, "q0", q_width, q_weights)
+            self.linear(x, "k0", kv_width, kv_weights, saved=False)
+            self.linear(x, "v", kv_width, kv_weights)
+        queries, keys = "q0", "k0"
+        if a.qk_norm:
+            queries = self.of_heads("q0", "q1", q, _share(a.heads_count, self.tp))
+            keys = self.of_heads("k0", "k1", kv, _share(a.kv_heads_count, self.tp))
+        if a.positions_count:
+            return queries, keys
+        return self.rotate(queries, "q", q), self.rotate(keys, "k", kv)
+
+    def of_heads(self, x: str, out: str, size: int, heads: int) -> str:
+        """Queries or keys normalized."""
+        a, whole = self.a, self.a.qk_norm_whole
+        rows = self.tokens * (1 if whole and a.norm == "rms" else heads)
+        return self.add(
+            "norm",
+            (x,),
+            out,
+            size,
+            keeps=(x,),
+            keeps_extra_bytes=4 * rows,
+            weights_count=a.head_width * (heads if whole else 1),
+            saved=False,
         )
-        linear("p", "d0", h, a.ffn_width * w + w * a.mlp_bias)
+
+    def from_latent(self, x: str, of: Latent) -> tuple[str, str]:
+        """Queries from a narrow product or the input; keys and values from a narrow one."""
+        a, w, t, e = self.a, self.a.width, self.tokens, self.of.element_bytes
+        heads = _share(a.heads_count, self.tp)
+        q_width, source, q_weights = heads * a.head_width, x, w * a.q_width
+        if of.q_rank:
+            self.linear(x, "qa", of.q_rank, w * of.q_rank + of.q_rank * a.qkv_bias, cut=False)
+            source = self._norm("qa", "qn", t * of.q_rank, t, of.q_rank, e)
+            q_weights = of.q_rank * a.q_width
+        self.linear(source, "q0", q_width, q_weights, saved=False)
+        queries = self.rotate("q0", "q", t * q_width * e)
+        narrow = of.kv_rank + of.rope_width
+        self.linear(x, "c", narrow, narrow * (w + a.qkv_bias), cut=False)
+        self.view("c", "c0", t * of.kv_rank * e)
+        self.view("c", "r0", t * of.rope_width * e)
+        self._norm("c0", "c1", t * of.kv_rank, t, of.kv_rank, e)
+        nope = a.head_width - of.rope_width
+        made = nope + of.value_width
+        self.linear("c1", "kv", heads * made, of.kv_rank * a.heads_count * made, saved=False)
+        self.view("kv", "k0", t * heads * nope * e)
+        self.view("kv", "v", t * heads * of.value_width * e)
+        self.rotate("r0", "r", t * of.rope_width * e)
+        self.add("join", ("k0", "r"), "k", t * heads * a.head_width * e, saved=False)
+        return queries, "k"
+
+    def activation(self, x: str, out: str, size: int) -> str:
+        """SiLU, GELU or what is ReLU's."""
+        kind = self.a.activation
+        if kind == "smooth":
+            return self.add("activation", (x,), out, size, keeps=(x,), saved=False)
+        first = f"{out}.relu" if kind == "relu2" else out
+        self.add("activation", (x,), first, size, keeps=(first,), saved=False)
+        if kind == "relu2":
+            self.add("square", (first,), out, size, keeps=(first,), saved=False)
+        return out
+
+    def gated(self, gate: str, up: str, prefix: str, size: int) -> str:
+        """The activation of one half times the other: gate, up → the product."""
+        self.activation(gate, f"{prefix}s", size)
+        return self.multiply(f"{prefix}s", up, f"{prefix}p", size)
+
+    def multiply(self, x: str, y: str, out: str, size: int) -> str:
+        return self.add("multiply", (x, y), out, size, keeps=(x, y), saved=False)
+
+    def network(self, x: str, width: int, out: str, *, bias: bool, prefix: str = "") -> str:
+        """A plain feed-forward network."""
+        a, w = self.a, self.a.width
+        share = _share(width, self.tp)
+        f = self.tokens * share * self.of.element_bytes
+        up = width * (w + bias)
+        g, u = f"{prefix}g", f"{prefix}u"
+        if a.gated and a.fused_up:
+            self.linear(x, f"{prefix}gu", 2 * share, 2 * up)
+            self.view(f"{prefix}gu", g, f)
+            made = self.gated(g, self.view(f"{prefix}gu", u, f), prefix, f)
+        elif a.gated:
+            # The activation comes before the second product.
+            self.linear(x, g, share, up)
+            self.activation(g, f"{prefix}s", f)
+            self.linear(x, u, share, up, saved=False)
+            made = self.multiply(f"{prefix}s", u, f"{prefix}p", f)
+        else:
+            self.linear(x, g, share, up)
+            made = self.activation(g, f"{prefix}s", f)
+        return self.linear(made, out, w, width * w + w * bias)
+
+    def mixture(self, x: str, of: Experts) -> str:
+        """Router, dispatch, the experts' networks as grouped products, and their sum: x → d0.
+
+        As transformers' ``grouped_mm_experts_forward``: tokens are sorted by expert into tokens ×
+        chosen rows, and weighted after the last product. With expert parallelism the rows go to the
+        ranks that have their experts, and back.
+        """
+        lay, w, e = self.of, self.a.width, self.of.element_bytes
+        t, rows = self.tokens, self.tokens * of.chosen_count
+        x = self.whole(x)
+        self.router(x, of)
+        # Three permutations in int64, which indexing keeps.
+        sent = "xs" if lay.expert_parallel_count > 1 else "xe"
+        self.add(
+            "dispatch", (x,), sent, rows * w * e, keeps_extra_bytes=24 * rows, saved=False,
+            category="communication" if sent == "xs" else "",
+        )  # fmt: skip
+        own = rows
+        if sent == "xs":
+            own = math.ceil(rows * lay.imbalance_ratio)
+            self.add("all-to-all", ("xs",), "xe", own * w * e, saved=False)
+        share = _share(of.width, self.tp)
+        f = own * share * e
+        experts = _share(of.count, lay.expert_parallel_count)
+        self.grouped("xe", "egu", own * 2 * share, 2 * share * experts * (w + of.bias), of)
+        self.view("egu", "eg", f)
+        self.view("egu", "eu", f)
+        if of.clamped:
+            # Clamping keeps what it reads; the sigmoid and both factors are kept.
+            self.add("clamp", ("eg",), "egc", f, keeps=("eg",), saved=False)
+            self.add("clamp", ("eu",), "eu1", f, keeps=("eu",), forward_bytes=f, saved=False)
+            self.add("sigmoid", ("egc",), "esig", f, keeps=("esig",), forward_bytes=f, saved=False)
+            made = self.multiply("eu1", self.multiply("egc", "esig", "es", f), "ep", f)
+        else:
+            made = self.gated("eg", "eu", "e", f)
+        down = experts * (share * w + w * of.bias)
+        received = self.grouped(made, "ye", own * w, down, of)
+        if sent == "xs":
+            received = self.add("all-to-all", ("ye",), "yr", rows * w * e, saved=False)
+        size = rows * w * e
+        self.add(
+            "multiply", (received, "w"), "yw", size, keeps=(received, "w"), backward_bytes=2 * size,
+            saved=False,
+        )  # fmt: skip
+        self.add("reorder", ("yw",), "yo", size, saved=False)
+        self.add("sum", ("yo",), "d0", self.h * e, passes=True, saved=False)
+        if not of.shared_width:
+            return "d0"
+        shared = self.network(x, of.shared_width, "sd", bias=False, prefix="s")
+        if of.shared_gate:
+            self.linear(x, "sw", 1, w, cut=False)
+            shared = self.multiply("sw", shared, "sdw", t * w * e)
+        return self.add("add", ("d0", shared), "d1", self.h * e, passes=True, saved=False)
+
+    def grouped(self, x: str, out: str, elements: int, weights: int, of: Experts) -> str:
+        """One product for all experts of this rank, its rows by expert."""
+        size = elements * self.of.element_bytes
+        return self.add(
+            "grouped", (x,), out, size, keeps=(x,), weights_count=weights, expert=True, saved=False,
+            forward_bytes=size if of.bias else 0,
+        )  # fmt: skip
+
+    def router(self, x: str, of: Experts) -> None:
+        """From x to w: probabilities in float32, the chosen ones' and which they are."""
+        e, t, w = self.of.element_bytes, self.tokens, self.a.width
+        source = x
+        if of.router_in_float32 and e < 4:
+            source, e = self.add("cast", (x,), "xw", t * w * 4, saved=False), 4
+        weights = of.count * (w + of.router_bias)
+        self.add(
+            "linear", (source,), "r0", t * of.count * e, keeps=(source,), weights_count=weights,
+            saved=False,
+        )  # fmt: skip
+        chosen = t * of.chosen_count
+        self.add("softmax", ("r0",), "r1", t * of.count * 4, keeps=("r1",), saved=False)
+        self.add("choose", ("r1",), "w", chosen * 4, keeps_extra_bytes=chosen * 8, saved=False)
+
+
+def block(a: Architecture, of: Layout, *, mixture: bool = False) -> tuple[Op, ...]:
+    """One layer: x → out. Attention and feed-forward network, each added to the residual stream.
+
+    Args:
+        a: the model.
+        of: sizes of one rank.
+        mixture: a layer with experts.
+    """
+    made = _Block(a, of)
+    before = not a.norms_after
+    first = made.norm("x", "n1") if before else "x"
+    made.inputs = {"n1", "n2"} if before else {"x", "y"}
+    added = made.dropped(made.attention(first))
+    if a.norms_per_layer_count == 4 or a.norms_after:
+        added = made.norm(added, "a2", stream=True)
+    if a.parallel:
+        second = made.norm("x", "n2") if a.norms_per_layer_count == 2 else first
+        stream = "x"
     else:
-        ops.append(activation)
-        linear("s", "d0", h, a.ffn_width * w + w * a.mlp_bias)
-    added = "d0"
-    if a.dropout:
-        ops.append(_dropout("d0", "d1", h, of))
-        added = "d1"
-    if a.norms_per_layer_count == 4:
-        norm(added, "d2", stream=True)
-        added = "d2"
-    ops.append(Op(name="add", reads=("y", added), writes="out", size_bytes=h * r, passes=True))
-    return tuple(ops)
+        stream = made.onto("x", added, "y")
+        second = made.norm("y", "n2") if before else "y"
+    if mixture and a.experts is not None:
+        other = made.mixture(second, a.experts)
+    else:
+        other = made.network(second, a.ffn_width, "d0", bias=a.mlp_bias)
+    other = made.dropped(other)
+    if a.norms_per_layer_count == 4 or a.norms_after:
+        other = made.norm(other, "d2", stream=True)
+    if a.parallel:
+        stream = made.onto(stream, added, "y")
+    made.onto(stream, other, "out")
+    return tuple(made.ops)
 
 
 def _dropout(x: str, out: str, elements: int, of: Layout) -> Op:

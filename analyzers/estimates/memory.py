@@ -69,6 +69,8 @@ class Memory(Estimate, kw_only=True, frozen=True):
     captured: dict[str, Any] | None = None
     """For a captured module: what was captured, and by which torch."""
     parameters_count: int
+    active_parameters_count: int
+    """That one token goes through: fewer than all with experts; of a captured module, all."""
     allocated_bytes: int
     """The peak without pools, fragmentation and workspaces: what ``max_memory_allocated`` counts."""
     peak_bytes: int
@@ -118,11 +120,35 @@ _STAGE_3_ASSUMPTION = (
 )
 
 
+_EXPERTS_ASSUMPTION = (
+    "experts as grouped products over tokens sorted by expert, as transformers' grouped_mm: no row is "
+    "dropped, none is padding; a loop over experts, or fixed capacities, keeps other amounts. Selective "
+    "checkpointing recomputes experts and what they are sent. Layers for the prediction of further tokens "
+    "(num_nextn_predict_layers) are not in it, as they are not in transformers' modules"
+)
+
+
+def _balance(training: Training) -> str:
+    """What is taken for granted of the experts' load."""
+    chosen = training.architecture.experts.chosen_count if training.architecture.experts else 0
+    rows = f"tokens × {chosen} rows"
+    if training.expert_parallel_count == 1:
+        return f"each rank has all experts, so {rows} are its own whichever it chooses"
+    if training.imbalance_ratio == 1:
+        return (
+            f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: those of "
+            "the busiest rank, of an even share)"
+        )
+    return f"the busiest rank's experts get {training.imbalance_ratio:g} × its even share of {rows}"
+
+
 def _assumed(training: Training) -> tuple[str, ...]:
     """What these options take for granted."""
     found: tuple[str, ...] = ASSUMPTIONS
     if training.tensor_parallel_count > 1:
         found += (TENSOR_PARALLEL_ASSUMPTION,)
+    if training.architecture.experts is not None:
+        found += (_EXPERTS_ASSUMPTION, _balance(training))
     if training.strategy in DEEPSPEED:
         found += (_DEEPSPEED_ASSUMPTION,)
     if training.strategy == "zero3":
@@ -166,6 +192,7 @@ def memory(training: Training) -> Memory:
         assumptions=_assumed(training),
         training=training,
         parameters_count=training.architecture.parameters_count,
+        active_parameters_count=training.architecture.active_count,
         allocated_bytes=ledger.peak_bytes,
         peak_bytes=peak,
         categories_bytes=categories,
@@ -254,6 +281,7 @@ def of_capture(
         training=None,
         captured={**request, "torch": found["torch"], "units_count": found["units_count"]},
         parameters_count=found["parameters_count"],
+        active_parameters_count=found["parameters_count"],
         allocated_bytes=allocated,
         peak_bytes=sum(categories.values()),
         categories_bytes=categories,

@@ -96,6 +96,8 @@ class Offload(Estimate, kw_only=True, frozen=True):
 
     model: str
     parameters_count: int
+    active_parameters_count: int
+    """That one token goes through: what forward and backward compute with."""
     ranks_count: int
     tokens_count: int
     machine: Machine
@@ -108,7 +110,8 @@ class Offload(Estimate, kw_only=True, frozen=True):
 
 
 ASSUMPTIONS = (
-    "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given",
+    "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given; of experts, "
+    "the parameters of those that a token chooses",
     "copies use pinned memory and run beside compute without slowing it; both directions at once",
     "Adam on the host reads and writes 30 bytes per parameter and is bound by DRAM; it does not "
     "overlap with the next forward (no one-step delay)",
@@ -200,8 +203,9 @@ def offload(
     if batch_count * sequence_count > 2**40:
         raise UsageError(f"batch × sequence: {batch_count * sequence_count:.3g} is too large")
     psi, n = architecture.parameters_count, ranks_count
+    active = architecture.active_count
     tokens = batch_count * sequence_count
-    forward_s = 2 * psi * tokens / machine.flop_per_s
+    forward_s = 2 * active * tokens / machine.flop_per_s
     backward_s = 2 * forward_s
     part = psi / n
     down, up = machine.to_host_bytes_per_s, machine.to_device_bytes_per_s
@@ -278,26 +282,32 @@ def offload(
         ),
     )
     overhead_s = adam_host_s + 2 * part / up - adam_device_s
-    per_token_s = 6 * psi / machine.flop_per_s
+    per_token_s = 6 * active / machine.flop_per_s
     return Offload(
         assumptions=ASSUMPTIONS,
         model=architecture.name,
         parameters_count=psi,
+        active_parameters_count=active,
         ranks_count=n,
         tokens_count=tokens,
         machine=machine,
         variants=variants,
         activations=_activations(architecture, machine, batch_count, sequence_count, forward_s),
-        tokens_to_hide_gradients=machine.flop_per_s / (2 * down * n),
+        tokens_to_hide_gradients=psi * machine.flop_per_s / (2 * active * down * n),
         tokens_for_small_overhead=None
         if overhead_s <= 0
         else overhead_s / (_HIDDEN_RATIO * per_token_s),
     )
 
 
-def _activations(
-    a: Architecture, machine: Machine, batch: int, sequence: int, forward_s: float
-) -> Activations:
+def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:
+    """What a layer keeps; with experts, on average over its kinds, by the formula of a gated layer.
+
+    Of experts: the rows that are sent and what comes back, 2 h each, and 8 f of a network, for each
+    chosen expert; what is shared besides; the router's probabilities in float32.
+    """
+    if not a.gated:
+        return 34.0 * sequence * batch * a.width
     layer = llama_layer_activation_bytes(
         sequence_count=sequence,
         batch_count=batch,
@@ -307,10 +317,21 @@ def _activations(
         ffn_width=a.ffn_width,
         head_width=a.head_width,
     )
-    if not a.gated:
-        layer = 34.0 * sequence * batch * a.width
+    of = a.experts
+    if of is None:
+        return layer
+    chosen = of.chosen_count * (4 * a.width + 8 * of.width)
+    mixed = chosen + 8 * of.shared_width + 4 * of.count - 8 * a.ffn_width
+    return layer + batch * sequence * mixed * a.mixtures_count / a.layers_count
+
+
+def _activations(
+    a: Architecture, machine: Machine, batch: int, sequence: int, forward_s: float
+) -> Activations:
+    layer = _layer_bytes(a, batch, sequence)
     down, up = machine.to_host_bytes_per_s, machine.to_device_bytes_per_s
-    layer_forward_s = forward_s * a.layer_count / a.parameters_count
+    # On average: layers with and without experts differ.
+    layer_forward_s = forward_s * (1 - a.outer_count / a.active_count) / a.layers_count
     everything = layer * a.layers_count
     step_s = 3 * forward_s
     overlapped = max(forward_s, everything / down) + max(2 * forward_s, everything / up)

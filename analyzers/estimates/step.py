@@ -6,10 +6,11 @@ Strategies decide what is whole, sharded, gathered for a while, or on the host.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from chopper.analyzers.estimates.blocks import Layout, block, head
 from chopper.analyzers.estimates.loss import loss
-from chopper.analyzers.estimates.tape import Buffer, Kept, Ledger, backward, forward
+from chopper.analyzers.estimates.tape import Buffer, Kept, Ledger, Op, backward, forward
 from chopper.analyzers.estimates.training import (
     DEEPSPEED,
     FSDP,
@@ -23,6 +24,33 @@ from chopper.analyzers.estimates.zero import Parts, Reduction
 
 _Left = tuple[Buffer | None, Kept, dict[str, Buffer], list[Buffer]]
 """Of one layer, for its backward: its input, what was kept, what is not recomputed, casts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One kind of layer on one rank: its operators, and how many weights they have."""
+
+    ops: tuple[Op, ...]
+
+    @property
+    def weighing(self) -> list[int]:
+        """Operators with weights."""
+        return [i for i, op in enumerate(self.ops) if op.weights_count]
+
+    @property
+    def count(self) -> int:
+        """Weights."""
+        return sum(op.weights_count for op in self.ops)
+
+    @property
+    def experts_count(self) -> int:
+        """Weights of experts, which fewer ranks share."""
+        return sum(op.weights_count for op in self.ops if op.expert)
+
+    @property
+    def module_count(self) -> int:
+        """Weights of the largest module; all experts are one."""
+        return max(self.experts_count, *(op.weights_count for op in self.ops))
 
 
 class Step:
@@ -53,19 +81,24 @@ class Step:
             sequence_parallel=training.sequence_parallel,
             kernels=training.kernels,
             attention=training.attention,
+            expert_parallel_count=training.expert_parallel_count,
+            imbalance_ratio=training.imbalance_ratio,
         )
-        self.block_ops = block(self.a, self.layout)
+        kinds = {
+            mixture: _Layer(block(self.a, self.layout, mixture=mixture))
+            for mixture in {self.a.is_mixture(i) for i in range(self.a.layers_count)}
+        }
+        self.layers = [kinds[self.a.is_mixture(i)] for i in range(self.a.layers_count)]
         self.head_ops = head(self.a, self.layout)
         h = self.layout.tokens_count * self.a.width
         self.x_bytes = (-(-h // tp) if training.sequence_parallel else h) * self.layout.stream_bytes
         # Weights of products and embeddings are cut by tensor parallelism, norms are not.
-        norms = self.a.norms_per_layer_count * self.a.norm_count
-        self.layer_count = -(-(self.a.layer_count - norms) // tp) + norms
         self.outer_count = -(-(self.a.outer_count - self.a.norm_count) // tp) + self.a.norm_count
         self.embedding_count = (
             -(-self.a.embedding_count // tp) + self.a.positions_count * self.a.width
         )
-        self.local_count = self.a.layers_count * self.layer_count + self.outer_count
+        self.local_count = sum(layer.count for layer in self.layers) + self.outer_count
+        self.local_experts_count = sum(layer.experts_count for layer in self.layers)
         self.gathered: dict[str, Buffer] = {}
         self.incoming: dict[str, Buffer] = {}
         self.last_incoming: Buffer | None = None
@@ -74,7 +107,6 @@ class Step:
         self.whole_gradients: list[Buffer] = []
         self.host_bytes = 0
         self.states_on_host = bool({"optimizer", "parameters"} & set(training.offload))
-        self.weighing = [i for i, op in enumerate(self.block_ops) if op.weights_count]
         self.zero: Reduction | None = None
         if training.strategy in DEEPSPEED:
             parts = self.parts()
@@ -92,21 +124,28 @@ class Step:
 
     def parts(self) -> Parts:
         """Parameters in the order of the model, and who owns what of them."""
-        layer = [self.block_ops[i].weights_count for i in self.weighing]
+        layers = [of.ops[i].weights_count for of in self.layers for i in of.weighing]
         head = [] if self.a.tied else [-(-self.a.embedding_count // self.tp)]
-        counts = [self.embedding_count, *layer * self.a.layers_count, self.a.norm_count, *head]
+        counts = [self.embedding_count, *layers, self.a.norm_count, *head]
         return Parts(counts, self.of.ranks_count)
 
-    def part(self, count: int, sharded: bool) -> int:
-        """What one rank holds of so many parameters."""
-        return -(-count // self.of.ranks_count) if sharded else count
+    def part(self, count: int, sharded: bool, experts_count: int = 0) -> int:
+        """What one rank holds of so many parameters, of which some are experts'.
+
+        Ranks that have the same experts share these, all ranks the others.
+        """
+        if not sharded:
+            return count
+        sharing = self.of.ranks_count // self.of.expert_parallel_count
+        return -(-(count - experts_count) // self.of.ranks_count) - (-experts_count // sharing)
 
     def run(self) -> Ledger:
         """The whole step."""
         ledger, of, w = self.ledger, self.of, self.w
         ledger.at = "between steps"
-        own = self.part(self.local_count, of.strategy in SHARDS_PARAMETERS)
-        states = self.part(self.local_count, of.strategy in SHARDS_OPTIMIZER)
+        count, experts = self.local_count, self.local_experts_count
+        own = self.part(count, of.strategy in SHARDS_PARAMETERS, experts)
+        states = self.part(count, of.strategy in SHARDS_OPTIMIZER, experts)
         weights_bytes, states_bytes = own * w.weight, states * (w.master + w.moments)
         if self.zero is None:
             states_bytes += states * w.accumulated
@@ -150,16 +189,16 @@ class Step:
             ledger.spike("temporary", self.x_bytes)
         self.release("embedding")
         left: list[_Left] = []
-        for i in range(self.a.layers_count):
-            self.gather(f"layer {i}", self.layer_count)
-            casts = self.casts()
-            out, kept = forward(ledger, self.block_ops, {"x": x}, keep=of.checkpoint == "none")
+        for i, layer in enumerate(self.layers):
+            self.gather(f"layer {i}", layer.count, layer)
+            casts = self.casts(layer)
+            out, kept = forward(ledger, layer.ops, {"x": x}, keep=of.checkpoint == "none")
             chosen: dict[str, Buffer] = {}
             if of.checkpoint == "selective":
                 # Kept at their making; they only start to count here, at the end of the block.
                 chosen = {
                     op.writes: ledger.take("activations", op.size_bytes)
-                    for op in self.block_ops
+                    for op in layer.ops
                     if op.saved and op.name in ("linear", "attention")
                 }
             if of.checkpoint != "none":
@@ -178,11 +217,11 @@ class Step:
             x = out
         return x, left
 
-    def casts(self) -> list[Buffer]:
+    def casts(self, layer: _Layer) -> list[Buffer]:
         """Autocast's narrow copies of a layer's weights, one owner for its cache, one for backward."""
         if not self.layout.autocast:
             return []
-        made = self.ledger.take("parameters", self.layer_count * self.w.compute)
+        made = self.ledger.take("parameters", layer.count * self.w.compute)
         self.cached.append(made)
         return [self.ledger.own(made)]
 
@@ -196,13 +235,13 @@ class Step:
                 self.ledger.total_bytes -= buffer.size_bytes
                 buffer.size_bytes = 0
 
-    def gather(self, unit: str, count: int) -> None:
+    def gather(self, unit: str, count: int, layer: _Layer | None = None) -> None:
         """Bring a unit's parameters together for its use, where they are sharded."""
         of, ledger = self.of, self.ledger
         if of.strategy not in SHARDS_PARAMETERS or unit in self.gathered:
             return
-        if of.strategy == "zero3" and unit.startswith("layer"):
-            count = max(op.weights_count for op in self.block_ops)
+        if of.strategy == "zero3" and layer is not None:
+            count = layer.module_count
         size = count * self.w.compute
         if of.strategy == "fsdp2":
             incoming = self.incoming.pop(unit, None) or ledger.take(
@@ -242,11 +281,11 @@ class Step:
         if found is not None:
             self.ledger.drop(found)
 
-    def reduce(self, gradients: list[Buffer], count: int) -> None:
+    def reduce(self, gradients: list[Buffer], count: int, experts_count: int = 0) -> None:
         """Gradients of a unit are complete: reduce them over ranks, keep the own part."""
         of, ledger, w = self.of, self.ledger, self.w
         if of.strategy in FSDP:
-            shard = self.part(count, True) * w.gradient
+            shard = self.part(count, True, experts_count) * w.gradient
             if self.last_reduced is not None:
                 ledger.drop(self.last_reduced)
             self.last_reduced = ledger.take("communication", count * w.reduce)
@@ -308,18 +347,19 @@ class Step:
         outer += weights
         for i in range(a.layers_count - 1, -1, -1):
             entered, kept, chosen, casts = left.pop()
-            self.gather(f"layer {i}", self.layer_count)
+            layer = self.layers[i]
+            self.gather(f"layer {i}", layer.count, layer)
             if i:
-                self.prefetch(f"layer {i - 1}", self.layer_count)
+                self.prefetch(f"layer {i - 1}", self.layers[i - 1].count)
             if entered is not None:
                 if entered.size_bytes == 0:
                     entered = ledger.take("activations", self.x_bytes)
-                casts = self.casts()
-                out, kept = forward(ledger, self.block_ops, {"x": entered}, keep=True, have=chosen)
+                casts = self.casts(layer)
+                out, kept = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
                 ledger.drop(out)
             gradients, weights = backward(
                 ledger,
-                self.block_ops,
+                layer.ops,
                 kept,
                 coming,
                 sizes={"x": self.x_bytes},
@@ -334,7 +374,7 @@ class Step:
             if entered is not None:
                 ledger.drop(entered)
             self.release(f"layer {i}")
-            self.reduce(weights, self.layer_count)
+            self.reduce(weights, layer.count, layer.experts_count)
         # DTensor has no strategy for the gradient of an embedding cut by rows
         # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
         table = a.embedding_count + a.positions_count * a.width
@@ -356,12 +396,14 @@ class Step:
         """Where DeepSpeed takes the gradients of a layer, one by one; after the last: the norm's."""
         if self.zero is None:
             return None
-        zero, each = self.zero, len(self.weighing)
-        places = {op: 1 + layer * each + place for place, op in enumerate(self.weighing)}
+        zero = self.zero
+        first = 1 + sum(len(of.weighing) for of in self.layers[:layer])
+        last = layer == self.a.layers_count
+        weighing = [] if last else self.layers[layer].weighing
+        places = {op: first + place for place, op in enumerate(weighing)}
 
         def arrived(op: int, gradient: Buffer) -> None:
-            last = layer == self.a.layers_count
-            zero.arrived(1 + layer * each if last else places[op], gradient)
+            zero.arrived(first if last else places[op], gradient)
 
         return arrived
 
@@ -380,9 +422,11 @@ class Step:
                 ledger.spike("temporary", whole * width)
             elif of.optimizer_kind == "loop":
                 # The square root, and what it is divided into.
-                largest = self.part(
-                    -(-self.a.embedding_count // self.tp), of.strategy in SHARDS_OPTIMIZER
-                )
+                sharded = of.strategy in SHARDS_OPTIMIZER
+                largest = self.part(-(-self.a.embedding_count // self.tp), sharded)
+                for op in {op for layer in set(self.layers) for op in layer.ops if op.expert}:
+                    experts = self.part(op.weights_count, sharded, op.weights_count)
+                    largest = max(largest, experts)
                 ledger.spike("temporary", 2 * width * (largest if self.zero is None else whole))
         if gradient is not None:
             ledger.drop(gradient)

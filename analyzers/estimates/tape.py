@@ -120,6 +120,10 @@ class Op:
     """The output is the input's memory."""
     saved: bool = True
     """Selective recomputation: the output is kept rather than computed again."""
+    expert: bool = False
+    """The weights are experts'."""
+    category: str = ""
+    """Of the output; none: as the block's."""
 
 
 @dataclass(slots=True)
@@ -168,7 +172,7 @@ def forward(
         else:
             if op.forward_bytes:
                 ledger.spike("temporary", op.forward_bytes + op.size_bytes)
-            live[op.writes] = ledger.take(category, op.size_bytes)
+            live[op.writes] = ledger.take(op.category or category, op.size_bytes)
         if keep:
             for name in op.keeps:
                 if name not in kept.tensors:

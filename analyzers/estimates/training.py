@@ -38,6 +38,10 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     """Data-parallel ranks, over which states are sharded."""
     tensor_parallel_count: int = 1
     sequence_parallel: bool = False
+    expert_parallel_count: int = 1
+    """Data-parallel ranks over which a layer's experts are cut; what is left of them shares states."""
+    imbalance_ratio: float = 1.0
+    """Rows that come to this rank's experts, of an even share; 1: balanced."""
     checkpoint: Checkpoint = "none"
     precision: Precision = "mixed"
     optimizer: Optimizer = "adamw"
@@ -69,6 +73,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             "sequence_count",
             "ranks_count",
             "tensor_parallel_count",
+            "expert_parallel_count",
             "bucket_count",
         ):
             value = getattr(self, name)
@@ -114,9 +119,10 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         if "none" in self.offload and len(self.offload) > 1:
             others = ", ".join(part for part in self.offload if part != "none")
             raise UsageError(f"offload none contradicts {others}; give one of them")
-        if 0 < a.positions_count < self.sequence_count:
+        positions = a.positions_count - a.positions_unused_count
+        if a.positions_count and positions < self.sequence_count:
             raise UsageError(
-                f"sequence: found {self.sequence_count}, but {a.name} has {a.positions_count} positions"
+                f"sequence: found {self.sequence_count}, but {a.name} has {positions} positions"
             )
         if "parameters" in self.offload and self.strategy not in SHARDS_PARAMETERS:
             raise UsageError(
@@ -137,8 +143,41 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             raise UsageError(
                 "optimizer sgd with a master copy is not modelled; choose bf16 or fp32"
             )
+        self._check_experts()
         if not 0 <= self.fragmentation_ratio < 1:
             raise UsageError(f"fragmentation: found {self.fragmentation_ratio:g}, expected 0 to 1")
+
+    def _check_experts(self) -> None:
+        """Refuse what experts cannot have.
+
+        Raises:
+            UsageError: says which.
+        """
+        a, ep = self.architecture, self.expert_parallel_count
+        if a.experts is not None and self.precision == "autocast":
+            raise UsageError(
+                f"precision autocast is not modelled for experts ({a.name}): grouped products take no "
+                "part in it; choose mixed, bf16 or fp32"
+            )
+        if not 1 <= self.imbalance_ratio <= ep:
+            raise UsageError(
+                f"imbalance: found {self.imbalance_ratio:g}, expected 1 (balanced) to {ep} (all rows to "
+                f"one of {ep} expert-parallel rank{'s' if ep > 1 else ''})"
+            )
+        if ep == 1:
+            return
+        if a.experts is None:
+            raise UsageError(f"expert parallelism {ep}: {a.name} has no experts")
+        if a.experts.count % ep or self.ranks_count % ep:
+            raise UsageError(
+                f"expert parallelism {ep} has to divide {a.name}'s {a.experts.count} experts and the "
+                f"{self.ranks_count} data-parallel ranks, of which it takes its own"
+            )
+        if self.strategy in DEEPSPEED:
+            raise UsageError(
+                f"expert parallelism contradicts {self.strategy}: DeepSpeed's own layers of experts are "
+                "not modelled; choose ddp, zero1-torch, fsdp1 or fsdp2"
+            )
 
 
 def _known(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -86,8 +86,9 @@ def page(found: Memory) -> Page:
 def described(training: Training) -> str:
     """The options in one line."""
     a = training.architecture
+    active = f", {a.active_count / 1e9:.2f} B active" if a.experts else ""
     parts = [
-        f"{a.name} ({a.parameters_count / 1e9:.2f} B parameters)",
+        f"{a.name} ({a.parameters_count / 1e9:.2f} B parameters{active})",
         f"batch {training.batch_count}, sequence {training.sequence_count}",
         training.strategy + (f" over {training.ranks_count}" if training.ranks_count > 1 else ""),
         f"precision {training.precision}",
@@ -97,6 +98,8 @@ def described(training: Training) -> str:
     if training.tensor_parallel_count > 1:
         sp = " with sequence parallelism" if training.sequence_parallel else ""
         parts.append(f"tensor parallel {training.tensor_parallel_count}{sp}")
+    if training.expert_parallel_count > 1:
+        parts.append(f"expert parallel {training.expert_parallel_count}")
     if training.offload:
         parts.append(f"offload of {' and '.join(training.offload)}")
     return ", ".join(parts)

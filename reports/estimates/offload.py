@@ -59,8 +59,10 @@ def page(found: Offload) -> Page:
         f"{fmt.rate(a.link_for_all_bytes_per_s)}",
     )
     small = found.tokens_for_small_overhead
+    fewer = found.active_parameters_count < found.parameters_count
+    active = f", {found.active_parameters_count / 1e9:.2f} B active" if fewer else ""
     facts = (
-        f"{found.model} ({found.parameters_count / 1e9:.2f} B parameters) on {found.machine.device}, "
+        f"{found.model} ({found.parameters_count / 1e9:.2f} B parameters{active}) on {found.machine.device}, "
         f"{fmt.plural(found.ranks_count, 'rank')}, {fmt.count(found.tokens_count)} tokens per rank and step",
         f"link {fmt.rate(found.machine.to_device_bytes_per_s)} to the device, "
         f"{fmt.rate(found.machine.to_host_bytes_per_s)} back: {found.machine.source}; host memory "

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from chopper.architectures import CATALOGUE, named, read_config
+from chopper.architectures import CATALOGUE, named
 from chopper.errors import InputError, UsageError
+from chopper.model_configs import FAMILIES as MODEL_TYPES
+from chopper.model_configs import of_config, read_config
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,55 @@ from chopper.errors import InputError, UsageError
 )
 def test_parameters_as_published(name: str, parameters: int) -> None:
     assert CATALOGUE[name].parameters_count == parameters
+
+
+FAMILIES: dict[str, Any] = json.loads((Path(__file__).parent / "families.json").read_text())
+"""Parameters of transformers' own modules, as `python -m benchmarks.families` counted them."""
+
+
+@pytest.mark.parametrize("name", FAMILIES["models"])
+def test_parameters_as_the_modules_of_transformers_have_them(name: str) -> None:
+    of = FAMILIES["models"][name]
+    found = of_config(of["config"], name, "config.json")
+    assert found.parameters_count == of["parameters_count"]
+    assert (found.active_count < found.parameters_count) == (found.experts is not None)
+
+
+def test_each_family_is_held_against_a_module() -> None:
+    counted = {of["config"]["model_type"] for of in FAMILIES["models"].values()}
+    # The same module with experts that are shared, and DeepSeek V3's under another name.
+    assert set(MODEL_TYPES) - counted == {"granitemoeshared", "kimi_k2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("mixtral-8x7b", "Mixtral-8x7B"),
+        ("mixtral-8x22b", "Mixtral-8x22B"),
+        ("qwen3-8b", "Qwen3-8B"),
+        ("qwen3-30b-a3b", "Qwen3-30B-A3B"),
+        ("qwen3-235b-a22b", "Qwen3-235B-A22B"),
+        ("olmoe-1b-7b", "OLMoE-1B-7B"),
+        ("deepseek-v2-lite", "DeepSeek-V2-Lite"),
+        ("deepseek-v3", "DeepSeek-V3"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("gpt-oss-120b", "gpt-oss-120b"),
+    ],
+)
+def test_the_catalogue_has_what_a_configuration_says(name: str, same: str) -> None:
+    read = of_config(FAMILIES["models"][same]["config"], name, "config.json")
+    assert msgspec.structs.replace(read, context_count=0) == msgspec.structs.replace(
+        CATALOGUE[name], context_count=0
+    )
+
+
+def test_active_parameters_of_mixtral_by_hand() -> None:
+    """Of 8 experts of 3 · 4096 · 14336 parameters, 6 are idle in each of 32 layers."""
+    mixtral = CATALOGUE["mixtral-8x7b"]
+    idle = 32 * 6 * 3 * 4096 * 14336
+    assert mixtral.active_count == 46_702_792_704 - idle == 12_879_925_248
+    assert CATALOGUE["deepseek-v3"].active_count / 1e9 == pytest.approx(37.6, abs=0.1)
+    assert CATALOGUE["qwen3-30b-a3b"].active_count / 1e9 == pytest.approx(3.3, abs=0.1)
 
 
 def test_rounded_totals() -> None:
@@ -125,11 +177,11 @@ def test_config_json(tmp_path: Path, config: dict[str, Any], same: str) -> None:
         ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size is missing"),
         ({**LLAMA, "hidden_size": 4097}, "does not divide"),
         ({**LLAMA, "num_key_value_heads": 7}, "cannot share"),
-        ({**LLAMA, "num_local_experts": 8}, "mixtures of experts are not supported"),
+        ({**LLAMA, "num_local_experts": 8}, "llama has no mixture of experts"),
         ({**LLAMA, "head_dim": "wide"}, "head_dim is 'wide'"),
         ({**LLAMA, "num_key_value_heads": -8}, "num_key_value_heads is -8"),
         ({**GPT2, "n_inner": 3.5}, "n_inner is 3.5"),
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported"),
+        ({"model_type": "mixtral"}, "num_hidden_layers is missing"),
         ({**LLAMA, "num_hidden_layers": 10**12}, "parameters, expected at most"),
     ],
 )

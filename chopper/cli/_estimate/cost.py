@@ -147,7 +147,7 @@ def _throughput(
         raise UsageError(
             f"--device: peak of {device.label} for 16 bits is not known; give --tokens-per-s"
         )
-    rate = projected_tokens_per_s(model.parameters_count, peak, options["utilization"])
+    rate = projected_tokens_per_s(model.active_count, peak, options["utilization"])
     return (
         rate,
         f"projected: {model.name} at {options['utilization']:.0%} of {peak / 1e12:.0f} TFLOP/s",

@@ -38,6 +38,21 @@ _USABLE_RATIO = 0.95
 @click.option("--tp", type=COUNT, default="1", show_default=True, help="Tensor-parallel ranks.")
 @click.option("--sp", is_flag=True, help="Sequence parallelism beside --tp.")
 @click.option(
+    "--ep",
+    type=COUNT,
+    default="1",
+    show_default=True,
+    help="Expert-parallel ranks, out of --ranks: each has a part of the experts.",
+)
+@click.option(
+    "--imbalance",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="RATIO",
+    help="Rows that come to the busiest rank's experts, of an even share.",
+)
+@click.option(
     "--checkpoint",
     default="none",
     show_default=True,
@@ -122,12 +137,16 @@ def command(
 ) -> None:
     """Show the peak memory of one rank in a training step, by category.
 
-    MODEL is a model of the catalogue (llama3-8b, llama3-70b, gpt3-175b, gemma3-12b …). The step is
+    MODEL is a model of the catalogue (llama3-8b, gpt3-175b, mixtral-8x7b, deepseek-v3 …). The step is
     run symbolically, operator by operator: nothing is allocated, and torch is needed for --module
     only. With --device or --capacity, the largest batch, sequence and model that fit are found.
 
+    --config reads dense models and mixtures of experts of 40 families; one of another is refused, with
+    the list of those that are read.
+
     \b
     Examples:
+      chopper estimate memory mixtral-8x7b --strategy fsdp2 --ranks 64 --ep 8 --checkpoint full
       chopper estimate memory llama3-8b --strategy fsdp2 --ranks 8 --sequence 8192 --device h100-sxm
       chopper estimate memory --config config.json --checkpoint full --json
       chopper estimate memory --module mypackage.model:make --batch 4 --sequence 1024
@@ -149,11 +168,10 @@ def command(
 
 
 def _architecture(model: str | None, config: Path | None) -> Architecture:
-    from chopper import architectures
+    from chopper.architectures import named
+    from chopper.model_configs import read_config
 
-    if config is not None:
-        return architectures.read_config(config)
-    return architectures.named(model or "")
+    return named(model or "") if config is None else read_config(config)
 
 
 def _capacity(name: str) -> int:
@@ -191,6 +209,8 @@ def _of_shapes(
         ranks_count=options["ranks"],
         tensor_parallel_count=options["tp"],
         sequence_parallel=options["sp"],
+        expert_parallel_count=options["ep"],
+        imbalance_ratio=options["imbalance"],
         checkpoint=options["checkpoint"],
         precision=options["precision"] or "mixed",
         optimizer=options["optimizer"],
@@ -214,6 +234,8 @@ def _of_shapes(
 _NOT_CAPTURED = (
     "tp",
     "sp",
+    "ep",
+    "imbalance",
     "optimizer_kind",
     "offload",
     "loss",

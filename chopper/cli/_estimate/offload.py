@@ -64,15 +64,16 @@ def command(
       chopper estimate offload llama2-13b --device v100-sxm2-32gb --batch 8
       chopper estimate offload llama3-8b --link 50GB/s --sequence 8192 --json
     """
-    from chopper import architectures
     from chopper.analyzers.estimates.offload import offload
+    from chopper.architectures import named
+    from chopper.model_configs import read_config
     from chopper.reports.estimates.offload import page
 
     check(output, force=force)
     if (model is None) == (config is None):
         said = "MODEL and --config contradict each other" if model else "no model given"
         raise UsageError(f"{said}; give one of MODEL and --config")
-    architecture = architectures.read_config(config) if config else architectures.named(model or "")
+    architecture = read_config(config) if config else named(model or "")
     found = offload(
         architecture,
         _machine(device, efficiency, link, host_bandwidth / ranks, host_memory),
