@@ -52,7 +52,15 @@ def main(argv: list[str]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if job.linked:
+        dist.init_process_group("gloo")
+    else:  # by a file: a port that is free now may be another's when rank 0 comes to listen there
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{Path(job.directory).resolve()}/meeting",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
     touched = False
     try:
         for plan in job.plans:

@@ -71,13 +71,12 @@ def run(job: Job, *, timeout_s: float) -> None:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    address = link.ADDRESSES[0] if job.linked else "127.0.0.1"
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(("CHOPPER_", "TORCHELASTIC_"))},
         "WORLD_SIZE": str(RANKS),
         "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": "29500" if job.linked else str(_free_port()),
+        # In namespaces of their own nobody else listens; else they meet by a file.
+        **({"MASTER_ADDR": link.ADDRESSES[0], "MASTER_PORT": "29500"} if job.linked else {}),
         "GLOO_SOCKET_IFNAME": link.INTERFACE if job.linked else "lo",
         # Two ranks share few cores: neither may take them all.
         "OMP_NUM_THREADS": "1",
@@ -90,13 +89,6 @@ def _environment(job: Job) -> dict[str, str]:
         "HIP_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait(started: list[subprocess.Popen[bytes]], log: Any, timeout_s: float) -> None:
