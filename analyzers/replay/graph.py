@@ -26,6 +26,7 @@ from chopper.analyzers.replay.program import (
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
 from chopper.analyzers.replay.recorded import recorded_waits
+from chopper.analyzers.replay.recurring import in_order, recurring_waits
 from chopper.analyzers.replay.streams import (
     CALLS,
     Waits,
@@ -212,6 +213,7 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
         events += len(joined.links.events)
         intervals += len(node.program)
         nodes.append(node)
+    _recurring(nodes, edges)
     ready = _couple(nodes, edges, moments)
     times.append(ready)
     owners.append(np.full(len(ready), -1, dtype=np.int32))
@@ -475,12 +477,14 @@ def _beside(
     collective = events.of("host_collective")[beside]
     issued = np.flatnonzero(told.kind == ISSUE)
     sent = beside[collective]
-    fifo = len(issued) == len(sent) and bool((told.time_ns[issued] <= events.start_ns[sent]).all())
+    fifo = in_order(told, joined.links, sent)
     after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
     if len(issued):
         last = np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
         after[collective] = (
-            issued if fifo else np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
+            fifo
+            if fifo is not None
+            else np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
         )
     ok = after >= 0
     beside, after = beside[ok], after[ok]
@@ -507,6 +511,15 @@ def _beside(
         np.minimum(gap, int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0),
         event_base + beside[has],
     )
+
+
+def _recurring(nodes: list[RankNodes], edges: _Edges) -> None:
+    """Edges to where the host, without a device, waited in other steps for the same collective."""
+    alone = [node for node in nodes if node.joined.host_only]
+    found = recurring_waits([(node.program, node.joined.links) for node in alone]) if alone else []
+    for node, (event, at) in zip(alone, found, strict=True):
+        none = np.zeros(len(event), dtype=np.int64)
+        edges.add(COLLECTIVE_WAIT, node.end[event], node.moment[at], none, node.event_base + event)
 
 
 def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from chopper.analyzers.links import COMMUNICATION
 from chopper.analyzers.replay import graph as g
-from chopper.analyzers.replay.program import CALL, STEP
+from chopper.analyzers.replay.program import CALL, OP_START, STEP
 from chopper.analyzers.replay.solve import ABSENT, solve
 from chopper.analyzers.replay.warming import Warming, warming
 
@@ -342,10 +342,10 @@ class Outcome:
         else:
             kept = np.ones(len(start), dtype=bool)
         steps = len(links.steps_start_ns)
-        step = links.step
-        inside = (step >= 0) & (step < steps)
         if not len(observed):
             return np.zeros(0, np.int64)
+        step = self._steps(place) if node.joined.host_only and steps else links.step
+        inside = (step >= 0) & (step < steps)
         if observed.numbers[0] < 0 or not steps or not inside.any():
             some = kept if kept.any() else ~kept
             return np.array([start[some].min(), end[some].max()])
@@ -360,10 +360,25 @@ class Outcome:
         bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
         # Steps that had no window of their own when observed have none now.
         was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
-        np.maximum.at(was, step[inside], links.events.end_ns[inside])
+        inside = (links.step >= 0) & (links.step < steps)
+        np.maximum.at(was, links.step[inside], links.events.end_ns[inside])
         first = int(observed.bounds_ns[0])
         lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0
         return np.concatenate([bounds[:1], bounds[1:][lasting]])
+
+    def _steps(self, place: int) -> np.ndarray:
+        """Step of each event without a device: what runs beside the program is of the step that it begins in."""
+        node = self.scenario.ranks[place]
+        links, program = node.joined.links, node.program
+        step: np.ndarray = links.step.copy()
+        beside = np.ones(len(step), dtype=bool)
+        beside[program.row[program.kind == OP_START]] = False
+        begun = self.time_ns[node.start[beside]]
+        last = np.searchsorted(program.time_ns, links.steps_end_ns[-1], side="right") - 1
+        until = self.time_ns[node.moment[last]] + links.steps_end_ns[-1] - program.time_ns[last]
+        found = np.searchsorted(self.time_ns[node.step], begun, side="right") - 1
+        step[beside] = np.where(begun >= until, len(links.steps_start_ns), found)
+        return step
 
 
 __all__ = ["Base", "Outcome", "Scenario"]

@@ -60,9 +60,7 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
     """
     node = outcome.scenario.ranks[place]
     given = node.joined.given
-    warp = _program_warp(outcome, place)
-    if not node.joined.host_only:
-        warp = _apart(warp, node)
+    warp = _apart(_program_warp(outcome, place), node)
     host, host_order = _host(outcome, place, warp)
     step = _shifted(given.step, warp)
     if node.joined.host_only:
@@ -87,14 +85,18 @@ def _apart(warp: _Warp, node: RankNodes) -> _Warp:
     """Nothing that launches loses its place: a nanosecond at least lies between its begins and ends.
 
     Which operator launched an event is told by what lies inside what; where operators take no time any
-    more, nothing would.
+    more, nothing would. Without a device, operators that take none would be none, and a step may end
+    with one.
     """
     links = node.joined.links
     host, steps = links.host, node.joined.given.step
     if not len(host):
         return warp
-    launching = host.nesting.containing(row_set(links.launch_row, len(host)))
-    launching |= row_set(links.launch_row, len(host))
+    rows = links.launch_row
+    if node.joined.host_only:
+        rows = rows[_run_by_program(node)]
+    launching = host.nesting.containing(row_set(rows, len(host)))
+    launching |= row_set(rows, len(host))
     apart = np.unique(
         np.concatenate([host.start_ns[launching], host.end_ns[launching], ints(steps, "start_ns")])
     )

@@ -230,14 +230,39 @@ def test_what_was_launched_before_the_trace_stays_before_its_steps() -> None:
     assert found.attribution.step_time_ns() == [220]
 
 
-def test_causes_of_other_steps_than_predicted_are_said_with_the_number(traces_dir: Path) -> None:
-    trace = traces_dir / "hta/cpu-only-gloo-rank34of300.json.gz"
-    found = chopper.whatif(trace, fix="idle", overlap=True)
+def test_causes_of_other_steps_than_predicted_are_said_with_the_number() -> None:
+    # Python gone, the second step begins at 20 and ends at 190. What nobody launched stays at 900: of the
+    # first step by its recorded place, after the second one by its new one.
+    spans = [make.span(0, 4000, "loop", "python")]
+    spans += [call(at, at + 10, number) for number, at in enumerate((0, 990, 1010, 1900), start=1)]
+    kernels = [
+        make.kernel(start, end, correlation_id=number)
+        for number, (start, end) in enumerate(
+            ((20, 120), (1010, 1030), (1040, 1140), (1920, 1990)), start=1
+        )
+    ]
+    unlaunched = make.kernel(900, 950, stream=8)
+    given = tables(spans, [*kernels, unlaunched], make.steps((0, 1005), (1005, 2000)))
+    found = chopper.whatif(chopper.attribute(run(given)), fix="python")
     off = sum(found.attribution.step_time_ns()) / len(found.steps) / found.predicted_step_ns - 1
     said = [note for note in found.notes if note.startswith("the causes of the changed run")]
     assert off < -0.01
     assert len(said) == 1
     assert f"{-off:.1%} shorter" in said[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fix": "compute"}, {"fix": "idle", "overlap": True}, {"faster": "gemm=3x", "overlap": True}],
+)
+def test_without_a_device_the_causes_are_of_the_steps_that_were_predicted(
+    traces_dir: Path, change: dict[str, Any]
+) -> None:
+    """What runs beside the program is of the step that it begins in, in both."""
+    found = chopper.whatif(traces_dir / "hta/cpu-only-gloo-rank34of300.json.gz", **change)
+    steps = found.attribution.step_time_ns()
+    assert sum(steps) / len(found.steps) == pytest.approx(found.predicted_step_ns, rel=1e-4)
+    assert not [note for note in found.notes if note.startswith("the causes of the changed run")]
 
 
 def invoke(*arguments: str) -> Result:
