@@ -128,6 +128,8 @@ class Sampler:
         def watch() -> None:
             while not self._ended.wait(WATCH_S):
                 with self.lock:
+                    if self.status.state != "running":
+                        return  # what is stopped no longer says what blocks
                     for background in self._background:
                         background.watch()
                     self._take_over(leave)
@@ -171,8 +173,10 @@ class Sampler:
                 self._alone(*superseded)
                 return
             clock = self.clock
-            self.status.state = "orphaned" if getattr(clock, "orphaned", False) else "complete"
-            stopped = [background.stop() for background in self._background]
+            with self.lock:
+                orphaned = getattr(clock, "orphaned", False)
+                self.status.state = "orphaned" if orphaned else "complete"
+                stopped = [background.stop() for background in self._background]
             blocked = any(part.since_ns for r in self._readers for part in r.parts)
             self._stuck = blocked or not all(stopped)
             self.flush()
