@@ -93,6 +93,29 @@ def compare_means(a: Sample, b: Sample, *, seed: int = 0) -> Intervals | None:
     return Intervals(difference, ratio)
 
 
+def mean_intervals(values: np.ndarray, *, seed: int = 0) -> np.ndarray | None:
+    """95 % intervals of the means over steps, alike; None with fewer than 3 steps.
+
+    Args:
+        values: (steps, quantities).
+
+    Returns:
+        (quantities, 2): low and high.
+    """
+    if len(values) < MIN_STEPS:
+        return None
+    sample = _blocked(Sample(values, np.ones(len(values))))
+    rho = _autocorrelation(sample)
+    away = _deviations(sample, np.random.default_rng(seed)) * _stretch(sample, rho)
+    n = sample.steps
+    alone = (
+        n * (1 - rho) / (1 + rho) if n >= _MIN_STEPS_FOR_AUTOCORRELATION else np.full(len(rho), n)
+    )
+    factor = t_975(alone - 1) / _NORMAL_975
+    found: np.ndarray = (sample.mean + np.percentile(away, [2.5, 97.5], axis=0) * factor).T
+    return found
+
+
 def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals | None:
     """As :func:`compare_means` for the median of one quantity: (steps,) values per run."""
     if min(len(a), len(b)) < MIN_STEPS:

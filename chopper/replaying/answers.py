@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow
 
 SCHEMA = "chopper.whatif/1"
-_RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class WhatIf:
         changes: what is different, in words.
         observed_step_ns, predicted_step_ns: mean over steps of the longest window of all ranks.
         predicted_ci95_ns, saved_ci95_ns: 95 % intervals of the predicted step time and of what is
-            saved, resampling steps; None with fewer than two.
+            saved, from the variation of steps; None with fewer than three.
         steps: number → (observed, predicted) nanoseconds.
         error_ratio: how far the unmodified replay is from what was observed.
         notes: what limits the prediction.
@@ -124,17 +123,17 @@ def summary(
     """Means of observed and predicted steps; 95 % intervals of the predicted mean and the saving."""
     import numpy as np
 
+    from chopper.analyzers.resample import mean_intervals
+
     values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     if not len(values):
         return 0.0, 0.0, None, None
     observed, predicted = (float(v) for v in values.mean(axis=0))
-    if len(values) < 2:
+    found = mean_intervals(np.stack([values[:, 1], values[:, 0] - values[:, 1]], axis=1))
+    if found is None:
         return observed, predicted, None, None
-    rng = np.random.default_rng(0)
-    drawn = values[rng.integers(len(values), size=(_RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.percentile(drawn[:, 1], [2.5, 97.5])
-    less, more = np.percentile(drawn[:, 0] - drawn[:, 1], [2.5, 97.5])
-    return observed, predicted, (float(low), float(high)), (float(less), float(more))
+    (low, high), (less, more) = found.tolist()
+    return observed, predicted, (max(low, 0.0), high), (less, more)
 
 
 __all__ = ["SCHEMA", "Recoverable", "WhatIf", "summary"]
