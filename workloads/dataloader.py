@@ -72,6 +72,21 @@ SECTION_STEPS = 32
 
 
 def main() -> None:
+    """Run one rank; what ends it is said in one line."""
+    try:
+        run()
+    except ChopperError as error:
+        print(f"dataloader: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except RuntimeError as error:
+        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
+            raise
+        # The rank that ended says why.
+        print("dataloader: another rank ended, and this one with it", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def run() -> None:
     """Join the other ranks, train, leave."""
     args = options.parse(
         options.DATALOADER, prog="dataloader", description="Load a mixture of sources."
@@ -163,8 +178,9 @@ class Feed:
     """A rank's batches."""
 
     batches: Iterator[Batch]
-    stock: Callable[[], int] = lambda: 0
-    """Steps that wait to be taken; 0 where trainers wait for each."""
+    loaded: Callable[[int], int]
+    """Samples that are loaded by now, of this rank's; takes the steps that were trained on.
+    Actors load for all ranks, and the first one is told them all."""
 
 
 @contextlib.contextmanager
@@ -172,13 +188,11 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) 
     """A rank's batches, and whoever makes them for as long as the block lasts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.variant not in WITH_ACTORS:
-        at_once = args.variant == "concurrent"
-        # About as long as a batch takes: the sum of its reads, or the slowest of them.
-        batch_s = fmean_latency(sources) * (min(args.batch, 5) if at_once else args.batch)
-        kind = ConcurrentDocuments if at_once else Documents
+        kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
+        dataset = kind(sources, workers_of(args.variant, args))
         with contextlib.closing(
             torch_batches(
-                kind(sources, batch_s / workers_of(args.variant, args)),
+                dataset,
                 (plans(args, sources, ranks), plans(args, sources, ranks)),
                 rank=rank,
                 first=turn.first,
@@ -189,7 +203,7 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) 
                 timeout_s=args.batch * READ_TIMEOUT_S / 4,
             )
         ) as batches:
-            yield Feed(batches)
+            yield Feed(batches, lambda _: dataset.documents_read())
         return
     setup = setup_of(args, sources, ranks, turn)
     started = actors.start_actors(setup) if rank == 0 else None
@@ -199,7 +213,10 @@ def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) 
         constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
     )
     try:
-        yield Feed(coming, lambda: actors.stock(constructor))
+        yield Feed(
+            coming,
+            lambda step: args.batch * ranks * (step + actors.stock(constructor)) if not rank else 0,
+        )
     except ChopperError:
         if started is not None:
             stop(started)
@@ -217,11 +234,6 @@ def stop(started: tuple[Any, Any]) -> None:
     actors.stop_actors(started)
     here = [p for p in psutil.Process().children(recursive=True) if role_of(p) in ACTORS]
     psutil.wait_procs(here, timeout=10)
-
-
-def fmean_latency(sources: list[SourceSpec]) -> float:
-    """Seconds per read, by how often each source is drawn."""
-    return sum(source.weight * source.latency_s for source in sources)
 
 
 class Trainer:
@@ -260,9 +272,9 @@ class Trainer:
         for step in range(sys.maxsize):
             measured = step - span.warmup
             if measured == 0:
-                window = self.now(feed)
+                window = self.now(feed, step)
             if measured == span.measured and window is not None:
-                window.end(self.now(feed))
+                window.end(self.now(feed, step))
                 self.report(window, self.memory(), losses[:8], labels)
                 window = None
             asked = time.perf_counter()
@@ -283,10 +295,10 @@ class Trainer:
             self.progress.advance()
         return seen
 
-    def now(self, feed: Feed) -> Window:
+    def now(self, feed: Feed, step: int) -> Window:
         """What the clocks say, at the same step on all ranks."""
         dist.barrier()
-        return Window.now(feed.stock() if dist.get_rank() == 0 else 0)
+        return Window.now(feed.loaded(step))
 
     def step(self, batch: Batch) -> tuple[float, float]:
         """Train on one batch: seconds that forward and backward computed, and the loss."""
@@ -321,7 +333,9 @@ class Trainer:
         dist.all_gather_object(gathered, (window, memory, losses))
         if dist.get_rank():
             return
-        for name, value in rates([seen for seen, _, _ in gathered], self.args.batch).items():
+        windows = [seen for seen, _, _ in gathered]
+        ahead = self.args.variant not in WITH_ACTORS
+        for name, value in rates(windows, self.args.batch, ahead=ahead).items():
             self.prof.measure(name, value, **labels)
         roles: Counter[str] = Counter()
         for _, of_rank, _ in gathered:
@@ -415,12 +429,3 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except ChopperError as error:
-        print(f"dataloader: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
-    except RuntimeError as error:
-        if "closed by peer" not in str(error) and "reset by peer" not in str(error):
-            raise
-        # The rank that ended says why.
-        print("dataloader: another rank ended, and this one with it", file=sys.stderr, flush=True)
-        sys.exit(1)

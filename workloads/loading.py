@@ -143,7 +143,7 @@ class Span:
         """
         workers = workers_of(args.variant, args)
         if not workers:
-            return cls(args.prefetch, 4 * args.steps, args.steps)
+            return cls(args.prefetch, 6 * args.steps, args.steps)
         # Reading a batch at once, a round takes as long as its slowest read.
         rounds = math.ceil(args.steps / workers) * (3 if args.variant == "concurrent" else 1)
         # A comparison goes by steps, and a round's long one has to come more than once.

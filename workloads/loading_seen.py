@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,8 +27,8 @@ class Window:
     """Of a core, that this rank took and what it started."""
     busy_cpu_s: float
     """That all programs of this machine took."""
-    stock: int
-    """Steps that had been loaded ahead."""
+    loaded: int
+    """Samples that were loaded, of this rank's or, in the first one's window, of all."""
     wait_s: float = 0.0
     compute_s: list[float] = field(default_factory=list)
     """Per step."""
@@ -36,8 +37,8 @@ class Window:
     """With padding."""
 
     @classmethod
-    def now(cls, stock: int) -> Window:
-        """What the clocks say, now that so many steps are in stock; the difference of two is a
+    def now(cls, loaded: int) -> Window:
+        """What the clocks say, now that so many samples were loaded; the difference of two is a
         stretch.
         """
         here = psutil.Process()
@@ -49,14 +50,14 @@ class Window:
         idle_s = times.idle + getattr(times, "iowait", 0.0)
         # What guests take is counted as the user's, too.
         guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, stock)
+        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, loaded)
 
     def end(self, now: Window) -> None:
         """Turn what the clocks said at the beginning into what passed."""
         self.elapsed_s = now.elapsed_s - self.elapsed_s
         self.own_cpu_s = now.own_cpu_s - self.own_cpu_s
         self.busy_cpu_s = now.busy_cpu_s - self.busy_cpu_s
-        self.stock = now.stock - self.stock
+        self.loaded = now.loaded - self.loaded
 
     def add(self, batch: Batch, waited_s: float, compute_s: float) -> None:
         """A step was trained on."""
@@ -66,18 +67,33 @@ class Window:
         self.cells += batch.tokens.size
 
 
-def rates(windows: Sequence[Window], batch: int) -> dict[str, float]:
-    """What a stretch says, by all ranks' windows of it."""
+def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, float]:
+    """What a stretch says, by all ranks' windows of it.
+
+    Loaded counts, not trained on: a DataLoader hands batches out in order, and how many of those
+    that its workers read a short stretch ends behind is luck. In the long run both are the same.
+
+    Args:
+        windows: of each rank.
+        batch: samples per rank and step.
+        ahead: whether what was loaded counts also where that is more than what was trained on, up
+            to what trainers that never wait would have taken. Without it the rate is never above
+            that of the training.
+    """
     elapsed_s = max(w.elapsed_s for w in windows)
     compute_s = np.array([w.compute_s for w in windows])
     ranks, steps = compute_s.shape
-    # What had been loaded before the stretch and was used up in it does not count.
-    loaded = max(0, steps + min(0, windows[0].stock))
+    trained = steps * ranks * batch
+    most = trained
+    if ahead:
+        busy = 1 - max(w.wait_s / w.elapsed_s for w in windows)
+        most = trained / busy if busy > 0 else math.inf
+    samples = max(0.0, min(most, sum(w.loaded for w in windows)))
     others_s = windows[0].busy_cpu_s - sum(w.own_cpu_s for w in windows)
     tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
     return {
-        "samples_per_s": loaded * ranks * batch / elapsed_s,
-        "tokens_per_s": loaded / steps * tokens / elapsed_s,
+        "samples_per_s": samples / elapsed_s,
+        "tokens_per_s": samples / trained * tokens / elapsed_s,
         "data_wait_ratio": statistics.fmean(w.wait_s / w.elapsed_s for w in windows),
         "compute_imbalance_ratio": float(np.mean(compute_s.max(0) / compute_s.mean(0))),
         "slowest_rank_ns": float(compute_s.max(0).mean()) * 1e9,

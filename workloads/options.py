@@ -253,9 +253,9 @@ DATALOADER: tuple[Option, ...] = (
     ),
     Option(
         name="steps",
-        help="measured steps of a DataLoader in each repetition, at least; actors take 4 times as "
-        "many, which are still the shorter time; traced ones come on top",
-        default=20,
+        help="measured steps of a DataLoader in each repetition, at least; actors take 6 times "
+        "as many, which take about as long; traced ones come on top",
+        default=18,
         type=positive,
     ),
     Option(
@@ -266,7 +266,7 @@ DATALOADER: tuple[Option, ...] = (
     ),
     Option(name="batch", help="samples per rank and step", default=12, type=positive),
     Option(name="sources", help="that are mixed", default=32, type=positive),
-    Option(name="state", help="MB of an open source, on average", default=12, type=positive),
+    Option(name="state", help="MB of an open source, on average", default=14, type=positive),
     Option(name="latency", help="ms of storage per read, on average", default=200, type=positive),
     Option(name="documents", help="in each source, on average", default=20_000, type=positive),
     Option(name="tokens", help="median of a document", default=40, type=positive),
@@ -274,7 +274,7 @@ DATALOADER: tuple[Option, ...] = (
     Option(name="width", help="of the model", default=32, type=positive),
     Option(name="workers", help="per rank, as people use them", default=8, type=positive),
     Option(
-        name="tuned", help="workers per rank of the tuned DataLoader", default=20, type=positive
+        name="tuned", help="workers per rank of the tuned DataLoader", default=18, type=positive
     ),
     Option(
         name="loaders", help="loader actors to start with, and at least", default=2, type=positive

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,24 +29,31 @@ _PR_SET_PDEATHSIG = 1
 class Documents(Dataset[Tokens]):
     """The mixture as a map-style dataset, addressed by (source, index)."""
 
-    def __init__(self, sources: list[SourceSpec], apart_s: float) -> None:
+    def __init__(self, sources: list[SourceSpec], workers: int) -> None:
         self.mixture = Mixture(sources)
-        self._apart_s = apart_s
+        self._worker = 0
+        # One number for each worker, which nobody else writes, in memory that its rank sees.
+        self._read = multiprocessing.RawArray(ctypes.c_int64, max(1, workers))
 
     def open_all(self, worker: int) -> None:
-        """Open every source, as each worker does: open files and connections cross no fork.
-
-        Workers begin ``apart_s`` after each other. They drift apart anyway; as long as they do
-        not, their batches come in flights of as many as there are workers, and some steps of a
-        short run say nothing about the others.
-        """
+        """Open every source, as each worker does: open files and connections cross no fork."""
         _end_with_the_rank()
+        self._worker = worker
         self.mixture.open(range(len(self.mixture.specs)))
-        time.sleep(worker * self._apart_s)
 
     def __getitem__(self, item: tuple[int, int]) -> Tokens:
         """One document: (source, index)."""
-        return self.mixture.read(item)[0]
+        ids, _ = self.mixture.read(item)
+        self.count(1)
+        return ids
+
+    def count(self, documents: int) -> None:
+        """So many more were read by this worker."""
+        self._read[self._worker] += documents
+
+    def documents_read(self) -> int:
+        """By all workers so far."""
+        return sum(self._read)
 
 
 def _end_with_the_rank() -> None:
@@ -70,7 +76,9 @@ class ConcurrentDocuments(Documents):
     def __getitems__(self, items: list[tuple[int, int]]) -> list[Tokens]:
         """All documents of a batch."""
         with ThreadPoolExecutor(len(items)) as pool:
-            return [ids for ids, _ in self.mixture.read_all(items, pool, READ_TIMEOUT_S)]
+            read = [ids for ids, _ in self.mixture.read_all(items, pool, READ_TIMEOUT_S)]
+        self.count(len(read))
+        return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,8 @@ def torch_batches(
     width: int | None,
     timeout_s: float,
 ) -> Generator[Batch, None, None]:
-    """A rank's batches of steps ``first`` to ``first + steps``, in order.
+    """A rank's batches of steps ``first`` to ``first + steps``, in order. Workers read on past the
+    last one, so that they are as busy then as before, and are ended with the batches.
 
     Args:
         dataset: where from.
@@ -133,7 +142,7 @@ def torch_batches(
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
             dataset,
-            batch_sampler=_Batches(ahead, wanted, rank),
+            batch_sampler=_Batches(ahead, range(first, wanted.stop + workers * prefetch), rank),
             collate_fn=functools.partial(in_rows, width),
             num_workers=workers,
             worker_init_fn=dataset.open_all,
@@ -143,22 +152,23 @@ def torch_batches(
         others = multiprocessing.active_children()
         batches = iter(loader)
         started = [child for child in multiprocessing.active_children() if child not in others]
-    for step in wanted:
-        try:
-            rows = next(batches)
-        except SourceError as exc:
-            _kill(started)
-            raise SourceError(_without_traceback(str(exc))) from None
-        except RuntimeError as exc:
-            _kill(started)
-            why = str(exc).splitlines()[0]
-            if "timed out" in why:
-                why = f"no batch from a DataLoader worker for {timeout_s:.0f} s; a source hangs"
-            raise SourceError(f"step {step}: {why}") from exc
-        plan = taken.plan(step)
-        mine = plan.of(rank)
-        samples = [mine[d] for held in rows.documents for d in held]
-        yield Batch(step, rows.tokens, rows.lengths, samples, int(plan.length.sum()))
+    try:
+        for step in wanted:
+            try:
+                rows = next(batches)
+            except SourceError as exc:
+                raise SourceError(_without_traceback(str(exc))) from None
+            except RuntimeError as exc:
+                why = str(exc).splitlines()[0]
+                if "timed out" in why:
+                    why = f"no batch from a DataLoader worker for {timeout_s:.0f} s; a source hangs"
+                raise SourceError(f"step {step}: {why}") from exc
+            plan = taken.plan(step)
+            mine = plan.of(rank)
+            samples = [mine[d] for held in rows.documents for d in held]
+            yield Batch(step, rows.tokens, rows.lengths, samples, int(plan.length.sum()))
+    finally:
+        _kill(started)
 
 
 class _Batches:
@@ -173,7 +183,7 @@ class _Batches:
 
 
 def _kill(workers: Sequence[BaseProcess]) -> None:
-    """End workers that may hang, of which torch would wait 5 s for each."""
+    """End workers that read or hang: torch would wait for each, up to 5 s."""
     # Torch's handler takes a worker that is killed for one that failed.
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in workers:

@@ -36,6 +36,7 @@ from chopper.workloads.torch_loading import (  # noqa: E402
     in_rows,
     torch_batches,
 )
+from tests.waiting import PATIENCE_S  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -124,28 +125,33 @@ def sources(fault="none"):
     )
 
 
-def serving(kind, fault="none", steps=6, first=0, width=None, timeout_s=30):
+def serving(kind, fault="none", steps=6, first=0, width=None, timeout_s=PATIENCE_S):
     made = sources(fault)
 
     def plans():
         return planner(made, batch=4, ranks=2, seed=1, cost=Cost(), method="random")
 
-    return plans(), torch_batches(
-        kind(made, 0.0),
-        (plans(), plans()),
-        rank=1,
-        first=first,
-        steps=steps,
-        workers=2,
-        prefetch=2,
-        width=width,
-        timeout_s=timeout_s,
+    dataset = kind(made, 2)
+    return (
+        plans(),
+        dataset,
+        torch_batches(
+            dataset,
+            (plans(), plans()),
+            rank=1,
+            first=first,
+            steps=steps,
+            workers=2,
+            prefetch=2,
+            width=width,
+            timeout_s=timeout_s,
+        ),
     )
 
 
 @pytest.mark.parametrize("kind", [Documents, ConcurrentDocuments])
 def test_the_data_loader_serves_what_was_planned(kind):
-    plan, batches = serving(kind, first=3, width=64)
+    plan, dataset, batches = serving(kind, first=3, width=64)
     found = list(batches)
     assert [batch.step for batch in found] == [3, 4, 5, 6, 7, 8]
     for batch in found:
@@ -157,6 +163,9 @@ def test_the_data_loader_serves_what_was_planned(kind):
         held = [length for row in batch.documents for length in row]
         assert held == [lengths[sample] for sample in batch.samples]
         assert batch.step_tokens == planned.length.sum()
+    # Workers read on past the last step, as far as they fetch ahead.
+    assert 6 * 4 <= dataset.documents_read() <= (6 + 2 * 2) * 4
+    assert not multiprocessing.active_children()
 
 
 def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
@@ -186,7 +195,7 @@ def test_a_data_loader_makes_the_rows_that_actors_make():
 
 @pytest.mark.parametrize("kind", [Documents, ConcurrentDocuments])
 def test_a_source_that_raises_in_a_worker_is_one_line(kind):
-    _, batches = serving(kind, "raises", steps=20)
+    _, _, batches = serving(kind, "raises", steps=20)
     with pytest.raises(SourceError, match=r"^source code-01, sample \d+: OSError: conn") as refused:
         list(batches)
     assert "\n" not in str(refused.value)
@@ -194,7 +203,7 @@ def test_a_source_that_raises_in_a_worker_is_one_line(kind):
 
 def test_workers_of_a_source_that_hangs_are_ended_after_the_stated_time():
     before = multiprocessing.active_children()
-    _, batches = serving(Documents, "hangs", steps=20, timeout_s=1)
+    _, _, batches = serving(Documents, "hangs", steps=20, timeout_s=1)
     with pytest.raises(SourceError, match=r"^step \d+: no batch .* for 1 s; a source hangs$"):
         list(batches)
     assert set(multiprocessing.active_children()) <= set(before)
@@ -206,9 +215,9 @@ def arguments(*words, variants=()):
 
 
 def test_memory_is_told_before_it_is_taken():
-    # 32 sources of 12 MB in each of 20 workers, 20 MB for each worker, 600 MB for the rank.
+    # 32 sources of 14 MB in each of 18 workers, 20 MB for each worker, 600 MB for the rank.
     found = loading.needs(arguments(variants=("loader", "tuned")), 2, "cpu")
-    assert found.memory_bytes == pytest.approx(20 * (32 * 12e6 + 20e6) + 600e6, rel=0.01)
+    assert found.memory_bytes == pytest.approx(18 * (32 * 14e6 + 20e6) + 600e6, rel=0.01)
     less = loading.needs(arguments(variants=("loader",)), 2, "cpu")
     assert less.memory_bytes < found.memory_bytes / 2
     large = loading.needs(arguments("--width", "65536", variants=("loader",)), 2, "cpu")
@@ -218,7 +227,7 @@ def test_memory_is_told_before_it_is_taken():
 
 @pytest.mark.parametrize(
     ("variant", "expected"),
-    [("loader", (8, 24, 48)), ("tuned", (20, 20, 40)), ("balanced", (64, 80, 20))],
+    [("loader", (8, 24, 48)), ("tuned", (18, 18, 36)), ("balanced", (64, 108, 18))],
 )
 def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, expected):
     span = loading.Span.of(arguments("--variant", variant))
@@ -251,33 +260,46 @@ def test_a_sweep_ends_with_the_latency_of_the_option():
     assert swept == [1, 5, 50, 100, 200, 20]
 
 
-def window(*, elapsed_s, stock, busy_s=0.0, own_s=0.0, compute_s=(0.1, 0.3)):
+def window(*, elapsed_s=2.0, loaded=32, busy_s=0.0, own_s=0.0, wait_s=1.0, compute_s=(0.1, 0.3)):
     return loading_seen.Window(
-        elapsed_s, own_s, busy_s, stock, 1.0, list(compute_s), tokens=900, cells=1000
+        elapsed_s, own_s, busy_s, loaded, wait_s, list(compute_s), tokens=900, cells=1000
     )
 
 
+def rates(windows, *, ahead=False):
+    return loading_seen.rates(windows, 16, ahead=ahead)
+
+
 def test_what_had_been_loaded_before_a_stretch_does_not_count_in_it():
-    slow, fast = window(elapsed_s=4.0, stock=0), window(elapsed_s=2.0, stock=7)
+    slow, fast = window(elapsed_s=4.0), window(loaded=260)
     # 2 steps of 2 ranks × 16 samples in the 4 s that the slower rank took.
-    assert loading_seen.rates([slow, fast], 16)["samples_per_s"] == 16
-    assert loading_seen.rates([fast, fast], 16)["samples_per_s"] == 32
-    drained = loading_seen.rates([window(elapsed_s=2.0, stock=-1)] * 2, 16)
+    assert rates([slow, fast])["samples_per_s"] == 16
+    assert rates([fast, fast])["samples_per_s"] == 32
+    drained = rates([window(loaded=32), window(loaded=0)])
     assert drained["samples_per_s"] == 16
     assert drained["tokens_per_s"] == 450
     assert drained["padding_ratio"] == pytest.approx(0.1)
-    assert loading_seen.rates([window(elapsed_s=2.0, stock=-9)] * 2, 16)["samples_per_s"] == 0
+    assert rates([window(loaded=-9)] * 2)["samples_per_s"] == 0
+
+
+def test_a_data_loader_is_credited_with_what_its_workers_read_while_trainers_wait():
+    # 64 samples were trained on in 2 s, of which half was waited: at most 128.
+    for loaded, expected in ((20, 20.0), (40, 40.0), (64, 64.0), (90, 64.0)):
+        assert rates([window(loaded=loaded)] * 2, ahead=True)["samples_per_s"] == expected
+    # Trainers that never wait take all that they can already.
+    busy = [window(loaded=90, wait_s=0.0)] * 2
+    assert rates(busy, ahead=True)["samples_per_s"] == 32
+    assert rates([window(wait_s=2.0)] * 2, ahead=True)["samples_per_s"] == 32
 
 
 def test_what_other_programs_take_of_the_cores_is_told(monkeypatch):
     monkeypatch.setattr("psutil.cpu_count", lambda: 4)
-    windows = [window(elapsed_s=10.0, stock=0, busy_s=24.0, own_s=own_s) for own_s in (3.0, 1.0)]
-    assert loading_seen.rates(windows, 16)["other_programs_ratio"] == pytest.approx(0.5)
+    windows = [window(elapsed_s=10.0, busy_s=24.0, own_s=own_s) for own_s in (3.0, 1.0)]
+    assert rates(windows)["other_programs_ratio"] == pytest.approx(0.5)
 
 
 def test_the_slowest_rank_of_each_step_counts():
-    windows = [window(elapsed_s=1.0, stock=0, compute_s=c) for c in ((0.1, 0.3), (0.2, 0.1))]
-    found = loading_seen.rates(windows, 16)
+    found = rates([window(compute_s=c) for c in ((0.1, 0.3), (0.2, 0.1))])
     assert found["slowest_rank_ns"] == pytest.approx(0.25e9)
     assert found["compute_imbalance_ratio"] == pytest.approx((0.2 / 0.15 + 0.3 / 0.2) / 2)
 
