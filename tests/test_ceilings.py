@@ -265,7 +265,7 @@ def test_what_the_microbenchmarks_really_measure_becomes_the_ceilings(tmp_path: 
     assert (tmp_path / "gemm" / "random-1" / "manifest.json").is_file()
     measured = ex.load(tmp_path / "gemm").find("best_flop_per_s", dtype="float32", shape="64x64x64")
     assert measured is not None
-    assert 1e7 < measured.values[0] < 1e13
+    assert 0 < measured.values[0] < 1e13
     assert made["gemm"]["fp32"][0]["best_per_s"] == measured.values[0]
     assert {rate["what"] for rate in made["memory"]} == {"copy", "scale", "add", "triad"}
     assert {rate["what"] for rate in made["link"]} == {
