@@ -1,8 +1,20 @@
-"""``python -m chopper``."""
+"""``chopper`` and ``python -m chopper``."""
 
 from __future__ import annotations
 
-from chopper.cli import main
+import sys
+
+
+def main() -> None:
+    """The command; an interrupt is one line, also while the command itself is being loaded."""
+    try:
+        from chopper.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.stderr.write("chopper: interrupted\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -49,12 +49,28 @@ def find_command(name: str, env: Mapping[str, str]) -> str:
 class _Job:
     """A child in its own process group, which holds the terminal while it runs."""
 
-    def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], output: Output | None
-    ) -> None:
-        executable = find_command(command[0], env)
+    def __init__(self) -> None:
         self._interrupts = 0
+        self._early: list[int] = []
         self._tty = _foreground_tty()
+        self.group = 0
+
+    def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        output: Output | None,
+        *,
+        hold_interrupts: bool,
+    ) -> None:
+        """Start the child, and pass on what signals came while it was being started.
+
+        Raises:
+            CommandNotFound: there is no such command, or it cannot be executed.
+        """
+        executable = find_command(command[0], env)
+        held = {signal.SIGINT} if hold_interrupts else set()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
         try:
             self._popen = subprocess.Popen(
                 [*command],
@@ -66,11 +82,15 @@ class _Job:
             )
         except OSError as exc:
             raise CommandNotFound(f"{command[0]}: cannot be started ({exc.strerror})") from exc
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if output is not None:
             assert self._popen.stdout is not None
             output(self._popen.stdout)
         self.group = self._popen.pid
         self._hand_terminal(self.group)
+        for number in self._early:
+            self.forward(number, None)
 
     def _hand_terminal(self, group: int) -> None:
         # Without the terminal, the command could not read from it (SIGTTIN), and Ctrl-C would
@@ -84,6 +104,9 @@ class _Job:
 
     def forward(self, number: int, frame: Any) -> None:  # noqa: ARG002
         """Pass a signal on; a second Ctrl-C asks less kindly, a third does not ask."""
+        if not self.group:
+            self._early.append(number)
+            return
         if number == signal.SIGINT:
             self._interrupts += 1
             number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[min(self._interrupts, 3) - 1]
@@ -154,13 +177,20 @@ def _subreaper() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def launch(command: Sequence[str], *, env: Mapping[str, str], output: Output | None = None) -> int:
+def launch(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: Output | None = None,
+    hold_interrupts: bool = False,
+) -> int:
     """Run ``command`` to its end and return its exit code (128 + n when signal n killed it).
 
     The command runs in a process group of its own, which holds the terminal; SIGINT, SIGTERM and
     SIGHUP that reach this process are passed on to the whole group (SIGHUP and a second Ctrl-C as
-    SIGTERM, a third Ctrl-C as SIGKILL; under nohup, SIGHUP stays ignored). When it has ended, so have all of its descendants: those that are
-    left get some seconds, then SIGTERM, then SIGKILL.
+    SIGTERM, a third Ctrl-C as SIGKILL; what is ignored, as SIGHUP under nohup, stays so). When it
+    has ended, so have all of its descendants: those that are left get some seconds, then SIGTERM,
+    then SIGKILL.
 
     Must be called from the main thread.
 
@@ -169,18 +199,20 @@ def launch(command: Sequence[str], *, env: Mapping[str, str], output: Output | N
         env: its environment.
         output: called once with what the command writes, stdout and stderr together, when it is
             not to go where this process' own output goes; must return at once.
+        hold_interrupts: start it with SIGINT blocked, until it unblocks it itself.
 
     Raises:
         CommandNotFound: there is no such command, or it cannot be executed.
     """
     with _subreaper():
-        job = _Job(command, env, output)
+        job = _Job()
         before = {
             number: signal.signal(number, job.forward)
             for number in _SIGNALS
-            if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN)
+            if signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
+            job.start(command, env, output, hold_interrupts=hold_interrupts)
             code = job.wait()
             job.clean_up()
         finally:

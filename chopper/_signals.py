@@ -118,3 +118,25 @@ def no_interrupts() -> Iterator[None]:
     finally:
         # None: a handler that was not installed from Python cannot be put back.
         signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def interrupts_end_at_once() -> Iterator[None]:
+    """Until something is there to be put away, Ctrl-C ends this process with one line, in place."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, or somebody's own
+        yield
+        return
+
+    def end(_number: int, _frame: Any) -> None:
+        # A terminal's line may hold progress.
+        os.write(
+            2, b"\r\x1b[Kchopper: interrupted\n" if os.isatty(2) else b"chopper: interrupted\n"
+        )
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

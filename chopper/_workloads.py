@@ -75,8 +75,8 @@ class Workload:
     ranks: int = 2
     """Started on a machine without GPUs when the user names no number."""
 
-    starter: str | None = None
-    """Run in torchrun's place, as ``python -m STARTER RANKS MODULE [options]``."""
+    starter: str = "chopper.workloads.processes"
+    """Starts the ranks, as ``python -m STARTER RANKS MODULE [options]``."""
 
     measures: bool = False
     """It measures numbers itself (``prof.measure``): what it records is an experiment."""
@@ -236,7 +236,6 @@ WORKLOADS: dict[str, Workload] = {
         "each costs, and the largest model that fits",
         options="OFFLOAD",
         check="chopper.workloads.offload:needs",
-        starter="chopper.workloads.processes",
         measures=True,
         variants=tuple(
             Variant(name=name, summary=summary, needs_gpu=gpu, default=default)
@@ -439,10 +438,8 @@ class Launch:
         if variant is not None:
             own = ["--variant", variant.name] if variant.words is None else variant.words
             words = [*own, *words]  # the user's come last, and win
-        agent = [sys.executable, "-m", "chopper._torchrun", str(os.getpid())]
-        if self.workload.starter is not None:
-            return [*agent, "-", self.workload.starter, str(self.ranks), module, *words]
-        return [*agent, str(self.ranks), module, *words]
+        starter = [sys.executable, "-m", "chopper._starter", str(os.getpid())]
+        return [*starter, self.workload.starter, str(self.ranks), module, *words]
 
     @property
     def expected_s(self) -> float | None:
@@ -467,11 +464,11 @@ class Launch:
         from chopper._launch import launch
 
         env = dict(os.environ)
-        # Without it, torchrun gives each rank one thread. The user's own number stands.
+        # Each rank would take all cores. The user's own number stands.
         env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.ranks)))
         env[OUTPUT_VARIABLE] = str(output.resolve())
         env[LAUNCHED_VARIABLE] = "1"
-        return launch(self.command(variant), env=env, output=output_to)
+        return launch(self.command(variant), env=env, output=output_to, hold_interrupts=True)
 
 
 class _Parser(argparse.ArgumentParser):

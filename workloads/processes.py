@@ -1,10 +1,9 @@
-"""Start a workload's ranks without torchrun: joined by a shaped link, or on this host's own.
+"""Start a workload's ranks on this host, each on its own or joined by a shaped link.
 
     python -m chopper.workloads.processes RANKS MODULE [options of the module]
 
-Used where ranks must live in network namespaces, which torchrun's agent could not reach, and where
-many short runs follow each other: what starts the ranks here does not load torch, which takes
-torchrun's agent longer than some of the runs.
+Torchrun could not reach ranks in network namespaces, and its agent loads torch, which takes longer
+than some of the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chopper.workloads import link
+from chopper.workloads import link, quiet
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +32,10 @@ RATES: dict[str, int | None] = {
 }
 """Name → bits per second that each end of the link may send."""
 _POLL_S = 0.05
-_GRACE_S = 5.0
+_CLOSING_S = 5.0
+"""Time for ranks to end by themselves after an interrupt; one may wait for another that is gone."""
+_GRACE_S = 30.0
+"""And after SIGTERM, on which they close their recordings, as torchrun gives them."""
 
 
 def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = ()) -> None:
@@ -45,23 +47,24 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
         SystemExit: a rank failed, with its exit code (128 + n when signal n killed it), or the
             link cannot be made.
     """
-    # In a namespace of their own nobody else listens.
-    port = "29500" if linked else _free_port()
     channels = [socket.socketpair() for _ in range(ranks)]
     started: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as held, _ended(started):
+        # In a namespace of their own nobody else listens.
+        port = 29500 if linked else held.enter_context(_reserved_port())
         for ours, theirs in channels:
             held.enter_context(ours)
             held.enter_context(theirs)
-        for rank, (_, theirs) in enumerate(channels):
-            channel = ["--channel", str(theirs.fileno())] if linked else []
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, *words, *channel],
-                    env=os.environ | _environment(rank, ranks, port, linked=linked),
-                    pass_fds=[theirs.fileno()],
+        with _interrupts_held():
+            for rank, (_, theirs) in enumerate(channels):
+                channel = ["--channel", str(theirs.fileno())] if linked else []
+                started.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", quiet.__name__, module, *words, *channel],
+                        env=os.environ | _environment(rank, ranks, port, linked=linked),
+                        pass_fds=[theirs.fileno()],
+                    )
                 )
-            )
         for _, theirs in channels:
             theirs.close()  # so that a rank that ends is noticed
         if linked:
@@ -80,29 +83,48 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
             time.sleep(_POLL_S)
 
 
-def _environment(rank: int, ranks: int, port: str, *, linked: bool) -> dict[str, str]:
+def _environment(rank: int, ranks: int, port: int, *, linked: bool) -> dict[str, str]:
     found = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": link.ADDRESSES[0] if linked else "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(port),
     }
     if linked:
-        # The second: it warns that nobody names the addresses, which are nobody's.
-        found |= {"GLOO_SOCKET_IFNAME": link.INTERFACE, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        found["GLOO_SOCKET_IFNAME"] = link.INTERFACE
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        # Torch warns, with its stack, of each peer that has gone, and of a link's addresses, which
+        # nobody names.
+        found["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     return found
 
 
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that the kernel gives nobody else who asks for any, while rank 0 comes to listen there.
+
+    Two sockets that reuse addresses may be bound to the same one as long as one of them listens.
+    """
+    with socket.socket() as placeholder:
+        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        placeholder.bind(("", 0))
+        yield placeholder.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """What is started meanwhile gets SIGINT when it asks for it, and nothing is lost."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _tell_first(rank: int, pid: int, code: int) -> None:
-    """What torchrun's agent would say of it; an interrupt was wanted."""
+    """Which rank took the others with it; an interrupt was wanted."""
     if code not in (130, -signal.SIGINT):
         how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
         sys.stderr.write(f"chopper: rank {rank} (process {pid}) ended first, {how}\n")
@@ -118,15 +140,25 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
+    except KeyboardInterrupt:
+        # It has reached the ranks, too, which close their recordings.
+        _await(started, _CLOSING_S)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
         for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
             for process in started:
                 if process.poll() is None:
                     end(process)
-            for process in started:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE_S)
+            _await(started, _GRACE_S)
+
+
+def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait until all have ended, or for so long."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def main() -> None:
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
     except click.Abort:
-        click.echo("Aborted.", err=True)
+        click.echo("chopper: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as exc:
         exc.show()
@@ -119,6 +119,4 @@ def main() -> None:
         # What is still buffered would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

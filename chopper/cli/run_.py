@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,9 @@ from chopper.errors import ChopperError, printable
 
 if TYPE_CHECKING:
     from chopper._workloads import Launch
+
+
+_INTERRUPTED = 130
 
 
 class _Command(click.Command):
@@ -102,6 +106,7 @@ def command(
       chopper run gemm --variants random -- --dtypes float32
       chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
     """
+    from chopper._signals import interrupts_end_at_once
     from chopper._workloads import find, prepare
     from chopper.errors import UsageError
     from chopper.outputs import new_output
@@ -110,7 +115,8 @@ def command(
         raise UsageError(
             f"--compare: {workload} runs in one way only; see chopper run {workload} --help"
         )
-    with progress("looking at this machine"):
+    # Nothing has begun. Libraries that are being loaded lose an exception, or fail of it.
+    with interrupts_end_at_once(), progress("looking at this machine"):
         launch = prepare(
             workload,
             ranks=ranks,
@@ -133,10 +139,12 @@ def command(
 
 def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """One recorded run."""
+    from chopper._replacing import holds_recording
+
     click.echo(f"chopper: recording {launch.name} with {launch.ranks} ranks into {path}", err=True)
     exit_code = launch.run(place)
-    if exit_code:
-        _ended(launch.name, exit_code, path)
+    if exit_code and not _ended(launch.name, exit_code, path, kept=holds_recording(place)):
+        return exit_code
     try:
         _show(path, launch.name, exit_code, as_json=as_json)
     except ChopperError as exc:
@@ -147,12 +155,12 @@ def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     return exit_code
 
 
-def _ended(what: str, exit_code: int, path: Path) -> None:
-    click.echo(
-        f"chopper: {what} ended with exit code {exit_code}; what was recorded until "
-        f"then is kept in {path}",
-        err=True,
-    )
+def _ended(what: str, exit_code: int, path: Path, *, kept: bool) -> bool:
+    """Say how it ended, and whether anything is kept; returns that."""
+    how = "was interrupted" if exit_code == _INTERRUPTED else f"ended with exit code {exit_code}"
+    rest = f"what was recorded until then is kept in {path}" if kept else "nothing was recorded"
+    click.echo(f"chopper: {what} {how}; {rest}", err=True)
+    return kept
 
 
 def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
@@ -177,6 +185,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
     from chopper import _format as fmt
     from chopper import experiment as ex
+    from chopper._replacing import holds_recording
     from chopper._version import __version__
     from chopper._workloads import Variant
     from chopper.cli._bar import bar
@@ -217,19 +226,23 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
             shown.begin(name)
             (place / name).mkdir()
             exit_code = launch.run(place / name, variant, output_to=shown.sink)
-            try:
-                finalize(
-                    place / name,
-                    command=plan.command,
-                    workload=f"{launch.name} {variant.name}",
-                    exit_code=exit_code,
-                )
-                planned.runs.append(name)
-            except ChopperError as exc:
-                click.echo(f"chopper: {printable(str(exc))}", err=True)
+            if not exit_code or holds_recording(place / name):
+                try:
+                    finalize(
+                        place / name,
+                        command=plan.command,
+                        workload=f"{launch.name} {variant.name}",
+                        exit_code=exit_code,
+                    )
+                    planned.runs.append(name)
+                except ChopperError as exc:
+                    click.echo(f"chopper: {printable(str(exc))}", err=True)
+            else:
+                shutil.rmtree(place / name, ignore_errors=True)
             ex.write_plan(place, plan)
             if exit_code:
-                _ended(name, exit_code, path)
+                if not _ended(name, exit_code, path, kept=holds_recording(place)):
+                    return exit_code
                 break
             shown.end()
     try:

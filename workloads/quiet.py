@@ -1,0 +1,57 @@
+"""Run a workload as one rank, without a word of it when it is interrupted.
+
+    python -m chopper.workloads.quiet MODULE [options of the module]
+
+Ctrl-C reaches all ranks at once. While torch is imported it would come out as a traceback from the
+middle of that, or as another error; later, ranks also fail because another one has already left.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(module: str, words: list[str]) -> None:
+    """Import the module and call its ``main``.
+
+    Whoever starts this may hold SIGINT back, so that it is not Python's own start that is hit.
+    """
+    sys.argv = [module, *words]
+    # Under nohup, and in a shell's background, it is ignored, and stays so.
+    heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if heard:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    workload = importlib.import_module(module)
+
+    interrupted = threading.Event()
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        interrupted.set()
+        sys.unraisablehook = threading.excepthook = lambda _told: None
+        raise KeyboardInterrupt
+
+    if heard:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        workload.main()
+    except BaseException:
+        # What a rank fails of after an interrupt, it fails of because of it.
+        if not interrupted.is_set():
+            raise
+        # Torch's threads may abort an interpreter that ends in the middle of an exchange.
+        os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2:])
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
