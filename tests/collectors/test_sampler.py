@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -20,6 +21,8 @@ from chopper.collectors.sampler import (
     Sampler,
     SamplerStatus,
     Sink,
+    SourceStatus,
+    _loop,
     to_report,
 )
 from chopper.errors import CollectorUnavailable
@@ -342,3 +345,38 @@ def test_calls_are_timed_when_sampling_begins_and_stand_in_the_report(tmp_path: 
     }
     # It is no part of the time that is sampled.
     assert status.wall_ns == SECOND
+
+
+def test_what_is_stopped_is_not_asked_again_what_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is inside a call when sampling ends answers no more: what it was stays said."""
+    monkeypatch.setattr(_loop, "WATCH_S", 0.001)
+    clock = FakeClock()
+    sampler = Sampler("test", tmp_path, [(FakeSource(clock), 10.0)], clock)
+
+    class Blocked:
+        source, stopped, asked = FakeSource(clock), False, threading.Event()
+
+        def summary(self) -> SourceStatus:
+            return SourceStatus(name="blocked", requested_hz=1.0, period_ns=SECOND)
+
+        def take(self) -> None:
+            return
+
+        def watch(self) -> None:
+            if self.stopped:
+                self.asked.set()
+
+        def stop(self) -> bool:
+            self.stopped = True
+            assert not self.asked.wait(0.05)
+            return False
+
+        def blocked(self, now_ns: int) -> dict[str, str]:
+            return {} if self.asked.is_set() else {"nic[device 0]": "has not returned"}
+
+    sampler._background.append(Blocked())  # type: ignore[arg-type]
+    clock.stop_after_ns(SECOND)
+    status = sampler.run_watched(lambda _code: None)
+    assert status.absent == {"nic[device 0]": "has not returned"}
