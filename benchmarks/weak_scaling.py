@@ -2,10 +2,13 @@
 
     python -m benchmarks.weak_scaling                       # 2 ranks recorded, 4 and 8 predicted
     python -m benchmarks.weak_scaling --rates 50,200 --ranks 2,4,6
+    python -m benchmarks.weak_scaling --rates 400 --slow 0.2              # rank 0 is always late
+    python -m benchmarks.weak_scaling --rates 400 --slow 0.2 --chance 0.1 # and all are, by chance
 
 Each rank is a process in a network namespace of its own; a bridge joins them, and a token bucket
 lets each send at the rate. Training is data parallel over gloo, with much to send and little to
-compute, since all ranks share this machine's cores. The run of the fewest ranks is recorded and
+compute, since all ranks share this machine's cores. With ``--slow`` the first rank sleeps for so long in
+each step, with ``--chance`` each rank for the size of a normal draw of so much. The run of the fewest ranks is recorded and
 carried to the others by `chopper estimate project --ranks`; the others are timed. Needs root, `ip`
 and `tc`; the namespaces are removed at the end. Prints the error of each step time.
 """
@@ -16,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -27,6 +31,8 @@ from typing import Any
 
 LIMIT = 0.10
 WIDTH, LAYERS, STEPS = 512, 6, 8
+_SLEEPS = "CHOPPER_BENCHMARK_SLEEPS"
+"""For how long the first rank sleeps in each step, and every rank by chance, in seconds."""
 
 
 def ip(*arguments: str, inside: str | None = None, tool: str = "ip") -> None:
@@ -71,8 +77,10 @@ def switch(ranks: int, rate_bits_per_s: int) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
-def train(ranks: int, rate_bits_per_s: int, record: Path | None) -> float:
-    """Median step of rank 0, seconds; recorded where asked for."""
+def train(
+    ranks: int, rate_bits_per_s: int, sleeps_s: tuple[float, float], steps: int, record: Path | None
+) -> tuple[float, float]:
+    """Mean step of rank 0 and the standard error of that, seconds; recorded where asked for."""
     with switch(ranks, rate_bits_per_s) as names:
         programs = [
             subprocess.Popen(
@@ -92,6 +100,7 @@ def train(ranks: int, rate_bits_per_s: int, record: Path | None) -> float:
                     "GLOO_SOCKET_IFNAME": "link0",
                     "TORCH_CPP_LOG_LEVEL": "ERROR",
                     "OMP_NUM_THREADS": "1",
+                    _SLEEPS: " ".join(map(str, (sleeps_s[0] * (rank == 0), sleeps_s[1], steps))),
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -103,11 +112,12 @@ def train(ranks: int, rate_bits_per_s: int, record: Path | None) -> float:
     for program, (_, errors) in zip(programs, said, strict=True):
         if program.returncode:
             raise SystemExit(errors[-2000:])
-    return float(said[0][0].splitlines()[-1])
+    times = [float(t) for t in said[0][0].splitlines()[-1].split()]
+    return statistics.fmean(times), statistics.stdev(times) / len(times) ** 0.5
 
 
 def rank(record: str) -> None:
-    """One rank: a few steps of data-parallel training, their median printed by rank 0."""
+    """One rank: a few steps of data-parallel training, their times printed."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -121,8 +131,11 @@ def rank(record: str) -> None:
     model = DistributedDataParallel(module, bucket_cap_mb=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(4, WIDTH)
+    always, chance, steps = (float(v) for v in os.environ[_SLEEPS].split())
+    draws = random.Random(dist.get_rank())
 
     def step() -> None:
+        time.sleep(always + chance * abs(draws.gauss()))
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
@@ -133,20 +146,22 @@ def rank(record: str) -> None:
     times: list[float] = []
     with contextlib.ExitStack() as stack:
         profile: Any = stack.enter_context(chopper.profile(record)) if record else None
-        for _ in range(STEPS):
+        for _ in range(int(steps)):
             began = time.perf_counter()
             step()
             if profile:
                 profile.step()
             times.append(time.perf_counter() - began)
     dist.barrier()
-    print(statistics.median(times))
+    print(*times)
     sys.stdout.flush()
     os._exit(0)
 
 
-def predicted(run: Path, ranks: list[int], rate_bits_per_s: int, folder: Path) -> dict[int, float]:
-    """Seconds of a step on so many ranks, by the estimate."""
+def predicted(
+    run: Path, ranks: list[int], rate_bits_per_s: int, folder: Path
+) -> dict[int, dict[str, Any]]:
+    """The estimate of a step on so many ranks."""
     file = folder / "link.json"
     described = {
         "ranks_per_node_count": 1,
@@ -168,7 +183,9 @@ def predicted(run: Path, ranks: list[int], rate_bits_per_s: int, folder: Path) -
         raise SystemExit(done.stderr)
     found = json.loads(done.stdout)
     print(f"  knee: {found['knee_ranks_count']} ranks, {found['knee_cause']}")
-    return {s["ranks_count"]: s["step_ns"] / 1e9 for s in found["scales"]}
+    waited, always = found["recorded_waiting_ns"], found["recorded_waiting_always_ns"]
+    print(f"  recorded waiting {waited / 1e6:.1f} ms, of it always {(always or 0) / 1e6:.1f} ms")
+    return {s["ranks_count"]: s for s in found["scales"]}
 
 
 def main() -> None:
@@ -178,22 +195,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rates", default="50,200", help="Mbit/s of each rank's port")
     parser.add_argument("--ranks", default="2,4,8")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds of the first rank")
+    parser.add_argument("--chance", type=float, default=0.0, help="seconds of every rank")
+    parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     counts = sorted(int(n) for n in args.ranks.split(","))
+    sleeps = args.slow, args.chance
     errors = []
     for mbit in (int(r) for r in args.rates.split(",")):
         with tempfile.TemporaryDirectory() as scratch:
             run = Path(scratch) / "run"
-            train(counts[0], mbit * 10**6, run)
+            train(counts[0], mbit * 10**6, sleeps, args.steps, run)
             print(f"{mbit} Mbit/s per rank, {WIDTH * WIDTH * LAYERS * 4 / 1e6:.1f} MB of gradients")
             expected = predicted(run, counts, mbit * 10**6, Path(scratch))
             for n in counts:
-                measured = train(n, mbit * 10**6, None)
-                error = expected[n] / measured - 1
+                measured, error_s = train(n, mbit * 10**6, sleeps, args.steps, None)
+                step_s = expected[n]["step_ns"] / 1e9
+                others_s = expected[n]["others_differ_step_ns"] / 1e9
+                error = step_s / measured - 1
                 errors.append(abs(error))
                 what = "recorded here" if n == counts[0] else "predicted"
                 print(
-                    f"  {n} ranks: {measured:7.3f} s, estimate {expected[n]:7.3f} s, {error:+6.1%}  ({what})"
+                    f"  {n} ranks: {measured:7.3f} ± {error_s:.3f} s, estimate {step_s:7.3f} s, {error:+6.1%}  "
+                    f"({what}); others differ {others_s:.3f} s, {others_s / measured - 1:+.1%}",
+                    flush=True,
                 )
     print(f"largest error {max(errors):.1%}")
     raise SystemExit(1 if max(errors) > LIMIT else 0)
