@@ -20,6 +20,7 @@ import pytest
 
 import chopper
 from chopper import manifest as m
+from chopper._environment import clock_anchor
 from chopper.attribution import Attribution
 from chopper.collectors.base import CollectorContext
 from chopper.run import RunWriter, finalize, read_stream
@@ -31,6 +32,7 @@ from tests.analyzers.make import table
 from tests.collectors import amd_player
 from tests.collectors.nvml_player import Player
 from tests.kineto_writer import Trace
+from tests.waiting import PATIENT_SAMPLERS
 
 MS = 1_000_000
 HIGH, LOW = 1.98e9, 1.2e9
@@ -145,27 +147,32 @@ def live(
     out = folder / "run"
     # The device is there, at its first level, before the script begins.
     told_ms = [(at + LEAD_MS if at else 0, clock) for at, clock in levels_ms]
-    program = textwrap.dedent(
+    program = PATIENT_SAMPLERS + textwrap.dedent(
         f"""
         import time
         from pathlib import Path
         from chopper.collectors.base import CollectorContext
         from chopper.collectors.nvml import NvmlCollector
+        from chopper.live import StreamTail
         from chopper.run import RunWriter
-        import msgspec, os
+        import os
         part = RunWriter(Path({str(out)!r}), 0)
         collector = NvmlCollector(hz={hz})
         context = CollectorContext(directory=part.directory, run_path=part.directory.parent, pid=os.getpid())
         collector.start(context)
         start_ms = int(os.environ["NVML_SHIM_START_MS"]) + {LEAD_MS}
         time.sleep(max((start_ms + {end_ms} + 50) / 1e3 - time.monotonic(), 0))
+        rows = StreamTail(part.directory / "device_clock.arrow")
+        while not rows.poll():
+            time.sleep(0.02)
         part.manifest.collectors = [collector.stop()]
         part.manifest.status = "complete"
         part.save()
         """
     )
     start_ms = time.monotonic_ns() // MS + LEAD_MS
-    base_ns = start_ms * MS + (time.time_ns() - time.monotonic_ns())
+    clocks = clock_anchor()
+    base_ns = start_ms * MS + clocks.realtime_ns - clocks.monotonic_ns
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={
