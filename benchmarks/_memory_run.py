@@ -37,8 +37,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmarks._memory_experts import Mixture, expert_names, made
 from benchmarks._memory_track import tensor_parallel
-from chopper.workloads.llama import Attention, Block, Llama, LlamaConfig
+from chopper.workloads.llama import Attention, Block
 
 STEPS = 4
 PAUSE_S = 0.002
@@ -50,7 +51,7 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
     dtype = torch.bfloat16 if case["precision"] == "bf16" else torch.float32
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
-    module: Any = Llama(LlamaConfig(**case["model"]))
+    module: Any = made(case)
     torch.set_default_dtype(torch.float32)
     strategy, mixed = case["strategy"], case["precision"].startswith("mixed")
     if case["checkpoint"] == "full":
@@ -61,6 +62,13 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
         policy = (
             MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
         )
+        cut = (case.get("experts") or {}).get("ep", 1)
+        if cut > 1:
+            # Ranks with the same experts share them; here each has its own.
+            own = init_device_mesh("cpu", (cut, ranks // cut), mesh_dim_names=("ep", "same"))
+            for part in module.modules():
+                if isinstance(part, Mixture):
+                    fully_shard(part.experts, mesh=own["same"], mp_policy=policy)
         for layer in module.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -81,6 +89,11 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
             use_orig_params=True,
         )
     elif strategy in ("ddp", "zero1-torch"):
+        if (case.get("experts") or {}).get("ep", 1) == ranks:
+            # No other rank has the same: nothing is reduced.
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+                module, expert_names(module)
+            )
         module = DistributedDataParallel(module, gradient_as_bucket_view=case["bucket_views"])
     if strategy == "zero1-torch":
         return module, ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW), None

@@ -36,7 +36,8 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from chopper.workloads.llama import Attention, Llama, LlamaConfig, rotate
+from benchmarks._memory_experts import made
+from chopper.workloads.llama import Attention, rotate
 
 KEEP = (
     torch.ops.aten.mm.default,
@@ -151,7 +152,7 @@ def peak(
             torch.set_default_dtype(
                 torch.bfloat16 if case["precision"] == "bf16" else torch.float32
             )
-            module: nn.Module = make() if make else Llama(LlamaConfig(**case["model"]))
+            module: nn.Module = make() if make else made(case)
             torch.set_default_dtype(torch.float32)
             module = wrapped(module, case, mesh)
             if case["optimizer"] == "sgd":

@@ -3,6 +3,7 @@
     python -m benchmarks.memory                       # all of it: about 7 minutes of two cores
     python -m benchmarks.memory --tracked 40 --seed 7 # more random models under fake tensors
     python -m benchmarks.memory --real                # only real runs, two ranks over gloo
+    python -m benchmarks.memory --experts             # mixtures of experts, tracked and real
     python -m benchmarks.memory --docs docs/concepts/estimates/memory.md   # writes the page's tables
 
 Tracked: random models (width, depth, heads, vocabulary, batch, sequence) under fake tensors, each
@@ -28,7 +29,7 @@ from typing import Any
 
 from benchmarks.headlines import filled
 from chopper.analyzers.estimates.memory import Training, memory
-from chopper.architectures import Architecture
+from chopper.architectures import Architecture, Experts
 
 LIMIT = 0.05
 RANKS = 2
@@ -68,9 +69,30 @@ def model(rng: random.Random, *, small: bool) -> dict[str, int]:
     }
 
 
-def architecture(of: dict[str, int]) -> Architecture:
+def experts(rng: random.Random, layers: int, *, small: bool) -> dict[str, int]:
+    """Experts, how many of them each token chooses, and the first layer that has some."""
+    return {
+        "count": rng.choice((4, 8, 16)),
+        "chosen": rng.choice((1, 2, 4)),
+        "width": 32 * rng.randint(4, 12 if small else 48),
+        "shared": rng.choice((0, 256)),
+        "first": rng.choice((0, 0, 1)) if layers > 2 else 0,
+    }
+
+
+def architecture(of: dict[str, int], mixture: dict[str, int] | None = None) -> Architecture:
     """The same shapes for the estimate."""
+    found = None
+    if mixture:
+        found = Experts(
+            count=mixture["count"],
+            chosen_count=mixture["chosen"],
+            width=mixture["width"],
+            shared_width=mixture["shared"],
+            dense_layers=tuple(range(mixture["first"])),
+        )
     return Architecture(
+        experts=found,
         name="random",
         layers_count=of["layer_count"],
         width=of["dim"],
@@ -114,6 +136,65 @@ def tracked_cases(count: int, rng: random.Random) -> dict[str, dict[str, Any]]:
     return found
 
 
+EXPERTS_TRACKED = (
+    ("single", "bf16", "none"),
+    ("single", "bf16", "full"),
+    ("single", "fp32", "none"),
+    ("fsdp2", "mixed", "none"),
+    ("fsdp2", "fp32", "full"),
+)
+EXPERTS_REAL = (
+    ("ddp", "fp32", "none", 1),
+    ("ddp", "fp32", "full", 1),
+    ("fsdp1", "fp32", "none", 1),
+    ("fsdp2", "fp32", "none", 1),
+    ("fsdp2", "mixed", "full", 1),
+    ("ddp", "fp32", "none", RANKS),
+    ("ddp", "fp32", "full", RANKS),
+    ("fsdp2", "fp32", "none", RANKS),
+    ("fsdp2", "mixed", "full", RANKS),
+)
+"""Strategy, number format, checkpointing, and ranks over which experts are cut."""
+
+
+def expert_cases(
+    each: int, rng: random.Random
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Random mixtures of experts for a tracker, and for real runs."""
+    tracked, real = {}, {}
+    for _ in range(each):
+        for strategy, precision, checkpoint in EXPERTS_TRACKED:
+            of = model(rng, small=False)
+            case = {
+                "model": of,
+                "experts": experts(rng, of["layer_count"], small=False),
+                "strategy": strategy,
+                "ranks": 4,
+                "batch": rng.choice((1, 2, 4)),
+                "sequence": rng.choice((256, 384, 1024)),
+                "precision": precision,
+                "checkpoint": checkpoint,
+                "optimizer": "loop",
+            }
+            tracked[name_of(case)] = case
+        for strategy, precision, checkpoint, ep in EXPERTS_REAL:
+            of = model(rng, small=True)
+            case = {
+                "model": of,
+                "experts": {**experts(rng, of["layer_count"], small=True), "ep": ep},
+                "strategy": strategy,
+                "ranks": RANKS,
+                "batch": rng.choice((2, 4)),
+                "sequence": rng.choice((256, 512)),
+                "precision": precision,
+                "checkpoint": checkpoint,
+                "bucket_views": False,
+                "bucket_count": BUCKETS_COUNT[0],
+            }
+            real[name_of(case)] = case
+    return tracked, real
+
+
 def real_cases(per_strategy: int, rng: random.Random) -> dict[str, dict[str, Any]]:
     """Random small models, each strategy and number format of `REAL`."""
     found = {}
@@ -144,8 +225,18 @@ def name_of(case: dict[str, Any]) -> str:
     return (
         f"{case['strategy']} {case['precision']} {case['checkpoint']}: {of['layer_count']} × "
         f"{of['dim']}, {of['head_count']}/{of['kv_head_count']} heads, ffn {of['ffn_dim']}, "
-        f"vocabulary {of['vocabulary']}, {case['batch']} × {case['sequence']}"
+        f"vocabulary {of['vocabulary']}, {case['batch']} × {case['sequence']}{_experts_of(case)}"
     )
+
+
+def _experts_of(case: dict[str, Any]) -> str:
+    of = case.get("experts")
+    if not of:
+        return ""
+    cut = f" over {of['ep']}" if of.get("ep", 1) > 1 else ""
+    shared = f", shared {of['shared']}" if of["shared"] else ""
+    first = f", from layer {of['first']}" if of["first"] else ""
+    return f", {of['chosen']} of {of['count']} experts of {of['width']}{cut}{shared}{first}"
 
 
 def estimated(case: dict[str, Any]) -> int:
@@ -156,7 +247,8 @@ def estimated(case: dict[str, Any]) -> int:
     single = strategy == "single" or parallel
     return memory(
         Training(
-            architecture=architecture(case["model"]),
+            architecture=architecture(case["model"], case.get("experts")),
+            expert_parallel_count=(case.get("experts") or {}).get("ep", 1),
             batch_count=case["batch"],
             sequence_count=case["sequence"],
             strategy="single" if parallel else strategy,
@@ -221,6 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--tracked", type=int, default=25, help="random models under fake tensors")
     parser.add_argument("--real", action="store_true", help="only real runs")
+    parser.add_argument("--experts", action="store_true", help="only mixtures of experts")
     parser.add_argument("--models", type=int, default=2, help="real models per strategy")
     parser.add_argument("--seed", type=int, default=31)
     parser.add_argument(
@@ -231,12 +324,18 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     parts = []
-    if not args.real:
+    if args.experts:
+        tracked, cases = expert_cases(args.models, rng)
+        parts.append(
+            ("tracked under fake tensors", tracked, track(tracked, unmodified=args.unmodified))
+        )
+    elif not args.real:
         cases = tracked_cases(args.tracked, rng)
         parts.append(
             ("tracked under fake tensors", cases, track(cases, unmodified=args.unmodified))
         )
-    cases = real_cases(args.models, rng)
+    if not args.experts:
+        cases = real_cases(args.models, rng)
     parts.append((f"real, {RANKS} ranks over gloo, highest of the ranks", cases, run(cases)))
     rows = []
     errors: Errors = {}
@@ -263,8 +362,11 @@ def main() -> None:
     )
     print(json.dumps(rows) if args.as_json else said)
     if args.docs is not None:
-        lines = [f"`python -m benchmarks.memory --seed {args.seed}`: {said}.", "", *tables(errors)]
-        args.docs.write_text(filled(args.docs.read_text(), "benchmarks.memory", lines))
+        words = "--experts " if args.experts else ""
+        command = f"python -m benchmarks.memory {words}--seed {args.seed}"
+        lines = [f"`{command}`: {said}.", "", *tables(errors)]
+        mark = "benchmarks.memory --experts" if args.experts else "benchmarks.memory"
+        args.docs.write_text(filled(args.docs.read_text(), mark, lines))
     raise SystemExit(1 if beyond else 0)
 
 
@@ -275,7 +377,9 @@ Errors = dict[tuple[str, str], list[tuple[int, float]]]
 def group(case: dict[str, Any]) -> str:
     """Cases of one row of the page."""
     checkpoint = "no" if case["checkpoint"] == "none" else case["checkpoint"]
-    return f"`{case['strategy']}`, {checkpoint} checkpointing"
+    cut = (case.get("experts") or {}).get("ep", 1)
+    with_cut = f" with `--ep {cut}`" if cut > 1 else ""
+    return f"`{case['strategy']}`{with_cut}, {checkpoint} checkpointing"
 
 
 def tables(errors: Errors) -> list[str]:

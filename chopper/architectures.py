@@ -89,8 +89,9 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """One product makes queries, keys and values; of its result, values are a view."""
     fused_up: bool = False
     """One product makes both halves of a gated feed-forward network."""
-    activation: Literal["smooth", "relu", "relu2"] = "smooth"
-    """Smooth ones (SiLU, GELU) keep what they read, ReLU what it writes, its square both."""
+    activation: Literal["smooth", "relu", "relu2", "tanh"] = "smooth"
+    """Smooth ones (SiLU, GELU) keep what they read, ReLU what it writes, its square both; GELU by a tanh,
+    operator by operator (transformers' ``gelu_new``), what it reads and three more."""
     sinks: bool = False
     """One learned number per head in attention's softmax."""
     head_bias: bool = False

@@ -105,9 +105,34 @@ def _common(c: Config) -> Shapes:
     }
 
 
-def _layer_norms(c: Config) -> Shapes:
+_ACTIVATIONS = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu_new": "tanh",
+    "gelu": "smooth",
+    "gelu_pytorch_tanh": "smooth",
+    "silu": "smooth",
+    "swish": "smooth",
+}
+"""transformers' names: by what their modules keep for backward."""
+
+
+def _activation(c: Config, name: str, otherwise: str) -> str:
+    """Of a network that is not gated.
+
+    Raises:
+        InputError: one that is not known.
+    """
+    value = c.found.get(name) or otherwise
+    if value not in _ACTIVATIONS:
+        raise c.refuse(f"{name} is {value!r}; expected one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
+
+
+def _layer_norms(c: Config, activation: str = "gelu") -> Shapes:
     """Plain networks of GPT's kind with Llama's names."""
-    return _common(c) | {"gated": False, "norm": "layer"}
+    kind = _activation(c, "hidden_act", activation)
+    return _common(c) | {"gated": False, "norm": "layer", "activation": kind}
 
 
 def _llama(c: Config) -> Shapes:
@@ -153,7 +178,7 @@ def _seed_oss(c: Config) -> Shapes:
 
 
 def _arcee(c: Config) -> Shapes:
-    return _common(c) | {"gated": False, "activation": "relu2"}
+    return _common(c) | {"gated": False, "activation": _activation(c, "hidden_act", "relu2")}
 
 
 def _glm(c: Config) -> Shapes:
@@ -221,12 +246,12 @@ def _starcoder2(c: Config) -> Shapes:
 
 
 def _nemotron(c: Config) -> Shapes:
-    return _layer_norms(c) | {"activation": "relu2"}
+    return _layer_norms(c, "relu2")
 
 
 def _phi(c: Config) -> Shapes:
     c.only("qk_layernorm", (False, None))
-    return _layer_norms(c) | {
+    return _layer_norms(c, "gelu_new") | {
         "norms_per_layer_count": 1,
         "parallel": True,
         "qkv_bias": True,
@@ -272,6 +297,7 @@ def _falcon(c: Config) -> Shapes:
         "vocabulary_count": c.size("vocab_size"),
         "tied": c.flag("tie_word_embeddings", True),
         "gated": False,
+        "activation": _activation(c, "activation", "gelu"),
         "norm": "layer",
         "norms_per_layer_count": 2 if two else 1,
         "parallel": parallel,
@@ -289,7 +315,6 @@ def _opt(c: Config) -> Shapes:
     c.only("word_embed_proj_dim", (width, None))
     c.only("do_layer_norm_before", (True, None))
     c.only("_remove_final_layer_norm", (False, None))
-    c.only("activation_function", ("relu", "gelu", "gelu_new", None))
     if width % heads:
         raise c.refuse(f"hidden_size {width} does not divide into {heads} heads")
     affine, bias = c.flag("layer_norm_elementwise_affine", True), c.flag("enable_bias", True)
@@ -306,7 +331,7 @@ def _opt(c: Config) -> Shapes:
         "positions_count": positions + 2,
         "positions_unused_count": 2,
         "gated": False,
-        "activation": "smooth" if "gelu" in c.found.get("activation_function", "relu") else "relu",
+        "activation": _activation(c, "activation_function", "relu"),
         "norm": "layer",
         "norm_weight": affine,
         "norm_bias": affine,
@@ -332,6 +357,7 @@ def _gpt(c: Config) -> Shapes:
         "ffn_width": c.size_or("n_inner", 4 * width),
         "vocabulary_count": c.size("vocab_size"),
         "gated": False,
+        "activation": _activation(c, "activation_function", "gelu_new"),
         "norm": "layer",
         "mlp_bias": True,
         "context_count": c.size("n_positions"),
@@ -350,7 +376,11 @@ def _gpt2(c: Config) -> Shapes:
 
 def _gpt_bigcode(c: Config) -> Shapes:
     many = not c.flag("multi_query", True)
-    return _gpt2(c) | {"kv_heads_count": c.size("n_head") if many else 1, "fused_qkv": True}
+    return _gpt2(c) | {
+        "kv_heads_count": c.size("n_head") if many else 1,
+        "fused_qkv": True,
+        "activation": _activation(c, "activation_function", "gelu_pytorch_tanh"),
+    }
 
 
 def _gptj(c: Config) -> Shapes:

@@ -228,8 +228,12 @@ class _Block:
     def activation(self, x: str, out: str, size: int) -> str:
         """SiLU, GELU or what is ReLU's."""
         kind = self.a.activation
-        if kind == "smooth":
-            return self.add("activation", (x,), out, size, keeps=(x,), saved=False)
+        if kind in ("smooth", "tanh"):
+            # x/2, the tanh, and one more than it.
+            extra = 3 * size if kind == "tanh" else 0
+            return self.add(
+                "activation", (x,), out, size, keeps=(x,), keeps_extra_bytes=extra, saved=False,
+            )  # fmt: skip
         first = f"{out}.relu" if kind == "relu2" else out
         self.add("activation", (x,), first, size, keeps=(first,), saved=False)
         if kind == "relu2":

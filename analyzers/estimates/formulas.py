@@ -145,6 +145,26 @@ def llama_layer_activation_bytes(
     return sequence_count * batch_count * (8 * width + attention + 8 * ffn_width)
 
 
+def experts_activation_bytes(
+    *,
+    tokens_count: int,
+    width: int,
+    experts_count: int,
+    chosen_count: int,
+    expert_width: int,
+    shared_width: int = 0,
+) -> int:
+    """Activations of one layer's experts in 16 bits, in the place of a feed-forward network's 8sbf.
+
+    sb(k(4h + 8f + 36) + 8f_shared + 4E): for each chosen expert the row that is sent (2h), both halves,
+    the activation and their product (8f), what comes back before it is weighted (2h), its weight (4), its
+    number and three permutations (8 each); the router's probabilities in float32 (4E). Derived from the
+    tensors that transformers' ``grouped_mm_experts_forward`` and its routers keep for backward.
+    """
+    row = 4 * width + 8 * expert_width + 36
+    return tokens_count * (chosen_count * row + 8 * shared_width + 4 * experts_count)
+
+
 def logits_bytes(*, sequence_count: int, batch_count: int, vocabulary_count: int) -> int:
     """Logits in 16 bits, their float32 copy and its gradient, in one piece: s·b·V·10."""
     return 10 * sequence_count * batch_count * vocabulary_count

@@ -16,6 +16,7 @@ from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.formulas import (
     deepspeed_zero2_bytes,
     deepspeed_zero3_bytes,
+    experts_activation_bytes,
     llama_layer_activation_bytes,
 )
 from chopper.architectures import Architecture
@@ -301,10 +302,9 @@ def offload(
 
 
 def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:
-    """What a layer keeps; with experts, on average over its kinds, by the formula of a gated layer.
+    """What a layer keeps, by the formula of a gated layer or of GPT's.
 
-    Of experts: the rows that are sent and what comes back, 2 h each, and 8 f of a network, for each
-    chosen expert; what is shared besides; the router's probabilities in float32.
+    Where some layers have experts, on average over all.
     """
     if not a.gated:
         return 34.0 * sequence * batch * a.width
@@ -320,9 +320,16 @@ def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:
     of = a.experts
     if of is None:
         return layer
-    chosen = of.chosen_count * (4 * a.width + 8 * of.width)
-    mixed = chosen + 8 * of.shared_width + 4 * of.count - 8 * a.ffn_width
-    return layer + batch * sequence * mixed * a.mixtures_count / a.layers_count
+    tokens = batch * sequence
+    mixed = experts_activation_bytes(
+        tokens_count=tokens,
+        width=a.width,
+        experts_count=of.count,
+        chosen_count=of.chosen_count,
+        expert_width=of.width,
+        shared_width=of.shared_width,
+    )
+    return layer + (mixed - 8 * tokens * a.ffn_width) * a.mixtures_count / a.layers_count
 
 
 def _activations(

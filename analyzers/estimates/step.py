@@ -106,6 +106,9 @@ class Step:
         self.cached: list[Buffer] = []
         self.whole_gradients: list[Buffer] = []
         self.host_bytes = 0
+        self.experts_apart = training.strategy in FSDP and training.expert_parallel_count > 1
+        """Other ranks share them, so they are a unit of their own, which nothing fetches ahead."""
+        self.arrived_others: list[Buffer] = []
         self.states_on_host = bool({"optimizer", "parameters"} & set(training.offload))
         self.zero: Reduction | None = None
         if training.strategy in DEEPSPEED:
@@ -160,8 +163,10 @@ class Step:
             ledger.take("optimizer", states_bytes)
         self.steady_bytes = ledger.total_bytes
         if of.strategy in HAS_BUCKETS:
-            # DDP's reduction buckets hold a copy of all gradients.
-            ledger.take("communication", own * w.gradient)
+            # DDP's reduction buckets hold a copy of all gradients that another rank has too.
+            alone = of.ranks_count == of.expert_parallel_count > 1
+            reduced = own - experts * alone
+            ledger.take("communication", reduced * w.gradient)
             self.steady_bytes = ledger.total_bytes
         if self.zero is not None:
             self.zero.before()
@@ -190,7 +195,7 @@ class Step:
         self.release("embedding")
         left: list[_Left] = []
         for i, layer in enumerate(self.layers):
-            self.gather(f"layer {i}", layer.count, layer)
+            self.gather_layer(i)
             casts = self.casts(layer)
             out, kept = forward(ledger, layer.ops, {"x": x}, keep=of.checkpoint == "none")
             chosen: dict[str, Buffer] = {}
@@ -206,6 +211,7 @@ class Step:
                     ledger.drop(cast)
                 casts = []
             self.release(f"layer {i}")
+            self.release(f"experts {i}")
             if "activations" in of.offload:
                 self.to_host(kept, chosen, x)
             if of.checkpoint == "none" and "activations" not in of.offload:
@@ -261,6 +267,15 @@ class Step:
             ledger.retype(arrived, "parameters")
         stream = "gather" if of.strategy == "fsdp1" else ""
         self.gathered[unit] = arrived or ledger.take("parameters", size, stream=stream)
+
+    def gather_layer(self, i: int) -> None:
+        """A layer's parameters, its experts' apart where they are a unit of their own."""
+        layer = self.layers[i]
+        if self.experts_apart and layer.experts_count:
+            self.gather(f"layer {i}", layer.count - layer.experts_count, layer)
+            self.gather(f"experts {i}", layer.experts_count, layer)
+        else:
+            self.gather(f"layer {i}", layer.count, layer)
 
     def end_of_gather(self) -> None:
         """Free what the last gather of the forward arrived in."""
@@ -348,9 +363,11 @@ class Step:
         for i in range(a.layers_count - 1, -1, -1):
             entered, kept, chosen, casts = left.pop()
             layer = self.layers[i]
-            self.gather(f"layer {i}", layer.count, layer)
+            self.gather_layer(i)
             if i:
-                self.prefetch(f"layer {i - 1}", self.layers[i - 1].count)
+                before = self.layers[i - 1]
+                apart = before.experts_count if self.experts_apart else 0
+                self.prefetch(f"layer {i - 1}", before.count - apart)
             if entered is not None:
                 if entered.size_bytes == 0:
                     entered = ledger.take("activations", self.x_bytes)
@@ -374,7 +391,11 @@ class Step:
             if entered is not None:
                 ledger.drop(entered)
             self.release(f"layer {i}")
-            self.reduce(weights, layer.count, layer.experts_count)
+            if self.experts_apart:
+                self.reduce(self.arrived_others, layer.count - layer.experts_count)
+                self.arrived_others = []
+            else:
+                self.reduce(weights, layer.count, layer.experts_count)
         # DTensor has no strategy for the gradient of an embedding cut by rows
         # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
         table = a.embedding_count + a.positions_count * a.width
@@ -393,7 +414,9 @@ class Step:
             ledger.drop(self.last_reduced)
 
     def hook(self, layer: int) -> Callable[[int, Buffer], None] | None:
-        """Where DeepSpeed takes the gradients of a layer, one by one; after the last: the norm's."""
+        """Where gradients of a layer are taken one by one; after the last layer: the norm's."""
+        if self.experts_apart and layer < self.a.layers_count:
+            return self.reduce_experts_first(layer)
         if self.zero is None:
             return None
         zero = self.zero
@@ -404,6 +427,23 @@ class Step:
 
         def arrived(op: int, gradient: Buffer) -> None:
             zero.arrived(first if last else places[op], gradient)
+
+        return arrived
+
+    def reduce_experts_first(self, i: int) -> Callable[[int, Buffer], None]:
+        """Experts that are a unit of their own are released and reduced when their gradients are there."""
+        layer = self.layers[i]
+        waiting = [op for op in layer.ops if op.expert]
+        experts: list[Buffer] = []
+
+        def arrived(op: int, gradient: Buffer) -> None:
+            if not layer.ops[op].expert:
+                self.arrived_others.append(gradient)
+                return
+            experts.append(gradient)
+            if len(experts) == len(waiting):
+                self.release(f"experts {i}")
+                self.reduce(experts, layer.experts_count, layer.experts_count)
 
         return arrived
 
