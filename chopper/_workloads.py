@@ -262,13 +262,13 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "collectives": Workload(
         module="chopper.workloads.collectives",
-        summary="all-reduce, all-gather, reduce-scatter, all-to-all and broadcast over sizes: "
-        "time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
+        summary="all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, send and receive over "
+        "sizes: time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
         options="COLLECTIVES",
         check="chopper.workloads.collectives:needs",
         measures=True,
         repeats=3,
-        seconds=40,
+        seconds=75,
     ),
     "gemm": Workload(
         module="chopper.workloads.gemm",
@@ -300,7 +300,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         baseline="random",
         repeats=3,
-        seconds=50,
+        seconds=60,
     ),
     "dataloader": Workload(
         module="chopper.workloads.dataloader",

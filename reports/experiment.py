@@ -205,8 +205,8 @@ def _by_labels(experiment: Experiment, rows: list[Row], *, full: bool) -> list[G
     split = [[c for c in columns if c[1] == m] for m in measures] if several else [columns]
     return [
         Grid(
-            title=fmt.heading(part[0][1]).capitalize() if several else f"By {' and '.join(names)}",
-            headings=(*names, *(v if several else fmt.heading(m) for v, m in part)),
+            title=heading(part[0][1]).capitalize() if several else f"By {' and '.join(names)}",
+            headings=(*names, *(v if several else heading(m) for v, m in part)),
             rows=tuple(
                 (*_words(label), *(_cell(at.get((v, m, label)), full=full) for v, m in part))
                 for label in labels
@@ -216,6 +216,12 @@ def _by_labels(experiment: Experiment, rows: list[Row], *, full: bool) -> list[G
         )
         for part in split
     ]
+
+
+def heading(measure: str) -> str:
+    """A measure's name for people; "best" alone would not say what of."""
+    words = fmt.heading(measure)
+    return f"{words} rate" if measure.endswith("_flop_per_s") else words
 
 
 def _words(labels: Labels) -> tuple[str, ...]:

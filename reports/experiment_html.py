@@ -10,7 +10,7 @@ from chopper import _format as fmt
 from chopper.errors import printable
 from chopper.reports import page
 from chopper.reports.comparison_html import waterfall
-from chopper.reports.experiment import against, facts, grids, interval, intervals, ours
+from chopper.reports.experiment import against, facts, grids, heading, interval, intervals, ours
 from chopper.reports.figures import plain
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _COLORS = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#2
 
 def render(experiment: Experiment) -> str:
     """The HTML page of an experiment."""
-    sweeps = _sweeps(experiment)
+    sweeps = _sweeps(experiment) or _sides(experiment)
     figures = {f"sweep-{i}": figure for i, (_, figure) in enumerate(sweeps)}
     comparisons = []
     for i, (name, comparison) in enumerate(experiment.comparisons.items()):
@@ -45,6 +45,7 @@ def render(experiment: Experiment) -> str:
         "figures": [{"id": f"sweep-{i}", "title": title} for i, (title, _) in enumerate(sweeps)],
         "comparisons": comparisons,
         "variants": plan.variants,
+        "steps": plan.steps,
         "command": printable(shlex.join(plan.command)),
         "headlines": [
             {
@@ -79,7 +80,7 @@ def _sweeps(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
         lines.setdefault((row.measure, key), {}).setdefault(line, []).append((float(at), row))
     return [
         (
-            f"{fmt.heading(measure)} over {fmt.heading(key)}".capitalize(),
+            f"{heading(measure)} over {fmt.heading(key)}".capitalize(),
             _figure(measure, key, found),
         )
         for (measure, key), found in lines.items()
@@ -93,24 +94,14 @@ def _figure(
     data = []
     for i, (line, points) in enumerate(lines.items()):
         points = sorted(points, key=lambda p: p[0])
-        middle = [row.estimate.value for _, row in points]
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": plain(" ".join(map(str, line)) or measure),
                 "x": [x for x, _ in points],
-                "y": middle,
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [max(r.values) - y for y, (_, r) in zip(middle, points, strict=True)],
-                    "arrayminus": [
-                        y - min(r.values) for y, (_, r) in zip(middle, points, strict=True)
-                    ],
-                    "thickness": 1,
-                    "width": 3,
-                },
+                "y": [row.estimate.value for _, row in points],
+                "error_y": _whiskers([row for _, row in points]),
                 "customdata": [
                     [fmt.cell(key, x), fmt.cell(measure, row.estimate.value)] for x, row in points
                 ],
@@ -123,27 +114,77 @@ def _figure(
     xs = sorted({x for points in lines.values() for x, _ in points})
     ys = [row.estimate.value for points in lines.values() for _, row in points]
     log_y = min(ys) > 0 and max(ys) > 20 * min(ys)
-    ticks = _ticks(min(ys), max(ys), log=log_y)
     return {
         "data": data,
-        "layout": {
-            "height": 380,
-            "margin": {"l": 72, "r": 24, "t": 8, "b": 48},
+        "layout": _layout(measure, ys, log_y=log_y)
+        | {
             "xaxis": {
                 "type": "log" if xs[0] > 0 and xs[-1] >= 16 * xs[0] else "linear",
                 "title": {"text": fmt.heading(key)},
                 "tickvals": xs,
                 "ticktext": [fmt.cell(key, int(x) if x == int(x) else x) for x in xs],
             },
-            "yaxis": {
-                "type": "log" if log_y else "linear",
-                "title": {"text": fmt.heading(measure)},
-                "tickvals": ticks,
-                "ticktext": [fmt.cell(measure, y) for y in ticks],
-                **({} if log_y else {"rangemode": "tozero"}),
-            },
-            "legend": {"orientation": "h", "y": 1.08, "x": 0},
         },
+    }
+
+
+def _sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
+    """Where nothing is over a number: the first measure that has labels, a bar per variant."""
+    labelled = [row for row in experiment.rows if row.labels]
+    if len(experiment.variants) < 2 or not labelled:
+        return []
+    measure = labelled[0].measure
+    bars: dict[str, list[tuple[str, Row]]] = {}
+    for row in labelled:
+        if row.measure == measure:
+            where = "<br>".join(plain(str(v)) for _, v in row.labels)
+            bars.setdefault(row.variant, []).append((where, row))
+    data = [
+        {
+            "type": "bar",
+            "name": plain(variant),
+            "x": [where for where, _ in of],
+            "y": [row.estimate.value for _, row in of],
+            "error_y": _whiskers([row for _, row in of]),
+            "customdata": [fmt.cell(measure, row.estimate.value) for _, row in of],
+            "hovertemplate": "<b>%{fullData.name}</b>, %{x}: %{customdata}<extra></extra>",
+            "marker": {"color": _COLORS[i % len(_COLORS)]},
+        }
+        for i, (variant, of) in enumerate(bars.items())
+    ]
+    ys = [row.estimate.value for of in bars.values() for _, row in of]
+    layout = _layout(measure, ys, log_y=False) | {"barmode": "group", "xaxis": {"type": "category"}}
+    keys = " and ".join(fmt.heading(key) for key, _ in labelled[0].labels)
+    return [(f"{heading(measure)} by {keys}".capitalize(), {"data": data, "layout": layout})]
+
+
+def _whiskers(rows: list[Row]) -> dict[str, Any]:
+    """From the least to the most of the repetitions."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(row.values) - row.estimate.value for row in rows],
+        "arrayminus": [row.estimate.value - min(row.values) for row in rows],
+        "thickness": 1,
+        "width": 3,
+    }
+
+
+def _layout(measure: str, ys: list[float], *, log_y: bool) -> dict[str, Any]:
+    """What figures of a measure share."""
+    ticks = _ticks(min(ys), max(ys), log=log_y)
+    return {
+        "height": 380,
+        "margin": {"l": 24, "r": 24, "t": 8, "b": 48},
+        "yaxis": {
+            "type": "log" if log_y else "linear",
+            "title": {"text": heading(measure), "standoff": 12},
+            "automargin": True,
+            "tickvals": ticks,
+            "ticktext": [fmt.cell(measure, y) for y in ticks],
+            **({} if log_y else {"rangemode": "tozero"}),
+        },
+        "legend": {"orientation": "h", "y": 1.08, "x": 0},
     }
 
 

@@ -171,6 +171,30 @@ def test_names_from_a_run_cannot_break_out_of_the_page(made):
     assert "<script>alert(1)" not in page
 
 
+def test_what_is_over_no_number_is_drawn_as_bars_beside_each_other(made):
+    from chopper.reports.experiment_html import _sides, _sweeps
+
+    plan = ex.read_plan(made)
+    for i, variant in enumerate(plan.variants, start=1):
+        for repeat, run in enumerate(variant.runs):
+            rates = [
+                ("best_flop_per_s", i * 1e9 + repeat, {"dtype": name, "shape": "8x8x8"})
+                for name in ("float32", "float64")
+            ]
+            recorded(made / run, rates)
+    found = ex.load(made)
+    assert not _sweeps(found)
+    [(title, figure)] = _sides(found)
+    assert title == "Best rate by dtype and shape"
+    assert [(of["name"], of["x"]) for of in figure["data"]] == [
+        (name, ["float32<br>8x8x8", "float64<br>8x8x8"]) for name in ("a", "b")
+    ]
+    assert figure["data"][1]["y"] == pytest.approx([2e9 + 1] * 2)
+    assert figure["data"][1]["error_y"]["array"] == pytest.approx([1.0] * 2)
+    assert figure["data"][1]["error_y"]["arrayminus"] == pytest.approx([1.0] * 2)
+    assert "Best rate by dtype and shape" in report.render(found, "html")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

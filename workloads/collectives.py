@@ -32,7 +32,7 @@ from chopper.workloads.machine import BACKEND, Needs, gather_into, scatter_sum, 
 from chopper.workloads.progress import Progress
 from chopper.workloads.ranks import joined
 
-WARMUP = 2
+WARMUP = 3
 LEAST_S = 5e-3
 """Between two readings of the clock."""
 MOST_CALLS = 1000
@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
         prof.step()
         cells = {(name, size): calls_of.call(name, size) for name in factors for size in sizes}
         times_s: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
-        batches = dict.fromkeys(cells, 1)
+        batches = dict.fromkeys(cells, 1)  # the same on all ranks, as the times are
         progress = Progress(WARMUP + args.repeats, "round")
         for repeat in range(WARMUP + args.repeats):
             for cell, call in cells.items():
@@ -86,7 +86,9 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
                 if repeat >= WARMUP:
                     times_s[cell].append(time_s)
                 else:
-                    batches[cell] = min(MOST_CALLS, math.ceil(LEAST_S / time_s))
+                    # Of the quickest: what was disturbed would make later batches short.
+                    fits = min(MOST_CALLS, math.ceil(LEAST_S / time_s))
+                    batches[cell] = max(batches[cell], fits)
             prof.step()
             progress.advance()
         for name, factor in factors.items() if rank == 0 else ():

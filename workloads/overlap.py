@@ -30,7 +30,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -128,55 +128,69 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
                 f"overlap: {name} {args.variant} is wrong: relative error {errors[name]:.1e} "
                 f"against float64, at most {TOLERANCE[args.dtype]:.0e} is rounding"
             )
-    runs = {name: problem.operation(args.variant) for name, problem in problems.items()}
+    runs: dict[tuple[str, str], Callable[[], object]] = {}
+    for name, problem in problems.items():
+        problem.transfer()  # no row is poison any more: a product's time may depend on its data
+        runs[name, "all"] = problem.operation(args.variant)
+        runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
     # Before anything is recorded, which takes of the cores that exchange and product share.
     took = timed(runs, args.steps, device)
-    for problem in problems.values():
-        problem.transfer()  # no row is poison any more: a product's time may depend on its data
-    compute = timed({n: p.compute for n, p in problems.items()}, args.steps, device)
-    transfer = timed({n: p.transfer for n, p in problems.items()}, args.steps, device)
     with chopper.profile(args.output) as prof:
-        timed(runs, TRACED, device, prof)
+        timed({run: call for run, call in runs.items() if run[1] == "all"}, TRACED, device, prof)
         if link_bits_per_s is not None:
             prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
-            first_chunk_s = transfer[name] / args.chunks
-            bound_s = max(compute[name], transfer[name]) + first_chunk_s
+            whole, compute, transfer = (took[name, what] for what in ("all", "compute", "transfer"))
+            bound_s = max(compute.time_s, transfer.time_s) + transfer.time_s / args.chunks
             keep = {
-                "time_ns": took[name] * 1e9,
-                "compute_ns": compute[name] * 1e9,
-                "transfer_ns": transfer[name] * 1e9,
+                "time_ns": whole.time_s * 1e9,
+                "compute_ns": compute.time_s * 1e9,
+                "transfer_ns": transfer.time_s * 1e9,
                 "bound_ns": bound_s * 1e9,
-                "bound_over_time_ratio": bound_s / took[name],
+                "bound_over_time_ratio": bound_s / whole.time_s,
                 "relative_error": error,
             }
+            if device.type == "cpu":
+                # What chunks and a transfer beside the product cost is in this, not in the bound.
+                cores_s = whole.time_s * torch.get_num_threads()
+                keep["core_time_ns"] = whole.core_s * 1e9
+                keep["cores_busy_ratio"] = whole.core_s / cores_s
             for measure_name, value in keep.items():
                 prof.measure(measure_name, value, operation=name)
 
 
+class Took(NamedTuple):
+    """Medians over rounds, each of the rank that took most."""
+
+    time_s: float
+    core_s: float
+    """Processor time of all threads of a rank, those that send and receive among them."""
+
+
 def timed(
-    runs: Mapping[str, Callable[[], object]],
-    steps: int,
+    runs: Mapping[tuple[str, str], Callable[[], object]],
+    rounds: int,
     device: torch.device,
     prof: chopper.Profile | None = None,
-) -> dict[str, float]:
-    """Median seconds of each over ``steps`` rounds, of the rank that took longest in each."""
-    times_s: dict[str, list[float]] = {name: [] for name in runs}
-    for step in range(WARMUP + steps):
-        for name, run in runs.items():
+) -> dict[tuple[str, str], Took]:
+    """Time each once per round, so that all are measured over the same stretch of time."""
+    found: dict[tuple[str, str], list[Took]] = {run: [] for run in runs}
+    for step in range(WARMUP + rounds):
+        for run, call in runs.items():
             # Without it, one rank's lateness would count as the transfer's slowness.
             dist.barrier()
-            begin = time.perf_counter()
-            run()
+            begin, begin_core = time.perf_counter(), time.process_time()
+            call()
             wait(device)
             if step >= WARMUP:
-                times_s[name].append(time.perf_counter() - begin)
+                core_s = time.process_time() - begin_core
+                found[run].append(Took(time.perf_counter() - begin, core_s))
         if prof is not None:
             prof.step()
-    slowest = torch.tensor([*times_s.values()], device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    middle = slowest.median(dim=1).values.tolist()
-    return {name: float(t) for name, t in zip(runs, middle, strict=True)}
+    most = torch.tensor([*found.values()], device=device, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    middle = most.median(dim=1).values.tolist()
+    return {run: Took(*values) for run, values in zip(runs, middle, strict=True)}
 
 
 def group_name() -> str:

@@ -248,6 +248,13 @@ def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
             error = found.find("relative_error", variant, operation=operation)
             assert error is not None
             assert 0 <= error.estimate.value < 1e-5
+            time_ns, core_ns, busy = (
+                row.estimate.value
+                for name in ("time_ns", "core_time_ns", "cores_busy_ratio")
+                if (row := found.find(name, variant, operation=operation)) is not None
+            )
+            assert busy > 0
+            assert core_ns / time_ns / busy == pytest.approx(round(core_ns / time_ns / busy))
     claims = {(h["system"], h["claim"].partition(":")[0]) for h in document["headlines"]}
     operations = ("all gather matmul", "matmul reduce scatter")
     assert claims == {("Triton-distributed", o) for o in operations}
