@@ -36,7 +36,7 @@ from chopper.workloads.torch_loading import (  # noqa: E402
     in_rows,
     torch_batches,
 )
-from tests.waiting import PATIENCE_S  # noqa: E402
+from tests.waiting import PATIENCE_S, until  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -165,7 +165,7 @@ def test_the_data_loader_serves_what_was_planned(kind):
         assert batch.step_tokens == planned.length.sum()
     # Workers read on past the last step, as far as they fetch ahead.
     assert 6 * 4 <= dataset.documents_read() <= (6 + 2 * 2) * 4
-    assert not multiprocessing.active_children()
+    until(lambda: not multiprocessing.active_children(), "the end of all workers")
 
 
 def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
@@ -206,7 +206,7 @@ def test_workers_of_a_source_that_hangs_are_ended_after_the_stated_time():
     _, _, batches = serving(Documents, "hangs", steps=20, timeout_s=1)
     with pytest.raises(SourceError, match=r"^step \d+: no batch .* for 1 s; a source hangs$"):
         list(batches)
-    assert set(multiprocessing.active_children()) <= set(before)
+    until(lambda: set(multiprocessing.active_children()) <= set(before), "the end of all workers")
 
 
 def arguments(*words, variants=()):
