@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 import pytest
 
@@ -35,8 +37,9 @@ def test_a_rank_that_ends_early_is_named_and_the_others_are_ended(
     assert ended.value.code == code
     error = capsys.readouterr().err
     assert error == "" if said is None else said in error and error.startswith("chopper: rank 1 (")
-    left = [p for p in psutil.Process().children() if "ranks_of_a_test" in p.cmdline()]
-    assert left == []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # one of another test, that ends just now
+            assert "ranks_of_a_test" not in process.cmdline()
 
 
 def test_ranks_that_all_end_well_are_waited_for(tmp_path, monkeypatch):
