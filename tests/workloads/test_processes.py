@@ -45,8 +45,9 @@ def test_a_rank_that_ends_early_is_named_and_the_others_are_ended(
 def test_ranks_that_all_end_well_are_waited_for(tmp_path, monkeypatch):
     (tmp_path / "ranks_of_a_test.py").write_text(
         "import os, pathlib\n"
-        "here = pathlib.Path(__file__).parent\n"
-        "(here / os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])\n"
+        "def main():\n"
+        "    here = pathlib.Path(__file__).parent\n"
+        "    (here / os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run_ranks("ranks_of_a_test", 3, linked=False)
