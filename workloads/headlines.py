@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from chopper.experiment import Exhibit, Experiment, Headline, Labels, between, line, quotient
+from chopper.experiment import Exhibit, Experiment, Headline, Labels, Row, between, line
 from chopper.workloads import offload_tables, places
 from chopper.workloads.machine_headlines import collectives, gemm, membw
+
+if TYPE_CHECKING:
+    from chopper.analyzers.repeats import Estimate
 
 NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
 
@@ -329,8 +333,8 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             "storage 10 ms",
             "about 1.1×",
             1.1,
-            quotient(*asked),
-            f"{ranks}, {mixture}",
+            _of_the_same(*asked),
+            f"{ranks}, {mixture}; nothing loaded ahead, pairs of the same batches",
         ),
     )
     for claim, primary, stated, found, configuration in alone:
@@ -349,6 +353,16 @@ def dataloader(experiment: Experiment) -> tuple[Headline, ...]:
             )
         )
     return tuple(out)
+
+
+def _of_the_same(over: Row | None, under: Row | None) -> Estimate | None:
+    """How many times one row's values the other's are, which were measured of the same batches:
+    between pairs, what makes one batch slower than the next is in neither.
+    """
+    if over is None or under is None or len(over.values) != len(under.values):
+        return None
+    ratios = [o / u for o, u in zip(over.values, under.values, strict=True)]
+    return between(ratios, [1.0] * len(ratios), ratio=True)
 
 
 def _losses(experiment: Experiment) -> tuple[float | None, str]:

@@ -20,6 +20,9 @@ from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Mixture, Sourc
 from chopper.workloads.planning import METHODS, balance, imbalance, loads, pack
 from chopper.workloads.rows import packed
 
+WARMING = 3
+"""Batches that are asked for one by one before those that are timed."""
+
 
 def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.Profile) -> None:
     """Time from asking for a step to having it, nothing loaded ahead: in this process and by
@@ -29,8 +32,8 @@ def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.
     if rank == 0:
         sources = specs(args, latency_ms)
         setup = replace(setup_of(args, sources, ranks), name=f"probe {latency_ms}", prefetch=1)
-        # The first opens the sources.
-        probes = 1 + min(20, max(4, 600 // latency_ms))
+        # While the first are read, actors are still opening sources and starting threads.
+        probes = WARMING + min(20, max(4, 600 // latency_ms))
         steps = range(args.first, args.first + probes)
         here = list(in_this_process(args, sources, steps))
         started = actors.start_actors(setup)
@@ -43,7 +46,7 @@ def latency_of_a_batch(args: argparse.Namespace, latency_ms: int, prof: chopper.
             asked_s = time.perf_counter()
         actors.stop_actors(started)
         for reader, took in (("this process", here), ("actors", there)):
-            for repetition, batch_s in enumerate(took[1:]):
+            for repetition, batch_s in enumerate(took[WARMING:]):
                 prof.measure(
                     "batch_latency_ns",
                     batch_s * 1e9,
@@ -60,6 +63,7 @@ def in_this_process(
     """Seconds that reading and packing all samples of each step takes, reading them at once."""
     ranks = dist.get_world_size()
     plan, mixture = plans(args, sources, ranks), Mixture(sources)
+    mixture.open(range(len(sources)))
     with ThreadPoolExecutor(args.batch * ranks) as pool:
         for step in steps:
             began = time.perf_counter()

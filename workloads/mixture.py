@@ -2,7 +2,7 @@
 long their documents are, how often they are drawn, how long storage takes, how much state it needs.
 
 A source's metadata (how many documents, how long each) is arithmetic that anyone can do. Reading
-needs the source open: its state is allocated and written, 5 to 16 MB as a row group with its index
+needs the source open: its state is allocated and written, 7 to 21 MB as a row group with its index
 takes; a read waits as long as its storage does (the one thing here that is simulated: a sleep), and
 its text is tokenized for real. No torch: loader processes do without it.
 """

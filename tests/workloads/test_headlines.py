@@ -240,6 +240,20 @@ def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
     }
 
 
+def test_what_asking_actors_costs_is_between_the_same_batches():
+    numbers = [("samples_per_s", "balanced", 1.0, {})]
+    # One batch takes ten times as long as the others, whoever reads it.
+    for alone_ns, extra in ((1e7, 1.2), (1e8, 1.3), (1e7, 1.25)):
+        for reader, batch_ns in (("this process", alone_ns), ("actors", alone_ns * extra)):
+            labels = {"reader": reader, "latency_ms": 10}
+            numbers.append(("batch_latency_ns", "balanced", batch_ns, labels))
+    asked = {"workers": 8, "tuned": 24, "sources": 5, "state": 12, "latency": 150, "sweep": "none"}
+    *_, cost = measured("dataloader", numbers, **asked, tokens=40, longest=256).headlines
+    assert cost.ours == pytest.approx((1.2 * 1.3 * 1.25) ** (1 / 3))
+    assert cost.ci95 is not None
+    assert 1.1 < cost.ci95[0] < 1.2 < 1.3 < cost.ci95[1] < 1.4
+
+
 def rates_of_collectives():
     """Two repetitions of each, at two sizes, by α = 100 µs and the link's 1 GB/s each way."""
     times_ns = {"all_reduce": 2.2e6, "all_gather": 1e6, "reduce_scatter": 3e6, "send_receive": 1e6}
