@@ -8,7 +8,8 @@ by how much r came later than the mean. Its mean over steps is the rank's own, t
 
 p̂ has an error, v: what means of contiguous stretches of steps differ by, so that hiccups that last for
 a few steps do not look like a slow rank. It is drawn to zero by τ² ÷ (τ² + v), τ² = Σ p̂² ÷ (n − 1) − v, the
-positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes Inference*, JASA 78, 1983).
+positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes Inference*, JASA 78, 1983); by no
+less than all places of the step together: of many, some differ by chance.
 
 On N ranks, recorded ranks stay as they are, so the slowest stays one, and all others are like the middle
 one of them (of two the quicker). The last of N comes E[max] later than the mean of the recorded, with e normal:
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -133,29 +134,45 @@ def expected_maximum(count: int) -> float:
     return largest_ns((0.0,), 1.0, count)
 
 
-def place_of(waited_ns: np.ndarray, **of: object) -> Place:
-    """One place of a step, from how long each rank waited there: (steps, ranks) of the group."""
+def place_of(waited_ns: np.ndarray, *, kept_max: float = 1.0, **of: Any) -> Place:
+    """One place of a step, from how long each rank waited there: (steps, ranks) of the group.
+
+    Args:
+        kept_max: of what ranks differ by in the mean, what is believed at most.
+    """
     steps, ranks = waited_ns.shape
     mean = float(waited_ns.mean())
-    none = (0.0,) * max(ranks, 1)
-    if ranks < 2 or steps < _STEPS:
+    if not _tells(waited_ns):
         chance = mean / expected_maximum(ranks) if ranks > 1 else 0.0
-        return Place(waited_ns=mean, late_ns=none, chance_ns=chance, told=False, **of)  # type: ignore[arg-type]
+        none = (0.0,) * max(ranks, 1)
+        return Place(waited_ns=mean, late_ns=none, chance_ns=chance, told=False, **of)
     late = waited_ns.mean(axis=1, keepdims=True) - waited_ns
     always = late.mean(axis=0)
     chance = math.sqrt(float(((late - always) ** 2).sum()) / ((ranks - 1) * (steps - 1)))
-    stretches = np.array_split(late, min(steps, _STRETCHES))
-    means = np.stack([s.mean(axis=0) for s in stretches])
-    spread = ((means - means.mean(axis=0)) ** 2).sum() / ((ranks - 1) * (len(means) - 1))
-    error = float(spread) / len(means)
-    differ = max(float((always**2).sum()) / (ranks - 1) - error, 0.0)
-    kept = differ / (differ + error) if differ else 0.0
     chances = (late - always).max(axis=1).mean() * math.sqrt(steps / (steps - 1))
     ratio = 1.0
     if chance > 0:
         ratio = float(np.clip(chances / chance / expected_maximum(ranks), *_CHANCE_RATIO))
-    own = tuple((always * kept).tolist())
-    return Place(waited_ns=mean, late_ns=own, chance_ns=chance * ratio, **of)  # type: ignore[arg-type]
+    own = tuple((always * min(kept_ratio([waited_ns]), kept_max)).tolist())
+    return Place(waited_ns=mean, late_ns=own, chance_ns=chance * ratio, **of)
+
+
+def _tells(waited_ns: np.ndarray) -> bool:
+    steps, ranks = waited_ns.shape
+    return bool(ranks > 1 and steps >= _STEPS)
+
+
+def kept_ratio(places_ns: list[np.ndarray]) -> float:
+    """τ² ÷ (τ² + v) of places together: what their ranks always differ by, of what the means say."""
+    seen = error = 0.0
+    for waited in places_ns:
+        late = waited.mean(axis=1, keepdims=True) - waited
+        stretches = np.array_split(late, min(len(late), _STRETCHES))
+        means = np.stack([s.mean(axis=0) for s in stretches])
+        away = means - means.mean(axis=0)
+        seen += float((late.mean(axis=0) ** 2).sum())
+        error += float((away**2).sum()) / (len(means) - 1) / len(means)
+    return max(1 - error / seen, 0.0) if seen else 0.0
 
 
 def places(attribution: Attribution) -> tuple[Place, ...]:
@@ -175,7 +192,8 @@ def places(attribution: Attribution) -> tuple[Place, ...]:
     ranks = len(attribution.ranks)
     steps = max(rank.steps for rank in attribution.ranks)
     listed, names = strings(found.table, "ranks")
-    made = []
+    found_ns: list[np.ndarray] = []
+    of: list[dict[str, Any]] = []
     for number in np.argsort(-total, kind="stable")[:_PLACES]:
         mine = np.flatnonzero(place == number)
         if total[number] <= 0:
@@ -184,15 +202,18 @@ def places(attribution: Attribution) -> tuple[Place, ...]:
         width = int(size[mine[0]])
         within = width < ranks
         name = names[listed[at[0]]] if listed[at[0]] >= 0 else ","
-        made.append(
-            place_of(
-                waited[at[:, None] + np.arange(width)].astype(np.float64),
-                share_ratio=width / ranks * min(len(mine) / max(steps, 1), 1.0),
-                group_count=width if within else None,
-                adjacent=within and "," not in name,
-            )
+        found_ns.append(waited[at[:, None] + np.arange(width)].astype(np.float64))
+        of.append(
+            {
+                "share_ratio": width / ranks * min(len(mine) / max(steps, 1), 1.0),
+                "group_count": width if within else None,
+                "adjacent": within and "," not in name,
+            }
         )
-    return tuple(made)
+    kept = kept_ratio([waits for waits in found_ns if _tells(waits)])
+    return tuple(
+        place_of(waits, kept_max=kept, **place) for waits, place in zip(found_ns, of, strict=True)
+    )
 
 
 def _numbered(table: pa.Table, step: np.ndarray, ready_ns: np.ndarray) -> tuple[np.ndarray, int]:
@@ -211,4 +232,12 @@ def _numbered(table: pa.Table, step: np.ndarray, ready_ns: np.ndarray) -> tuple[
     return np.where(inside, place, -1), len(first)
 
 
-__all__ = ["Place", "expected_maximum", "largest_ns", "members_count", "place_of", "places"]
+__all__ = [
+    "Place",
+    "expected_maximum",
+    "kept_ratio",
+    "largest_ns",
+    "members_count",
+    "place_of",
+    "places",
+]

@@ -127,8 +127,9 @@ def _marks(told: Program, links: Links, known: dict[str, int]) -> np.ndarray:
     codes, values = links.events.names
     name = np.array([known.setdefault(v, len(known)) for v in values] + [-1], dtype=np.int64)
     of_op = np.isin(told.kind, (OP_START, OP_END))
-    found: np.ndarray = np.where(of_op, name[codes[np.where(of_op, told.row, 0)]] + 1, 0) * 8
-    return found + told.kind
+    of_name = np.where(of_op, name[codes[np.where(of_op, told.row, 0)]] + 1, 0)
+    found: np.ndarray = of_name * 8 + told.kind
+    return found
 
 
 __all__ = ["in_order", "recurring_waits"]

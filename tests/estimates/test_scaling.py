@@ -23,7 +23,13 @@ from chopper.analyzers.estimates.scaling import (
     on_device,
     waits,
 )
-from chopper.analyzers.estimates.waiting import Place, expected_maximum, largest_ns, place_of
+from chopper.analyzers.estimates.waiting import (
+    Place,
+    expected_maximum,
+    kept_ratio,
+    largest_ns,
+    place_of,
+)
 
 H100 = Topology()
 A100 = Topology(node_link_bytes_per_s=300e9, network_link_bytes_per_s=25e9)
@@ -183,6 +189,17 @@ def test_chance_is_rarely_taken_for_a_slow_rank(steps: int) -> None:
         kept.append(max(found.late_ns) / found.waited_ns)
     raw = expected_maximum(8) / steps**0.5 / expected_maximum(8)
     assert np.mean(kept) < 0.35 * raw
+
+
+def test_of_many_places_none_is_a_slow_rank_by_chance() -> None:
+    """What means over five steps say at forty places, one by one and together; and with a slow rank at one."""
+    nothing = [waiting(np.zeros(2), 1 * MS, 5, seed) for seed in range(40)]
+    alone = sum(max(place_of(w).late_ns) for w in nothing)
+    kept = kept_ratio(nothing)
+    assert sum(max(place_of(w, kept_max=kept).late_ns) for w in nothing) < 0.25 * alone
+    slow = waiting(machines(50 * MS, ranks=2), 1 * MS, 5)
+    kept = kept_ratio([*nothing, slow])
+    assert max(place_of(slow, kept_max=kept).late_ns) == pytest.approx(25 * MS, rel=0.05)
 
 
 def test_stretches_of_steps_that_are_alike_are_no_slow_rank() -> None:
