@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -502,12 +503,14 @@ def test_a_recording_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = child("")
-    monkeypatch.setitem(SamplerProcess.stop.__kwdefaults__, "timeout_s", PATIENCE_S)
+    patient = partialmethod(SamplerProcess.stop, timeout_s=PATIENCE_S)
+    monkeypatch.setattr(SamplerProcess, "stop", patient)
     writer = announce(tmp_path, 0, os.getpid())
     announce(tmp_path, 1, other.pid)
     collector = HostCollector(hz=50.0)
     assert collector.probe(context(tmp_path, writer)).ok
-    tail, told = StreamTail(writer.directory / "process.arrow"), set()
+    tail = StreamTail(writer.directory / "process.arrow")
+    told: set[int] = set()
 
     def both_told() -> bool:
         # What a rank used is known from its second reading on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def test_without_a_trace_steps_remain(task):
 
 
 def test_the_manifest_says_what_there_was(task, monkeypatch):
-    monkeypatch.setitem(SamplerProcess.stop.__kwdefaults__, "timeout_s", PATIENCE_S)
+    patient = partialmethod(SamplerProcess.stop, timeout_s=PATIENCE_S)
+    monkeypatch.setattr(SamplerProcess, "stop", patient)
     begin_ns = (time.time_ns(), time.monotonic_ns())
     with chopper.profile("run", name="digits") as prof:
         running = Run.open(Path("run"))

@@ -46,7 +46,7 @@ def test_the_page_draws_silently_and_strips_can_be_read(
     assert canvas is not None
     x, y = canvas["width"] * 0.9, strip["y"] - canvas["y"] + 20
     page.locator(".tl-canvas").hover(position={"x": x, "y": y})
-    assert opened.until(lambda: "1.00 GHz" in page.locator("#tip").inner_text())
+    opened.until(lambda: "1.00 GHz" in page.locator("#tip").inner_text(), "the reading")
     assert opened.messages == []
     assert opened.requests == [opened.url]
     context.close()
