@@ -182,7 +182,7 @@ def _arcee(c: Config) -> Shapes:
 
 
 def _glm(c: Config) -> Shapes:
-    shapes = _common(c) | {"fused_up": True, "output_bias": False}
+    shapes = _common(c) | {"fused_up": True, "output_bias": False, "rotates_a_part": True}
     return shapes | {"qkv_bias": c.flag("attention_bias", True)}
 
 
@@ -194,6 +194,7 @@ def _phi3(c: Config) -> Shapes:
     return _common(c) | {
         "fused_qkv": True,
         "fused_up": True,
+        "rotates_a_part": True,
         "dropout": c.any_of("resid_pdrop"),
         "qkv_bias": False,
         "output_bias": False,
@@ -228,6 +229,7 @@ def _stablelm(c: Config) -> Shapes:
         "parallel": parallel,
         "qkv_bias": c.flag("use_qkv_bias", False),
         "output_bias": False,
+        "rotates_a_part": True,
         "qk_norm": c.flag("qk_layernorm", False),
         "qk_norm_whole": True,
         "dropout": c.any_of("hidden_dropout"),
@@ -246,12 +248,13 @@ def _starcoder2(c: Config) -> Shapes:
 
 
 def _nemotron(c: Config) -> Shapes:
-    return _layer_norms(c, "relu2")
+    return _layer_norms(c, "relu2") | {"rotates_a_part": True}
 
 
 def _phi(c: Config) -> Shapes:
     c.only("qk_layernorm", (False, None))
     return _layer_norms(c, "gelu_new") | {
+        "rotates_a_part": True,
         "norms_per_layer_count": 1,
         "parallel": True,
         "qkv_bias": True,
@@ -264,7 +267,10 @@ def _phi(c: Config) -> Shapes:
 
 def _gpt_neox(c: Config) -> Shapes:
     bias = c.flag("attention_bias", True)
-    return _layer_norms(c) | {
+    shapes = _layer_norms(c)
+    return shapes | {
+        "kv_heads_count": shapes["heads_count"],
+        "rotates_a_part": True,
         "parallel": c.flag("use_parallel_residual", True),
         "fused_qkv": True,
         "qkv_bias": bias,
@@ -385,6 +391,7 @@ def _gpt_bigcode(c: Config) -> Shapes:
 
 def _gptj(c: Config) -> Shapes:
     return _gpt(c) | {
+        "rotates_a_part": True,
         "tied": c.flag("tie_word_embeddings", False),
         "norms_per_layer_count": 1,
         "parallel": True,
@@ -523,6 +530,7 @@ def _glm4_moe(c: Config) -> Shapes:
     return _common(c) | {
         "output_bias": False,
         "mlp_bias": False,
+        "rotates_a_part": True,
         "qk_norm": c.flag("use_qk_norm", False),
         "experts": _first_dense(c, 1),
     }

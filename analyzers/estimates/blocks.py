@@ -70,7 +70,17 @@ class _Block:
         width = of.stream_bytes if stream or of.autocast else of.element_bytes
         return self._norm(x, out, self.h, self.outside, a.norm_count, width)
 
-    def _norm(self, x: str, out: str, elements: int, rows: int, weights: int, width: int) -> str:
+    def _norm(
+        self,
+        x: str,
+        out: str,
+        elements: int,
+        rows: int,
+        weights: int,
+        width: int,
+        *,
+        saved: bool = True,
+    ) -> str:
         of, layer = self.of, self.a.norm == "layer"
         if of.kernels == "gpu" or layer:
             kept: dict[str, Any] = {"keeps": (x,), "keeps_extra_bytes": rows * 4 * (1 + layer)}
@@ -83,7 +93,9 @@ class _Block:
                 "forward_bytes": elements * 4,
                 "backward_bytes": 3 * elements * 4,
             }
-        return self.add("norm", (x,), out, elements * width, weights_count=weights, **kept)
+        return self.add(
+            "norm", (x,), out, elements * width, weights_count=weights, saved=saved, **kept
+        )
 
     def linear(
         self, x: str, out: str, columns: int, weights: int, *, saved: bool = True, cut: bool = True
@@ -157,7 +169,10 @@ class _Block:
             weights_count=heads * a.sinks,
         )
         weights = a.heads_count * value_width * a.width + a.width * a.output_bias
-        return self.linear("o", "a0", a.width, weights, saved=False)
+        rows = "o"
+        if a.rotates_a_part or a.latent is not None:
+            rows = self.add("copy", ("o",), "o1", output * e, saved=False)
+        return self.linear(rows, "a0", a.width, weights, saved=False)
 
     def projected(self, x: str) -> tuple[str, str]:
         """Queries, keys and values, each by a product or all by one; values are v."""
@@ -189,16 +204,9 @@ class _Block:
         """Queries or keys normalized."""
         a, whole = self.a, self.a.qk_norm_whole
         rows = self.tokens * (1 if whole and a.norm == "rms" else heads)
-        return self.add(
-            "norm",
-            (x,),
-            out,
-            size,
-            keeps=(x,),
-            keeps_extra_bytes=4 * rows,
-            weights_count=a.head_width * (heads if whole else 1),
-            saved=False,
-        )
+        weights = a.head_width * (heads if whole else 1)
+        elements = size // self.of.element_bytes
+        return self._norm(x, out, elements, rows, weights, self.of.element_bytes, saved=False)
 
     def from_latent(self, x: str, of: Latent) -> tuple[str, str]:
         """Queries from a narrow product or the input; keys and values from a narrow one."""
@@ -229,15 +237,25 @@ class _Block:
         """SiLU, GELU or what is ReLU's."""
         kind = self.a.activation
         if kind in ("smooth", "tanh"):
-            # x/2, the tanh, and one more than it.
-            extra = 3 * size if kind == "tanh" else 0
+            # x/2, the tanh, and one more than it; in backward the gradients of both factors.
+            tanh = kind == "tanh"
             return self.add(
-                "activation", (x,), out, size, keeps=(x,), keeps_extra_bytes=extra, saved=False,
-            )  # fmt: skip
+                "activation",
+                (x,),
+                out,
+                size,
+                keeps=(x,),
+                keeps_extra_bytes=3 * size * tanh,
+                backward_bytes=2 * size * tanh,
+                saved=False,
+            )
         first = f"{out}.relu" if kind == "relu2" else out
         self.add("activation", (x,), first, size, keeps=(first,), saved=False)
         if kind == "relu2":
-            self.add("square", (first,), out, size, keeps=(first,), saved=False)
+            # x² backward: g · (2x).
+            self.add(
+                "square", (first,), out, size, keeps=(first,), backward_bytes=2 * size, saved=False
+            )
         return out
 
     def gated(self, gate: str, up: str, prefix: str, size: int) -> str:
@@ -284,9 +302,14 @@ class _Block:
         # Three permutations in int64, which indexing keeps.
         sent = "xs" if lay.expert_parallel_count > 1 else "xe"
         self.add(
-            "dispatch", (x,), sent, rows * w * e, keeps_extra_bytes=24 * rows, saved=False,
+            "dispatch",
+            (x,),
+            sent,
+            rows * w * e,
+            keeps_extra_bytes=24 * rows,
+            saved=False,
             category="communication" if sent == "xs" else "",
-        )  # fmt: skip
+        )
         own = rows
         if sent == "xs":
             own = math.ceil(rows * lay.imbalance_ratio)
@@ -311,9 +334,14 @@ class _Block:
             received = self.add("all-to-all", ("ye",), "yr", rows * w * e, saved=False)
         size = rows * w * e
         self.add(
-            "multiply", (received, "w"), "yw", size, keeps=(received, "w"), backward_bytes=2 * size,
+            "multiply",
+            (received, "w"),
+            "yw",
+            size,
+            keeps=(received, "w"),
+            backward_bytes=2 * size,
             saved=False,
-        )  # fmt: skip
+        )
         self.add("reorder", ("yw",), "yo", size, saved=False)
         self.add("sum", ("yo",), "d0", self.h * e, passes=True, saved=False)
         if not of.shared_width:
@@ -328,9 +356,16 @@ class _Block:
         """One product for all experts of this rank, its rows by expert."""
         size = elements * self.of.element_bytes
         return self.add(
-            "grouped", (x,), out, size, keeps=(x,), weights_count=weights, expert=True, saved=False,
+            "grouped",
+            (x,),
+            out,
+            size,
+            keeps=(x,),
+            weights_count=weights,
+            expert=True,
+            saved=False,
             forward_bytes=size if of.bias else 0,
-        )  # fmt: skip
+        )
 
     def router(self, x: str, of: Experts) -> None:
         """From x to w: probabilities in float32, the chosen ones' and which they are."""
@@ -340,9 +375,14 @@ class _Block:
             source, e = self.add("cast", (x,), "xw", t * w * 4, saved=False), 4
         weights = of.count * (w + of.router_bias)
         self.add(
-            "linear", (source,), "r0", t * of.count * e, keeps=(source,), weights_count=weights,
+            "linear",
+            (source,),
+            "r0",
+            t * of.count * e,
+            keeps=(source,),
+            weights_count=weights,
             saved=False,
-        )  # fmt: skip
+        )
         chosen = t * of.chosen_count
         self.add("softmax", ("r0",), "r1", t * of.count * 4, keeps=("r1",), saved=False)
         self.add("choose", ("r1",), "w", chosen * 4, keeps_extra_bytes=chosen * 8, saved=False)

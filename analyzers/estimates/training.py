@@ -159,10 +159,15 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
                 f"precision autocast is not modelled for experts ({a.name}): grouped products take no "
                 "part in it; choose mixed, bf16 or fp32"
             )
+        if ep == 1 and self.imbalance_ratio != 1:
+            raise UsageError(
+                f"imbalance {self.imbalance_ratio:g} needs expert parallelism: a rank with all experts "
+                "gets all rows, whichever are chosen"
+            )
         if not 1 <= self.imbalance_ratio <= ep:
             raise UsageError(
                 f"imbalance: found {self.imbalance_ratio:g}, expected 1 (balanced) to {ep} (all rows to "
-                f"one of {ep} expert-parallel rank{'s' if ep > 1 else ''})"
+                f"one of {ep} expert-parallel ranks)"
             )
         if ep == 1:
             return

@@ -85,10 +85,12 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_attention_from_a_latent_keeps_it_and_what_is_made_of_it() -> None:
-    """By hand, elements per token: x, n1, y, n2 and the output's source 4 · 1024 and 16 · 64; queries
+    """By hand, elements per token: x, n1, y, n2 and attention's output twice, 4 · 1024 and 2 · 16 · 64; queries
     384 before and after their norm, 16 · 96 rotated; the latent 256 + 32 with the shared key, 256
     normalized; keys 16 · 96 joined; 16 · (64 + 64) of which values are a view; 4 · 3584 of the network."""
-    elements = 4 * 1024 + 16 * 64 + 2 * 384 + 16 * 96 + 288 + 256 + 16 * 96 + 16 * 128 + 4 * 3584
+    elements = (
+        4 * 1024 + 2 * 16 * 64 + 2 * 384 + 16 * 96 + 288 + 256 + 16 * 96 + 16 * 128 + 4 * 3584
+    )
     # Attention's softmax per head, four norms.
     statistics = 4 * 16 + 4 * 4
     assert kept_bytes(LATENT) == T * (2 * elements + statistics)
@@ -116,6 +118,11 @@ def test_values_of_a_fused_product_hold_all_of_it() -> None:
     """Rotated queries and keys are new; the product's result stays for the values: q and k more."""
     fused = msgspec.structs.replace(SMALL, fused_qkv=True)
     assert kept_bytes(fused) - kept_bytes(SMALL) == T * 2 * (1024 + 256)
+
+
+def test_queries_that_are_joined_from_parts_have_the_output_copied() -> None:
+    part = msgspec.structs.replace(SMALL, rotates_a_part=True)
+    assert kept_bytes(part) - kept_bytes(SMALL) == T * 2 * 1024
 
 
 @given(
@@ -261,7 +268,7 @@ def test_the_step_computes_with_active_parameters_and_moves_all() -> None:
         ({"expert_parallel_count": 3, "ranks_count": 6}, "has to divide mixed's 16 experts"),
         ({"expert_parallel_count": 4, "ranks_count": 6}, "the 6 data-parallel ranks"),
         ({"expert_parallel_count": 4, "strategy": "zero2", "ranks_count": 4}, "contradicts zero2"),
-        ({"imbalance_ratio": 2.0}, "imbalance: found 2, expected 1"),
+        ({"imbalance_ratio": 2.0}, "imbalance 2 needs expert parallelism"),
         ({"imbalance_ratio": 5.0, "expert_parallel_count": 4, "ranks_count": 4}, "expected 1"),
         ({"precision": "autocast", "strategy": "single"}, "autocast is not modelled for experts"),
         ({"architecture": SMALL, "expert_parallel_count": 2, "ranks_count": 2}, "has no experts"),
