@@ -127,6 +127,8 @@ def _marks(told: Program, links: Links, known: dict[str, int]) -> np.ndarray:
     codes, values = links.events.names
     name = np.array([known.setdefault(v, len(known)) for v in values] + [-1], dtype=np.int64)
     of_op = np.isin(told.kind, (OP_START, OP_END))
+    if not of_op.any():
+        return told.kind.astype(np.int64)
     of_name = np.where(of_op, name[codes[np.where(of_op, told.row, 0)]] + 1, 0)
     found: np.ndarray = of_name * 8 + told.kind
     return found
