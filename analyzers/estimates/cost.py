@@ -118,7 +118,7 @@ def break_even_ratio(price_per_hour: float, other_per_hour: float) -> float:
 def projected_tokens_per_s(
     parameters_count: float, flop_per_s: float, utilization_ratio: float
 ) -> float:
-    """Tokens per second and device: peak × utilization ÷ (6 × parameters).
+    """Tokens per second and device: peak × utilization ÷ (6 × parameters that a token goes through).
 
     Raises:
         UsageError: anything not positive, or a utilization above 1.
