@@ -268,7 +268,7 @@ WORKLOADS: dict[str, Workload] = {
         check="chopper.workloads.collectives:needs",
         measures=True,
         repeats=3,
-        seconds=75,
+        seconds=60,
     ),
     "gemm": Workload(
         module="chopper.workloads.gemm",

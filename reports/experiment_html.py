@@ -130,7 +130,8 @@ def _figure(
 
 def _sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
     """Where nothing is over a number: the first measure that has labels, a bar per variant."""
-    labelled = [row for row in experiment.rows if row.labels]
+    shown_whole = {measure for e in experiment.exhibits for measure in e.shows}
+    labelled = [row for row in experiment.rows if row.labels and row.measure not in shown_whole]
     if len(experiment.variants) < 2 or not labelled:
         return []
     measure = labelled[0].measure

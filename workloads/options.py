@@ -202,7 +202,7 @@ COLLECTIVES: tuple[Option, ...] = (
     Option(name="smallest", help="bytes of the smallest message", default=1024, type=positive),
     Option(name="largest", help="bytes of the largest message", default=16 << 20, type=positive),
     Option(name="factor", help="from one size to the next", default=4, type=positive),
-    Option(name="repeats", help="timed rounds through all sizes", default=50, type=positive),
+    Option(name="repeats", help="timed rounds through all sizes", default=30, type=positive),
     SEED,
     DEVICE,
     OUTPUT,
