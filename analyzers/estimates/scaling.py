@@ -172,7 +172,7 @@ def waits(step: Step, ranks_count: int) -> Waits:
     chance = differ = max(waited - seen, 0.0) * _growth(recorded, ranks_count)
     always = quicker = 0.0
     for place in step.places:
-        count = place.members_count(ranks_count, recorded)
+        count = max(place.members_count(ranks_count, recorded), 1)
         share = place.share_ratio * scale
         by_rank, by_chance = place.waits_ns(count)
         always += share * by_rank

@@ -272,6 +272,20 @@ def test_waiting_grows_with_the_group_that_waits() -> None:
     assert at(*both, ranks=8) == pytest.approx(1e6)
 
 
+@pytest.mark.parametrize("apart", [1, 4])
+def test_one_rank_waits_for_nobody(apart: int) -> None:
+    """The slowest of the recorded, of groups that are smaller than the run too."""
+    place = place_of(
+        waiting(machines(50 * MS, ranks=8 // apart), 1 * MS, 50),
+        group_count=8 // apart if apart > 1 else None,
+    )
+    of = msgspec.structs.replace(
+        recorded(place), late_with=LateWith(compute_ratio=1, idle_ratio=0, copy_ratio=0)
+    )
+    assert waits(of, 1).total_ns == pytest.approx(0, abs=0.5 * MS)
+    assert waits(of, 2).total_ns >= 0
+
+
 def test_what_compute_makes_ranks_wait_goes_with_the_device() -> None:
     place = Place(waited_ns=5 * MS, late_ns=(2 * MS, *[-2 * MS / 7] * 7), chance_ns=3 * MS)
     of = msgspec.structs.replace(recorded(place), compute_spread_ns=1 * MS)
