@@ -19,6 +19,7 @@ from chopper import _session
 from chopper.run import MANIFEST, Run
 from tests.conftest import take_signals
 from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, traced_of
+from tests.waiting import PATIENCE_S
 
 
 def test_forked_children_do_not_record(task):
@@ -132,6 +133,7 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
     script.write_text(textwrap.dedent(TERMINATED).format(wait=wait, handler=handler))
     with subprocess.Popen(
         [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=tmp_path,
         text=True,
@@ -140,8 +142,8 @@ def terminated(tmp_path, wait, handler="", number=signal.SIGTERM):
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        rest = process.stdout.read()
-        return process.wait(timeout=600), rest
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, rest
 
 
 @pytest.mark.slow
@@ -162,8 +164,7 @@ def test_signals_close_the_recording_and_end_the_process(tmp_path, wait, number)
 @pytest.mark.slow
 def test_a_hang_up_that_the_program_ignores_changes_nothing(tmp_path):
     handler = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    wait = "import time; time.sleep(0.2)"
-    code, _ = terminated(tmp_path, wait, handler, number=signal.SIGHUP)
+    code, _ = terminated(tmp_path, "sys.stdin.read()", handler, number=signal.SIGHUP)
     assert code == 0
     assert Run.open(tmp_path / "run").part(0).status == "complete"
 
