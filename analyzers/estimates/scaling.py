@@ -177,7 +177,9 @@ def waits(step: Step, ranks_count: int) -> Waits:
         by_rank, by_chance = place.waits_ns(count)
         always += share * by_rank
         chance += share * by_chance
-        differ += share * place.waited_ns * _growth(len(place.late_ns), count)
+        drawn = place.waited_ns * _growth(len(place.late_ns), count)
+        # Chance alone grows as much; by what it was measured to be it may come to a little more.
+        differ += share * max(drawn, by_rank + by_chance)
         quicker += share * place.quicker_ns(count)
     if step.late_with is None:
         quicker = 0.0
