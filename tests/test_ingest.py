@@ -322,11 +322,17 @@ def test_tables_of_another_reader_are_not_used(
     assert len(seen) == 1
 
 
-def test_foreign_traces_that_were_quick_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("slow_s", "quick_bytes"), [(0.0, reading._QUICK_BYTES), (float("inf"), 0)]
+)
+def test_foreign_traces_that_are_small_or_were_quick_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float, quick_bytes: int
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(assembling, "_SLOW_S", slow_s)
+    monkeypatch.setattr(reading, "_QUICK_BYTES", quick_bytes)
     load_totals(write(tmp_path / "t.json", small_trace()))
+    gc.collect()
     assert not (tmp_path / "cache").exists()
 
 
