@@ -8,11 +8,13 @@ number of GPUs only (H100; A100 40 GB with 1600 Gb/s per node). All sharded full
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+import chopper
 from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.scaling import (
     Collective,
@@ -21,6 +23,7 @@ from chopper.analyzers.estimates.scaling import (
     at_scale,
     late_with,
     on_device,
+    recorded_step,
     waits,
 )
 from chopper.analyzers.estimates.waiting import (
@@ -30,6 +33,9 @@ from chopper.analyzers.estimates.waiting import (
     largest_ns,
     place_of,
 )
+from chopper.validation.model.job import simulate
+from chopper.validation.model.plan import Dose, Plan
+from chopper.validation.model.writer import write
 
 H100 = Topology()
 A100 = Topology(node_link_bytes_per_s=300e9, network_link_bytes_per_s=25e9)
@@ -270,6 +276,29 @@ def test_waiting_grows_with_the_group_that_waits() -> None:
     both = of(True, 4, 0.25), of(False, 2, 0.5)
     assert at(*both) == pytest.approx(1e6 * (0.25 + 0.5 * between + 0.25 * run), rel=1e-3)
     assert at(*both, ranks=8) == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [{"slow": Dose(0.5, ranks=(0,))}, {"data": Dose(12e6, ranks=(1,))}],
+    ids=["device", "data"],
+)
+def test_the_model_of_a_training_job_waits_as_was_estimated_from_two_ranks(
+    slow: dict[str, Dose], tmp_path: Path
+) -> None:
+    found = {}
+    for ranks in (2, 4):
+        folder = tmp_path / str(ranks)
+        write(simulate(Plan(ranks=ranks, layers=1, steps=6, **slow)), folder)
+        found[ranks] = recorded_step(chopper.attribute(folder))
+    estimate, truth = waits(found[2], 4), found[4].recorded_waiting_ns
+    assert truth is not None
+    assert estimate.total_ns == pytest.approx(truth, rel=0.02)
+    assert estimate.always_ns == pytest.approx(truth, rel=0.02)
+    assert estimate.others_differ_ns > 1.15 * truth
+    late = found[2].late_with
+    assert late is not None
+    assert (late.compute_ratio if "slow" in slow else late.idle_ratio) > 0.95
 
 
 @pytest.mark.parametrize("apart", [1, 4])
