@@ -220,7 +220,10 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     @property
     def mixtures_count(self) -> int:
         """Layers with experts."""
-        return sum(self.is_mixture(i) for i in range(self.layers_count)) if self.experts else 0
+        if self.experts is None:
+            return 0
+        plain = {i for i in self.experts.dense_layers if 0 <= i < self.layers_count}
+        return self.layers_count - len(plain)
 
     @property
     def layer_count(self) -> int:

@@ -124,7 +124,7 @@ def _activation(c: Config, name: str, otherwise: str) -> str:
         InputError: one that is not known.
     """
     value = c.found.get(name) or otherwise
-    if value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise c.refuse(f"{name} is {value!r}; expected one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[value]
 
@@ -458,13 +458,28 @@ def _gpt_oss(c: Config) -> Shapes:
     }
 
 
+_MOST_LAYERS = 10_000
+
+
+def _layers(c: Config) -> int:
+    """Layers, where each is looked at.
+
+    Raises:
+        InputError: more than any model has.
+    """
+    count = c.size("num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise c.refuse(f"num_hidden_layers is {count:.3g}; expected at most {_MOST_LAYERS}")
+    return count
+
+
 def _sparse(c: Config) -> tuple[int, ...]:
     """Qwen's layers without experts: listed ones, and all but each n-th."""
     listed = c.found.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(i, int) for i in listed):
         raise c.refuse(f"mlp_only_layers is {listed!r}; expected a list of layers")
     each = c.size_or("decoder_sparse_step", 1)
-    layers = range(c.size("num_hidden_layers"))
+    layers = range(_layers(c))
     return tuple(i for i in layers if i in listed or (i + 1) % each)
 
 
@@ -504,7 +519,7 @@ def _first_dense(c: Config, otherwise: int) -> Experts:
         width,
         shared_width=width * c.size_or("n_shared_experts", 0),
         router_in_float32=True,
-        dense_layers=tuple(range(min(first, c.size("num_hidden_layers")))),
+        dense_layers=tuple(range(min(first, _layers(c)))),
     )
 
 
