@@ -398,7 +398,11 @@ def tracked_bytes(config: dict[str, Any], *, narrow: bool) -> int:
     import torch.nn.functional as F
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
-    from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
+    from transformers import (  # type: ignore[import-not-found]
+        CONFIG_MAPPING,
+        AttentionInterface,
+        AutoModelForCausalLM,
+    )
 
     AttentionInterface.register("fused", fused)
     tokens = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
@@ -421,7 +425,7 @@ def tracked_bytes(config: dict[str, Any], *, narrow: bool) -> int:
                 logits = module(input_ids=x, use_cache=False).logits
                 loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
                 del logits
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 del loss
                 optimizer.step()
                 optimizer.zero_grad()

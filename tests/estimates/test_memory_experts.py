@@ -21,9 +21,8 @@ from tests.estimates.test_memory import SMALL
 
 T = 512
 """Tokens: one sequence."""
-MIXED = msgspec.structs.replace(
-    SMALL, name="mixed", experts=Experts(count=16, chosen_count=4, width=512)
-)
+OF = Experts(count=16, chosen_count=4, width=512)
+MIXED = msgspec.structs.replace(SMALL, name="mixed", experts=OF)
 SHARED = msgspec.structs.replace(
     MIXED, experts=Experts(count=16, chosen_count=4, width=512, shared_width=768, shared_gate=True)
 )
@@ -99,9 +98,7 @@ def test_attention_from_a_latent_keeps_it_and_what_is_made_of_it() -> None:
 def test_gpt_oss_keeps_seven_of_a_clamped_gate() -> None:
     """Both halves before they are clamped, the gate after, its sigmoid, their product, the other half
     and one, the result; without a clamp: both halves, the activation, the result."""
-    clamped = msgspec.structs.replace(
-        MIXED, experts=msgspec.structs.replace(MIXED.experts, clamped=True)
-    )
+    clamped = msgspec.structs.replace(MIXED, experts=msgspec.structs.replace(OF, clamped=True))
     assert kept_bytes(clamped) - kept_bytes(MIXED) == T * 4 * 3 * 512 * 2
 
 
@@ -233,7 +230,7 @@ def test_more_experts_for_each_token_take_no_less(
     options: dict[str, Any] = {"checkpoint": checkpoint, "strategy": strategy, "ranks_count": 8}
     sizes = []
     for k in (chosen, chosen + 1):
-        of = msgspec.structs.replace(MIXED.experts, chosen_count=k)
+        of = msgspec.structs.replace(OF, chosen_count=k)
         a = msgspec.structs.replace(MIXED, experts=of)
         found = estimate(a, expert_parallel_count=ep, **options)
         assert sum(found.categories_bytes.values()) == found.peak_bytes
@@ -287,7 +284,7 @@ def test_what_experts_cannot_have_is_refused(options: dict[str, Any], message: s
         ({"width": -1}, "experts' width is -1"),
     ],
 )
-def test_experts_that_cannot_be_are_refused(changed: dict[str, int], message: str) -> None:
-    of = Experts(**{"count": 16, "chosen_count": 4, "width": 512, **changed})
+def test_experts_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
+    of = msgspec.structs.replace(OF, **changed)
     with pytest.raises(UsageError, match=message):
         msgspec.structs.replace(SMALL, experts=of)
