@@ -125,6 +125,8 @@ def overlap(experiment: Experiment) -> tuple[Headline, ...]:
                 continue
             parts_ns = [row.estimate.value for row in alone if row is not None]
             most = sum(parts_ns) / max(parts_ns)
+            busy = experiment.find("cores_busy_ratio", variant, operation=operation)
+            kept = f", its cores busy for {busy.estimate.value:.0%} of the time" if busy else ""
             out.append(
                 Headline(
                     system="Triton-distributed",
@@ -135,7 +137,7 @@ def overlap(experiment: Experiment) -> tuple[Headline, ...]:
                     ours=found.value,
                     ci95=found.ci95,
                     configuration=f"{bound.estimate.value:.0%} of max(T_compute, T_transfer) + first "
-                    f"chunk; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
+                    f"chunk{kept}; hiding all of the shorter gives {most:.2f}×, 2× at the very most; "
                     f"{_way(experiment, variant)}",
                 )
             )

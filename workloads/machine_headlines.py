@@ -45,7 +45,6 @@ def collectives(experiment: Experiment) -> tuple[Headline, ...]:
     size = _largest(experiment, "bus_bandwidth_bytes_per_s", "size_bytes")
     if size is None:
         return tuple(out)
-    at = {"size_bytes": size}
     rates = {
         str(dict(row.labels)["collective"]): row
         for row in experiment.rows
@@ -65,15 +64,15 @@ def collectives(experiment: Experiment) -> tuple[Headline, ...]:
             survey=None,
             primary="1: bus bandwidth is the link's, whatever the collective (nccl-tests)",
             unit="×",
-            ours=of_link and of_link.value,
-            ci95=of_link and of_link.ci95,
+            ours=None if of_link is None else of_link.value,
+            ci95=None if of_link is None else of_link.ci95,
             stated=1.0,
             why="" if of_link else "send and receive were not measured",
             configuration="; ".join(part for part in (where, named) if part),
         )
     )
     times = [
-        experiment.find("time_ns", collective=name, **at)
+        experiment.find("time_ns", collective=name, size_bytes=size)
         for name in ("all_reduce", "reduce_scatter", "all_gather")
     ]
     if None not in times:
@@ -86,8 +85,8 @@ def collectives(experiment: Experiment) -> tuple[Headline, ...]:
                 survey=None,
                 primary="1: a ring does the one, then the other",
                 unit="×",
-                ours=found and found.value,
-                ci95=found and found.ci95,
+                ours=None if found is None else found.value,
+                ci95=None if found is None else found.ci95,
                 stated=1.0,
                 configuration=f"{where}; below 1 where reduce-scatter is made of an all-reduce, as "
                 "gloo's is",
@@ -162,9 +161,9 @@ def membw(experiment: Experiment) -> tuple[Headline, ...]:
                 1e-9,
                 system="Memory",
                 claim="triad's bandwidth (STREAM)",
-                primary=stated and f"{stated / 1e9:,.0f} GB/s ({name}'s datasheet)",
+                primary=f"{stated / 1e9:,.0f} GB/s ({name}'s datasheet)" if stated else None,
                 unit="GB/s",
-                stated=stated and stated / 1e9,
+                stated=stated / 1e9 if stated else None,
                 configuration=where
                 + ("" if stated else f"; what its memory could do at most is not known of {name}"),
             )
@@ -202,8 +201,8 @@ def membw(experiment: Experiment) -> tuple[Headline, ...]:
                 survey=None,
                 primary=None,
                 unit="×",
-                ours=found and found.value,
-                ci95=found and found.ci95,
+                ours=None if found is None else found.value,
+                ci95=None if found is None else found.ci95,
                 why="" if found else "random numbers were not run",
                 configuration=f"{where}; {_sensed(experiment)}",
             )

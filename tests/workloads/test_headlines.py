@@ -192,12 +192,15 @@ def test_overlap_says_what_chunks_travelled_over(ranks, linked, said):
     numbers = []
     for variant, time_ns in (("sequential", 2e9), ("chunked", 1e9)):
         keep = {"time_ns": time_ns, "compute_ns": 1e9, "transfer_ns": 5e8}
-        keep["bound_over_time_ratio"] = 0.9
+        keep |= {"bound_over_time_ratio": 0.9, "cores_busy_ratio": 0.95}
         labels = {"operation": "all_gather_matmul"}
         numbers += [(name, variant, value, labels) for name, value in keep.items()]
         numbers += [("link_bytes_per_s", variant, 1.25e8, {})] if linked else []
     (headline,) = measured("overlap", numbers, ranks=ranks, rate="1gbit").headlines
     assert headline.ours == pytest.approx(2)
+    assert headline.configuration.startswith(
+        "90% of max(T_compute, T_transfer) + first chunk, its cores busy for 95% of the time; "
+    )
     assert headline.configuration.endswith(said)
 
 
