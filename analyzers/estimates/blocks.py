@@ -252,9 +252,9 @@ class _Block:
         first = f"{out}.relu" if kind == "relu2" else out
         self.add("activation", (x,), first, size, keeps=(first,), saved=False)
         if kind == "relu2":
-            # x² backward: g · (2x).
+            # Its backward, operator by operator: g · (2 · x¹).
             self.add(
-                "square", (first,), out, size, keeps=(first,), backward_bytes=2 * size, saved=False
+                "square", (first,), out, size, keeps=(first,), backward_bytes=3 * size, saved=False
             )
         return out
 
@@ -332,14 +332,16 @@ class _Block:
         received = self.grouped(made, "ye", own * w, down, of)
         if sent == "xs":
             received = self.add("all-to-all", ("ye",), "yr", rows * w * e, saved=False)
-        size = rows * w * e
+        # A router in float32 gives weights in it, and so do the sums of what they weigh.
+        wide = 4 if of.router_in_float32 else e
+        size = rows * w * wide
         self.add(
             "multiply",
             (received, "w"),
             "yw",
             size,
             keeps=(received, "w"),
-            backward_bytes=2 * size,
+            backward_bytes=2 * size + (rows * w * e if wide > e else 0),
             saved=False,
         )
         self.add("reorder", ("yw",), "yo", size, saved=False)
