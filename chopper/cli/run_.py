@@ -19,6 +19,8 @@ from chopper.cli._progress import progress
 from chopper.errors import ChopperError, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper._workloads import Launch
 
 
@@ -145,14 +147,19 @@ def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     exit_code = launch.run(place)
     if exit_code and not _ended(launch.name, exit_code, path, kept=holds_recording(place)):
         return exit_code
+    _show_what_there_is(exit_code, lambda: _show(path, launch.name, exit_code, as_json=as_json))
+    return exit_code
+
+
+def _show_what_there_is(exit_code: int, show: Callable[[], None]) -> None:
+    """Of a run that failed, its own exit code says more than what it lacks."""
     try:
-        _show(path, launch.name, exit_code, as_json=as_json)
+        show()
     except ChopperError as exc:
-        # Nothing usable was recorded: of a run that failed, its own code says more.
         if not exit_code:
             raise
-        click.echo(f"chopper: {printable(str(exc))}", err=True)
-    return exit_code
+        if exit_code != _INTERRUPTED:
+            click.echo(f"chopper: {printable(str(exc))}", err=True)
 
 
 def _ended(what: str, exit_code: int, path: Path, *, kept: bool) -> bool:
@@ -241,16 +248,11 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
                 shutil.rmtree(place / name, ignore_errors=True)
             ex.write_plan(place, plan)
             if exit_code:
-                if not _ended(name, exit_code, path, kept=holds_recording(place)):
-                    return exit_code
                 break
             shown.end()
-    try:
-        _show_experiment(path, as_json=as_json)
-    except ChopperError as exc:
-        if not exit_code:
-            raise
-        click.echo(f"chopper: {printable(str(exc))}", err=True)
+    if exit_code and not _ended(name, exit_code, path, kept=holds_recording(place)):
+        return exit_code
+    _show_what_there_is(exit_code, lambda: _show_experiment(path, as_json=as_json))
     return exit_code
 
 
