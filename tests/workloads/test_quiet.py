@@ -1,0 +1,74 @@
+"""An interrupt of all ranks, at any moment of theirs: nothing is said, and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.conftest import take_signals
+
+SLOW = """
+import os, pathlib, time
+here = pathlib.Path(__file__).parent
+
+def begun():
+    (here / f"begun-{os.environ['RANK']}").touch()
+"""
+IMPORTING = SLOW + "begun()\ntime.sleep(600)\n"
+FAILING = """
+def main():
+    begun()
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        raise RuntimeError("connection closed by peer")
+"""
+
+
+@pytest.mark.parametrize("body", [IMPORTING, SLOW + FAILING], ids=["importing", "failing of it"])
+def test_interrupted_ranks_end_without_a_word(tmp_path, body):
+    (tmp_path / "interrupted_ranks.py").write_text(body)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chopper.workloads.processes", "2", "interrupted_ranks"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=take_signals,
+        start_new_session=True,
+    )
+    try:
+        until_s = time.monotonic() + 120
+        while len([*tmp_path.glob("begun-*")]) < 2:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until_s, "the ranks did not come"
+            time.sleep(0.05)
+        ranks = psutil.Process(process.pid).children()
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, said) == (130, "")
+    assert len(ranks) == 2
+    assert [rank for rank in ranks if rank.is_running()] == []
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root can become another user"
+)
+def test_another_user_is_told_that_a_link_needs_root():
+    # Everything is loaded before: the tree may be readable by root alone.
+    code = (
+        "import os\nfrom chopper.workloads import link\n"
+        "os.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\nprint(link.unavailable())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "shaping a link needs root" or "not installed" in done.stdout
