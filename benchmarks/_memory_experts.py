@@ -52,7 +52,8 @@ class Mixture(nn.Module):
         if self.ranks == 1:
             return rows
         parts = [rows.shape[0] // self.ranks] * self.ranks
-        received: Tensor = all_to_all_single_autograd(rows, parts, parts, dist.group.WORLD)
+        everyone: Any = dist.group.WORLD
+        received: Tensor = all_to_all_single_autograd(rows, parts, parts, everyone)
         return received
 
     def forward(self, x: Tensor) -> Tensor:

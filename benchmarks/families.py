@@ -293,7 +293,10 @@ _add(
 def parameters_count(config: dict[str, Any]) -> int:
     """Of transformers' module, shared ones once."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import (  # type: ignore[import-not-found]
+        CONFIG_MAPPING,
+        AutoModelForCausalLM,
+    )
 
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(
@@ -398,7 +401,7 @@ def tracked_bytes(config: dict[str, Any], *, narrow: bool) -> int:
     import torch.nn.functional as F
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
-    from transformers import (  # type: ignore[import-not-found]
+    from transformers import (
         CONFIG_MAPPING,
         AttentionInterface,
         AutoModelForCausalLM,
