@@ -141,7 +141,7 @@ def command(
     run symbolically, operator by operator: nothing is allocated, and torch is needed for --module
     only. With --device or --capacity, the largest batch, sequence and model that fit are found.
 
-    --config reads dense models and mixtures of experts of 40 families; one of another is refused, with
+    --config reads dense models and mixtures of experts of some 40 families; one of another is refused, with
     the list of those that are read.
 
     \b
