@@ -91,7 +91,7 @@ def wrapped(case: dict[str, Any], ranks: int) -> tuple[nn.Module, Any, Any]:
     elif strategy in ("ddp", "zero1-torch"):
         if (case.get("experts") or {}).get("ep", 1) == ranks:
             # No other rank has the same: nothing is reduced.
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
                 module, expert_names(module)
             )
         module = DistributedDataParallel(module, gradient_as_bucket_view=case["bucket_views"])

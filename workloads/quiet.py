@@ -35,7 +35,8 @@ def main(module: str, words: list[str]) -> None:
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         interrupted.set()
-        sys.unraisablehook = threading.excepthook = lambda _told: None
+        sys.unraisablehook = lambda _told: None
+        threading.excepthook = lambda _told: None
         raise KeyboardInterrupt
 
     if heard:

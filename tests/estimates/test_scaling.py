@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -284,7 +285,7 @@ def test_waiting_grows_with_the_group_that_waits() -> None:
     ids=["device", "data"],
 )
 def test_the_model_of_a_training_job_waits_as_was_estimated_from_two_ranks(
-    slow: dict[str, Dose], tmp_path: Path
+    slow: dict[str, Any], tmp_path: Path
 ) -> None:
     found = {}
     for ranks in (2, 4):

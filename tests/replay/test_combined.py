@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def attributed(plan: Plan, folder: Path) -> chopper.Attribution:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_left_of_several_troubles_is_the_models_truth(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    turned = {
+    turned: dict[str, Any] = {
         knob: Dose(
             KNOBS[knob][1] * rng.uniform(0.1, 1),
             ranks=(rng.randrange(2),) if knob == "slow" else None,
@@ -49,7 +50,7 @@ def test_what_is_left_of_several_troubles_is_the_models_truth(seed: int, tmp_pat
     gone = rng.sample(sorted(turned), 2)
     causes = [KNOBS[knob][0] for knob in gone]
     before = attributed(plan, tmp_path / "before")
-    after = attributed(replace(plan, **dict.fromkeys(gone, Dose())), tmp_path / "after")
+    after = attributed(replace(plan, **(turned | dict.fromkeys(gone, Dose()))), tmp_path / "after")
     found = chopper.whatif(before, fix=causes)
     steps = after.step_time_ns()
     assert found.predicted_step_ns == pytest.approx(sum(steps) / len(steps), rel=0.02)

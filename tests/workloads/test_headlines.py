@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,7 +245,7 @@ def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
 
 
 def test_what_asking_actors_costs_is_between_the_same_batches():
-    numbers = [("samples_per_s", "balanced", 1.0, {})]
+    numbers: list[tuple[str, str, float, dict[str, Any]]] = [("samples_per_s", "balanced", 1.0, {})]
     # One batch takes ten times as long as the others, whoever reads it.
     for alone_ns, extra in ((1e7, 1.2), (1e8, 1.3), (1e7, 1.25)):
         for reader, batch_ns in (("this process", alone_ns), ("actors", alone_ns * extra)):
