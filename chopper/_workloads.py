@@ -379,6 +379,14 @@ def headlines_of(name: str) -> Callable[[Experiment], tuple[Headline, ...]] | No
     return found
 
 
+def model_of(name: str) -> Callable[[], tuple[Headline, ...]] | None:
+    """What draws the headlines that need no measurement; None where a workload has none."""
+    from chopper.workloads import headlines
+
+    found: Callable[[], tuple[Headline, ...]] | None = headlines.MODELS.get(name)
+    return found
+
+
 def exhibits_of(name: str) -> Callable[[Experiment], tuple[Exhibit, ...]] | None:
     """What draws a workload's own tables from its experiment; None where it has none."""
     from chopper.workloads import headlines

@@ -22,6 +22,8 @@ from chopper.reports.story import full_label
 from chopper.reports.text import _console, _written
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from chopper._workloads import Beside
     from chopper.analyzers.repeats import Estimate
     from chopper.comparison import Change, Comparison
@@ -340,7 +342,23 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
         console.print(Text(f"  {printable(comparison.verdict)}"))
         for change in told(comparison):
             console.print(Text(f"  · {change_line(change, comparison.step.a_ns)}", style="dim"))
-    for headline in experiment.headlines:
+    _print_headlines(console, experiment.headlines)
+    console.print()
+    console.print(Text(intervals(experiment), style="dim"))
+    return _written(console)
+
+
+def headlines_text(
+    headlines: tuple[Headline, ...], *, width: int = 100, color: bool = False
+) -> str:
+    """Headlines alone as text: of a model, where nothing was measured."""
+    console = _console(max(width, _MIN_WIDTH), color)
+    _print_headlines(console, headlines)
+    return _written(console)
+
+
+def _print_headlines(console: Console, headlines: tuple[Headline, ...]) -> None:
+    for headline in headlines:
         console.print()
         console.print(Text(f"{headline.system}: {headline.claim}", style="bold"))
         for who, said in (("survey", headline.survey), ("primary", headline.primary)):
@@ -354,9 +372,6 @@ def text(experiment: Experiment, *, width: int = 100, color: bool = False) -> st
         console.print(Text(f"  {'here':<8} {said}"))
         if headline.configuration:
             console.print(Text(f"  {headline.configuration}", style="dim"))
-    console.print()
-    console.print(Text(intervals(experiment), style="dim"))
-    return _written(console)
 
 
 def _needed(grid: Grid, column: int) -> int:

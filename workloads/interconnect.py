@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 import chopper
+from chopper.errors import UsageError
 from chopper.workloads import link, llama, options
 from chopper.workloads.fsdp2 import sharded_model
 from chopper.workloads.machine import Needs
@@ -36,9 +37,9 @@ TRACED = (1, 6)
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """What one rank takes; a namespace for each, and a link between them."""
     if ranks != RANKS:
-        raise ValueError(f"--ranks {ranks}: the link has two ends, it takes {RANKS} ranks")
+        raise UsageError(f"--ranks {ranks}: the link has two ends, it takes {RANKS} ranks")
     if device != "cpu":
-        raise ValueError("--device cuda: NCCL would not use the link; it takes --device cpu")
+        raise UsageError("--device cuda: NCCL would not use the link; it takes --device cpu")
     reason = link.unavailable()
     if reason is not None:
         raise ValueError(f"{reason}; the model alone: chopper estimate network")

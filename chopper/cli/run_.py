@@ -109,7 +109,7 @@ def command(
       chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
     """
     from chopper._signals import interrupts_end_at_once
-    from chopper._workloads import find, prepare
+    from chopper._workloads import WorkloadUnavailable, find, prepare
     from chopper.errors import UsageError
     from chopper.outputs import new_output
 
@@ -118,15 +118,19 @@ def command(
             f"--compare: {workload} runs in one way only; see chopper run {workload} --help"
         )
     # Nothing has begun. Libraries that are being loaded lose an exception, or fail of it.
-    with interrupts_end_at_once(), progress("looking at this machine"):
-        launch = prepare(
-            workload,
-            ranks=ranks,
-            steps=steps,
-            options=options,
-            variants=variants,
-            repeats=repeats,
-        )
+    try:
+        with interrupts_end_at_once(), progress("looking at this machine"):
+            launch = prepare(
+                workload,
+                ranks=ranks,
+                steps=steps,
+                options=options,
+                variants=variants,
+                repeats=repeats,
+            )
+    except WorkloadUnavailable as exc:
+        _show_model(workload, str(exc), as_json=as_json)
+        raise
     # After all checks: --force replaces the run that is there.
     path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
     with new_output(
@@ -137,6 +141,28 @@ def command(
         if launch.workload.experiment:
             return _experiment(launch, path, place, as_json=as_json)
         return _single(launch, path, place, as_json=as_json)
+
+
+def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
+    """What a workload says without running, where it has a model that does."""
+    from chopper import experiment as ex
+    from chopper._workloads import model_of
+    from chopper.cli.analyze_ import _terminal
+    from chopper.reports.experiment import headlines_text
+
+    draw = model_of(workload)
+    if draw is None:
+        return
+    if as_json:
+        document = {
+            "schema": "chopper.headlines/1",
+            "headlines": [ex.headline_to_dict(h) for h in draw()],
+            "absent": {workload: reason},
+        }
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        width, color = _terminal()
+        click.echo(headlines_text(draw(), width=width, color=color), nl=False, color=color)
 
 
 def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from chopper import experiment as ex  # noqa: E402
 from chopper._workloads import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.analyzers import repeats  # noqa: E402
+from chopper.errors import UsageError  # noqa: E402
 from chopper.workloads import link  # noqa: E402
 from chopper.workloads.interconnect import ring_bytes  # noqa: E402
 
@@ -21,8 +22,25 @@ def test_without_root_it_is_refused_with_the_model_as_the_way_out(monkeypatch):
         prepare("interconnect")
 
 
+def test_without_root_the_model_alone_is_shown(monkeypatch, tmp_path):
+    from chopper.cli.run_ import command
+
+    monkeypatch.setattr(link, "unavailable", lambda: "shaping a link needs root")
+    asked = ["interconnect", "-o", str(tmp_path / "x")]
+    told = CliRunner().invoke(command, asked)
+    assert isinstance(told.exception, WorkloadUnavailable)
+    assert "39.8 s/step over 10 GbE" in told.stdout
+    assert "not measured" in told.stdout
+    plain = json.loads(CliRunner().invoke(command, [*asked, "--json"]).stdout)
+    assert plain["schema"] == "chopper.headlines/1"
+    assert "needs root" in plain["absent"]["interconnect"]
+    # T = 4.29 s + 45 GB / B
+    assert [h["ours"] for h in plain["headlines"]] == pytest.approx([40.29, 4.4025])
+    assert not (tmp_path / "x").exists()
+
+
 def test_the_link_has_two_ends():
-    with pytest.raises(WorkloadUnavailable, match="--ranks 3: the link has two ends"):
+    with pytest.raises(UsageError, match="--ranks 3: the link has two ends"):
         prepare("interconnect", ranks=3)
 
 
