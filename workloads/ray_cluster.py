@@ -20,6 +20,9 @@ from typing import Any
 from chopper.errors import ChopperError
 
 PREFIX = "chopper-ray-"
+_SOCKET = "/sockets/plasma_store"
+"""The longest name of a socket below a session's directory (ray 2.60)."""
+_SOCKET_PATH_BYTES = 107
 
 
 class LoaderError(ChopperError):
@@ -218,11 +221,13 @@ def _quiet_environment(directory: Path | None) -> Iterator[None]:
 
 
 def _new_directory() -> Path:
-    """A short path: Ray puts sockets below it, whose paths may have 107 bytes."""
-    home = tempfile.gettempdir()
-    return Path(
-        tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=home if len(home) < 30 else "/tmp")
-    )
+    """Below the directory of temporary files, or below /tmp where that one's path is too long: Ray
+    puts sockets below it, whose paths may have 107 bytes.
+    """
+    pid, home = os.getpid(), tempfile.gettempdir()
+    longest = f"{home}/{PREFIX}{pid}-{8 * 'x'}/session_2000-01-01_00-00-00_000000_{pid}{_SOCKET}"
+    fits = len(os.fsencode(longest)) <= _SOCKET_PATH_BYTES
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{pid}-", dir=home if fits else "/tmp"))
 
 
 def _end_all_of(directory: Path) -> list[int]:
