@@ -331,7 +331,7 @@ def _opt(c: Config) -> Shapes:
         "heads_count": heads,
         "kv_heads_count": heads,
         "head_width": width // heads,
-        "ffn_width": c.size_or("ffn_dim", 4 * width),
+        "ffn_width": c.size("ffn_dim"),
         "vocabulary_count": c.size("vocab_size"),
         "tied": c.flag("tie_word_embeddings", True),
         "positions_count": positions + 2,
@@ -597,6 +597,36 @@ FAMILIES: dict[str, Callable[[Config], Shapes]] = {
 }
 """By ``model_type``."""
 
+_GEMMA2 = {"num_key_value_heads": 4, "head_dim": 256}
+_GLM = {"num_key_value_heads": 2, "head_dim": 128}
+_DEEPSEEK_V3 = {"q_lora_rank": 1536, "n_shared_experts": 1}
+_LEFT_OUT: dict[str, dict[str, int]] = {
+    "deepseek_v2": {"q_lora_rank": 1536, "n_shared_experts": 2},
+    "deepseek_v3": _DEEPSEEK_V3,
+    "ernie4_5": _GLM,
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": _GEMMA2,
+    # Published ones leave these out.
+    "gemma3_text": {**_GEMMA2, "num_attention_heads": 8, "vocab_size": 262208},
+    "glm": _GLM,
+    "glm4": _GLM,
+    "glm4_moe": {"num_key_value_heads": 8, "n_shared_experts": 1},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64},
+    "kimi_k2": _DEEPSEEK_V3,
+    "mistral": {"num_key_value_heads": 8},
+    "mixtral": {"num_key_value_heads": 8},
+    "phimoe": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen2_moe": {"num_key_value_heads": 16},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "seed_oss": {"num_key_value_heads": 8, "head_dim": 128},
+    "smollm3": {"num_key_value_heads": 4},
+    "stablelm": {"num_key_value_heads": 32},
+    "starcoder2": {"num_key_value_heads": 2},
+}
+"""What a key that is not there means, where that does not follow from the other sizes (null is not left out)."""
+
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
 
@@ -642,7 +672,7 @@ def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architectu
             f"{', '.join(FAMILIES)}, or capture the module itself with --module"
         )
     try:
-        shapes = family(Config(found, where))
+        shapes = family(Config({**_LEFT_OUT.get(kind, {}), **found}, where))
         if "experts" not in shapes:
             experts = next((k for k in _EXPERTS if found.get(k)), None)
             if experts is not None:

@@ -166,6 +166,46 @@ def test_config_json(tmp_path: Path, config: dict[str, Any], same: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "key", "parameters"),
+    [
+        # Of transformers' modules of the same configurations without that key.
+        ("Mistral-7B", "num_key_value_heads", 7_241_732_096),
+        ("Qwen3-0.6B", "head_dim", 596_049_920),
+        ("gemma-3-4b", "head_dim", 3_880_263_168),
+        ("Seed-OSS-36B", "num_key_value_heads", 36_151_104_512),
+        ("gpt-oss-20b", "head_dim", 20_914_757_184),
+        ("DeepSeek-V3", "q_lora_rank", 671_026_404_352),
+        ("DeepSeek-V2", "n_shared_experts", 235_741_434_880),
+        ("GLM-4.5-Air", "num_key_value_heads", 106_852_245_504),
+    ],
+)
+def test_what_is_left_out_is_what_transformers_takes(name: str, key: str, parameters: int) -> None:
+    config = {k: v for k, v in FAMILIES["models"][name]["config"].items() if k != key}
+    assert of_config(config, name, "config.json").parameters_count == parameters
+
+
+def test_null_is_not_left_out() -> None:
+    """DeepSeek V2 Lite says that queries are not made from a latent."""
+    of = FAMILIES["models"]["DeepSeek-V2-Lite"]
+    assert of["config"]["q_lora_rank"] is None
+    read = of_config(of["config"], "lite", "config.json")
+    assert read.latent is not None
+    assert read.latent.q_rank == 0
+
+
+def test_gemma_3_as_it_is_published() -> None:
+    """Its config.json leaves heads, their width and the vocabulary out."""
+    text = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+    }
+    found = of_config({"model_type": "gemma3", "text_config": text}, "gemma", "config.json")
+    assert found.parameters_count == FAMILIES["models"]["gemma-3-4b"]["parameters_count"]
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         ("{", "is not JSON"),
@@ -182,6 +222,15 @@ def test_config_json(tmp_path: Path, config: dict[str, Any], same: str) -> None:
         ({**LLAMA, "num_key_value_heads": -8}, "num_key_value_heads is -8"),
         ({**GPT2, "n_inner": 3.5}, "n_inner is 3.5"),
         ({"model_type": "mixtral"}, "num_hidden_layers is missing"),
+        (
+            {
+                "model_type": "opt",
+                "num_hidden_layers": 1,
+                "hidden_size": 8,
+                "num_attention_heads": 1,
+            },
+            "ffn_dim is missing",
+        ),
         ({**LLAMA, "num_hidden_layers": 10**12}, "parameters, expected at most"),
     ],
 )
