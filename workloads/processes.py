@@ -55,13 +55,13 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
         for ours, theirs in channels:
             held.enter_context(ours)
             held.enter_context(theirs)
-        with _interrupts_held():
+        with _signals_held():
             for rank, (_, theirs) in enumerate(channels):
                 channel = ["--channel", str(theirs.fileno())] if linked else []
                 started.append(
                     subprocess.Popen(
                         [sys.executable, "-m", quiet.__name__, module, *words, *channel],
-                        env=os.environ | _environment(rank, ranks, port, linked=linked),
+                        env=_environment(rank, ranks, port, linked=linked),
                         pass_fds=[theirs.fileno()],
                     )
                 )
@@ -74,17 +74,21 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
                 raise SystemExit(f"{module}: the ranks cannot be linked: {exc}") from exc
         while True:
             codes = [process.poll() for process in started]
-            for rank, code in enumerate(codes):
-                if code:
-                    _tell_first(rank, started[rank].pid, code)
-                    raise SystemExit(code if code > 0 else 128 - code)
+            failed = [(rank, code) for rank, code in enumerate(codes) if code]
+            if failed:
+                # Of several at once, one that was killed: the others fail of losing it.
+                rank, code = min(failed, key=lambda of: of[1] > 0)
+                _tell_first(rank, started[rank].pid, code)
+                raise SystemExit(code if code > 0 else 128 - code)
             if None not in codes:
                 break
             time.sleep(_POLL_S)
 
 
 def _environment(rank: int, ranks: int, port: int, *, linked: bool) -> dict[str, str]:
-    found = {
+    # A torchrun around all this would be asked for its store, and counts restarts of its own.
+    found = {name: v for name, v in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    found |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -94,10 +98,9 @@ def _environment(rank: int, ranks: int, port: int, *, linked: bool) -> dict[str,
     }
     if linked:
         found["GLOO_SOCKET_IFNAME"] = link.INTERFACE
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        # Torch warns, with its stack, of each peer that has gone, and of a link's addresses, which
-        # nobody names.
-        found["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    # Torch warns, with its stack, of each peer that has gone, and of a link's addresses, which
+    # nobody names.
+    found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return found
 
 
@@ -105,18 +108,24 @@ def _environment(rank: int, ranks: int, port: int, *, linked: bool) -> dict[str,
 def _reserved_port() -> Iterator[int]:
     """A port that the kernel gives nobody else who asks for any, while rank 0 comes to listen there.
 
-    Two sockets that reuse addresses may be bound to the same one as long as one of them listens.
+    Two sockets that reuse addresses may be bound to the same one as long as one of them listens:
+    on Linux. Elsewhere the port is only free just before.
     """
     with socket.socket() as placeholder:
         placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         placeholder.bind(("", 0))
-        yield placeholder.getsockname()[1]
+        port: int = placeholder.getsockname()[1]
+        if sys.platform != "linux":
+            placeholder.close()
+        yield port
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """What is started meanwhile gets SIGINT when it asks for it, and nothing is lost."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _signals_held() -> Iterator[None]:
+    """What is started meanwhile gets signals when it asks for them, and none comes between a start
+    and its being known.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, quiet.HELD)
     try:
         yield
     finally:
@@ -145,12 +154,16 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
         _await(started, _CLOSING_S)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
-        for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
-            for process in started:
-                if process.poll() is None:
-                    end(process)
-            _await(started, _GRACE_S)
+        # A second one would end this process, and leave those that do not end by themselves.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+                for process in started:
+                    if process.poll() is None:
+                        end(process)
+                _await(started, _GRACE_S)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

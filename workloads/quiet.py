@@ -16,19 +16,18 @@ import threading
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
+HELD = (signal.SIGINT, signal.SIGTERM)
+"""Whoever starts this may hold them back, so that it is not Python's own start that is hit."""
 
 
 def main(module: str, words: list[str]) -> None:
-    """Import the module and call its ``main``.
-
-    Whoever starts this may hold SIGINT back, so that it is not Python's own start that is hit.
-    """
+    """Import the module and call its ``main``."""
     sys.argv = [module, *words]
     # Under nohup, and in a shell's background, it is ignored, and stays so.
     heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     if heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     workload = importlib.import_module(module)
 
     interrupted = threading.Event()
