@@ -19,7 +19,7 @@ from chopper.analyzers.compute import (
     ComputeSplit,
     split_compute,
 )
-from chopper.analyzers.core_wait import awake, taken, wait_of_steps
+from chopper.analyzers.core_wait import awake, computing_of_steps, taken, wait_of_steps
 from chopper.analyzers.exposed import EXPOSED_CAUSES, matched_share, split_exposed
 from chopper.analyzers.factor_quality import check_factors, clock_coverage
 from chopper.analyzers.factors import Factors, measure
@@ -332,8 +332,16 @@ def _without_a_core(
     exposed = np.diff(joined.windows.bounds_ns) - np.bincount(window, time_ns, len(wait))
     may_wait = np.concatenate([_MAY_WAIT_COMPUTING[compute.cause], _MAY_WAIT_IDLE[gaps.cause]])
     held = awake(window, time_ns, may_sleep, exposed, sleep)
-    found = taken(window, np.where(may_wait, held, 0), wait)
-    return found[: len(compute.cause)], found[len(compute.cause) :]
+    held = np.where(may_wait, held, 0)
+    count = len(compute.cause)
+    computing = computing_of_steps(joined.given.core_wait, joined.windows.numbers)
+    if computing is not None:
+        return (
+            taken(window[:count], held[:count], computing),
+            taken(window[count:], held[count:], wait - computing),
+        )
+    found = taken(window, held, wait)
+    return found[:count], found[count:]
 
 
 _MAY_WAIT_COMPUTING = np.array(

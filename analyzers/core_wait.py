@@ -17,6 +17,9 @@ from chopper.analyzers.columns import ints
 if TYPE_CHECKING:
     import pyarrow as pa
 
+COMPUTING = "computing_delay_ns"
+"""Column of a replay's CORE_WAIT beside those that are declared: of the run delay, what lengthened computing."""
+
 
 def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Wait and sleep of each step. CORE_WAIT -> nanoseconds, nanoseconds.
@@ -48,6 +51,18 @@ def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.n
         if number in row_of:
             wait[place], sleep[place] = grown[row_of[number]], asleep[row_of[number]]
     return wait, sleep
+
+
+def computing_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> np.ndarray | None:
+    """Of each step's wait, what lengthened computing. CORE_WAIT -> nanoseconds.
+
+    Only a replay knows: None for what was recorded.
+    """
+    if core_wait is None or COMPUTING not in core_wait.column_names:
+        return None
+    at = core_wait.schema.get_field_index("run_delay_ns")
+    computing = core_wait.set_column(at, "run_delay_ns", core_wait[COMPUTING])
+    return wait_of_steps(computing, numbers)[0]
 
 
 def awake(

@@ -20,6 +20,7 @@ from chopper.analyzers.idle import IDLE_CAUSES
 from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY, PHASES
 from chopper.analyzers.replay.core_waits import without_core_wait
 from chopper.analyzers.replay.program import SYNCHRONIZATION
+from chopper.analyzers.replay.scenario import Freed
 from chopper.analyzers.work import family
 from chopper.analyzers.work.kernels import kernel_family
 from chopper.causes import LEAVES
@@ -186,10 +187,11 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
 def _remove_core_waits(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:
     """What waited for a core on the host takes so much less; computing has lost its part already."""
     computing, preparing = "compute.core_wait", "idle.preparation.core_wait"
-    freed = sum((fact.of_windows(c) for c in (computing, preparing) if c in leaves), np.zeros(1))
-    if not freed.any():
+    waited = np.stack([fact.of_windows(cause) for cause in (computing, preparing)])
+    gone = waited * np.array([[computing in leaves], [preparing in leaves]])
+    if not gone.any():
         return
-    scenario.freed_ns[place] = freed
+    scenario.freed[place] = Freed(gone, waited - gone)
     if preparing in leaves:
         scenario.part_scale[place] = without_core_wait(fact.node, fact.of_windows(preparing))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import ints
-from chopper.analyzers.core_wait import awake, wait_of_steps
+from chopper.analyzers.core_wait import COMPUTING, awake, wait_of_steps
 from chopper.analyzers.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.tables import TABLES
@@ -34,14 +34,24 @@ def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
         return None
     before, after = _work(outcome, place)
     length = np.diff(windows.bounds_ns), np.diff(outcome.windows(place))
-    # Waiting that a change takes away is gone; the rest goes with the work.
-    freed = np.minimum(outcome.scenario.freed_ns.get(place, np.zeros(len(wait))), wait)
-    kept = after / np.maximum(before - freed, 1)
-    left = np.rint((wait - freed) * np.minimum(kept, 1.0)).astype(np.int64)
+    freed = outcome.scenario.freed.get(place)
+    # Waiting that a change takes away is gone; the rest goes with the work that it lengthened.
+    if freed is None:
+        computing = None
+        left = _kept(wait, before.sum(axis=0), after.sum(axis=0))
+    else:
+        computing, preparing = _kept(freed.stays_ns, before - freed.gone_ns, after)
+        left = computing + preparing
     # What is gone of a step and was no work was sleep.
-    gone = np.rint(length[0] - length[1] - (before - after)).astype(np.int64)
+    gone = length[0] - length[1] - np.rint((before - after).sum(axis=0)).astype(np.int64)
     slept = np.where(sleep < 0, -1, np.clip(sleep - gone, 0, np.maximum(length[1] - left, 0)))
-    return _table(windows.numbers, length[1], left, slept)
+    return _table(windows.numbers, length[1], left, slept, computing)
+
+
+def _kept(wait_ns: np.ndarray, before_ns: np.ndarray, after_ns: np.ndarray) -> np.ndarray:
+    kept = np.minimum(after_ns / np.maximum(before_ns, 1), 1.0)
+    found: np.ndarray = np.rint(wait_ns * kept).astype(np.int64)
+    return found
 
 
 def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
@@ -82,7 +92,7 @@ def _window_of_moments(node: RankNodes) -> np.ndarray:
 
 
 def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the thread of the steps did in each window, observed and replayed, in nanoseconds."""
+    """What the thread of the steps did, observed and replayed: (computing and preparing, windows), ns."""
     scenario = outcome.scenario
     node = scenario.ranks[place]
     program, windows = node.program, node.joined.windows
@@ -95,27 +105,33 @@ def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
     part = scenario.part_ns(place) * ~np.isin(parts.cause, _ASLEEP)
 
     def total(of_parts: np.ndarray, of_events: np.ndarray) -> np.ndarray:
-        of = np.concatenate([window[parts.owner], window[ran]])
-        time = np.concatenate([of_parts, of_events])
-        return np.bincount(of, weights=time, minlength=len(windows) + 1)[: len(windows)]
+        count = len(windows)
+        computing = np.bincount(window[ran], of_events, count + 1)[:count]
+        return np.stack([computing, np.bincount(window[parts.owner], of_parts, count + 1)[:count]])
 
     return total(length, run[0]), total(part, run[1])
 
 
 def _table(
-    numbers: np.ndarray, length_ns: np.ndarray, wait_ns: np.ndarray, sleep_ns: np.ndarray
+    numbers: np.ndarray,
+    length_ns: np.ndarray,
+    wait_ns: np.ndarray,
+    sleep_ns: np.ndarray,
+    computing_ns: np.ndarray | None,
 ) -> pa.Table:
     """Readings that give these waits and sleeps back; steps with gaps between them stand apart."""
-    rows: list[tuple[int, int | None, int, int]] = []
-    time = delay = ran = 0
+    rows: list[tuple[int, int | None, int, int, int]] = []
+    time = delay = ran = computed = 0
     previous: int | None = None
-    for number, length, wait, sleep in zip(
-        numbers.tolist(), length_ns.tolist(), wait_ns.tolist(), sleep_ns.tolist(), strict=True
+    told = np.zeros_like(wait_ns) if computing_ns is None else computing_ns
+    for number, length, wait, sleep, computing in zip(
+        *(column.tolist() for column in (numbers, length_ns, wait_ns, sleep_ns, told)), strict=True
     ):
         if previous is None or number != previous + 1:
-            rows.append((time, number - 1 if number else None, delay, ran))
+            rows.append((time, number - 1 if number else None, delay, ran, computed))
         time, delay, ran = time + length, delay + wait, ran + length - wait - max(sleep, 0)
-        rows.append((time, number, delay, ran))
+        computed += computing
+        rows.append((time, number, delay, ran, computed))
         previous = number
     declared = TABLES["core_wait"]
     known = (sleep_ns >= 0).all()
@@ -127,7 +143,10 @@ def _table(
         "run_delay_ns": [r[2] for r in rows],
         "run_ns": [r[3] if known else None for r in rows],
     }
-    return pa.table({f.name: pa.array(values[f.name], f.type) for f in declared.arrow})
+    found = pa.table({f.name: pa.array(values[f.name], f.type) for f in declared.arrow})
+    if computing_ns is None:
+        return found
+    return found.append_column(COMPUTING, pa.array([r[4] for r in rows], pa.int64()))
 
 
 __all__ = ["core_waits", "without_core_wait"]

@@ -94,6 +94,19 @@ class Base:
         return np.append(self.graph.kind, np.int8(-1))[self.decided]
 
 
+@dataclass(frozen=True)
+class Freed:
+    """Waits for a core of one rank: (of computing and of preparing, windows), in nanoseconds.
+
+    Attributes:
+        gone_ns: those that a change takes away.
+        stays_ns: the others, as they were observed.
+    """
+
+    gone_ns: np.ndarray
+    stays_ns: np.ndarray
+
+
 @dataclass
 class Scenario:
     """Changes to a graph, gathered rank by rank and then solved.
@@ -111,7 +124,7 @@ class Scenario:
         uncoupled: ranks do not wait for each other.
         overlap: nothing but communication waits for communication.
         part_scale: rank's place → how many times as long each host part takes.
-        freed_ns: rank's place → waits for a core that are gone, by window.
+        freed: rank's place → waits for a core of which some are gone.
         warmed: rank's place → work that followed waits which are gone; known once solved.
     """
 
@@ -124,7 +137,7 @@ class Scenario:
         self.gone: dict[int, np.ndarray] = {}
         self.calm: dict[int, np.ndarray] = {}
         self.part_scale: dict[int, np.ndarray] = {}
-        self.freed_ns: dict[int, np.ndarray] = {}
+        self.freed: dict[int, Freed] = {}
         self.warmed: dict[int, Warming] = {}
         self.calls = self.latency = self.dependency = False
         self.synchronization = self.uncoupled = self.overlap = False
@@ -381,4 +394,4 @@ class Outcome:
         return step
 
 
-__all__ = ["Base", "Outcome", "Scenario"]
+__all__ = ["Base", "Freed", "Outcome", "Scenario"]

@@ -111,6 +111,8 @@ def test_what_is_gone_takes_its_share_of_the_waiting_along(
     left = times(chopper.whatif(contended, fix="unobserved").attribution)
     assert left["compute.core_wait"] == pytest.approx(10 * MS, rel=1e-3)
     assert "idle.preparation.core_wait" not in left
+    both = ["idle.preparation.core_wait", "unobserved"]
+    assert times(chopper.whatif(contended, fix=both).attribution) == left
 
 
 def test_with_a_core_at_once_nothing_waits_for_one(contended: chopper.Attribution) -> None:
@@ -118,10 +120,16 @@ def test_with_a_core_at_once_nothing_waits_for_one(contended: chopper.Attributio
     found = chopper.whatif(contended, fix="core-wait")
     assert found.predicted_step_ns == pytest.approx(80 * MS, rel=1e-3)
     assert not {c for c in times(found.attribution) if c.endswith("core_wait")}
-    for alone in ("idle.preparation.core_wait", "compute.core_wait"):
+    for alone, other in (
+        ("idle.preparation.core_wait", "compute.core_wait"),
+        ("compute.core_wait", "idle.preparation.core_wait"),
+    ):
         one = chopper.whatif(contended, fix=alone)
         assert one.predicted_step_ns == pytest.approx(90 * MS, rel=1e-3)
-        assert times(one.attribution).keys() & {"compute.core_wait", "idle.preparation.core_wait"}
+        left = times(one.attribution)
+        assert alone not in left
+        assert left[other] == pytest.approx(10 * MS, rel=1e-3)
+        assert left["compute.no_peak"] == pytest.approx(40 * MS, rel=1e-3)
     assert contended.recoverable()["idle.preparation.core_wait"].time_ns == pytest.approx(
         10 * MS, rel=1e-3
     )
