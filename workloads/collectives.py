@@ -189,18 +189,20 @@ def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
     """Latency α in seconds and bandwidth 1/β in bytes per second of t = α + β·size.
 
     Least squares of relative errors: else the largest size alone would decide, and the latency
-    would be what its noise leaves. Neither is let below zero.
+    would be what its noise leaves. Of a line on which one of the two would be below zero, the best
+    on which it is zero.
     """
     size = torch.tensor([float(s) for s, _ in times], dtype=torch.float64)
     seconds = torch.tensor([t for _, t in times], dtype=torch.float64)
     rows = torch.stack((1 / seconds, size / seconds), dim=1)
     solved = torch.linalg.lstsq(rows, torch.ones(len(times), 1, dtype=torch.float64)).solution
     latency_s, per_byte_s = (float(v) for v in solved.flatten())
+    only_latency_s, only_per_byte_s = (float(v) for v in rows.sum(0) / rows.square().sum(0))
     if latency_s < 0:
-        latency_s, per_byte_s = 0.0, float((seconds / size).mean())
+        return 0.0, 1 / only_per_byte_s
     if per_byte_s <= 0:
-        latency_s, per_byte_s = float(seconds.mean()), 0.0
-    return latency_s, 1 / per_byte_s if per_byte_s else float("inf")
+        return only_latency_s, math.inf
+    return latency_s, 1 / per_byte_s
 
 
 if __name__ == "__main__":

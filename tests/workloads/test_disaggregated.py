@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,32 @@ def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, starte
     assert first == (0, 1)
     assert second[0] > 0
     assert second[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("done", "built", "said"),
+    [
+        (1, 15, []),  # it is not each time that the planner is told
+        (1, 16, [False]),  # nor that the first stock is being filled
+        (1, 24, [True]),
+        (3, 24, [False]),
+    ],
+)
+def test_trainers_wait_when_less_than_half_of_what_was_asked_for_is_there(
+    ray, monkeypatch, done, built, said
+):
+    told = []
+    planner_actor = SimpleNamespace(observe=SimpleNamespace())
+    planner_actor.observe.options = lambda **_: SimpleNamespace(
+        remote=lambda step, *of: told.append((step, of[-1]))
+    )
+    monkeypatch.setattr(ray, "get_actor", lambda _: planner_actor)
+    made = d.DataConstructor(setup("stock", prefetch=8))
+    made._built = built - 1
+    for step in range(5):
+        made._steps[step] = SimpleNamespace(done=lambda step=step: step < done)
+    made._observe()
+    assert told == [(done, starving) for starving in said]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 pytest.importorskip("torch")
@@ -100,14 +98,31 @@ def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(device, moved
     assert len(called) == expected
 
 
-def test_the_fit_finds_latency_and_bandwidth_and_neither_is_negative():
+def test_the_fit_finds_latency_and_bandwidth():
     sizes = [1 << i for i in range(10, 25, 2)]
     latency_s, bytes_per_s = fit([(s, 2e-5 + s / 3e9) for s in sizes])
     assert (latency_s, bytes_per_s) == pytest.approx((2e-5, 3e9))
-    # Faster than in proportion: no latency is left.
-    assert fit([(1000, 1e-6), (2000, 3e-6)]) == pytest.approx((0.0, 1 / 1.25e-9))
-    # Larger is not slower: all of it is latency.
-    assert fit([(1000, 2e-6), (2000, 1e-6)]) == pytest.approx((1.5e-6, math.inf))
+
+
+@pytest.mark.parametrize(
+    ("times", "latency_s", "per_byte_s"),
+    [
+        # Slower than in proportion: no latency is left. Larger is not slower: all of it is.
+        ([(1000, 1e-6), (2000, 3e-6)], 0.0, None),
+        ([(1000, 2e-6), (2000, 1e-6)], None, 0.0),
+    ],
+)
+def test_a_fit_without_latency_or_without_a_slope_is_still_the_best(times, latency_s, per_byte_s):
+    found_s, rate = fit(times)
+    found = (found_s, 1 / rate)
+    assert latency_s is None or found_s == latency_s
+    assert per_byte_s is None or found[1] == per_byte_s
+
+    def errors(alpha_s, beta_s):
+        return sum((1 - (alpha_s + beta_s * s) / t) ** 2 for s, t in times)
+
+    for changed in (0.99, 1.01):
+        assert errors(*found) < errors(found[0] * changed, found[1] * changed)
 
 
 def test_progress_is_said_now_and_then_by_one_rank(monkeypatch, capsys):
