@@ -10,19 +10,25 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chopper.errors import ChopperError
+
+if TYPE_CHECKING:
+    import psutil
 
 PREFIX = "chopper-ray-"
 _SOCKET = "/sockets/plasma_store"
 """The longest name of a socket below a session's directory (ray 2.60)."""
 _SOCKET_PATH_BYTES = 107
+ANSWER_S = 8
+"""How long a cluster that is named may take to answer."""
 
 
 class LoaderError(ChopperError):
@@ -47,6 +53,8 @@ class Cluster:
     """That the cluster wants; made here for one that is started, so that nobody else of this
     machine's users can give it work."""
     _directory: Path | None = field(default=None, init=False)
+    _handlers: dict[int, Any] = field(default_factory=dict, init=False)
+    """Of the signals that are taken while it lasts, as they were before."""
 
     def __enter__(self) -> Cluster:
         if self.address is None and self.token is None:
@@ -59,6 +67,7 @@ class Cluster:
             "log_to_driver": False,
             "logging_level": "FATAL",
         }
+        self._handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
         # An interrupt is followed by SIGTERM from what started this, in the middle of all this.
         signal.signal(signal.SIGTERM, _leave)
         if self.address is None:
@@ -101,8 +110,8 @@ class Cluster:
         finally:
             if self._directory is not None:
                 _end_all_of(self._directory)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
 
 def _without_lines_of_raylets() -> None:
@@ -157,19 +166,36 @@ def load_ray(token: str | None = None) -> Any:
 
 
 def answers(address: str) -> None:
-    """Whether anything listens where a cluster should be: Ray itself would try for minutes.
+    """Whether a Ray cluster answers there: Ray itself would try for a minute, with many warnings.
 
     Raises:
-        LoaderError: nothing does, or it is no address.
+        LoaderError: none does, or it is no address.
     """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), 5).close()
     except (OSError, ValueError, OverflowError) as exc:
-        raise LoaderError(
-            f"--address {address}: no Ray cluster answers there ({exc}); it is HOST:PORT as "
-            "`ray start --head` prints it"
-        ) from exc
+        raise _no_cluster(address, str(exc)) from exc
+    asked = subprocess.run(
+        [sys.executable, "-m", "chopper.workloads.ray_probe", address, str(ANSWER_S)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    if asked.returncode == -signal.SIGALRM:
+        raise _no_cluster(address, f"what listens there does not speak as Ray in {ANSWER_S} s")
+    if asked.returncode:
+        said = asked.stdout.strip().splitlines() or [f"exit code {asked.returncode}"]
+        raise _no_cluster(address, said[-1])
+
+
+def _no_cluster(address: str, found: str) -> LoaderError:
+    return LoaderError(
+        f"--address {address}: no Ray cluster answers there ({found}); it is HOST:PORT as "
+        "`ray start --head` prints it"
+    )
 
 
 def _amdsmi_is_broken() -> bool:
@@ -238,13 +264,23 @@ def _end_all_of(directory: Path) -> list[int]:
 
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if any(str(directory) in word for word in process.info["cmdline"] or ()):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if _is_of(directory, process, process.info["cmdline"] or ()):
                 process.send_signal(signal.SIGKILL)
                 found.append(process)
     psutil.wait_procs(found, timeout=5)
     shutil.rmtree(directory, ignore_errors=True)
     return [process.pid for process in found]
+
+
+def _is_of(directory: Path, process: psutil.Process, cmdline: Sequence[str]) -> bool:
+    if any(str(directory) in word for word in cmdline):
+        return True
+    # Workers write their role over their command line. Whose service is gone waits for it, and is
+    # told by its log.
+    if not cmdline or not cmdline[0].startswith("ray::"):
+        return False
+    return any(directory in Path(file.path).parents for file in process.open_files())
 
 
 def clear_leftovers() -> list[int]:

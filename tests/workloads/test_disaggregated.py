@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -270,6 +271,21 @@ def test_a_cluster_that_does_not_answer_is_one_line():
         ray_cluster.answers("here")
 
 
+def test_what_listens_and_is_no_cluster_is_given_up_on(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ANSWER_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(
+            ray_cluster.LoaderError, match=f"--address {where}: .* does not speak as Ray in 1 s"
+        ) as refused:
+            ray_cluster.answers(where)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cluster_that_answers_is_taken(ray):
+    ray_cluster.answers(ray.get_runtime_context().gcs_address)
+
+
 def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(ray_cluster, "PREFIX", f"chopper-ray-test{os.getpid()}-")
@@ -286,10 +302,16 @@ def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", str(path)])
         for path in (mine, other)
     ]
+    # As a worker, which wrote its role over its command line.
+    for path in (mine, other):
+        with (path / "log").open("w") as log:
+            role, sleep = ["ray::SourceLoader", "3600"], shutil.which("sleep")
+            sleeps.append(subprocess.Popen(role, executable=sleep, stdout=log))
     try:
-        assert ray_cluster.clear_leftovers() == [sleeps[0].pid]
-        sleeps[0].wait(PATIENCE_S)  # its code is whose wait came first
-        assert sleeps[1].poll() is None
+        assert sorted(ray_cluster.clear_leftovers()) == sorted(p.pid for p in sleeps[::2])
+        for ended in sleeps[::2]:
+            ended.wait(PATIENCE_S)  # its code is whose wait came first
+        assert [p.poll() for p in sleeps[1::2]] == [None, None]
     finally:
         for process in sleeps:
             process.kill()
