@@ -16,6 +16,8 @@ from chopper.quantities import one_of
 
 MAX_PARAMETERS = 10**15
 """More than this is a slip, and overflows what is computed from it."""
+MAX_LAYERS = 10_000
+"""Each is looked at; no model has as many."""
 
 
 class Experts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +149,10 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             raise UsageError(
                 f"model {self.name}: {self.parameters_count:.3g} parameters, expected at most "
                 f"{MAX_PARAMETERS:.0g}"
+            )
+        if self.layers_count > MAX_LAYERS:
+            raise UsageError(
+                f"model {self.name}: {self.layers_count:.3g} layers, expected at most {MAX_LAYERS}"
             )
 
     @property

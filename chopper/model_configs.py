@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from chopper.architectures import Architecture, Experts, Latent
+from chopper.architectures import MAX_LAYERS, Architecture, Experts, Latent
 from chopper.errors import InputError, UsageError
 
 Shapes = dict[str, Any]
@@ -458,9 +458,6 @@ def _gpt_oss(c: Config) -> Shapes:
     }
 
 
-_MOST_LAYERS = 10_000
-
-
 def _layers(c: Config) -> int:
     """Layers, where each is looked at.
 
@@ -468,8 +465,8 @@ def _layers(c: Config) -> int:
         InputError: more than any model has.
     """
     count = c.size("num_hidden_layers")
-    if count > _MOST_LAYERS:
-        raise c.refuse(f"num_hidden_layers is {count:.3g}; expected at most {_MOST_LAYERS}")
+    if count > MAX_LAYERS:
+        raise c.refuse(f"num_hidden_layers is {count:.3g}; expected at most {MAX_LAYERS}")
     return count
 
 
@@ -480,7 +477,8 @@ def _sparse(c: Config) -> tuple[int, ...]:
         raise c.refuse(f"mlp_only_layers is {listed!r}; expected a list of layers")
     each = c.size_or("decoder_sparse_step", 1)
     layers = range(_layers(c))
-    return tuple(i for i in layers if i in listed or (i + 1) % each)
+    plain = set(listed)
+    return tuple(i for i in layers if i in plain or (i + 1) % each)
 
 
 def _qwen2_moe(c: Config) -> Shapes:

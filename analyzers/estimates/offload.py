@@ -16,9 +16,9 @@ from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.formulas import (
     deepspeed_zero2_bytes,
     deepspeed_zero3_bytes,
-    experts_activation_bytes,
-    llama_layer_activation_bytes,
 )
+from chopper.analyzers.estimates.step import Step
+from chopper.analyzers.estimates.training import Training
 from chopper.architectures import Architecture
 from chopper.errors import UsageError
 from chopper.quantities import between, positive
@@ -302,34 +302,15 @@ def offload(
 
 
 def _layer_bytes(a: Architecture, batch: int, sequence: int) -> float:
-    """What a layer keeps, by the formula of a gated layer or of GPT's.
-
-    Where some layers have experts, on average over all.
-    """
-    if not a.gated:
-        return 34.0 * sequence * batch * a.width
-    layer = llama_layer_activation_bytes(
-        sequence_count=sequence,
-        batch_count=batch,
-        width=a.width,
-        heads_count=a.heads_count,
-        kv_heads_count=a.kv_heads_count,
-        ffn_width=a.ffn_width,
-        head_width=a.head_width,
-    )
-    of = a.experts
-    if of is None:
-        return layer
-    tokens = batch * sequence
-    mixed = experts_activation_bytes(
-        tokens_count=tokens,
-        width=a.width,
-        experts_count=of.count,
-        chosen_count=of.chosen_count,
-        expert_width=of.width,
-        shared_width=of.shared_width,
-    )
-    return layer + (mixed - 8 * tokens * a.ffn_width) * a.mixtures_count / a.layers_count
+    """What a layer keeps in 16 bits until its backward, on average over all of them."""
+    if a.positions_count:
+        # Bytes of a layer do not depend on how many there are.
+        enough = sequence + a.positions_unused_count
+        a = msgspec.structs.replace(a, positions_count=max(a.positions_count, enough))
+    of = Training(architecture=a, batch_count=batch, sequence_count=sequence, precision="bf16")
+    step = Step(of)
+    step.forward()
+    return (step.ledger.now["activations"] - step.x_bytes) / a.layers_count
 
 
 def _activations(

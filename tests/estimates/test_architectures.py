@@ -232,6 +232,10 @@ def test_gemma_3_as_it_is_published() -> None:
             "ffn_dim is missing",
         ),
         ({**LLAMA, "num_hidden_layers": 10**12}, "parameters, expected at most"),
+        (
+            {**LLAMA, "num_hidden_layers": 10**6, "hidden_size": 32},
+            "1e\\+06 layers, expected at most 10000",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path, config: Any, message: str) -> None:

@@ -312,8 +312,18 @@ def test_activations_of_a_gpt_3_layer(options: dict[str, object], in_sbh: float)
 
 def test_activations_and_logits_of_llama_3_8b() -> None:
     """12 + 4·8/32 + 8·14336/4096 = 41; 41·8192·4096 = 1.376e9; 8192·128256·10 = 1.051e10."""
+    found = formulas.llama_layer_activation_bytes(
+        sequence_count=8192,
+        batch_count=1,
+        width=4096,
+        heads_count=32,
+        kv_heads_count=8,
+        ffn_width=14336,
+    )
+    assert found == 41 * 8192 * 4096 == 1_375_731_712
     layer = offload(named("llama3-8b"), MACHINE, sequence_count=8192).activations.layer_bytes
-    assert layer == 41 * 8192 * 4096 == 1_375_731_712
+    # Beside them, in float32 per token: attention's sum of each of 32 heads, the scale of both norms.
+    assert layer == found + 4 * 8192 * (32 + 2)
     logits = formulas.logits_bytes(sequence_count=8192, batch_count=1, vocabulary_count=128256)
     assert logits == 10_506_731_520
 
