@@ -71,7 +71,8 @@ def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, fl
     """What a stretch says, by all ranks' windows of it.
 
     Loaded counts, not trained on: a DataLoader hands batches out in order, and how many of those
-    that its workers read a short stretch ends behind is luck. In the long run both are the same.
+    that its workers read a short stretch ends behind is luck. A long run is a little slower than
+    that: workers that are ahead of a slow one wait for it in the end.
 
     Args:
         windows: of each rank.

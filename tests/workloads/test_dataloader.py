@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import multiprocessing
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from chopper.workloads import (  # noqa: E402
+    dataloader,
     loading,
     loading_alone,
     loading_seen,
@@ -153,7 +156,10 @@ def serving(kind, fault="none", steps=6, first=0, width=None, timeout_s=PATIENCE
 def test_the_data_loader_serves_what_was_planned(kind):
     before = multiprocessing.active_children()
     plan, dataset, batches = serving(kind, first=3, width=64)
-    found = list(batches)
+    found = list(itertools.islice(batches, 6))
+    # Workers read on past the last step, as far as they fetch ahead.
+    until(lambda: dataset.documents_read() == (6 + 2 * 2) * 4, "what is fetched ahead")
+    assert list(batches) == []
     assert [batch.step for batch in found] == [3, 4, 5, 6, 7, 8]
     for batch in found:
         planned = plan.plan(batch.step)
@@ -164,8 +170,7 @@ def test_the_data_loader_serves_what_was_planned(kind):
         held = [length for row in batch.documents for length in row]
         assert held == [lengths[sample] for sample in batch.samples]
         assert batch.step_tokens == planned.length.sum()
-    # Workers read on past the last step, as far as they fetch ahead.
-    assert 6 * 4 <= dataset.documents_read() <= (6 + 2 * 2) * 4
+    assert dataset.documents_read() == (6 + 2 * 2) * 4
     until(lambda: set(multiprocessing.active_children()) <= set(before), "the end of all workers")
 
 
@@ -291,6 +296,27 @@ def test_a_data_loader_is_credited_with_what_its_workers_read_while_trainers_wai
     busy = [window(loaded=90, wait_s=0.0)] * 2
     assert rates(busy, ahead=True)["samples_per_s"] == 32
     assert rates([window(wait_s=2.0)] * 2, ahead=True)["samples_per_s"] == 32
+    # Who waits least for data waits for the other rank instead.
+    apart = [window(loaded=90, wait_s=wait_s) for wait_s in (0.0, 1.0)]
+    assert rates(apart, ahead=True)["samples_per_s"] == 64
+
+
+@pytest.mark.parametrize(("variant", "expected"), [("tuned", 12.0), ("balanced", 6.0)])
+def test_actors_are_credited_with_what_was_trained_on_only(monkeypatch, variant, expected):
+    alone = SimpleNamespace(
+        get_rank=lambda: 0,
+        get_world_size=lambda: 1,
+        all_gather_object=lambda found, mine: found.__setitem__(0, mine),
+    )
+    monkeypatch.setattr(dataloader, "dist", alone)
+    found = {}
+    trainer = object.__new__(dataloader.Trainer)
+    trainer.args = arguments("--variant", variant, "--batch", "6")
+    trainer.prof = SimpleNamespace(measure=lambda name, value, **_: found.update({name: value}))
+    # 2 steps of 6 samples in 2 s, of which half was waited.
+    trainer.report(window(loaded=90), {"workers": 7}, [1.0], {"repetition": 0})
+    assert found["samples_per_s"] == expected
+    assert found["loader_memory_bytes"] == 7
 
 
 def test_what_other_programs_take_of_the_cores_is_told(monkeypatch):
