@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from chopper._workloads import WorkloadUnavailable, prepare
-from chopper.workloads.collectives import bus_factors, fit
+from chopper._workloads import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.workloads import collectives, options  # noqa: E402
+from chopper.workloads.collectives import bus_factors, fit  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "words", "message"),
     [
         ("gemm", ["--shapes", "1000000x1000000x1000000"], "needs about 24000 GB, one rank here"),
         ("gemm", ["--shapes", "8x8"], "'8x8' is not MxNxK, for example 4096x4096x4096"),
@@ -23,9 +27,9 @@ from chopper.workloads.collectives import bus_factors, fit
         ("collectives", ["--largest", "1000000000000"], "needs about 6000 GB, 2 ranks here"),
     ],
 )
-def test_impossible_sizes_are_refused_in_one_line(name, options, message):
+def test_impossible_sizes_are_refused_in_one_line(name, words, message):
     with pytest.raises(WorkloadUnavailable, match=message) as refused:
-        prepare(name, options=[*options, "--device", "cpu"])
+        prepare(name, options=[*words, "--device", "cpu"])
     assert "\n" not in str(refused.value)
 
 
@@ -65,8 +69,6 @@ def test_bus_factors_are_those_of_nccl_tests():
 
 
 def test_streams_kernels_pass_over_what_they_count_and_leave_the_arrays_as_they_were():
-    import torch
-
     from chopper.workloads.membw import kernels
 
     arrays = [torch.randn(64) for _ in range(3)]
@@ -89,13 +91,80 @@ def test_streams_kernels_pass_over_what_they_count_and_leave_the_arrays_as_they_
     [("cpu", 1 << 20, 257), ("cpu", 3 << 28, 2), ("cpu", 100 << 20, 4)],
 )
 def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(device, moved_bytes, expected):
-    import torch
-
     from chopper.workloads.membw import call_time_s
 
     called = []
     assert call_time_s(lambda: called.append(1), moved_bytes, torch.device(device)) > 0
     assert len(called) == expected
+
+
+class Ranks:
+    """torch.distributed as the first of four ranks sees it, whose clock goes on as calls say."""
+
+    ReduceOp = SimpleNamespace(MAX="max")
+    irecv, isend = "receive", "send"
+
+    def __init__(self, monkeypatch):
+        self.now_s = 0.0
+        self.begun = []
+        monkeypatch.setattr(collectives, "dist", self)
+        monkeypatch.setattr(collectives, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+
+    def get_rank(self):
+        return 0
+
+    def get_world_size(self):
+        return 4
+
+    def barrier(self):
+        self.now_s += 1.0  # no part of what is timed
+
+    def all_reduce(self, took, op):
+        assert op == "max"
+
+    def P2POp(self, what, tensor, peer):
+        return what, tensor.numel(), peer
+
+    def batch_isend_irecv(self, begun):
+        self.begun += begun
+        return []
+
+
+def test_the_table_holds_what_a_call_takes_and_its_bandwidths(monkeypatch):
+    ranks, found = Ranks(monkeypatch), {}
+
+    class Calls:
+        def __init__(self, largest_bytes, ranks, device):
+            assert (largest_bytes, ranks) == (1 << 20, 4)
+
+        def call(self, name, size_bytes):
+            def call():
+                ranks.now_s += 2e-5 + size_bytes / 3e9
+
+            return call
+
+    prof = SimpleNamespace(step=lambda: None)
+    prof.measure = lambda name, value, **of: found.update({(name, *of.values()): value})
+    monkeypatch.setattr(collectives, "Calls", Calls)
+    monkeypatch.setattr(collectives.chopper, "profile", lambda *_, **__: nullcontext(prof))
+    words = ["--smallest", "1024", "--largest", str(1 << 20), "--factor", "32", "--repeats", "2"]
+    args = options.parse(options.COLLECTIVES, words, prog="collectives")
+    collectives.measure(args, torch.device("cpu"))
+    assert len(found) == 6 * (3 * 4 + 2)
+    for size in (1 << 10, 1 << 15, 1 << 20):
+        time_s = 2e-5 + size / 3e9
+        assert found["time_ns", "all_reduce", size] == pytest.approx(time_s * 1e9)
+        for name, factor in bus_factors(4).items():
+            rate = found["bus_bandwidth_bytes_per_s", name, size]
+            assert rate == pytest.approx(size / time_s * factor)
+    assert found["latency_ns", "all_reduce"] == pytest.approx(2e4)
+    assert found["fitted_bus_bandwidth_bytes_per_s", "all_reduce"] == pytest.approx(3e9 * 1.5)
+
+
+def test_each_rank_sends_to_the_next_and_receives_from_the_one_before(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    collectives.Calls(1 << 10, 4, torch.device("cpu")).call("send_receive", 256)()
+    assert ranks.begun == [("receive", 64, 3), ("send", 64, 1)]
 
 
 def test_the_fit_finds_latency_and_bandwidth():
