@@ -112,7 +112,8 @@ def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarr
     ratio = np.minimum(wait_ns, total) / np.maximum(total, 1)
 
     def share(at: np.ndarray) -> np.ndarray:
-        return np.rint((at - start[of]) * ratio[of]).astype(np.int64)
+        whole: np.ndarray = np.rint((at - start[of]) * ratio[of]).astype(np.int64)
+        return whole
 
     out = np.empty(len(held), dtype=np.int64)
     out[order] = np.minimum(share(until) - share(before), held[order])

@@ -670,7 +670,7 @@ def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architectu
             f"{', '.join(FAMILIES)}, or capture the module itself with --module"
         )
     try:
-        shapes = family(Config({**_LEFT_OUT.get(kind, {}), **found}, where))
+        shapes = family(Config({**_LEFT_OUT.get(str(kind), {}), **found}, where))
         if "experts" not in shapes:
             experts = next((k for k in _EXPERTS if found.get(k)), None)
             if experts is not None:
