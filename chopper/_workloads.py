@@ -535,6 +535,13 @@ def prepare(
             raise WorkloadUnavailable(
                 f"{name}: needs {called}, which is not installed: pip install {package}"
             )
+    try:
+        importlib.import_module("torch")
+    except (ImportError, OSError) as exc:  # OSError: of a library that it loads itself
+        raise WorkloadUnavailable(
+            f"{name}: needs PyTorch, which is installed and cannot be imported ({exc}): install it "
+            "again"
+        ) from exc
     # What the check of a workload estimates depends on which of them run.
     parsed.variants = tuple(variant.name for variant in chosen)
     ranks, device, notes, absent = _settle(name, workload, ranks, parsed)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import chopper
+from chopper.errors import UsageError
 from chopper.workloads import options, sweep
 from chopper.workloads.machine import BACKEND, Needs, gather_into, scatter_sum, wait
 from chopper.workloads.progress import Progress
@@ -42,7 +43,7 @@ MOST_CALLS = 1000
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Three arrays of the largest size: sent, received and staged."""
     if ranks == 1:
-        raise ValueError("--ranks 1: one rank has nobody to exchange with")
+        raise UsageError("--ranks 1: one rank has nobody to exchange with")
     return sweep.needs(args, ranks, device)
 
 

@@ -79,6 +79,9 @@ def main() -> None:
         print(f"dataloader: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     except RuntimeError as error:
+        if "DataLoader worker" in str(error):  # torch raises it wherever the rank is just then
+            print(f"dataloader: {str(error).splitlines()[0].strip()}", file=sys.stderr, flush=True)
+            sys.exit(1)
         if "closed by peer" not in str(error) and "reset by peer" not in str(error):
             raise
         # The rank that ended says why.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import chopper
+from chopper.errors import UsageError
 from chopper.workloads import options
 from chopper.workloads.machine import Needs, own_device, wait
 from chopper.workloads.progress import Progress
@@ -49,14 +50,14 @@ def chosen_shapes(args: argparse.Namespace, device: str) -> list[tuple[int, int,
     """Shapes as (M, N, K): [M, K] times [K, N].
 
     Raises:
-        ValueError: a shape is not three whole numbers.
+        UsageError: a shape is not three whole numbers.
     """
     words = SWEEP[device] if args.shapes == "sweep" else args.shapes.split(",")
     shapes = []
     for word in words:
         sides = word.strip().lower().split("x")
         if len(sides) != 3 or not all(s.isdecimal() and int(s) > 0 for s in sides):
-            raise ValueError(f"--shapes: {word!r} is not MxNxK, for example 4096x4096x4096")
+            raise UsageError(f"--shapes: {word!r} is not MxNxK, for example 4096x4096x4096")
         m, n, k = map(int, sides)
         shapes.append((m, n, k))
     return shapes
@@ -66,7 +67,8 @@ def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
     """Data types by torch's names.
 
     Raises:
-        ValueError: one is not known, or the device lacks it.
+        UsageError: one is not known.
+        ValueError: the device lacks one.
     """
     if args.dtypes != "all":
         names = [word.strip() for word in args.dtypes.split(",")]
@@ -74,7 +76,7 @@ def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
         names = [*DTYPES[device]]
     for name in names:
         if name not in _ELEMENT_BYTES:
-            raise ValueError(f"--dtypes: {name!r} is none of {', '.join(_ELEMENT_BYTES)}")
+            raise UsageError(f"--dtypes: {name!r} is none of {', '.join(_ELEMENT_BYTES)}")
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         if args.dtypes != "all" and "bfloat16" in names:
             raise ValueError(f"--dtypes: {torch.cuda.get_device_name()} has no bfloat16")

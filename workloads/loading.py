@@ -6,7 +6,7 @@ import argparse
 import math
 from dataclasses import dataclass
 
-from chopper.errors import ChopperError
+from chopper.errors import ChopperError, UsageError
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
 from chopper.workloads.machine import Needs
@@ -26,6 +26,7 @@ _ALLOWED = (
     ("latency", 1, 2000, "the slowest reads would take longer than they are waited for"),
     ("threads", 1, 4096, "a loader actor has at most 4096; take more --loaders"),
     ("prefetch", 1, 1024, "at most 1024 steps are loaded ahead"),
+    ("documents", 1, 10**12, "in each source; at most a million millions"),
     ("first", 0, 1_000_000, "planning all steps before it would take minutes; at most a million"),
 )
 _WORKER_BYTES = 20_000_000
@@ -37,13 +38,13 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
     """What the hungriest variant takes: the state of all sources in each worker of each rank."""
     for name, least, most, why in _ALLOWED:
         if not least <= getattr(args, name) <= most:
-            raise ValueError(f"--{name} {getattr(args, name)}: {why}")
+            raise UsageError(f"--{name} {getattr(args, name)}: {why}")
     if args.width > 32 and args.width % 32:
-        raise ValueError(f"--width {args.width}: a head has 32, take a multiple of that")
+        raise UsageError(f"--width {args.width}: a head has 32, take a multiple of that")
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
     if args.fault == "killed-loader" and not with_actors:
-        raise ValueError("--fault killed-loader: loader actors only, --variants balanced has them")
+        raise UsageError("--fault killed-loader: loader actors only, --variants balanced has them")
     sources = specs(args)
     try:
         plans(args, sources, ranks)

@@ -11,14 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+_MOST = 10**15
+"""More than there are bytes in any memory; a product of some such numbers is still a number."""
+_MOST_SEED = 2**32 - 1
 
-def _whole(text: str, *, least: int) -> int:
+
+def _whole(text: str, *, least: int, most: int = _MOST) -> int:
     try:
         value = int(text)
     except ValueError:
         value = least - 1
     if value < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {most}, the most that it can be")
     return value
 
 
@@ -30,6 +36,11 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """Read a whole number of at least zero."""
     return _whole(text, least=0)
+
+
+def seed(text: str) -> int:
+    """Read what every random generator takes for its seed."""
+    return _whole(text, least=0, most=_MOST_SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +70,7 @@ DTYPE = Option(
     default="float32",
     choices=("float32", "bfloat16"),
 )
-SEED = Option(name="seed", help="of weights, data and order", default=0, type=not_negative)
+SEED = Option(name="seed", help="of weights, data and order", default=0, type=seed)
 DEVICE = Option(
     name="device",
     help="auto takes the GPUs when there is one for each rank, else the CPU",

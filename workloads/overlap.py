@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import chopper
+from chopper.errors import UsageError
 from chopper.workloads import link, options
 from chopper.workloads.linked import LINKED_VARIABLE
 from chopper.workloads.machine import Needs, gather_into, scatter_sum, wait
@@ -57,12 +58,12 @@ Order = list[tuple[int, int | None]]
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Three matrices, twice: in the type of computation, and in float64 to check them."""
     if ranks == 1 and device == "cpu":
-        raise ValueError("--ranks 1: one rank has nobody to exchange with, except on a GPU")
+        raise UsageError("--ranks 1: one rank has nobody to exchange with, except on a GPU")
     of = f"{ranks} ranks" if ranks > 1 else f"{SHARDS} shards"
     if args.m % ((ranks if ranks > 1 else SHARDS) * args.chunks):
-        raise ValueError(f"--m {args.m}: its rows do not divide into {of} of {args.chunks} chunks")
+        raise UsageError(f"--m {args.m}: its rows do not divide into {of} of {args.chunks} chunks")
     if args.k % ranks:
-        raise ValueError(f"--k {args.k}: does not divide among {ranks} ranks")
+        raise UsageError(f"--k {args.k}: does not divide among {ranks} ranks")
     notes = []
     absent = _absent(ranks) if device == "cuda" else {}
     if device == "cpu" and args.rate != "none":

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ PREFIX = "chopper-ray-"
 _SOCKET = "/sockets/plasma_store"
 """The longest name of a socket below a session's directory (ray 2.60)."""
 _SOCKET_PATH_BYTES = 107
+_KILLED_S = 5.0
+"""How long the kernel may take to end what is killed."""
 ANSWER_S = 8
 """How long a cluster that is named may take to answer."""
 
@@ -159,6 +162,11 @@ def load_ray(token: str | None = None) -> Any:
         sys.modules["amdsmi"] = None  # type: ignore[assignment]
     try:
         import ray
+    except ImportError as exc:
+        raise LoaderError(
+            f"the disaggregated variants need Ray, which is installed and cannot be imported ({exc}): "
+            "install it again"
+        ) from exc
     finally:
         if hidden:
             del sys.modules["amdsmi"]
@@ -268,9 +276,20 @@ def _end_all_of(directory: Path) -> list[int]:
             if _is_of(directory, process, process.info["cmdline"] or ()):
                 process.send_signal(signal.SIGKILL)
                 found.append(process)
-    psutil.wait_procs(found, timeout=5)
+    _await_end(found)
     shutil.rmtree(directory, ignore_errors=True)
     return [process.pid for process in found]
+
+
+def _await_end(killed: Sequence[psutil.Process]) -> None:
+    """Wait until they are gone, or until whoever adopted them has not yet noticed that they are."""
+    import psutil
+
+    until = time.monotonic() + _KILLED_S
+    for process in killed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+                time.sleep(0.01)
 
 
 def _is_of(directory: Path, process: psutil.Process, cmdline: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from chopper.errors import UsageError
 from chopper.workloads.machine import Needs
 
 
@@ -12,12 +13,12 @@ def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
     """Three arrays of the largest size: of STREAM's kernels, or sent, received and staged.
 
     Raises:
-        ValueError: the sizes do not grow.
+        UsageError: the sizes do not grow.
     """
     if args.smallest > args.largest:
-        raise ValueError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
+        raise UsageError(f"--smallest {args.smallest} is larger than --largest {args.largest}")
     if args.factor < 2:
-        raise ValueError(f"--factor {args.factor}: sizes must grow, take 2 or more")
+        raise UsageError(f"--factor {args.factor}: sizes must grow, take 2 or more")
     return Needs(
         memory_bytes=3 * args.largest,
         what=f"--largest {args.largest}",

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from chopper.errors import UsageError  # noqa: E402
 from chopper.workloads import (  # noqa: E402
     dataloader,
     loading,
@@ -372,6 +373,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
         (["--batch", "9999999"], "all sources together hold"),
         (["--fault", "empty"], "source code-01 is empty"),
         (["--fault", "killed-loader"], "loader actors only"),
+        (["--documents", "9" * 14], "a million millions"),
         (["--longest", "2"], "a document has at least 8 tokens"),
         (["--width", "97"], "--width 97: a head has 32"),
         (["--latency", "100000"], "longer than they are waited for"),
@@ -380,7 +382,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(words, message):
-    with pytest.raises(ValueError, match=message) as refused:
+    with pytest.raises((UsageError, ValueError), match=message) as refused:
         loading.needs(arguments(*words, variants=("loader",)), 2, "cpu")
     assert "\n" not in str(refused.value)
 

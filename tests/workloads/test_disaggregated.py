@@ -259,6 +259,13 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
         ray_cluster.load_ray()
 
 
+def test_a_ray_that_cannot_be_imported_is_one_line(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "ray" else None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ray_cluster.LoaderError, match="is installed and cannot be imported"):
+        ray_cluster.load_ray()
+
+
 def test_a_cluster_that_does_not_answer_is_one_line():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from chopper import experiment as ex  # noqa: E402
 from chopper._workloads import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
+from chopper.errors import UsageError  # noqa: E402
 from chopper.reports import experiment as report  # noqa: E402
 from chopper.workloads import options  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
@@ -30,7 +31,7 @@ from tests.waiting import PATIENCE_S  # noqa: E402
     ],
 )
 def test_impossible_shapes_are_refused(ranks, options, message):
-    with pytest.raises(WorkloadUnavailable, match=message):
+    with pytest.raises((UsageError, WorkloadUnavailable), match=message):
         prepare("overlap", ranks=ranks, options=[*options, "--device", "cpu"])
 
 
@@ -73,7 +74,7 @@ def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypa
     from chopper.workloads import overlap
 
     args = options.parse(options.OVERLAP, ["--m", "1000"], prog="overlap")
-    with pytest.raises(ValueError, match="do not divide into 4 shards of 8 chunks"):
+    with pytest.raises(UsageError, match="do not divide into 4 shards of 8 chunks"):
         overlap.needs(args, 1, "cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     args.m = 1024

@@ -116,6 +116,11 @@ def test_how_long_it_takes_is_said_of_the_default_size_alone():
         ({"options": ["--size", "9b"]}, "argument --size: invalid choice: '9b'"),
         ({"options": ["--batch", "many"]}, "'many' is not a whole number of at least 1"),
         ({"options": ["--seed", "-1"]}, "'-1' is not a whole number of at least 0"),
+        ({"options": ["--seed", "4294967296"]}, "'4294967296' is more than 4294967295"),
+        ({"options": ["--batch", "9" * 20]}, "is more than 1000000000000000"),
+        ({"name": "gemm", "options": ["--shapes", "3x"]}, "--shapes: '3x' is not MxNxK"),
+        ({"name": "collectives", "ranks": 1}, "one rank has nobody to exchange with"),
+        ({"name": "membw", "options": ["--largest", "9"]}, "is larger than --largest 9"),
         ({"options": ["--size"]}, "argument --size: expected one argument"),
         ({"options": ["--wings", "2"]}, "unrecognized arguments: --wings 2"),
         ({"options": ["--si", "8b"]}, "unrecognized arguments: --si 8b"),
@@ -134,6 +139,15 @@ def test_without_torch_it_says_what_to_install(monkeypatch):
         "importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name)
     )
     with pytest.raises(WorkloadUnavailable, match=r"pip install torch$"):
+        prepare("fsdp2")
+
+
+def test_a_torch_that_cannot_be_imported_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with pytest.raises(
+        WorkloadUnavailable, match=r"^fsdp2: needs PyTorch, which is installed and "
+    ):
         prepare("fsdp2")
 
 
