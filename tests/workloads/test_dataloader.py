@@ -311,7 +311,7 @@ def test_actors_are_credited_with_what_was_trained_on_only(monkeypatch, variant,
     )
     monkeypatch.setattr(dataloader, "dist", alone)
     found = {}
-    trainer = object.__new__(dataloader.Trainer)
+    trainer: Any = object.__new__(dataloader.Trainer)
     trainer.args = arguments("--variant", variant, "--batch", "6")
     trainer.prof = SimpleNamespace(measure=lambda name, value, **_: found.update({name: value}))
     # 2 steps of 6 samples in 2 s, of which half was waited.

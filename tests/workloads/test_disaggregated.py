@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -232,7 +232,7 @@ def test_trainers_wait_when_less_than_half_of_what_was_asked_for_is_there(
     made = d.DataConstructor(setup("stock", prefetch=8))
     made._built = built - 1
     for step in range(5):
-        made._steps[step] = SimpleNamespace(done=lambda step=step: step < done)
+        made._steps[step] = cast("Any", SimpleNamespace(done=lambda step=step: step < done))
     made._observe()
     assert told == [(done, starving) for starving in said]
 

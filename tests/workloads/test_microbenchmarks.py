@@ -145,7 +145,7 @@ def test_the_table_holds_what_a_call_takes_and_its_bandwidths(monkeypatch):
     prof = SimpleNamespace(step=lambda: None)
     prof.measure = lambda name, value, **of: found.update({(name, *of.values()): value})
     monkeypatch.setattr(collectives, "Calls", Calls)
-    monkeypatch.setattr(collectives.chopper, "profile", lambda *_, **__: nullcontext(prof))
+    monkeypatch.setattr("chopper.profile", lambda *_, **__: nullcontext(prof))
     words = ["--smallest", "1024", "--largest", str(1 << 20), "--factor", "32", "--repeats", "2"]
     args = options.parse(options.COLLECTIVES, words, prog="collectives")
     collectives.measure(args, torch.device("cpu"))
