@@ -8,6 +8,7 @@ arithmetic: a law of the collectives or of the kernels, NCCL's own latencies, or
 from __future__ import annotations
 
 from chopper.analyzers.estimates.network import Topology, ring_steps
+from chopper.analyzers.repeats import Estimate
 from chopper.devices import lookup
 from chopper.experiment import Experiment, Headline, Labels, Row, between, quotient
 
@@ -58,16 +59,13 @@ def collectives(experiment: Experiment) -> tuple[Headline, ...]:
     others = {name: quotient(row, link) for name, row in rates.items() if name != "all_reduce"}
     named = ", ".join(f"{name} {found.value:.2f}×" for name, found in others.items() if found)
     out.append(
-        Headline(
+        _ratio(
+            of_link,
             system="Collectives",
             claim=f"bus bandwidth of all-reduce over that of send and receive, {_mib(size)}",
-            survey=None,
             primary="1: bus bandwidth is the link's, whatever the collective (nccl-tests)",
-            unit="×",
-            ours=None if of_link is None else of_link.value,
-            ci95=None if of_link is None else of_link.ci95,
             stated=1.0,
-            why="" if of_link else "send and receive were not measured",
+            why="send and receive were not measured",
             configuration="; ".join(part for part in (where, named) if part),
         )
     )
@@ -79,14 +77,11 @@ def collectives(experiment: Experiment) -> tuple[Headline, ...]:
         one, *two = (row.values for row in times if row is not None)
         found = between(one, [sum(values) for values in zip(*two, strict=True)], ratio=True)
         out.append(
-            Headline(
+            _ratio(
+                found,
                 system="Collectives",
                 claim=f"all-reduce's time over reduce-scatter's and all-gather's, {_mib(size)}",
-                survey=None,
                 primary="1: a ring does the one, then the other",
-                unit="×",
-                ours=None if found is None else found.value,
-                ci95=None if found is None else found.ci95,
                 stated=1.0,
                 configuration=f"{where}; below 1 where reduce-scatter is made of an all-reduce, as "
                 "gloo's is",
@@ -96,14 +91,10 @@ def collectives(experiment: Experiment) -> tuple[Headline, ...]:
     reached = quotient(whole, asymptote)
     if reached is not None:
         out.append(
-            Headline(
+            _ratio(
+                reached,
                 system="Collectives",
                 claim=f"bus bandwidth of all-reduce, {_mib(size)}, over its fit's",
-                survey=None,
-                primary=None,
-                unit="×",
-                ours=reached.value,
-                ci95=reached.ci95,
                 configuration=f"{where}; well below 1 where messages outgrow a cache or a buffer, "
                 "which α + β·size knows nothing of",
             )
@@ -126,15 +117,11 @@ def gemm(experiment: Experiment) -> tuple[Headline, ...]:
         labels = dict(quickest)
         found = experiment.ratio("median_flop_per_s", "zeros", "random", **labels)
         out.append(
-            Headline(
+            _ratio(
+                found,
                 system="Chopper: DVFS",
                 claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
-                survey=None,
-                primary=None,
-                unit="×",
-                ours=None if found is None else found.value,
-                ci95=None if found is None else found.ci95,
-                why="random numbers were not run" if found is None else "",
+                why="random numbers were not run",
                 configuration=f"rate on {experiment.plan.device}; {_sensed(experiment)}",
             )
         )
@@ -179,14 +166,10 @@ def membw(experiment: Experiment) -> tuple[Headline, ...]:
         found = quotient(rows[name], rows["copy"])
         if found is not None:
             out.append(
-                Headline(
+                _ratio(
+                    found,
                     system="Memory",
                     claim=f"bandwidth of {name} over copy's",
-                    survey=None,
-                    primary=None,
-                    unit="×",
-                    ours=found.value,
-                    ci95=found.ci95,
                     configuration=f"{where}; {law}",
                 )
             )
@@ -195,15 +178,11 @@ def membw(experiment: Experiment) -> tuple[Headline, ...]:
             "bandwidth_bytes_per_s", "zeros", "random", kernel="triad", array_bytes=size
         )
         out.append(
-            Headline(
+            _ratio(
+                found,
                 system="Memory",
                 claim="triad on zeros over random numbers",
-                survey=None,
-                primary=None,
-                unit="×",
-                ours=None if found is None else found.value,
-                ci95=None if found is None else found.ci95,
-                why="" if found else "random numbers were not run",
+                why="random numbers were not run",
                 configuration=f"{where}; {_sensed(experiment)}",
             )
         )
@@ -218,6 +197,31 @@ def _sensed(experiment: Experiment) -> str:
     return ", ".join(
         f"{what} {found.value:.2f}×" if found else f"no {what} was sampled"
         for what, found in (("clock", clock), ("power", power))
+    )
+
+
+def _ratio(
+    found: Estimate | None,
+    *,
+    system: str,
+    claim: str,
+    configuration: str,
+    primary: str | None = None,
+    stated: float | None = None,
+    why: str = "",
+) -> Headline:
+    """The headline that a ratio is; where there is none, the reason."""
+    return Headline(
+        system=system,
+        claim=claim,
+        survey=None,
+        primary=primary,
+        unit="×",
+        ours=None if found is None else found.value,
+        ci95=None if found is None else found.ci95,
+        stated=stated,
+        why=why if found is None else "",
+        configuration=configuration,
     )
 
 
