@@ -7,10 +7,14 @@ arithmetic: a law of the collectives or of the kernels, NCCL's own latencies, or
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from chopper.analyzers.estimates.network import Topology, ring_steps
-from chopper.analyzers.repeats import Estimate
 from chopper.devices import lookup
 from chopper.experiment import Experiment, Headline, Labels, Row, between, quotient
+
+if TYPE_CHECKING:
+    from chopper.analyzers.repeats import Estimate
 
 
 def collectives(experiment: Experiment) -> tuple[Headline, ...]:
