@@ -95,8 +95,9 @@ def _seconds(sample: Sample) -> str:
 
 def largest(count: int = 3) -> list[Path]:
     """The largest Kineto traces with events in an object, which all three readers take."""
-    root = Path(os.environ.get("CHOPPER_TRACES", "../shared/traces"))
-    if not root.is_dir():
+    named = os.environ.get("CHOPPER_TRACES")
+    root = Path(named) if named else None
+    if root is None or not root.is_dir():
         sys.exit("no traces: name some, or set CHOPPER_TRACES to a directory that holds them")
     found = [p for p in root.rglob("*.json.gz") if "toplevel-list" not in p.name]
     return sorted(found, key=lambda p: -p.stat().st_size)[:count]

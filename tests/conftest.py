@@ -26,12 +26,9 @@ settings.load_profile("chopper")
 
 
 def find_traces_dir() -> Path | None:
-    """The optional catalogue of real traces: CHOPPER_TRACES, or a sibling folder of the clone."""
+    """Return the optional catalogue of real traces, which CHOPPER_TRACES names."""
     named = os.environ.get("CHOPPER_TRACES")
-    for candidate in ([Path(named)] if named else []) + [ROOT.parent / "shared" / "traces"]:
-        if candidate.is_dir():
-            return candidate
-    return None
+    return Path(named) if named and Path(named).is_dir() else None
 
 
 @pytest.fixture(scope="session")
