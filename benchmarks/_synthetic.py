@@ -376,6 +376,7 @@ def _steps(begin: np.ndarray, host_ns: np.ndarray, count: int, steps: int) -> pa
         "end_ns": pa.array(end + _BASE_NS),
         "source": _texts(zeros, ["profiler_step"]),
         "traced": pa.array(np.ones(steps, dtype=bool)),
+        "profiled": pa.array(np.ones(steps, dtype=bool)),
     }
     return pa.Table.from_arrays([given[f.name] for f in declared.arrow], schema=declared.arrow)
 

@@ -259,9 +259,9 @@ class Session:
         self, log: StepLog, end_ns: int, began_ns: int, tokens: int | None = None
     ) -> None:
         windows = self._windows
-        undisturbed = windows is None or not windows.tracing
         traced = windows is not None and windows.covers_step()
-        log.end(end_ns, traced=traced, undisturbed=undisturbed, tokens=tokens)
+        profiled = windows is not None and windows.profiled_step()
+        log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
         self._collecting.step_ended(log.number - 1)
         if windows is not None and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step
@@ -396,7 +396,8 @@ class Session:
             # One optimizer stepped once: nothing came that could have told a cycle, this was it.
             log.source = "optimizer"
             tracing = self._windows is not None and self._windows.tracing
-            log.end(self._cycle.tentative_ns, traced=tracing, undisturbed=False)
+            profiled = self._windows is not None and self._windows.profiled_step()
+            log.end(self._cycle.tentative_ns, traced=tracing, profiled=profiled)
         if log.number == 0:
             self._part.note(
                 "run.no_steps",

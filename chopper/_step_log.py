@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from chopper.manifest import Overhead
 
-_Row = tuple[int, int, int, str, bool]
+_Row = tuple[int, int, int, str, bool, bool]
 """Of the table ``step``."""
 _FLUSH_NS = 1_000_000_000
 _MEDIAN_OF = 4096
@@ -51,23 +51,22 @@ class StepLog:
         """The first step begins now."""
         self._start_ns = self._first_ns = time.time_ns()
 
-    def end(
-        self, end_ns: int, *, traced: bool, undisturbed: bool, tokens: int | None = None
-    ) -> None:
+    def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> None:
         """The step that runs ended, and the next one begins there.
 
         Args:
             end_ns: when.
             traced: whether the trace covers it.
-            undisturbed: whether no trace was taken meanwhile.
+            profiled: whether a trace was being taken during some part of it.
             tokens: how many this rank worked through in it, where the program says.
         """
         assert self.source is not None
         if tokens is not None:
             length_ns = end_ns - self._start_ns
             self._work.append((self._start_ns + length_ns // 2, length_ns, self.number, tokens))
-        self._rows.append((self.number, self._start_ns, end_ns, self.source, traced))
-        if traced or (undisturbed and self.number > 1):
+        row = (self.number, self._start_ns, end_ns, self.source, traced, profiled)
+        self._rows.append(row)
+        if traced or (not profiled and self.number > 1):
             self._durations[traced].append(end_ns - self._start_ns)
         self.number += 1
         self._start_ns = end_ns
@@ -103,7 +102,7 @@ class StepLog:
         """Say of ``steps`` whether the trace that is kept covers them."""
 
         def corrected(rows: list[_Row]) -> list[_Row]:
-            return [(*row[:4], traced) if row[0] in steps else row for row in rows]
+            return [(*row[:4], traced, row[5]) if row[0] in steps else row for row in rows]
 
         self._rows = corrected(self._rows)
         if any(row[4] != traced and row[0] in steps for row in self._history):
@@ -142,7 +141,7 @@ class StepLog:
 
     def _write(self, rows: list[_Row]) -> None:
         if rows and self._writer is not None:
-            names = ("number", "start_ns", "end_ns", "source", "traced")
+            names = ("number", "start_ns", "end_ns", "source", "traced", "profiled")
             columns = zip(*rows, strict=True)
             self._writer.write(dict(zip(names, map(list, columns), strict=True)))
 

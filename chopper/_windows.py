@@ -70,6 +70,8 @@ class TraceWindows:
         self._capture: _Capture | None = None
         self._kept: _Capture | None = None
         self._kept_steps = 0
+        self._profiled = False
+        """Whether a trace was being taken during some part of the step that runs."""
         self._span: Any = None
         self._lost_spans: list[Any] = []
         """Spans of lost traces: only the thread that opened them may close them."""
@@ -99,6 +101,11 @@ class TraceWindows:
             self._note_thread(capture)
         return capture.until is None and self._log.number >= capture.window.start
 
+    def profiled_step(self) -> bool:
+        """Whether a trace was being taken during the step that ends now; asked once for each."""
+        profiled, self._profiled = self._profiled, self.tracing
+        return profiled
+
     def switch(self) -> bool:
         """Start or end tracing as the step that begins asks; whether anything was done."""
         self._trace.settle()
@@ -110,6 +117,7 @@ class TraceWindows:
             if number < self._capture.window.stop:
                 return False
             self._keep(self._end_capture())
+            self._profiled = False
             # Not even the next window could begin at this point: see TorchTrace.left_open.
             return True
         if not self._upcoming or number < self._not_before:
@@ -128,6 +136,7 @@ class TraceWindows:
             _forking.has_traced()
             self._trace.begin()
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
+            self._profiled = True
             self.begin_span()
             return True
         if number == self._upcoming[0].begin - 1:
@@ -150,6 +159,7 @@ class TraceWindows:
     def start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""
         begun = len(self._windows) - len(self._upcoming)
+        self._profiled = begun > 0
         if self._capture is not None and (begun > 1 or not self.mine):
             if self.mine:
                 self._keep(self._end_capture())

@@ -250,6 +250,7 @@ def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path, first: str)
             "end_ns": [BASE_NS + 10_000, BASE_NS + 20_000],
             "source": ["mark", "mark"],
             "traced": [True, True],
+            "profiled": [True, True],
         }
     )
     stream.close()

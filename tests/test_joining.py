@@ -33,6 +33,7 @@ def node(path, ranks, *, world=4, start_ns=10**18, run_id="none", exit_code=0):
                 "end_ns": [start_ns + rank + 1, start_ns + 2 * rank + 2],
                 "source": ["mark"] * 2,
                 "traced": [False] * 2,
+                "profiled": [False] * 2,
             }
         )
         steps.close()

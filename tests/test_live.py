@@ -31,6 +31,7 @@ def steps(*numbers: int) -> dict[str, Any]:
         "end_ns": [n * 1000 + 500 + n for n in numbers],
         "source": ["mark"] * len(numbers),
         "traced": [False] * len(numbers),
+        "profiled": [False] * len(numbers),
     }
 
 

@@ -115,7 +115,7 @@ COLLECTIVE = Table(
 
 STEP = Table(
     "step",
-    1,
+    2,
     "Training steps as the host saw them.",
     (
         Column(name="number", type="int64", doc="Number of the step as the program counts."),
@@ -127,6 +127,13 @@ STEP = Table(
             doc="profiler_step (ProfilerStep#N), mark (prof.step()) or optimizer (hooks).",
         ),
         Column(name="traced", type="bool", doc="Whether the kernel trace covers this step."),
+        Column(
+            name="profiled",
+            type="bool",
+            nullable=True,
+            doc="Whether a trace was being taken during some part of this step, kept or not; steps "
+            "without one ran at the program's own speed. Null before version 2.",
+        ),
     ),
 )
 

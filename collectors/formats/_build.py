@@ -497,6 +497,7 @@ def steps_of(host: pa.Table) -> pa.Table:
             "end_ns": to_arrow(start[at] + dur[at]),
             "source": from_list(["range"] * len(best), declared.arrow.field("source").type),
             "traced": from_list([True] * len(best), pa.bool_()),
+            "profiled": from_list([True] * len(best), pa.bool_()),
         },
         schema=declared.arrow,
     )

@@ -340,6 +340,7 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
             "end_ns": to_arrow(end[keep]),
             "source": from_list(["profiler_step"] * len(keep), declared.arrow.field("source").type),
             "traced": from_list([True] * len(keep), pa.bool_()),
+            "profiled": from_list([True] * len(keep), pa.bool_()),
         },
         schema=declared.arrow,
     )

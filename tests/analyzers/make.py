@@ -79,6 +79,7 @@ def steps(*bounds: tuple[int, int], first: int = 0) -> pa.Table:
                 "end_ns": b,
                 "source": "profiler_step",
                 "traced": True,
+                "profiled": True,
             }
             for i, (a, b) in enumerate(bounds)
         ],

@@ -230,6 +230,43 @@ def test_a_later_window_replaces_the_first_when_it_is_as_good(task, count, trace
     assert f"ProfilerStep#{traced[0]}" in names_of("run")
 
 
+def profiled_of(path):
+    return [row["number"] for row in steps_of(path) if row["profiled"]]
+
+
+def test_steps_say_whether_a_trace_was_being_taken(task):
+    with chopper.profile("run", collect=TRACE_ONLY):
+        for _ in range(56):
+            task.step()
+    assert profiled_of("run") == [0, 1, 2, 3, 4, 5, 6, 49, 50, 51, 52, 53, 54]
+
+
+def test_a_step_in_which_the_trace_gave_way_was_profiled(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(3, 6)):
+        for number in range(8):
+            if number == 4:
+                with torch.profiler.profile():
+                    task.model(torch.ones(2, 8))
+            task.step()
+    assert profiled_of("run") == [2, 3, 4]
+
+
+def test_steps_found_before_the_programs_own_were_parts_of_its_first(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, 1)) as prof:
+        for _ in range(3):
+            task.step()
+            task.step()
+            prof.step()
+    assert profiled_of("run") == [0]
+
+
+def test_without_a_trace_no_step_is_profiled(task):
+    with chopper.profile("run", collect=(), trace=False):
+        for _ in range(3):
+            task.step()
+    assert [row["profiled"] for row in steps_of("run")] == [False] * 3
+
+
 def test_no_second_trace_while_a_span_of_the_first_is_open(task):
     with chopper.profile("run", collect=TRACE_ONLY), torch.profiler.record_function("epoch"):
         for _ in range(56):

@@ -439,6 +439,7 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
                 "end_ns": window_end - 500_000,
                 "source": strings(np.zeros(shape.steps, int), ["mark"]),
                 "traced": np.ones(shape.steps, bool),
+                "profiled": np.ones(shape.steps, bool),
             },
         ),
     )
