@@ -18,7 +18,17 @@ from chopper.analyzers.trace import HostSpans
 from chopper.analyzers.work import MATH_FAMILIES, family
 from chopper.tables import TABLES
 
-HOST_DEVICE_ID = -1
+HOST_KINDS = ("host_op", "host_collective")
+_NO_DEVICE = -1
+
+
+def is_host_timeline(events: pa.Table) -> bool:
+    """Return whether device events were derived from host spans.
+
+    The kind says so; a device id of -1 does not, since recorders write it for "unknown".
+    """
+    kinds = {kind.as_py() for kind in events["kind"].unique()}
+    return bool(kinds) and kinds <= {*HOST_KINDS}
 
 
 def host_as_device(host: HostSpans) -> tuple[pa.Table, np.ndarray]:
@@ -44,9 +54,9 @@ def host_as_device(host: HostSpans) -> tuple[pa.Table, np.ndarray]:
     columns = {
         "start_ns": pa.array(start),
         "dur_ns": pa.array(end - start),
-        "device_id": pa.array(np.full(count, HOST_DEVICE_ID, dtype=np.int32)),
+        "device_id": pa.array(np.full(count, _NO_DEVICE, dtype=np.int32)),
         "stream_id": pa.array(host.nesting.thread_keys[host.nesting.thread[rows], 1]),
-        "kind": dictionary(is_collective.astype(np.int64), ["host_op", "host_collective"]),
+        "kind": dictionary(is_collective.astype(np.int64), [*HOST_KINDS]),
         "name": dictionary(name_codes[rows], name_values),
         "grid": no_text,
         "block": no_text,

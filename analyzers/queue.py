@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.events import group_of
+from chopper.analyzers.host_device import HOST_KINDS
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 FULL_COUNT = 1024
 """Entries at which CUDA's launch queue is full."""
-_ON_HOST = ("host_op", "host_collective")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def depths(attribution: Attribution, rank: int) -> list[Depth]:
     if links is None or not links.num_rows:
         return []
     kind, kinds = strings(events, "kind")
-    on_host = np.array([k in _ON_HOST for k in kinds] + [False])[kind]
+    on_host = np.array([k in HOST_KINDS for k in kinds] + [False])[kind]
     launch = ints(links, "launch_row")
     rows = np.flatnonzero((launch >= 0) & ~on_host)
     if not len(rows):

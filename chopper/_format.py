@@ -20,6 +20,11 @@ _MINUTE_NS = 60 * 10**9
 _DAYS_FROM_NS = 4 * 86400e9
 
 
+def device_name(device_id: int | None) -> str:
+    """``device 3``, or ``unknown device`` where the recorder did not say which one it was."""
+    return "unknown device" if device_id is None or device_id < 0 else f"device {device_id}"
+
+
 def some(values: Sequence[object]) -> str:
     """The first eight of them, and whether there are more."""
     return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")

@@ -52,7 +52,7 @@ def attribute(run: Run | Source) -> Attribution:
 def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
     """The ranks of a run, their events joined to the host; what their devices can do."""
     from chopper.analyzers.attribute import RankInput, join_rank
-    from chopper.analyzers.host_device import HOST_DEVICE_ID
+    from chopper.analyzers.host_device import is_host_timeline
     from chopper.tables import TABLES
     from chopper.telemetry import of_rank
 
@@ -65,8 +65,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
             name: run.table(rank, name)
             for name in ("host_span", "device_event", "step", "collective")
         }
-        events = tables["device_event"]
-        if events.num_rows and events["device_id"][0].as_py() == HOST_DEVICE_ID:
+        if is_host_timeline(tables["device_event"]):
             # Made of host spans by an attribution before this one.
             tables["device_event"] = TABLES["device_event"].empty()
         device = device_of(part)

@@ -314,6 +314,8 @@ _CHECKS = (
         "a timeline of its own."),
     Check("device.stray_events", "Events of another device", "Left out: the process does not compute "
         "there."),
+    Check("device.unknown", "Device not recorded", "Device events that name no device, or none that "
+        "can be: they are a timeline of their own."),
     # -- the recording
     Check("run.part_missing", "Part missing", "A rank's folder has no readable manifest."),
     Check("run.rank_died", "Rank died", "A rank never closed its recording; what it flushed is used."),

@@ -12,6 +12,7 @@ import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from chopper._format import device_name
 from chopper.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -235,10 +236,13 @@ def _host(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, 
 def _device(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     import numpy as np
 
+    from chopper.analyzers.host_device import is_host_timeline
+
     events = attribution.run.table(rank, "device_event")
     links = attribution.links.get(rank)
     if links is None:
         return
+    on_host = is_host_timeline(events)
     pieces = attribution.pieces
     mine = np.flatnonzero(pieces["rank"].to_numpy() == rank)
     # Pieces with most time come last, so that each event keeps its largest cause.
@@ -253,7 +257,7 @@ def _device(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str
     for i, (device, stream, name, start, dur, *told) in enumerate(zip(*columns, strict=True)):
         if (device, stream) not in tracks:
             tracks[device, stream] = track = _STREAM_ID + len(tracks)
-            where = "host work" if device < 0 else f"device {device}"
+            where = "host work" if on_host else device_name(device)
             yield _name(rank, track, "thread_name", f"{where}, stream {stream}")
         args = dict(zip(("phase", "op", "layer"), told[1:], strict=True))
         # What another kernel hid, or lies outside of the windows, cost no time of its own.

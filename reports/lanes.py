@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from chopper import _format as fmt
 from chopper.analyzers.clocks import CLOCK_LABELS
+from chopper.analyzers.host_device import is_host_timeline
 from chopper.reports.pack import deflate_text, pack
 
 if TYPE_CHECKING:
@@ -374,13 +375,13 @@ class Packer:
         device = taken["device_id"].to_numpy()
         stream = taken["stream_id"].to_numpy()
         several = len(np.unique(device)) > 1
-        host = bool(len(device)) and int(device.max()) < 0
+        host = is_host_timeline(rank.events)
         thread_names = _thread_names(rank.threads) if host else {}
         for dev, lane in _pairs(device, stream):
             mine = np.flatnonzero((device == dev) & (stream == lane))
-            label = thread_names.get(lane, f"thread {lane}") if dev < 0 else f"stream {lane}"
+            label = thread_names.get(lane, f"thread {lane}") if host else f"stream {lane}"
             if several:
-                label = f"device {dev} {label}"
+                label = f"{fmt.device_name(dev)} {label}"
             held = np.bincount(class_codes[mine], weights=end[mine] - start[mine])
             what = classes[int(held.argmax())] if len(held) else "compute"
             level = levels_of(start[mine], end[mine])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper._format import some
+from chopper._format import device_name, some
 from chopper.errors import InputError
 from chopper.manifest import Finding, RankManifest
 from chopper.run import MOST_RANKS
@@ -107,7 +107,7 @@ def _label(rank: int, file: Path, trace: ParsedTrace) -> str | None:
     else:
         named = f"{file.name} {trace.process}" if trace.process else file.name
     if not trace.main:
-        return f"{named} device {trace.device_id}"
+        return f"{named} {device_name(trace.device_id)}"
     return named if trace.rank != rank else None
 
 

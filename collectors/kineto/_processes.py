@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper.collectors.kineto._reader import FileReader
+from chopper._format import device_name
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
@@ -336,26 +337,37 @@ def main_and_others(
     left = [i for i in range(len(found)) if i != main and i not in used]
     findings: list[Finding] = []
     if used:
-        listed = ", ".join(str(found[i]) for i in sorted([main, *used]))
+        listed = ", ".join(device_name(found[i]) for i in sorted([main, *used]))
         findings.append(
             Finding(
                 code="trace.several_devices",
                 severity="info",
                 count=len(used) + 1,
-                message=f"{source}: one process drives devices {listed}; each is a timeline of "
+                message=f"{source}: one process drives {listed}; each is a timeline of "
                 "its own",
+            )
+        )
+    unknown = int(np.isin(inverse, [i for i in (main, *used) if found[i] == -1]).sum())
+    if unknown:
+        findings.append(
+            Finding(
+                code="device.unknown",
+                severity="warning",
+                count=unknown,
+                message=f"{source}: {unknown} device events do not say which device ran them; they "
+                "are a timeline of their own, to which no log of a device is joined",
             )
         )
     if left:
         events = int(np.isin(inverse, left).sum())
-        listed = ", ".join(str(found[i]) for i in left)
+        listed = ", ".join(device_name(found[i]) for i in left)
         findings.append(
             Finding(
                 code="device.stray_events",
                 severity="info",
                 count=events,
                 message=f"{source}: {events} events ({sum(all_work[i] for i in left) / 1e6:.3f} ms)"
-                f" on device {listed}, which the process does not compute on, are left out",
+                f" on {listed}, which the process does not compute on, are left out",
             )
         )
     return int(found[main]), [int(found[i]) for i in used], findings

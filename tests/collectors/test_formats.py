@@ -225,6 +225,25 @@ def test_whole_graphs_are_said(tmp_path: Path) -> None:
     assert "trace.whole_graphs" in {f.code for f in found.findings}
 
 
+@pytest.mark.parametrize("device", [-1, None, (1 << 32) - 1])
+def test_events_of_an_unknown_device_are_device_work(device: int | None, tmp_path: Path) -> None:
+    known = chopper.attribute(recordings.write_nsys(tmp_path / "known.sqlite", small()))
+    path = recordings.write_nsys(tmp_path / "unknown.sqlite", small())
+    with sqlite3.connect(path) as db:
+        for table in ("KERNEL", "MEMCPY"):
+            db.execute(f"UPDATE CUPTI_ACTIVITY_KIND_{table} SET deviceId = ?", (device,))
+    db.close()
+    found = chopper.attribute(path)
+    closed(found)
+    assert "device.unknown" in {f.code for f in found.findings}
+    sums = [
+        {group: c.time_ns for c in a.causes() if (group := c.id) in ("compute", "copy", "idle")}
+        for a in (known, found)
+    ]
+    assert sums[0] == sums[1]
+    assert sums[0]["compute"]
+
+
 def test_rpd_clocks_are_joined_where_their_device_is_certain(tmp_path: Path) -> None:
     sure = chopper.load(recordings.write_rpd(tmp_path / "one.rpd", small()))
     clocks = sure.table(0, "device_clock")

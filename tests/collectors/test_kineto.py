@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chopper
 from chopper.collectors.kineto import ParsedTrace, _reader, read_trace
 from chopper.errors import InputError
 from chopper.tables import TABLES
@@ -622,6 +623,30 @@ def test_a_device_that_was_only_touched_is_left_out_and_said(second_ns: int, kin
     assert set(found[0].tables["device_event"]["device_id"].to_pylist()) == {0}
     (finding,) = found[0].findings
     assert (finding.code, finding.count) == ("device.stray_events", 10)
+
+
+@pytest.mark.parametrize("device", [-1, None, 1 << 32, (1 << 32) - 1, 1e300, True])
+def test_events_of_an_unknown_device_are_device_work(device: Any, tmp_path: Path) -> None:
+    """A device id of -1 is no mark of the host: the causes are those of any other device."""
+    known, unknown = small_trace(), small_trace()
+    for event in unknown.events:
+        if event.get("cat") in ("kernel", "gpu_memcpy"):
+            event["pid"] = event["args"]["device"] = device
+    results = []
+    for name, trace in (("known", known), ("unknown", unknown)):
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(trace.encode())
+        results.append(chopper.attribute(path))
+        assert chopper.attribute(results[-1].run).to_dict() == results[-1].to_dict()
+    totals = [{c.id: c.time_ns for c in found.leaves() if c.time_ns} for found in results]
+    computing = [sum(ns for c, ns in t.items() if c.startswith("compute")) for t in totals]
+    assert results[0].observed_ns == results[1].observed_ns == sum(totals[1].values())
+    assert computing == [10_000, 10_000]
+    (finding,) = [f for f in results[1].findings if f.code == "device.unknown"]
+    assert finding.count == 6
+    assert results[1].run.table(0, "device_event")["kind"].to_pylist() == [
+        *("memcpy", "kernel", "kernel") * 2
+    ]
 
 
 # ---------------------------------------------------------------- microseconds, the writer itself

@@ -212,14 +212,14 @@ def _has_device_events(attribution: Attribution, source: str) -> None:
     Raises:
         UsageError: no rank, or not each, has device events.
     """
-    from chopper.analyzers.host_device import HOST_DEVICE_ID
+    from chopper.analyzers.host_device import is_host_timeline
 
     ranks = [rank.rank for rank in attribution.ranks]
     without = []
     for rank in ranks:
-        devices = attribution.run.table(rank, "device_event")["device_id"]
+        events = attribution.run.table(rank, "device_event")
         # Where there is no device, the host's operators stand in for one.
-        if not len(devices) or devices[0].as_py() == HOST_DEVICE_ID:
+        if not events.num_rows or is_host_timeline(events):
             without.append(rank)
     if without:
         where = "" if len(without) == len(ranks) else f" of rank {without[0]}"
