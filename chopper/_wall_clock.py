@@ -5,28 +5,59 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 _STEP_NS = 250_000_000
 """Rows of several threads may be out of order by less."""
+_MOST_STEPS = 3
+_MOST_STEPS_RATIO = 0.02
+"""A clock is set back rarely: rows that go back more often than this are in no order at all."""
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Rows of one device as they were taken, by time, without those of times that passed twice.
+    """Sort the rows of one device by time, without those of times that passed twice.
 
-    Where the times go back the clock was set back: what stands between the two was read of two
-    moments, and nobody can tell which of them a kernel saw.
+    Rows may be listed in any order, for example the newest first. Only where mostly ascending times
+    go back, to times that earlier rows already cover, was the clock set back: those times were read
+    of two moments, and nobody can tell which of them a kernel saw.
     """
     import numpy as np
     import pyarrow as pa
 
     time_ns = table["time_ns"].to_numpy()
+    if len(time_ns) < 2 or (time_ns[1:] >= time_ns[:-1]).all():
+        return table
+    change = np.diff(time_ns)
+    if (change < -_STEP_NS).sum() > (change > 0).sum():
+        table = table.take(pa.array(np.arange(len(time_ns))[::-1]))
+        time_ns = time_ns[::-1]
     latest = np.maximum.accumulate(time_ns)
     back = np.flatnonzero(time_ns[1:] < latest[:-1] - _STEP_NS) + 1
-    if not len(back):
-        return table if (latest == time_ns).all() else table.sort_by("time_ns")
-    kept = np.ones(len(time_ns), dtype=bool)
     # Only where it goes back itself: after that, rows are late until the clock has caught up.
-    for at in back[time_ns[back] < time_ns[back - 1]].tolist():
+    back = back[time_ns[back] < time_ns[back - 1]]
+    if _is_listing_order(time_ns, back):
+        return table.sort_by("time_ns")
+    kept = np.ones(len(time_ns), dtype=bool)
+    for at in back.tolist():
         kept &= (time_ns < time_ns[at]) | (time_ns > latest[at - 1])
     return table.filter(pa.array(kept)).sort_by("time_ns")
+
+
+def _is_listing_order(time_ns: np.ndarray, back: np.ndarray) -> bool:
+    """Whether times go back because of how the rows are listed, not because a clock was set back.
+
+    Args:
+        time_ns: as listed.
+        back: rows at which the times go back.
+    """
+    import numpy as np
+
+    count = len(time_ns)
+    if not len(back) or len(back) > min(max(_MOST_STEPS, _MOST_STEPS_RATIO * count), count / 4):
+        return True
+    begins = np.concatenate([[0], back])
+    first, last = np.minimum.reduceat(time_ns, begins), np.maximum.reduceat(time_ns, begins)
+    order = np.argsort(first, kind="stable")
+    # Files that were put together in the wrong order cover no time twice.
+    return bool((first[order][1:] >= last[order][:-1]).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta, timezone
 
 import pytest
@@ -125,6 +126,41 @@ def test_rows_of_a_time_that_passed_twice_are_left_out() -> None:
     # From 02:00 to 02:59 nobody knows which hour it was.
     assert [r["power_w"] for r in clocks if r["device_id"] == 1] == [170.0 + i for i in range(10)]
     assert log.repeated_count == 2 * 70
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 500])
+@pytest.mark.parametrize("listing", ["descending", "shuffled", "second half first"])
+def test_rows_may_be_listed_in_any_order(rows: int, listing: str) -> None:
+    order = list(range(rows))
+    if listing == "descending":
+        order.reverse()
+    elif listing == "shuffled":
+        random.Random(rows).shuffle(order)
+    else:
+        order = order[rows // 2 :] + order[: rows // 2]
+    lines = [
+        f"{1_754_586_662 + i}.5, {gpu}, {100 + i}, {50 + gpu}" for i in order for gpu in (0, 1)
+    ]
+    log = read_log("timestamp,gpu,power_w,temp_c\n" + "\n".join(lines) + "\n", "log.csv")
+    assert log.repeated_count == log.bad_rows_count == 0
+    for device in (0, 1):
+        mine = [r for r in log.tables["device_clock"].to_pylist() if r["device_id"] == device]
+        assert [r["power_w"] for r in mine] == [100.0 + i for i in range(rows)]
+    assert log.tables["device_counter"].num_rows == 2 * rows
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_clock_set_back_is_said_in_either_order(descending: bool) -> None:
+    """Minutes 0 to 59, then back to 30, on to 99: minutes 30 to 59 passed twice."""
+    minutes = [*range(60), *range(30, 100)]
+    values = list(enumerate(minutes))
+    lines = [f"{1_754_586_600 + 60 * m},0,{100 + i}" for i, m in values]
+    if descending:
+        lines.reverse()
+    log = read_log("timestamp,gpu,power_w\n" + "\n".join(lines) + "\n", "log.csv")
+    assert log.repeated_count == 60
+    kept = log.tables["device_clock"]["power_w"].to_pylist()
+    assert kept == [100.0 + i for i, m in values if not 30 <= m < 60]
 
 
 def test_uuids_in_place_of_numbers_are_devices_of_their_own() -> None:
