@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.collectors.kineto._reader import FileReader
 from chopper._format import device_name
+from chopper.collectors.kineto._reader import FileReader
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
@@ -343,8 +343,7 @@ def main_and_others(
                 code="trace.several_devices",
                 severity="info",
                 count=len(used) + 1,
-                message=f"{source}: one process drives {listed}; each is a timeline of "
-                "its own",
+                message=f"{source}: one process drives {listed}; each is a timeline of its own",
             )
         )
     unknown = int(np.isin(inverse, [i for i in (main, *used) if found[i] == -1]).sum())
