@@ -35,6 +35,7 @@ from chopper._options import (
     reason_of,
     say,
 )
+from chopper._phases import PhaseLog
 from chopper._signals import TerminationGuard, no_interrupts
 from chopper._step_log import StepLog
 from chopper._steps import OptimizerCycle
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from chopper._phases import OpenPhase
     from chopper.collectors.base import CollectorContext
 
 __all__ = ["Options", "Session", "active", "make_options", "numbered", "open_session", "say"]
@@ -122,6 +124,7 @@ class Session:
         self._cycle = OptimizerCycle()
         self._optimizers = OptimizerWatch(self._optimizer_stepped)
         self._log: StepLog | None = None
+        self._phases: PhaseLog | None = None
         self._windows: TraceWindows | None = None
         self._guard = TerminationGuard(self._terminated)
 
@@ -146,6 +149,7 @@ class Session:
         if finding is not None:
             self._manifest.findings.append(finding)
         self._log = StepLog(self._part.directory)
+        self._phases = PhaseLog(self._part.directory, self._begin_phase_span)
         self.recording = True
         global _active
         _active = self
@@ -193,6 +197,7 @@ class Session:
 
     def _watch_trace(self, trace: Any) -> None:
         assert self._log is not None
+        assert self._phases is not None
         trace.lock = self._lock
         trace.on_foreign = self._give_way
         self._windows = TraceWindows(
@@ -200,6 +205,7 @@ class Session:
             self.options.windows,
             self._part,
             self._log,
+            self._phases,
             on_stepless=self._stop_stepless,
             on_layers_lost=self._layers_lost,
         )
@@ -255,6 +261,27 @@ class Session:
         why = "is not a number" if number is None else f"is past the {_MAX_MEASURES}th"
         self._part.note("measures.dropped", f"measure {name!r} {why}: not kept, nor others like it")
 
+    # -- phases -------------------------------------------------------------------------------
+
+    @_harmless
+    def begin_phase(self, name: str) -> OpenPhase | None:
+        """Begin a phase of the program in this thread; None when there is nothing to end."""
+        if not self.recording or self._phases is None:
+            return None
+        with self._at_work():
+            return self._phases.begin(str(name))
+
+    @_harmless
+    def end_phase(self, phase: OpenPhase) -> None:
+        """End a phase that ``begin_phase`` returned."""
+        if not self.recording or self._phases is None:
+            return
+        with self._at_work():
+            self._phases.end(phase)
+
+    def _begin_phase_span(self, name: str) -> Any:
+        return self._windows.begin_phase(name) if self._windows is not None else None
+
     def _end_step(
         self, log: StepLog, end_ns: int, began_ns: int, tokens: int | None = None
     ) -> None:
@@ -271,6 +298,8 @@ class Session:
             windows.begin_span()
         # Also while a trace is taken: a process that is killed then leaves nothing else.
         if log.due(end_ns):
+            if self._phases is not None:
+                self._phases.flush()
             log.flush(final=windows is None or windows.final)
 
     # -- what the traces meet -----------------------------------------------------------------
@@ -426,7 +455,9 @@ class Session:
     def _close_files(self) -> None:
         manifest = self._manifest
         assert self._log is not None
+        assert self._phases is not None
         self._log.close()
+        self._phases.close()
         _environment.describe(manifest)
         manifest.calibration = _environment.calibration(manifest)
         self._check_rank()
@@ -468,6 +499,9 @@ class Session:
         with contextlib.suppress(Exception):
             if self._log is not None:
                 self._log.abandon()
+        with contextlib.suppress(Exception):
+            if self._phases is not None:
+                self._phases.close()
         with contextlib.suppress(Exception):
             manifest = self._manifest
             manifest.status = "failed"

@@ -13,6 +13,7 @@ from chopper.run import StreamWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from chopper._phases import PhaseLog
     from chopper._step_log import StepLog
     from chopper._steps import Window
     from chopper.run import RunWriter
@@ -44,6 +45,7 @@ class TraceWindows:
         windows: steps to trace.
         part: what is recorded, and where.
         log: the recording's steps.
+        phases: the recording's phases.
         on_stepless: called when a trace runs on without a step; ``stop_stepless`` is to follow.
     """
 
@@ -53,6 +55,7 @@ class TraceWindows:
         windows: tuple[Window, ...],
         part: RunWriter,
         log: StepLog,
+        phases: PhaseLog,
         on_stepless: Callable[[], None],
         on_layers_lost: Callable[[Exception], None],
     ) -> None:
@@ -62,6 +65,7 @@ class TraceWindows:
         self._windows = windows
         self._part = part
         self._log = log
+        self._phases = phases
         self._on_stepless = on_stepless
         self._annotator = Annotator(on_root=self._check_stepless, on_failure=on_layers_lost)
         self._upcoming = deque(windows)
@@ -155,6 +159,19 @@ class TraceWindows:
             before_ns = time.time_ns()
             self._span.__enter__()
             self._trace.marks.append((name, before_ns, time.time_ns()))
+            self._phases.begin_spans()
+
+    def begin_phase(self, name: str) -> Any:
+        """Begin the span of a phase and return it; None where this thread is not traced."""
+        if self._capture is None or not self.mine:
+            return None
+        from torch.autograd.profiler import record_function
+
+        from chopper.collectors.annotate import PHASE_PREFIX
+
+        span: Any = record_function(PHASE_PREFIX + name)
+        span.__enter__()
+        return span
 
     def start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""
@@ -314,12 +331,14 @@ class TraceWindows:
         capture, self._capture = self._capture, None
         assert capture is not None
         self._annotator.remove()
+        self._phases.lose_spans()
         if self._span is not None:
             self._lost_spans.append(self._span)
             self._span = None
         self._log.correct(range(capture.window.begin, self._log.number), False)
 
     def _end_span(self) -> None:
+        self._phases.end_spans()
         span, self._span = self._span, None
         if span is not None:
             span.__exit__(None, None, None)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ABOUT = "about.json"
-KEPT_TABLES = tuple(t for t in TRACE_TABLES if t.name != "layer_sequence")
-"""What a raw trace becomes; layer_sequence is recorded beside it, not derived from it."""
+KEPT_TABLES = tuple(t for t in TRACE_TABLES if t.name not in ("layer_sequence", "program_phase"))
+"""Tables made from a raw trace; the other two are recorded beside it."""
 _KEPT_S = 30 * 24 * 3600
 """Entries of foreign traces that nobody has read for a month are dropped."""
 

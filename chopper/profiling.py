@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chopper import _session
@@ -184,6 +185,23 @@ class Profile:
         span: AbstractContextManager[Any] = record_function(name)
         return span
 
+    def phase(self, name: str) -> Phase:
+        """A ``with`` block of work that is not a training step: evaluation, generation, a rollout.
+
+            with prof.phase("evaluation"):
+                evaluate(model)
+
+        Recorded whether a trace is taken or not. Its time has the phase ``name`` in all results,
+        and its work is no part of the step's ideal time or of model FLOP. Phases may nest: the
+        innermost has the time. Forwards that gradients are recorded for, backward and the
+        optimizer's step keep their own phases inside it.
+
+        Args:
+            name: ``evaluation``, ``generation``, ``rollout``, ``checkpoint``, ``inference``, or any
+                other.
+        """
+        return Phase(self._session, name)
+
     def measure(self, name: str, value: float, **labels: str | int | float) -> None:
         """Keep a number that the program measured, with the run.
 
@@ -202,6 +220,31 @@ class Profile:
     def __repr__(self) -> str:
         state = "recording to" if self.recording else "not recording; output"
         return f"<chopper.Profile {state} {self._output or self._options.output}>"
+
+
+def _compiling() -> bool:
+    """Whether torch.compile is looking at this call, which is no time of the program's."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+class Phase:
+    """A phase of the program; made by :meth:`Profile.phase`."""
+
+    def __init__(self, session: _session.Session | None, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._open: Any = None
+
+    def __enter__(self) -> Phase:
+        if self._session is not None and not _compiling():
+            self._open = self._session.begin_phase(self._name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        phase, self._open = self._open, None
+        if phase is not None and self._session is not None:
+            self._session.end_phase(phase)
 
 
 class Watched(Generic[_T]):

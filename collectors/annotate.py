@@ -6,6 +6,7 @@ span per module call:
 ``chopper::layer::<fqn>``      a module's forward
 ``chopper::recompute::<fqn>``  the same within backward: activation checkpointing
 ``chopper::forward``           the outermost module's forward (a phase)
+``chopper::phase::<name>``     a phase that the program or its trainer names
 ``chopper::gc::<generation>``  Python's garbage collector at work
 
 ``<fqn>`` is the name in the root module's ``named_modules``, without what wrappers insert; the
@@ -35,6 +36,7 @@ RECOMPUTE_PREFIX = "chopper::recompute::"
 FORWARD = "chopper::forward"
 GC_PREFIX = "chopper::gc::"
 DATA = "chopper::data"
+PHASE_PREFIX = "chopper::phase::"
 
 _COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 _WRAPPER_PARTS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))

@@ -234,6 +234,20 @@ LAYER_SEQUENCE = Table(
     ),
 )
 
+PROGRAM_PHASE = Table(
+    "program_phase",
+    1,
+    "Phases that the program names with prof.phase(…), or that its trainer is known to be in "
+    "(evaluation, generation, rollout, checkpoint), whether a trace was being taken or not. Rows of "
+    "one thread do not overlap: where phases nest, the innermost has the time.",
+    (
+        Column(name="name", type="string", doc="Name of the phase."),
+        Column(name="tid", type="int64", doc="Thread that was in it."),
+        _START,
+        Column(name="end_ns", type="int64", unit="ns", doc="End, Unix time."),
+    ),
+)
+
 TRACE_TABLES = (
     HOST_SPAN,
     THREAD,
@@ -245,4 +259,5 @@ TRACE_TABLES = (
     KERNEL_COUNTER,
     SYNCHRONIZATION,
     LAYER_SEQUENCE,
+    PROGRAM_PHASE,
 )

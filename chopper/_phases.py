@@ -1,0 +1,145 @@
+"""Phases that the program or its trainer names: table ``program_phase``, and spans in the trace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from chopper.run import StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_FLUSH_NS = 1_000_000_000
+_COLUMNS = ("name", "tid", "start_ns", "end_ns")
+
+
+class OpenPhase:
+    """A phase that a thread is inside of."""
+
+    __slots__ = ("name", "span", "start_ns", "thread_id", "tid")
+
+    def __init__(self, name: str, start_ns: int) -> None:
+        self.name = name
+        self.thread_id = threading.get_ident()
+        self.tid = threading.get_native_id()
+        self.start_ns = start_ns
+        """Start of the time that is not in the table yet."""
+        self.span: Any = None
+        """Its span in the trace that is being taken."""
+
+
+class PhaseLog:
+    """Records the phases of all threads of a process.
+
+    Called with the recording's lock held.
+
+    Args:
+        directory: the rank's folder.
+        begin_span: begins the span of a phase in this thread's trace and returns it; returns None
+            where none is taken.
+    """
+
+    def __init__(self, directory: Path, begin_span: Callable[[str], Any]) -> None:
+        self._path = directory / "program_phase.arrow"
+        self._begin_span = begin_span
+        self._writer: StreamWriter | None = None
+        self._rows: list[tuple[str, int, int, int]] = []
+        self._flushed_ns = 0
+        self._stacks: dict[int, list[OpenPhase]] = {}
+        """Open phases by thread, outermost first."""
+        self._lost_spans: list[Any] = []
+        """Spans of lost traces: only the thread that opened them may close them."""
+
+    def current(self) -> str | None:
+        """Name of the innermost phase of this thread."""
+        stack = self._stacks.get(threading.get_ident())
+        return stack[-1].name if stack else None
+
+    def begin(self, name: str) -> OpenPhase | None:
+        """Begin a phase in this thread; None when the thread is in one of that name already."""
+        stack = self._stacks.setdefault(threading.get_ident(), [])
+        if stack and stack[-1].name == name:
+            return None
+        now_ns = time.time_ns()
+        if stack:
+            self._record(stack[-1], now_ns)
+        phase = OpenPhase(name, now_ns)
+        stack.append(phase)
+        phase.span = self._begin_span(name)
+        return phase
+
+    def end(self, phase: OpenPhase) -> None:
+        """End a phase; those inside of it that nobody ended end too."""
+        stack = self._stacks.get(phase.thread_id, [])
+        if phase not in stack:
+            return
+        now_ns = time.time_ns()
+        self._record(stack[-1], now_ns)
+        while True:
+            inner = stack.pop()
+            self._end_span(inner)
+            if inner is phase:
+                break
+        if stack:
+            stack[-1].start_ns = now_ns
+        else:
+            del self._stacks[phase.thread_id]
+        if now_ns - self._flushed_ns > _FLUSH_NS:
+            self.flush()
+
+    def begin_spans(self) -> None:
+        """Show the open phases of this thread in the step that begins, which is traced."""
+        for phase in self._stacks.get(threading.get_ident(), []):
+            phase.span = self._begin_span(phase.name)
+
+    def end_spans(self) -> None:
+        """End the spans of this thread, innermost first: the traced step around them ends."""
+        for phase in reversed(self._stacks.get(threading.get_ident(), [])):
+            self._end_span(phase)
+
+    def lose_spans(self) -> None:
+        """Leave the open spans to the thread that began them: its trace is lost."""
+        for stack in self._stacks.values():
+            for phase in stack:
+                self._lost_spans.append(phase.span)
+                phase.span = None
+
+    def flush(self) -> None:
+        """Write what ended since; the file is there once there is any."""
+        self._flushed_ns = time.time_ns()
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        if self._writer is None:
+            self._writer = StreamWriter(self._path, "program_phase")
+        self._writer.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
+
+    def close(self) -> None:
+        """Record what is open up to now, and end the file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        now_ns = time.time_ns()
+        for stack in self._stacks.values():
+            self._record(stack[-1], now_ns)
+        self._stacks = {}
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _record(self, phase: OpenPhase, end_ns: int) -> None:
+        if end_ns > phase.start_ns:
+            self._rows.append((phase.name, phase.tid, phase.start_ns, end_ns))
+
+    def _end_span(self, phase: OpenPhase) -> None:
+        span, phase.span = phase.span, None
+        if span is None:
+            return
+        if phase.thread_id == threading.get_ident():
+            span.__exit__(None, None, None)
+        else:
+            self._lost_spans.append(span)

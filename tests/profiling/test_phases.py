@@ -1,0 +1,137 @@
+"""Phases that the program names: rows of every one of them, spans while a trace is taken."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import chopper
+from chopper import _session
+from chopper.run import Run
+from tests.profiling.make import TRACE_ONLY, findings_of, trace_of, traced_of
+
+
+def phases_of(path="run"):
+    return Run.open(Path(path)).table(0, "program_phase").to_pylist()
+
+
+def spans_of(path="run"):
+    events = [e for e in trace_of(path)["traceEvents"] if e.get("cat") == "user_annotation"]
+    return [e for e in events if e["name"].startswith("chopper::phase::")]
+
+
+def test_a_phase_is_a_row_always_and_a_span_while_traced(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(1, 2)) as prof:
+        for _ in range(4):
+            task.step()
+            with prof.phase("evaluation"):
+                task.model(torch.ones(2, 8))
+            prof.step()
+    assert traced_of("run") == [1]
+    assert [row["name"] for row in phases_of()] == ["evaluation"] * 4
+    events = trace_of("run")["traceEvents"]
+    (step,) = [e for e in events if e["name"] == "ProfilerStep#1" and e["ph"] == "X"]
+    inside = [s for s in spans_of() if step["ts"] <= s["ts"] <= step["ts"] + step["dur"]]
+    assert [s["name"] for s in inside] == ["chopper::phase::evaluation"]
+
+
+def test_the_innermost_phase_has_the_time(task):
+    with chopper.profile("run", collect=TRACE_ONLY) as prof:
+        with prof.phase("rollout"):
+            with prof.phase("rollout"):  # what calls itself is one phase
+                task.model(torch.ones(2, 8))
+            with prof.phase("generation"):
+                task.model(torch.ones(2, 8))
+            task.model(torch.ones(2, 8))
+        task.step()
+        prof.step()
+    rows = phases_of()
+    assert [row["name"] for row in rows] == ["rollout", "generation", "rollout"]
+    assert [row["end_ns"] for row in rows[:-1]] == [row["start_ns"] for row in rows[1:]]
+
+
+def test_a_phase_around_steps_is_shown_in_each_of_them(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(1, 3)) as prof, prof.phase("epoch"):
+        for _ in range(4):
+            task.step()
+            prof.step()
+    assert [row["name"] for row in phases_of()] == ["epoch"]
+    steps = {
+        e["name"]: e
+        for e in trace_of("run")["traceEvents"]
+        if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep")
+    }
+    spans = spans_of()
+    assert len(spans) == len(steps)
+    for span, step in zip(spans, steps.values(), strict=True):
+        assert step["ts"] <= span["ts"]
+        assert span["ts"] + span["dur"] <= step["ts"] + step["dur"]
+
+
+def test_exceptions_and_threads_end_their_own_phases(task):
+    inside, done = threading.Event(), threading.Event()
+
+    def save():
+        with prof.phase("checkpoint"):
+            inside.set()
+            done.wait(60)
+
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2)) as prof:
+        thread = threading.Thread(target=save)
+        thread.start()
+        inside.wait(60)
+        with pytest.raises(KeyError), prof.phase("evaluation"):
+            raise KeyError
+        with prof.phase("open at the end"):
+            task.step()
+            prof.step()
+            done.set()
+            thread.join()
+            open_phase = prof.phase("never ended")
+            open_phase.__enter__()
+    open_phase.__exit__(None, None, None)
+    rows = phases_of()
+    assert {row["name"] for row in rows} == {
+        "evaluation",
+        "checkpoint",
+        "open at the end",
+        "never ended",
+    }
+    assert len({row["tid"] for row in rows}) == 2
+    # Nothing of the other thread is in the trace of this one.
+    assert "chopper::phase::checkpoint" not in [s["name"] for s in spans_of()]
+    assert findings_of() == []
+
+
+def test_a_phase_outside_of_a_recording_or_after_its_failure_does_nothing(task, capsys):
+    prof = chopper.profile("run", collect=TRACE_ONLY)
+    with prof.phase("evaluation"):
+        pass
+    with prof:
+        session = _session.active()
+        assert session is not None
+        with prof.phase("evaluation"):
+            session._give_up("a disk that vanished")
+            task.step()
+        with prof.phase("evaluation"):
+            task.step()
+    assert capsys.readouterr().err.count("recording stopped") == 1
+    assert [row["name"] for row in phases_of()] == ["evaluation"]
+
+
+def test_a_phase_inside_a_compiled_function_does_not_break_its_graph(task):
+    prof = chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2))
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(x):
+        with prof.phase("evaluation"):
+            return task.model(x).sum()
+
+    with prof:
+        for _ in range(2):
+            compiled(torch.ones(2, 8)).backward()
+            task.optimizer.step()
+    assert phases_of() == []
