@@ -127,14 +127,38 @@ def join_rank(given: RankInput) -> JoinedRank:
     device_table = given.device_event
     if host_only:
         device_table, host_rows = host_as_device(host)
-    links = link(host, DeviceEvents(device_table), given.step, given.collective, host_rows)
-    traced = given.step.filter(given.step["traced"]) if given.step.num_rows else given.step
+    events = DeviceEvents(device_table)
+    links, windows = _windowed(host, events, given, host_rows)
+    if windows.numbers.size and windows.numbers[0] < 0 and _any_traced(given.step):
+        # No step holds work of its own: the trace is one window, and its work belongs to that.
+        given = replace(given, step=_untraced(given.step))
+        links, windows = _windowed(host, events, given, host_rows)
     return JoinedRank(
         given,
         host_only,
         links,
-        cut_windows(links, ints(traced, "number")),
+        windows,
         describe(links, given.collective, given.rank, given.world_size, given.process_groups),
+    )
+
+
+def _windowed(
+    host: HostSpans, events: DeviceEvents, given: RankInput, host_rows: np.ndarray | None
+) -> tuple[Links, Windows]:
+    links = link(host, events, given.step, given.collective, host_rows)
+    traced = given.step.filter(given.step["traced"]) if given.step.num_rows else given.step
+    return links, cut_windows(links, ints(traced, "number"))
+
+
+def _any_traced(step: pa.Table) -> bool:
+    return bool(pc.any(step["traced"]).as_py())
+
+
+def _untraced(step: pa.Table) -> pa.Table:
+    """The same steps, none of which the trace covers."""
+    traced = pa.array(np.zeros(step.num_rows, dtype=bool))
+    return step.set_column(
+        step.schema.get_field_index("traced"), step.schema.field("traced"), traced
     )
 
 
@@ -217,7 +241,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         piece=declared.validate(piece),
         window=_window_table(given.rank, windows),
         gap=_gap_table(given.rank, gaps),
-        findings=_findings(joined, compute.too_fast)
+        findings=_findings(joined, compute.too_fast, compute.of_peak_ratio)
         + check_factors(given.rank, links, factors, compute),
         observed_ns=observed,
         ideal_ns=int(compute.time_ns[is_ideal].sum()),
@@ -238,7 +262,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     )
 
 
-def _findings(joined: JoinedRank, too_fast: int) -> list[Finding]:
+def _findings(joined: JoinedRank, too_fast: int, of_peak_ratio: float = 0.0) -> list[Finding]:
     return check_rank(
         joined.given.rank,
         joined.links,
@@ -248,6 +272,7 @@ def _findings(joined: JoinedRank, too_fast: int) -> list[Finding]:
         host_only=joined.host_only,
         ceiling=joined.ceiling,
         too_fast=too_fast,
+        of_peak_ratio=of_peak_ratio,
         settling_count=_settling_count(joined),
     )
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from chopper.analyzers.collectives import LEFT_EARLY_NS
 from chopper.analyzers.columns import dictionary, distinct_rows, ints, nullable, strings
+from chopper.analyzers.compute import MOST_OF_A_PEAK
 from chopper.analyzers.intervals import union
 from chopper.tables import TABLES
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.matching import Matched
     from chopper.attribution import Attribution
 
+_ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the times are wrong"
 _WAIT = "communication.wait"
 _CAUSES = (
     "communication.wait",
@@ -235,6 +237,8 @@ def collectives(attribution: Attribution) -> pa.Table:
         rate = np.where(transfer > 0, size / transfer * 1e9, np.nan)
     bus = rate * _floats(one, "bus_factor")
     at_peak = bus / _floats(one, "link_bytes_per_s")
+    beyond = at_peak > MOST_OF_A_PEAK
+    at_peak[beyond] = np.nan
     links = of_links(attribution, found.rank[found.straggler], row[found.straggler])
     total = found.total(exposed)
     columns = {
@@ -259,6 +263,7 @@ def collectives(attribution: Attribution) -> pa.Table:
         "first_arrival_ns": pa.array(np.minimum.reduceat(found.arrival_ns, found.first)),
         "last_arrival_ns": pa.array(ready),
         "last_end_ns": pa.array(left),
+        "reason": pa.array([_ABOVE_LINK if b else None for b in beyond.tolist()], pa.string()),
     }
     order = np.lexsort((ready, -transfer, -total))
     declared = TABLES["collectives"].arrow

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper._format import some
 from chopper.analyzers import parity
 from chopper.analyzers.resample import (
     MIN_STEPS,
@@ -164,6 +165,12 @@ def _side(attribution: Attribution, steps: Steps) -> Side:
 def _notes(sides: tuple[Steps, Steps]) -> list[str]:
     notes = []
     for name, steps in zip("AB", sides, strict=True):
+        if steps.ranks_left_out:
+            ranks = "ranks" if len(steps.ranks_left_out) > 1 else "rank"
+            notes.append(
+                f"{name}: {ranks} {some(steps.ranks_left_out)} left out: no step holds work of its "
+                "own there"
+            )
         if steps.left_out:
             numbers = ", ".join(map(str, steps.left_out))
             notes.append(

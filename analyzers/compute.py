@@ -101,6 +101,14 @@ class Ceiling:
     dies_count: int | None = None
 
 
+MOST_OF_A_PEAK = 1.05
+"""What may be reached of a ceiling before the ceiling, or what is held against it, must be wrong.
+
+Nothing exceeds a true peak; clocks above the reference clock, and measured ceilings, whose repeats
+differ by a few percent, leave room for so much.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class ComputeSplit:
     """Rows of (fragment, cause, time); the times of a fragment sum to its share.
@@ -110,6 +118,7 @@ class ComputeSplit:
         cause: code into COMPUTE_CAUSES.
         time_ns: time.
         too_fast: fragments of kernels that beat their ideal time, which no peak allows.
+        of_peak_ratio: what all products need at the peak, over the time that they took.
         scaled: fragments whose measured factors explain more than was observed.
         split_ns: time of those fragments and of all that were split into factors.
     """
@@ -118,6 +127,7 @@ class ComputeSplit:
     cause: np.ndarray
     time_ns: np.ndarray
     too_fast: int
+    of_peak_ratio: float
     scaled: int
     split_ns: tuple[int, int]
 
@@ -160,6 +170,7 @@ def split_compute(states: States, links: Links, work: EventWork, factors: Factor
         np.concatenate([c for _, c, _ in kept]),
         np.concatenate([t for _, _, t in kept]),
         int((math & (allowed > length * 1.02 + 1000)).sum()),
+        float(allowed[math].sum() / max(int(length[math].sum()), 1)),
         int(scaled.sum()),
         (int(share[scaled].sum()), int(share.sum())),
     )

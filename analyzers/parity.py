@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.columns import ints, strings
-from chopper.analyzers.steps import events_of
+from chopper.analyzers.steps import events_of, ranks_without_steps
 from chopper.comparison import Check
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _tokens_per_step(attribution: Attribution) -> int | None:
     """Indices that a traced step of one rank looks up in its largest table; None without one."""
     counted: dict[int, int] = {}
     windows = 0
-    for rank in attribution.run.ranks:
+    for rank in _ranks(attribution):
         host = attribution.run.table(rank, "host_span")
         codes, names = strings(host, "name")
         inside, steps = _inside_steps(attribution, rank)
@@ -241,6 +241,11 @@ def _tokens_per_step(attribution: Attribution) -> int | None:
     if not counted:
         return None
     return round(counted[max(counted)] / max(windows, 1))
+
+
+def _ranks(attribution: Attribution) -> list[int]:
+    """Ranks whose steps are compared."""
+    return [r for r in attribution.run.ranks if r not in ranks_without_steps(attribution)]
 
 
 def _inside_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, int]:
@@ -301,7 +306,7 @@ def _operator_counts(attribution: Attribution) -> dict[str, float]:
     """Calls of each operator per traced step of one rank, by the host's own steps."""
     found: dict[str, float] = {}
     windows = 0
-    for rank in attribution.run.ranks:
+    for rank in _ranks(attribution):
         host = attribution.run.table(rank, "host_span")
         codes, names = strings(host, "name")
         kinds, categories = strings(host, "category")

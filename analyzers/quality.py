@@ -12,6 +12,7 @@ import numpy as np
 
 from chopper.analyzers import names
 from chopper.analyzers.columns import ints
+from chopper.analyzers.compute import MOST_OF_A_PEAK
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def check_rank(
     host_only: bool,
     ceiling: Ceiling | None,
     too_fast: int,
+    of_peak_ratio: float,
     settling_count: int = 0,
 ) -> list[Finding]:
     """All checks on one rank's trace.
@@ -48,6 +50,7 @@ def check_rank(
         host_only: the host's operators stand in for a device.
         ceiling: peaks, None when they are not known.
         too_fast: kernels that ran faster than their peak.
+        of_peak_ratio: what all products need at the peak, over the time that they took.
         settling_count: steps that were traced so that ranks settle, and do not count.
     """
     findings: list[Finding] = []
@@ -160,7 +163,17 @@ def check_rank(
             None,
             "compute.ideal",
         )
-    if too_fast:
+    if of_peak_ratio > MOST_OF_A_PEAK:
+        add(
+            "compute.above_peak",
+            "warning",
+            f"the products ran {of_peak_ratio:.3g} times as fast as the peak allows "
+            f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes or "
+            "the times are wrong, and how fast a step could be is not known",
+            too_fast,
+            "compute.ideal",
+        )
+    elif too_fast:
         add(
             "compute.above_peak",
             "warning",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chopper.attribution import Attribution
 
 _WHOLE = -1
-"""Number of the only step of a trace without steps."""
+"""Number of the only step of a rank without steps."""
 _WARM_UP_RATIO = 1.2
 _WARM_UP_DEVIATIONS = 5 * 1.4826
 """Median absolute deviations to standard deviations of normal noise, five of them."""
@@ -32,6 +32,7 @@ class Steps:
         causes: names of the columns.
         time_ns: (steps, causes) int64.
         left_out: numbers of the leading steps that were left out.
+        ranks_left_out: ranks without steps in a run whose other ranks have some.
     """
 
     numbers: np.ndarray
@@ -39,6 +40,7 @@ class Steps:
     causes: list[str]
     time_ns: np.ndarray
     left_out: tuple[int, ...]
+    ranks_left_out: tuple[int, ...] = ()
 
     @property
     def step_ns(self) -> np.ndarray:
@@ -66,6 +68,10 @@ def cut(attribution: Attribution, *, warm_up: bool) -> Steps:
     flat = np.zeros(len(numbers) * len(causes), dtype=np.int64)
     np.add.at(flat, step * len(causes) + codes, ints(pieces, "time_ns"))
     time_ns = flat.reshape(len(numbers), len(causes))
+    without_steps = ranks_without_steps(attribution)
+    if without_steps:
+        # A rank whose whole trace is one window has nothing that compares to the others' steps.
+        numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
     first = 0 if warm_up else warm_up_steps(time_ns.sum(axis=1) / np.maximum(counts, 1))
     return Steps(
         numbers[first:],
@@ -73,7 +79,17 @@ def cut(attribution: Attribution, *, warm_up: bool) -> Steps:
         causes,
         time_ns[first:],
         tuple(int(n) for n in numbers[:first]),
+        without_steps,
     )
+
+
+def ranks_without_steps(attribution: Attribution) -> tuple[int, ...]:
+    """Return the ranks whose whole trace is one window while other ranks have steps."""
+    numbers = ints(attribution.windows, "number", null=_WHOLE)
+    whole = numbers == _WHOLE
+    if whole.all():
+        return ()
+    return tuple(np.unique(ints(attribution.windows, "rank")[whole]).tolist())
 
 
 def warm_up_steps(step_ns: np.ndarray) -> int:
@@ -110,6 +126,8 @@ def step_codes(attribution: Attribution, steps: Steps, rank: int) -> np.ndarray:
 
     A trace without steps has one, at index 0.
     """
+    if rank in steps.ranks_left_out:
+        return np.full(1, -1, dtype=np.int64)
     if len(steps.numbers) and steps.numbers[0] == _WHOLE:
         return np.zeros(1, dtype=np.int64)
     table = attribution.run.table(rank, "step")

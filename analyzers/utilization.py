@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
+from chopper.analyzers.compute import MOST_OF_A_PEAK
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class _Math:
     unknown_ratio: float
     """Share of the products' time whose FLOP are not known."""
     observed_ns: int
+    products_ns: int = 0
+    """Time of the device events whose FLOP are known."""
     unknown_reason: str = _NO_PRODUCT
     """Why there are no FLOP, where there are none."""
 
@@ -86,13 +89,14 @@ def _math(attribution: Attribution, rank: int, observed_ns: int) -> _Math:
         attribution.ranks
     ):  # the sum over ranks is a whole number, too
         reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
-        return _Math({}, {}, 1.0, observed_ns, reason)
+        return _Math({}, {}, 1.0, observed_ns, unknown_reason=reason)
     reason = "the FLOP of no product are known: shapes were not recorded"
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
         float(unknown),
         observed_ns,
+        int(dur[known].sum()),
         reason if len(rows) else _NO_PRODUCT,
     )
 
@@ -118,6 +122,9 @@ def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[d
     peaks = {d: ceiling.flop_per_s(d) if d else None for d in math.hardware}
     row |= _against(math.model, math.hardware, peaks, math.observed_ns)
     row["reason"] = _bound(math, peaks)
+    beyond = _beyond(row, math)
+    if beyond is not None:
+        return [row | {"mfu_ratio": None, "hfu_ratio": None, "reason": beyond}]
     by_type = []
     for dtype, flop in sorted(math.hardware.items(), key=lambda kv: -kv[1]):
         model = math.model.get(dtype, 0.0)
@@ -161,6 +168,23 @@ def _against(
         "model_needs_ns": round(needed_ns(model)),
         "hardware_needs_ns": round(needed_ns(hardware)),
     }
+
+
+def _beyond(row: dict[str, object], math: _Math) -> str | None:
+    """Why the values cannot be: the products needed longer at the ceiling than they took."""
+    took_ns = min(math.products_ns, math.observed_ns)
+    ratio = _number(row, "hardware_needs_ns") / max(took_ns, 1)
+    if ratio <= MOST_OF_A_PEAK:
+        return None
+    remedy = (
+        "measure it again with nothing else running (chopper calibrate --force), or "
+        if row["ceiling"] == "achievable"
+        else ""
+    )
+    return (
+        f"withheld: the products ran {ratio:.3g} times as fast as the {row['ceiling']} ceiling "
+        f"allows; {remedy}check the peak, the data types, the shapes and the times"
+    )
 
 
 def _bound(math: _Math, peaks: dict[str, float | None]) -> str | None:

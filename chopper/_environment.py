@@ -101,7 +101,8 @@ def current_device() -> str | None:
     return f"{kind.type}:{torch.accelerator.current_device_index()}"
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """Return the processor's model as the kernel names it, None where it does not."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("model name", "Model")):
@@ -182,7 +183,7 @@ def environment() -> dict[str, str]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "cores_allowed": affinity,
         "affinity": ranges(os.sched_getaffinity(0)) if affinity is not None else None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chopper.analyzers.attribute import RankResult
     from chopper.analyzers.matching import Matched
+    from chopper.attribution import Attribution
     from chopper.manifest import Finding
     from chopper.run import Run
 
@@ -159,6 +160,27 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
                 )
             )
     return found
+
+
+def of_utilization(attribution: Attribution) -> list[Finding]:
+    """Ceilings that a rank's products exceed: its MFU and HFU are null."""
+    from chopper.manifest import Finding
+    from chopper.views import view
+
+    if not attribution.ceilings:
+        return []
+    rows = view(attribution, "utilization").to_pylist()
+    ranks = [r for r in rows if r["rank"] is not None] or rows
+    return [
+        Finding(
+            code="utilization.above_one",
+            severity="warning",
+            rank=attribution.ranks[0].rank if row["rank"] is None else row["rank"],
+            message=f"MFU and HFU of the {row['ceiling']} ceiling are {row['reason']}",
+        )
+        for row in ranks
+        if row["reason"] and row["reason"].startswith("withheld")
+    ]
 
 
 def _launching_threads(run: Run, rank: int) -> set[int]:

@@ -95,7 +95,8 @@ def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibra
     if part.hostname is None or (device is not None and device.name is None):
         return None
     name = None if device is None else device.name
-    found = calibration.load(name, part.hostname, ranks=_ranks_beside(run, part))
+    cpu_name = part.environment.get("cpu")
+    found = calibration.load(name, part.hostname, cpu_name=cpu_name, ranks=_ranks_beside(run, part))
     if found is None and device is not None:
         # Devices do not share their units: what one reached alone holds beside others.
         found = calibration.load(name, part.hostname)

@@ -90,6 +90,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                 )
             )
         )
+        run.put(rank, "step", joined[-1].given.step)
     return joined, ceilings
 
 
@@ -176,14 +177,14 @@ def _attribute(
     def stacked(tables: list[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
-    return Attribution(
+    attribution = Attribution(
         run=run,
         pieces=stacked([r.piece for r in results]),
         windows=stacked([r.window for r in results]),
         gaps=stacked([r.gap for r in results]),
         links={r.rank: r.event_link for r in results},
         ranks=summaries,
-        findings=_findings.gathered(findings),
+        findings=findings,
         coverage=coverage,
         bases=_bases(summaries, results),
         work={r.rank: r.work for r in results if r.work is not None},
@@ -192,6 +193,9 @@ def _attribute(
         withheld=withheld(findings),
         communication=stacked([r.communication for r in results]),
     )
+    findings += _findings.of_utilization(attribution)
+    attribution.findings = _findings.gathered(findings)
+    return attribution
 
 
 def compare(

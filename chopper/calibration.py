@@ -172,6 +172,7 @@ def load(
     device_name: str | None,
     hostname: str | None = None,
     *,
+    cpu_name: str | None = None,
     ranks: int | None = None,
     threads: int | None = None,
     path: Path | None = None,
@@ -181,6 +182,8 @@ def load(
     Args:
         device_name: as torch names the device; None for the host's cores.
         hostname: None for this machine.
+        cpu_name: model of the host's processor: names such as ``localhost`` are of many machines;
+            None for any.
         ranks: processes that share the machine; None for any.
         threads: threads of each; None for any.
         path: file to read instead of the default one.
@@ -191,7 +194,7 @@ def load(
     hostname = hostname if hostname is not None else socket.gethostname()
     for stored in load_all(path):
         same_device = (
-            stored.device_type == "cpu"
+            stored.device_type == "cpu" and cpu_name in (None, stored.device_name)
             if device_name is None
             else stored.device_name == device_name
         )

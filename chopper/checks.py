@@ -214,7 +214,15 @@ _CHECKS = (
         "compute.above_peak",
         "Faster than the peak",
         "Kernels that ran faster than their device can: the peak, the data type or the FLOP count "
-        "does not fit; their ideal is capped at their time.",
+        "does not fit; their ideal is capped at their time. Where all products together were 5 % "
+        "faster, the ideal time is withheld.",
+        _IDEAL,
+    ),
+    Check(
+        "utilization.above_one",
+        "More than the ceiling",
+        "A utilization above 1 (by 5 %: clocks vary, and so do measured ceilings) cannot be: the "
+        "peak, the data types, the shapes or the times are wrong. It is null, with this reason.",
     ),
     Check("compute.contention_unknown", "Nothing to compare with", "Kernels ran beside other work and "
         "too few of their like ran alone.", ("compute.contention",)),

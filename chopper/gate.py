@@ -31,6 +31,8 @@ _NUMBER = re.compile(r"[+\-−]?(\d+(\.\d*)?|\.\d+)")
 _UNIT = re.compile(r"%|ns|us|µs|ms|s(?![A-Za-z])")
 _OR = re.compile(r"or(?![A-Za-z0-9_.])")
 _LONGEST = 10_000
+_LARGEST = 1e18
+"""Largest limit, in ns (30 years) or as a ratio: a larger one could never be exceeded."""
 
 Outcome = Literal["beyond", "within", "undecided"]
 
@@ -155,13 +157,16 @@ def _condition(reader: _Reader) -> Condition:
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise reader.error(f"expected step, median or the id of a cause{hint}", start)
     sign = reader.take(_SIGN, "> or <")
-    number = reader.take(_NUMBER, "a number")
-    value = float(number.replace("−", "-"))
+    reader.skip()
+    number_at = reader.at
+    value = float(reader.take(_NUMBER, "a number").replace("−", "-"))
     unit = reader.maybe(_UNIT)
     if unit is None and value:
         raise reader.error("expected a unit: %, ns, us, ms or s")
     relative = unit == "%"
     limit = value / 100 if relative else value * _UNITS_NS[unit or "ns"]
+    if not abs(value if relative else limit) <= _LARGEST:
+        raise reader.error("expected a limit of at most 1e18 ns or 1e18 %", number_at)
     text = reader.text[start : reader.at]
     return Condition(quantity, ">" if sign == ">" else "<", limit, relative, text)
 

@@ -271,7 +271,11 @@ def _embed_calibration(parts: list[m.RankManifest]) -> None:
     here = [p for p in parts if p.hostname == socket.gethostname()]
     on_host = [p for p in here if not p.devices]
     try:
-        found = calibration.load(None, ranks=len(on_host)) if on_host else None
+        found = (
+            calibration.load(None, cpu_name=on_host[0].environment.get("cpu"), ranks=len(on_host))
+            if on_host
+            else None
+        )
         if found is not None:
             for part in on_host:
                 part.calibration = part.calibration or calibration.to_manifest(found)

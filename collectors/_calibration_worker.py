@@ -6,6 +6,7 @@ Its orders come on stdin, its progress goes to stdout, its result into a file.
 from __future__ import annotations
 
 import os
+import platform
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from chopper._environment import cpu_model
 from chopper.calibration import Measured
 from chopper.errors import CollectorUnavailable
 
@@ -73,19 +75,6 @@ class Result(msgspec.Struct, kw_only=True):
     absent: dict[str, str] = {}
 
 
-def host_name_of_cpu() -> str:
-    """The processor as the kernel names it, for example ``AMD EPYC 9654``."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    import platform
-
-    return platform.processor() or platform.machine()
-
-
 def last_line(text: str) -> str:
     """What a failed program said last."""
     lines = text.strip().splitlines()
@@ -104,7 +93,7 @@ class _Worker:
         self.device = torch.device(job.device_type, 0)
         if job.device_type == "cpu":
             self.device = torch.device("cpu")
-            name = host_name_of_cpu()
+            name = cpu_model() or platform.machine()
         else:
             self.device = torch.device(job.device_type, job.rank)
             torch.accelerator.set_device_index(job.rank)

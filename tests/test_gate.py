@@ -125,3 +125,12 @@ def test_no_percentage_of_nothing() -> None:
     assert decision.outcome == "undecided"
     assert "A spent nothing there" in decision.reason
     assert decide(compare(a, b), parse("copy>1ns")).failed
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "9" * 5000, "1" + "0" * 19])
+@pytest.mark.parametrize("unit", ["%", "s", "ns", ""])
+def test_a_limit_that_nothing_exceeds_is_refused(number, unit) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(f"step>+{number}{unit}")
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)

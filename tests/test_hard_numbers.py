@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import chopper
+import chopper.reports.text
 from chopper.api import _on_one_host
 from chopper.checks import CHECKS
 from chopper.manifest import Device, Finding, RankManifest, RunManifest
@@ -126,6 +127,34 @@ def test_a_device_without_peaks(tmp_path):
     assert found.to_dict()["utilization"] == [] or all(
         row["mfu_ratio"] is None for row in found.to_dict()["utilization"]
     )
+
+
+def test_products_faster_than_the_peak_have_no_ideal_and_no_utilization(tmp_path):
+    # 137 GFLOP in 10 µs are 44 times what an A100 can do in bf16: the times, or the device, are
+    # wrong, and neither an ideal time nor an MFU of 44 (of the step: 0.44) follows from them.
+    trace = products()
+    for event in trace.events:
+        if event["name"] == "ampere_bf16_gemm":
+            event["dur"] = 10 * US
+    found = attributed(tmp_path / "t", trace)
+    document = found.to_dict()
+    assert document["ideal_ns"] is None
+    assert "44" in reasons(found)["compute.ideal"]
+    whole = next(r for r in document["utilization"] if r["ceiling"] == "theoretical")
+    assert (whole["mfu_ratio"], whole["hfu_ratio"]) == (None, None)
+    assert whole["reason"].startswith("withheld: the products ran 44")
+    assert "MFU" in finding(found, "utilization.above_one").message
+    assert "MFU 4" not in chopper.reports.text.render(found)
+
+
+def test_products_at_the_peak_are_believed(tmp_path):
+    trace = products()
+    for event in trace.events:
+        if event["name"] == "ampere_bf16_gemm":
+            event["dur"] = 440 * US  # 137.4 GFLOP in 440.5 µs are 312 TFLOP/s
+    found = attributed(tmp_path / "t", trace)
+    assert found.to_dict()["utilization"][0]["mfu_ratio"] == pytest.approx(0.50, abs=0.01)
+    assert "compute.ideal" not in reasons(found)
 
 
 # ---------------------------------------------------------------- collectives

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from chopper.analyzers.compute import MOST_OF_A_PEAK
 from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.scaling import (
@@ -272,7 +273,7 @@ def operators(
                 recorded_ns=round(time),
                 projected_ns=round(projected + unknown * ratio),
                 roofline_ns=round(roofline),
-                of_roofline_ratio=bound / (time - unknown) if time > unknown else None,
+                of_roofline_ratio=_of_roofline(bound, time - unknown),
             )
         )
     everything = sum(mean * calls for _, calls, mean, *_ in ops)
@@ -280,6 +281,13 @@ def operators(
         tuple(sorted(classes, key=lambda c: -(c.recorded_ns or 0))),
         1 - known[0] / everything if everything else 0.0,
     )
+
+
+def _of_roofline(bound_ns: float, time_ns: float) -> float | None:
+    """Share of the roofline that was reached; None where it is more than there is."""
+    if time_ns <= 0 or bound_ns > MOST_OF_A_PEAK * time_ns:
+        return None
+    return bound_ns / time_ns
 
 
 def _fixed_ns(

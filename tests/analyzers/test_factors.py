@@ -229,6 +229,23 @@ def test_a_slope_that_contradicts_the_roofline_outweighs_it() -> None:
     assert found.error[0] == pytest.approx(found.slope_error[0], rel=0.01)
 
 
+def test_a_roofline_within_the_error_of_the_slope_is_believed_in_full() -> None:
+    # Durations of clock^(-0.4) times factors that no clock explains: a slope of 0.4 ± 0.36. The
+    # roofline, 0, is off by less than two such errors, so its own error stays: 0.4² − 0.36² is less
+    # than 0.25². With the variances added instead it would count for half.
+    clock = np.repeat([1.2e9, 1.5e9], 20)
+    taken = 1e6 * (clock / 1.98e9) ** -0.4 * np.tile([1.28, 1 / 1.28], 20)
+    found = estimate(
+        np.zeros(40, np.int64), 1, taken, clock, np.zeros(40), np.ones(40, bool), np.zeros(40)
+    )
+    slope, error = found.slope[0], found.slope_error[0]
+    assert slope == pytest.approx(0.4)
+    assert slope**2 - error**2 < ROOFLINE_ERROR**2 < slope**2 + error**2
+    weights = np.array([1 / error**2, 1 / ROOFLINE_ERROR**2])
+    assert found.value[0] == pytest.approx(slope * weights[0] / weights.sum())
+    assert found.error[0] == pytest.approx(weights.sum() ** -0.5)
+
+
 def test_overlapped_unsure_and_odd_instances_do_not_bend_the_slope() -> None:
     rng = np.random.default_rng(2)
     clock = rng.uniform(1.2e9, 1.98e9, 90)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.command import Outcome, process, run
 from tests.comparing import trace
+from tests.kineto_writer import Trace
 
 
 def chopper(*arguments: str, cwd: Path) -> Outcome:
@@ -47,6 +48,30 @@ def test_the_gate_sets_the_exit_code(pair) -> None:
         "compare", "a.json", "other.json", "--fail-on", "step>+900%", "--allow-different", cwd=pair
     )
     assert forced.code == 0
+
+
+def test_a_rank_without_a_step_in_its_trace_is_left_out_and_said(tmp_path) -> None:
+    for run_name, seconds in (("a", (0, 0)), ("b", (0, 1))):
+        (tmp_path / run_name).mkdir()
+        for rank, later in enumerate(seconds):
+            made = Trace(rank=rank, world=2, pid=100 + rank, tid=100 + rank)
+            for step in range(6):
+                at = 40_000 * step
+                # The marks of rank 1 of b come a second after its work.
+                made.step(step, at + later * 10**9, 40_000)
+                op = made.op("aten::mm", at + 1_000, 1_000, shapes=[[64, 32], [32, 64]])
+                took = 3_900 + 100 * (step % 3)
+                made.launch("gemm", at + 1_200, 200, kernel_at=at + 2_000, kernel_for=took, op=op)
+            (tmp_path / run_name / f"rank{rank}.json").write_bytes(made.encode())
+    for options in ((), ("--all-steps",)):
+        for first, second in (("a", "b"), ("b", "a"), ("b", "b")):
+            shown = chopper("compare", first, second, *options, "--json", cwd=tmp_path)
+            assert shown.code == 0, shown.err
+            document = json.loads(shown.out)
+            assert document["step"]["difference_ns"] == 0
+            said = [n for n in document["notes"] if "rank 1 left out" in n]
+            assert len(said) == (first, second).count("b")
+            assert all(c["status"] != "differs" for c in document["checks"])
 
 
 def test_what_is_wrong_is_one_line(pair) -> None:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from chopper.cli import cli
 from chopper.errors import ChopperError, UsageError
+from tests.kineto_writer import Trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = {
@@ -178,3 +179,26 @@ def test_money_is_short_whatever_the_throughput(rate: str) -> None:
     amounts = [line.split("USD")[0].split()[-1] for line in text.splitlines() if "USD" in line]
     assert max(map(len, amounts)) <= 15
     assert "0.0000" not in amounts
+
+
+def test_a_device_is_not_priced_by_the_throughput_of_another(tmp_path: Path) -> None:
+    trace = Trace(device_name="NVIDIA A100-SXM4-40GB")
+    cpu = Trace(platform="cpu")
+    for made in (trace, cpu):
+        for step in range(3):
+            at = step * 1_000_000
+            made.step(step, at, 1_000_000)
+            op = made.op("aten::embedding", at + 1_000, 90_000, shapes=[[1000, 64], [4, 512], []])
+            if made is trace:
+                made.launch(
+                    "gather", at + 2_000, 300, kernel_at=at + 5_000, kernel_for=9_000, op=op
+                )
+    for made, name in ((trace, "a100.json"), (cpu, "cpu.json")):
+        (tmp_path / name).write_bytes(made.encode())
+    price = ["--price", "2", "--json"]
+    for name, place in (("a100.json", "NVIDIA A100"), ("cpu.json", "CPU")):
+        with pytest.raises(UsageError, match=f"was measured on {place}.*--tokens-per-s") as caught:
+            run("cost", str(tmp_path / name), "--device", "h100-sxm", *price)
+        assert "\n" not in str(caught.value)
+        assert json.loads(run("cost", str(tmp_path / name), *price))["tokens_per_s_per_device"] > 0
+    assert run("cost", str(tmp_path / "a100.json"), "--device", "a100-sxm-40gb", *price)

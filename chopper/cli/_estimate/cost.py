@@ -15,6 +15,7 @@ from chopper.errors import UsageError
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.cost import Against, Priced, Prices
+    from chopper.attribution import Attribution
     from chopper.devices import DevicePeaks
 
 
@@ -90,7 +91,7 @@ def command(
     device = named(options["device"]) if options["device"] else None
     measured: dict[str, Any] = {}
     if run is not None:
-        measured = _measured(run)
+        measured = _measured(run, device)
         device = device or measured["device"]
     prices = lists.load(options["prices"])
     price = _price(prices, device, options["price"], "--price")
@@ -191,12 +192,17 @@ def _against(
     )
 
 
-def _measured(source: str) -> dict[str, Any]:
+def _measured(source: str, priced: DevicePeaks | None) -> dict[str, Any]:
     """Throughput per device, power, and the device of a recorded run.
 
+    Args:
+        source: the run.
+        priced: the device whose price is asked for; None for the run's own.
+
     Raises:
-        UsageError: the run does not tell its tokens.
+        UsageError: the run does not tell its tokens, or it was measured on another device.
     """
+    from chopper._format import plural
     from chopper.api import attribute, load
     from chopper.cli._progress import progress
     from chopper.devices import lookup
@@ -204,11 +210,15 @@ def _measured(source: str) -> dict[str, Any]:
 
     with progress("attributing"):
         attribution = attribute(load([source]))
+    if priced is not None:
+        _measured_on(attribution, source, priced)
     rows = view(attribution, "utilization").to_pylist()
     of_ranks = {
         row["rank"]: row["tokens_per_s"]
         for row in rows
-        if row["rank"] is not None and row["tokens_per_s"] is not None
+        # A run of one rank has no rows but those of the whole.
+        if (row["rank"] is not None or len(attribution.ranks) == 1)
+        and row["tokens_per_s"] is not None
     }
     if not of_ranks:
         raise UsageError(
@@ -225,9 +235,30 @@ def _measured(source: str) -> dict[str, Any]:
     observed_ns = max((rank.observed_ns for rank in attribution.ranks), default=0)
     return {
         "tokens_per_s": rate,
-        "source": f"measured in {source}, mean of {len(of_ranks)} ranks",
+        "source": f"measured in {source}, mean of {plural(len(of_ranks), 'rank')}",
         "devices": len(attribution.ranks),
         "device": lookup(names.pop()) if len(names) == 1 else None,
         "power_w": sum(r["power_mean_w"] for r in energy) / len(energy) if energy else None,
         "step_tokens": sum(of_ranks.values()) * observed_ns / 1e9 / steps if steps else None,
     }
+
+
+def _measured_on(attribution: Attribution, source: str, device: DevicePeaks) -> None:
+    """Refuse to price a device by the tokens per second of another one.
+
+    Raises:
+        UsageError: a rank of the run computed on the CPU, or on another device.
+    """
+    from chopper.analyzers.parity import device_of
+    from chopper.devices import lookup
+
+    for rank in attribution.ranks:
+        name = device_of(attribution, rank.rank)
+        known = lookup(rank.device) if rank.device else None
+        # Where device events name no device, the user says which one it was.
+        if name is not None and (known is None or known.id != device.id):
+            raise UsageError(
+                f"--device {device.label}: {source} was measured on {name}, whose tokens per second "
+                f"are not those of {device.label}; give --tokens-per-s of that device or project "
+                "them with --model, or leave --device away and give --price of what it ran on"
+            )

@@ -165,10 +165,17 @@ def calibrated_topology() -> Topology:
     Raises:
         UsageError: nothing was measured here.
     """
+    import socket
+
     from chopper import calibration
     from chopper.analyzers.estimates.network import Topology
 
-    stored = [c for c in calibration.load_all() if c.link_bytes_per_s and c.link_ranks]
+    here = socket.gethostname()
+    stored = [
+        c
+        for c in calibration.load_all()
+        if c.hostname == here and c.link_bytes_per_s and c.link_ranks
+    ]
     if not stored:
         raise UsageError(
             "--calibrated: no link was measured here; run: chopper calibrate --ranks 2"

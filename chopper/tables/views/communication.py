@@ -32,6 +32,7 @@ COLLECTIVES = Table(
         ns("first_arrival_ns", "When the first rank came, Unix time."),
         ns("last_arrival_ns", "When the last rank came, Unix time."),
         ns("last_end_ns", "When the last rank left, Unix time."),
+        maybe("reason", "text", "Why the share of the link's peak is null."),
     ),
 )
 
