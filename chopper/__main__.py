@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from chopper._own_python import keep_current_directory_last, open_standard_streams
+
 
 def main() -> None:
     """The command; an interrupt is one line, also while the command itself is being loaded."""
+    open_standard_streams()
+    keep_current_directory_last()
     try:
         from chopper.cli import main as command
 

@@ -26,6 +26,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
 """How long processes that outlive the command may take to end by themselves, then by SIGTERM."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""Sent by a terminal to stop a job; SIGSTOP is sent to single processes, by people."""
 
 
 class CommandNotFound(ChopperError):
@@ -52,7 +54,10 @@ class _Job:
     def __init__(self) -> None:
         self._interrupts = 0
         self._early: list[int] = []
-        self._tty = _foreground_tty()
+        self._tty = _terminal()
+        self._lent = False
+        self._stopped = False
+        self._stop_requested = False
         self.group = 0
 
     def start(
@@ -88,19 +93,37 @@ class _Job:
             assert self._popen.stdout is not None
             output(self._popen.stdout)
         self.group = self._popen.pid
-        self._hand_terminal(self.group)
+        self.lend_terminal()
         for number in self._early:
             self.forward(number, None)
 
-    def _hand_terminal(self, group: int) -> None:
-        # Without the terminal, the command could not read from it (SIGTTIN), and Ctrl-C would
-        # reach chopper instead of the command.
-        if self._tty is None:
-            return
+    def lend_terminal(self, *_signal: Any) -> bool:
+        """Make the child the terminal's foreground job, where chopper is it; returns whether it is.
+
+        Without the terminal, the command could not read from it (SIGTTIN), and Ctrl-C would reach
+        chopper instead of the command. In the background (``bg``), the terminal is the shell's.
+        """
+        if self._tty is not None and self.group:
+            with contextlib.suppress(OSError):
+                if os.tcgetpgrp(self._tty) == os.getpgrp():
+                    self._set_foreground(self._tty, self.group)
+                    self._lent = True
+        return self._lent
+
+    def _take_terminal(self) -> None:
+        """Be the foreground job again, where the child was it, or a job of its own."""
+        if self._tty is not None and self._lent:
+            self._lent = False
+            with contextlib.suppress(OSError):
+                self._set_foreground(self._tty, os.getpgrp())
+
+    @staticmethod
+    def _set_foreground(tty: int, group: int) -> None:
         before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        with contextlib.suppress(OSError):
-            os.tcsetpgrp(self._tty, group)
-        signal.signal(signal.SIGTTOU, before)
+        try:
+            os.tcsetpgrp(tty, group)
+        finally:
+            signal.signal(signal.SIGTTOU, before)
 
     def forward(self, number: int, frame: Any) -> None:  # noqa: ARG002
         """Pass a signal on; a second Ctrl-C asks less kindly, a third does not ask."""
@@ -116,18 +139,58 @@ class _Job:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
-    def wait(self) -> int:
-        """Wait for the child's end; stop (Ctrl-Z) and go on together with it."""
-        while True:
-            _, status = os.waitpid(self._popen.pid, os.WUNTRACED)
-            if not os.WIFSTOPPED(status):
-                break
-            self._hand_terminal(os.getpgrp())
-            os.kill(os.getpid(), signal.SIGSTOP)
-            self._hand_terminal(self.group)
+    def request_stop(self, *_signal: Any) -> None:
+        """Pass on that the job is to stop (SIGTSTP); chopper stops once the command has."""
+        if self._stopped or not self.group:
+            self._stop()
+            return
+        self._stop_requested = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGTSTP)
+
+    def _stop(self) -> None:
+        """Stop this process's whole job, as a terminal does, and go on with it and the command."""
+        self._stop_requested = False
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(0, signal.SIGTSTP)  # returns when somebody continues the job (fg, bg)
+        signal.signal(signal.SIGTSTP, before)
+        self.lend_terminal()
+        self._continue_command()
+
+    def _continue_command(self) -> None:
+        if self.group:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGCONT)
-        self._hand_terminal(os.getpgrp())
+
+    def _on_stop(self, number: int) -> None:
+        """The child stopped: so does chopper when the terminal's job control is why."""
+        wants_terminal = number in (signal.SIGTTIN, signal.SIGTTOU) and self._tty is not None
+        if wants_terminal and not self._lent and self.lend_terminal():
+            # In the foreground by now: it only had to be asked for.
+            self._continue_command()
+            return
+        by_terminal = self._lent or wants_terminal or self._stop_requested
+        self._take_terminal()
+        if by_terminal and number in _JOB_CONTROL:
+            self._stop()
+
+    def wait(self) -> int:
+        """Wait for the child's end; stop (Ctrl-Z) and go on together with it.
+
+        A command that somebody stops alone (SIGSTOP, or any stop without a terminal) may be
+        continued alone, so chopper waits for that and does not stop: nobody would continue it.
+        """
+        while True:
+            _, status = os.waitpid(self._popen.pid, os.WUNTRACED | os.WCONTINUED)
+            if os.WIFSTOPPED(status):
+                self._stopped = True
+                self._on_stop(os.WSTOPSIG(status))
+            elif os.WIFCONTINUED(status):
+                self._stopped = False
+                self.lend_terminal()
+            else:
+                break
+        self._take_terminal()
         code = os.waitstatus_to_exitcode(status)
         self._popen.returncode = code
         return code
@@ -137,7 +200,10 @@ class _Job:
         import psutil
 
         def left() -> list[psutil.Process]:
-            return psutil.Process().children(recursive=True)
+            try:
+                return psutil.Process().children(recursive=True)
+            except (psutil.Error, OSError):  # no /proc: they are reached through their group only
+                return []
 
         # Ranks whose launcher was killed may be writing what they recorded.
         _, alive = psutil.wait_procs(left(), timeout=_GRACE_S)
@@ -149,18 +215,20 @@ class _Job:
                     how(process)
             psutil.wait_procs(alive, timeout=_GRACE_S)
             alive = left()
-        if sys.platform != "linux":  # no subreaper: orphans are reached through their group only
+        if sys.platform != "linux" or not os.path.exists("/proc/self"):  # noqa: PTH110
+            # Without a subreaper or a list of children, only their group is known.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.group, signal.SIGKILL)
 
 
-def _foreground_tty() -> int | None:
-    """File descriptor of the terminal when chopper is its foreground job, else None."""
+def _terminal() -> int | None:
+    """File descriptor of the terminal on stdin, None where there is none."""
     try:
-        fd = sys.stdin.fileno()
-        return fd if os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp() else None
+        descriptor = sys.stdin.fileno()
+        os.tcgetpgrp(descriptor)  # fails for a terminal that is another session's
     except (OSError, ValueError, AttributeError):
         return None
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -188,7 +256,8 @@ def launch(
 
     The command runs in a process group of its own, which holds the terminal; SIGINT, SIGTERM and
     SIGHUP that reach this process are passed on to the whole group (SIGHUP and a second Ctrl-C as
-    SIGTERM, a third Ctrl-C as SIGKILL; what is ignored, as SIGHUP under nohup, stays so). When it
+    SIGTERM, a third Ctrl-C as SIGKILL; what is ignored, as SIGHUP under nohup, stays so). Ctrl-Z,
+    ``fg`` and ``bg`` act on both as on one job. When it
     has ended, so have all of its descendants: those that are left get some seconds, then SIGTERM,
     then SIGKILL.
 
@@ -206,9 +275,14 @@ def launch(
     """
     with _subreaper():
         job = _Job()
+        handlers = {
+            **dict.fromkeys(_SIGNALS, job.forward),
+            signal.SIGTSTP: job.request_stop,
+            signal.SIGCONT: job.lend_terminal,
+        }
         before = {
-            number: signal.signal(number, job.forward)
-            for number in _SIGNALS
+            number: signal.signal(number, handler)
+            for number, handler in handlers.items()
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         try:

@@ -8,14 +8,13 @@ does, even by SIGKILL; and all write to stderr, so that stdout is chopper's.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import runpy
 import signal
 import sys
 from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1
+from chopper._own_python import end_with_parent
 
 
 def main(argv: Sequence[str]) -> None:
@@ -23,19 +22,11 @@ def main(argv: Sequence[str]) -> None:
     parent, starter, *words = argv
     # Held back by the parent, so that it is not Python's own start that is hit.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _end_with(int(parent))
+    # The starter then ends all ranks.
+    end_with_parent(int(parent), signal.SIGTERM)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.argv = [starter, *words]
     runpy.run_module(starter, run_name="__main__", alter_sys=True)
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent dies; the starter then ends all ranks."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call
-        sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

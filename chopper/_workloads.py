@@ -10,7 +10,6 @@ import argparse
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chopper._claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
 from chopper._environment import usable_cores
+from chopper._own_python import own_python
 from chopper.errors import ChopperError, UsageError
 
 if TYPE_CHECKING:
@@ -446,8 +446,8 @@ class Launch:
         if variant is not None:
             own = ["--variant", variant.name] if variant.words is None else variant.words
             words = [*own, *words]  # the user's come last, and win
-        starter = [sys.executable, "-m", "chopper._starter", str(os.getpid())]
-        return [*starter, self.workload.starter, str(self.ranks), module, *words]
+        starter = (str(os.getpid()), self.workload.starter, str(self.ranks))
+        return own_python("chopper._starter", *starter, module, *words)
 
     @property
     def expected_s(self) -> float | None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from chopper import _json
 from chopper.errors import InputError, OutputError
 
 SCHEMA = "chopper.calibration/1"
@@ -231,7 +232,7 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
         others = []
     check_writable(path)
     store = _Store(calibrations=[result, *others])
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(store), indent=2) + b"\n")
+    write_atomic(path, msgspec.json.format(_json.encode(store), indent=2) + b"\n")
     return path
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chopper import _json
 from chopper.errors import InputError
 from chopper.run import EXPERIMENT
 
@@ -400,9 +401,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     """Write ``experiment.json``; called early and often, so that an interruption loses nothing."""
     from chopper.run import write_atomic
 
-    write_atomic(
-        path / EXPERIMENT, msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
-    )
+    write_atomic(path / EXPERIMENT, msgspec.json.format(_json.encode(plan), indent=2) + b"\n")
 
 
 def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, list[float]]]:

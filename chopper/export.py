@@ -100,7 +100,9 @@ def _write(table: pa.Table, path: Path) -> Path:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        pq.write_table(table, path, compression="zstd")
+        # Opened here: pyarrow takes no paths other than UTF-8.
+        with path.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
         return path
     import pyarrow as pa
     from pyarrow import csv
@@ -109,7 +111,8 @@ def _write(table: pa.Table, path: Path) -> Path:
         pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
         for f in table.schema
     ]
-    csv.write_csv(table.cast(pa.schema(plain)), path)
+    with path.open("wb") as file:
+        csv.write_csv(table.cast(pa.schema(plain)), file)
     return path
 
 

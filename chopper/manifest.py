@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from chopper import _json
 from chopper.errors import RunFormatError
 
 SCHEMA_VERSION = 1
@@ -185,7 +186,7 @@ class _Versioned(msgspec.Struct):
 
 def encode(manifest: RankManifest | RunManifest) -> bytes:
     """Serialize as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(_json.encode(manifest), indent=2) + b"\n"
 
 
 def decode_rank(data: bytes, where: str) -> RankManifest:

@@ -365,3 +365,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     result = _Worker(job).run()
     (Path(job.directory) / f"result-{job.rank}.json").write_bytes(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-import chopper
 from chopper._environment import usable_cores
+from chopper._own_python import own_python
 from chopper._version import __version__
 from chopper.calibration import Calibration, Measured
 from chopper.collectors._calibration_worker import (
@@ -234,12 +234,6 @@ def _torch_is_for_cpus() -> bool:
     return bool(built_for) and all(value.strip() == "None" for value in built_for)
 
 
-_BOOTSTRAP = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from chopper.collectors._calibration_worker import main; main()"
-)
-
-
 def _run_workers(
     *,
     world_size: int,
@@ -262,7 +256,6 @@ def _run_workers(
         if not name.startswith("CHOPPER_") and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    package_parent = str(Path(chopper.__file__).resolve().parent.parent)
     workers: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="chopper-calibrate-") as directory:
         try:
@@ -279,7 +272,7 @@ def _run_workers(
                 )
                 with (Path(directory) / f"stderr-{rank}").open("wb") as errors:
                     worker = subprocess.Popen(
-                        [sys.executable, "-P", "-c", _BOOTSTRAP, package_parent],
+                        own_python("chopper.collectors._calibration_worker"),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,

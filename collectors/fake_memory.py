@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chopper._own_python import own_python
 from chopper.errors import CaptureError, UsageError
 
 _CATEGORIES = {
@@ -116,7 +117,7 @@ def in_child(program: str, request: dict[str, Any]) -> dict[str, Any]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", program, json.dumps(request)],
+            own_python(program, json.dumps(request)),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import gzip
 import json
@@ -20,7 +21,7 @@ from chopper.errors import CaptureError
 from chopper.manifest import CollectorReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -245,7 +246,8 @@ class TorchTrace:
         target = self._directory / TRACE
         temporary = self._directory / f".{TRACE}.tmp"
         try:
-            self._held.export_chrome_trace(str(temporary))
+            with _as_utf8(temporary) as path:
+                self._held.export_chrome_trace(path)
             self.drop()
             # Kineto's writer does not say when the disk is full: look for the closing brace.
             with temporary.open("rb") as file:
@@ -474,6 +476,21 @@ def _end_spans() -> None:
             record = getattr(thing, "record", None)
             if record is not None:
                 leave(record)
+
+
+@contextlib.contextmanager
+def _as_utf8(path: Path) -> Iterator[str]:
+    """Give a path that Kineto can open: torch takes no other than UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{directory}/{path.name}"
+        finally:
+            os.close(directory)
+    else:
+        yield str(path)
 
 
 def _left_open(file: BinaryIO) -> bool:

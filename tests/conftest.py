@@ -45,6 +45,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture
+def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with modules that fail whatever imports them in place of the real ones."""
+    directory = tmp_path_factory.mktemp("hostile")
+    for name in ("chopper", "torch", "numpy", "pyarrow", "msgspec", "psutil", "click", "ray"):
+        (directory / f"{name}.py").write_text(
+            "raise SystemExit(f'{__file__}: the current directory is imported from')\n"
+        )
+    return directory
+
+
 def take_signals() -> None:
     """In a program that a test starts, before it begins: signals end it, whoever started the tests.
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from chopper._own_python import own_python
 from chopper.workloads import link, quiet
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
                 channel = ["--channel", str(theirs.fileno())] if linked else []
                 started.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", quiet.__name__, module, *words, *channel],
+                        own_python(quiet.__name__, str(os.getpid()), module, *words, *channel),
                         env=_environment(rank, ranks, port, linked=linked),
                         pass_fds=[theirs.fileno()],
                     )

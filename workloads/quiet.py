@@ -1,8 +1,8 @@
 """Run a workload as one rank, without a word of it when it is interrupted.
 
-    python -m chopper.workloads.quiet MODULE [options of the module]
+    python -m chopper.workloads.quiet PARENT_PID MODULE [options of the module]
 
-Ctrl-C reaches all ranks at once. While torch is imported it would come out as a traceback from the
+It ends when the process that started it does, even by SIGKILL. Ctrl-C reaches all ranks at once. While torch is imported it would come out as a traceback from the
 middle of that, or as another error; later, ranks also fail because another one has already left.
 """
 
@@ -15,12 +15,14 @@ import sys
 import threading
 from typing import NoReturn
 
+from chopper._own_python import end_with_parent
+
 INTERRUPTED = 128 + signal.SIGINT
 HELD = (signal.SIGINT, signal.SIGTERM)
 """Whoever starts this may hold them back, so that it is not Python's own start that is hit."""
 
 
-def main(module: str, words: list[str]) -> None:
+def main(parent: int, module: str, words: list[str]) -> None:
     """Import the module and call its ``main``."""
     sys.argv = [module, *words]
     # Under nohup, and in a shell's background, it is ignored, and stays so.
@@ -28,6 +30,7 @@ def main(module: str, words: list[str]) -> None:
     if heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    end_with_parent(parent, signal.SIGTERM)
     workload = importlib.import_module(module)
 
     interrupted = threading.Event()
@@ -52,6 +55,6 @@ def main(module: str, words: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2:])
+        main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chopper._own_python import PACKAGE_PARENT, own_python
 from chopper.errors import ChopperError
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ class Cluster:
         else:
             options["address"] = self.address
         try:
-            with _quiet_environment(self._directory):
+            # Ray puts the current directory first on its workers' sys.path (ray 2.60): a torch.py
+            # there would be executed. Chopper is what they need.
+            with _quiet_environment(self._directory), contextlib.chdir(PACKAGE_PARENT):
                 _without_lines_of_raylets()
                 ray.init(**options)
         except BaseException as exc:  # Ray raises whatever its parts do; or an interrupt
@@ -185,7 +188,7 @@ def answers(address: str) -> None:
     except (OSError, ValueError, OverflowError) as exc:
         raise _no_cluster(address, str(exc)) from exc
     asked = subprocess.run(
-        [sys.executable, "-m", "chopper.workloads.ray_probe", address, str(ANSWER_S)],
+        own_python("chopper.workloads.ray_probe", address, str(ANSWER_S)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

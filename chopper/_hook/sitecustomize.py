@@ -19,7 +19,7 @@ def _note(stage: str, detail: str = "") -> None:
             line = f"{stage}\t{os.getpid()}\t{detail or sys.executable}\n"
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(descriptor, line.encode())
+                os.write(descriptor, line.encode("utf-8", "backslashreplace"))
             finally:
                 os.close(descriptor)
         except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from chopper import _json
 from chopper.collectors.sampler._clocks import SystemClock
 from chopper.collectors.sampler._loop import WATCH_S, Sampler
 from chopper.collectors.sampler._status import COMM, SamplerConfig
@@ -132,7 +134,8 @@ def main() -> int:
         if not chunk:
             return 1
         line += chunk
-    config = msgspec.json.decode(line, type=SamplerConfig)
+    # Not msgspec's decoder: paths need not be UTF-8.
+    config = msgspec.convert(json.loads(line), SamplerConfig)
     clock = SystemClock(0, config.parent_pid)
     _settle(config, clock)
     begun = threading.Event()
@@ -150,7 +153,7 @@ def main() -> int:
         )
         sampler.flush()
     except ChopperError as exc:
-        os.write(1, msgspec.json.encode({"error": str(exc)}) + b"\n")
+        os.write(1, _json.encode({"error": str(exc)}) + b"\n")
         return 1
     try:
         os.write(1, b"{}\n")
@@ -164,3 +167,7 @@ def main() -> int:
         sys.stderr.write(f"{exc}\n")
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

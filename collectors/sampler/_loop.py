@@ -8,8 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from chopper import _json
 from chopper.collectors import _plan
 from chopper.collectors.sampler._clocks import ClockSource
 from chopper.collectors.sampler._costs import call_costs
@@ -305,7 +304,7 @@ class Sampler:
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
         status.absent = absent
-        write_atomic(status_file(self._directory, status.collector), msgspec.json.encode(status))
+        write_atomic(status_file(self._directory, status.collector), _json.encode(status))
 
     def _close(self) -> None:
         if not self._stuck:

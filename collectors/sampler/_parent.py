@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
 
-import chopper
+from chopper._own_python import own_python
 from chopper.collectors.sampler._source import SourceSpec
 from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
 from chopper.errors import CaptureError, CollectorUnavailable
-
-# sys.path gets chopper's own parent at its end: a program that was started in a clone, or that
-# changed sys.path, has a sampler all the same. -P keeps the current directory out.
-_BOOTSTRAP = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from chopper.collectors.sampler._child import main; sys.exit(main())"
-)
-
 
 _KILL_S = 2.0
 """How long what was killed may take to end."""
@@ -77,13 +69,12 @@ class SamplerProcess:
             CaptureError: the process could not be started.
         """
         status_file(self._directory, self._config.collector).unlink(missing_ok=True)
-        package_parent = str(Path(chopper.__file__).resolve().parent.parent)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CHOPPER_")}
         # numpy comes with pyarrow; its BLAS would start a thread per core.
         environment.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOTSTRAP, package_parent],
+                own_python("chopper.collectors.sampler._child"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -94,7 +85,9 @@ class SamplerProcess:
                 process_group=0,
             )
             assert self._process.stdin is not None
-            self._process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+            # Not msgspec's encoder: paths need not be UTF-8.
+            config = json.dumps(msgspec.to_builtins(self._config))
+            self._process.stdin.write(f"{config}\n".encode())
         except OSError as exc:
             raise CaptureError(f"the sampler process cannot be started ({exc})") from exc
         self._await_ready(ready_timeout_s)

@@ -456,6 +456,8 @@ def test_a_captured_module_agrees_with_the_catalogue(
     from chopper.collectors.fake_memory import capture
 
     (tmp_path / "mine.py").write_text(MODULE)
+    # The user's module is imported from here, torch is not.
+    (tmp_path / "torch.py").write_text("raise SystemExit('the wrong torch')\n")
     monkeypatch.chdir(tmp_path)
     found = capture("mine:make", batch=2, sequence=512)
     assert found["parameters_count"] == SMALL.parameters_count

@@ -278,7 +278,8 @@ def programs(parents: Container[int]) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             _, *words = process.cmdline()
-            if "chopper.validation.injections.program" in words and int(words[2]) in parents:
+            program = "chopper.validation.injections.program"
+            if program in words and int(words[words.index(program) + 1]) in parents:
                 found.append(process)
         except (psutil.Error, ValueError):
             continue

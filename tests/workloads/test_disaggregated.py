@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from chopper._own_python import own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads import ray_cluster
 from chopper.workloads.loading_seen import memory_bytes
@@ -343,7 +344,7 @@ def test_what_starts_the_ranks_clears_away_what_they_could_not(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, number, code):
+def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, number, code):
     words = [
         "--repetitions",
         "3",
@@ -360,11 +361,12 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, number, code):
     ]
     run = ["run", "dataloader", "--variants", "balanced", "-o", str(tmp_path / "run"), "--", *words]
     with subprocess.Popen(
-        [sys.executable, "-m", "chopper", *run],
+        own_python("chopper", *run),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=take_signals,
+        cwd=hostile_directory,
     ) as process:
         assert process.stdout is not None
         said = next((x for x in process.stdout if x.startswith("balanced: loader 1 of 3")), None)

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from chopper import _workloads
+from chopper._own_python import own_python
 from chopper._workloads import WORKLOADS, WorkloadUnavailable, options_of, prepare
 from chopper.errors import UsageError
 from tests.conftest import take_signals
@@ -198,12 +199,11 @@ def test_an_option_of_the_workload_before_the_dashes_is_explained():
 
 
 def chopper_run(output, *words):
-    command = [sys.executable, "-m", "chopper", "run", "fsdp2", "--ranks", "2"]
-    return [*command, "-o", str(output), *words]
+    return own_python("chopper", "run", "fsdp2", "--ranks", "2", "-o", str(output), *words)
 
 
 @pytest.mark.slow
-def test_runs_records_and_attributes(tmp_path):
+def test_runs_records_and_attributes(tmp_path, hostile_directory):
     output, scratch = tmp_path / "my run", tmp_path / "scratch"
     scratch.mkdir()
     done = subprocess.run(
@@ -212,6 +212,7 @@ def test_runs_records_and_attributes(tmp_path):
         text=True,
         timeout=PATIENCE_S,
         env=os.environ | {"TMPDIR": str(scratch)},
+        cwd=hostile_directory,
     )
     assert done.returncode == 0, done.stderr
     # Torch keeps a cache there, one for all runs; of this run nothing is left.

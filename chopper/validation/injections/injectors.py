@@ -421,7 +421,9 @@ class _BusyNeighbour(Injector):
         os.sched_setaffinity(0, {cores[self.rank]})
         for _ in range(int(max(self.plan.amounts))):
             # It takes the rank's core and priority on, and stops by itself until it is continued.
-            self._spinners.append(subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())]))
+            self._spinners.append(
+                subprocess.Popen([sys.executable, "-P", "-c", _SPIN, str(os.getpid())])
+            )
         for spinner in self._spinners:
             os.waitid(os.P_PID, spinner.pid, os.WSTOPPED | os.WNOWAIT)
         for thread in Path("/proc/self/task").iterdir():

@@ -10,7 +10,6 @@ recording; process group and processes are shared. What a step calls of an injec
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chopper._own_python import end_with_parent
 from chopper.validation.injections.injectors import INJECTORS, VOCABULARY, Injector
 from chopper.validation.injections.plan import (
     WARM_UP_STEPS,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_PR_SET_PDEATHSIG = 1
 _PRIORITY = -15
 
 _TOUCHED_BYTES = 2 << 30
@@ -42,7 +41,7 @@ _TOUCHED_BYTES = 2 << 30
 def main(argv: list[str]) -> None:
     """Join the other rank, make all recordings of the job, leave."""
     parent, channel, job_text = argv
-    _end_with(int(parent))
+    end_with_parent(int(parent), signal.SIGKILL)
     _ask_for_priority()
     job = msgspec.json.decode(job_text, type=Job)
     if job.linked:
@@ -209,13 +208,6 @@ def _ask_for_priority() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
         Path("/proc/self/autogroup").write_text(str(_PRIORITY))
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the one that started it dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

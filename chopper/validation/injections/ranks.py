@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chopper._own_python import own_python
 from chopper.errors import CaptureError
 from chopper.workloads import link
 
@@ -46,11 +46,11 @@ def run(job: Job, *, timeout_s: float) -> None:
         for rank in range(RANKS):
             started.append(
                 subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "chopper.validation.injections.program"),
+                    own_python(
+                        "chopper.validation.injections.program",
                         *(str(os.getpid()), str(channels[rank][1].fileno())),
                         msgspec.json.encode(job).decode(),
-                    ],
+                    ),
                     env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     pass_fds=[channels[rank][1].fileno()],
                     stdin=subprocess.DEVNULL,
