@@ -221,9 +221,10 @@ class Session:
     def _note_optimizer(self, log: StepLog, optimizer_id: int) -> None:
         began_ns = time.perf_counter_ns()
         with self._at_work():
-            for end_ns in self._cycle.stepped(optimizer_id, time.time_ns()):
+            now_ns = time.time_ns()
+            for end_ns in self._cycle.stepped(optimizer_id, now_ns):
                 log.source = "optimizer"
-                self._end_step(log, end_ns, began_ns)
+                self._end_step(log, end_ns, began_ns, late=end_ns < now_ns)
                 began_ns = time.perf_counter_ns()
 
     @_harmless
@@ -283,14 +284,29 @@ class Session:
         return self._windows.begin_phase(name) if self._windows is not None else None
 
     def _end_step(
-        self, log: StepLog, end_ns: int, began_ns: int, tokens: int | None = None
+        self,
+        log: StepLog,
+        end_ns: int,
+        began_ns: int,
+        tokens: int | None = None,
+        *,
+        late: bool = False,
     ) -> None:
+        """End the step that runs.
+
+        Args:
+            log: the recording's steps.
+            end_ns: when it ended.
+            began_ns: when chopper's own code began (``perf_counter_ns``).
+            tokens: how many this rank worked through in it.
+            late: the next step runs already, and no trace can begin or end at its start.
+        """
         windows = self._windows
         traced = windows is not None and windows.covers_step()
         profiled = windows is not None and windows.profiled_step()
         log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
         self._collecting.step_ended(log.number - 1)
-        if windows is not None and windows.switch():
+        if windows is not None and not late and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step
         else:
             log.cost(time.perf_counter_ns() - began_ns)
@@ -421,8 +437,8 @@ class Session:
     def _last_step(self) -> None:
         log = self._log
         assert log is not None
-        if log.source is None and self._cycle.tentative_ns is not None:
-            # One optimizer stepped once: nothing came that could have told a cycle, this was it.
+        if log.source in (None, "optimizer") and self._cycle.tentative_ns is not None:
+            # Nothing came after it that could have said so: this was the last step's end.
             log.source = "optimizer"
             tracing = self._windows is not None and self._windows.tracing
             profiled = self._windows is not None and self._windows.profiled_step()

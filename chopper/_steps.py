@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from chopper.errors import UsageError
 
-_FORGET_AFTER = 100
-"""Steps of one optimizer, without its cycle's last one, after which the cycle is learned anew."""
+_STALE_AFTER = 8
+"""Steps of another optimizer, without one of the leader's, after which the leader is replaced."""
+_CONTEXTS = (1, 2, 4, 8, 16, 32)
+"""Lengths of the rows of optimizers whose successor is kept."""
+_MOST_CONTEXTS = 1 << 14
 
 WindowSpec = str | tuple[int, int] | range | None
 """``"10:15"``, ``(10, 15)`` or ``range(10, 15)``: the steps to trace; None for the default."""
@@ -76,40 +80,93 @@ def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
 class OptimizerCycle:
     """Finds the ends of steps in the sequence of optimizers that stepped.
 
-    With several optimizers (a GAN's two, one for each parameter) a step ends after the last of
-    them. Which one that is, is known when the first one comes round again.
+    A step begins with the optimizer that stepped first in the program, the leader, and holds those
+    that follow until the leader comes round again: with a critic C and an actor A that steps every
+    other time, C C A C C A is the steps C, C A, C, C A. A step ends after the last of them. Which
+    one is the last is told from what followed the same optimizers before; where nothing did, the
+    end is certain only when the leader steps again, which is a step late.
+
+    A leader that steps no more, while others go round, is replaced by the first of those.
     """
 
     def __init__(self) -> None:
-        self._seen: list[int] = []
-        self._since_end = 0
-        self._tentative_ns: int | None = None
-        self._learned = False
+        self._leader: int | None = None
+        self._unit: list[tuple[int, int]] = []
+        """Optimizers of the step that runs, with the times at which they had stepped."""
+        self._ended = False
+        """Whether the end of the step that runs was returned already."""
+        self._most: dict[int, int] = {}
+        """How often each optimizer stepped within one step, at most."""
+        self._recent: list[int] = []
+        self._next: dict[tuple[int, ...], int] = {}
+        """Optimizers that stepped in a row → the one that stepped after them last time."""
 
     @property
     def tentative_ns(self) -> int | None:
-        """When the first step ended, as far as is known, before the cycle is learned."""
-        return self._tentative_ns
+        """When the last step ended, if its end was not returned and no optimizer is missing."""
+        if self._ended or not self._unit or self._expected() not in (None, self._leader):
+            return None
+        return self._unit[-1][1]
 
     def stepped(self, optimizer_id: int, now_ns: int) -> list[int]:
         """Note that an optimizer stepped; return the ends of steps that this made certain."""
+        self._learn(optimizer_id)
         ends: list[int] = []
-        if not self._learned:
-            if optimizer_id not in self._seen:
-                self._seen.append(optimizer_id)
-                self._tentative_ns = now_ns
-                return ends
-            assert self._tentative_ns is not None
-            ends.append(self._tentative_ns)
-            self._tentative_ns = None
-            self._learned = True
-        if optimizer_id not in self._seen:
-            # A new one: it was idle so far, or the program goes on with other optimizers.
-            self._seen.append(optimizer_id)
-        self._since_end += 1
-        if self._since_end > _FORGET_AFTER * len(self._seen):
-            self._seen = [optimizer_id]
-        if optimizer_id == self._seen[-1]:
-            self._since_end = 0
+        if self._leader is None:
+            self._leader = optimizer_id
+        elif optimizer_id == self._leader:
+            self._finish_unit(ends)
+        self._unit.append((optimizer_id, now_ns))
+        if optimizer_id != self._leader and self._leader_is_gone(optimizer_id):
+            self._replace_leader(ends)
+        if not self._ended and self._expected() == self._leader:
+            self._ended = True
             ends.append(now_ns)
         return ends
+
+    def _finish_unit(self, ends: list[int]) -> None:
+        if not self._ended:
+            ends.append(self._unit[-1][1])
+        if len(self._unit) > 1:
+            for which, count in Counter(which for which, _ in self._unit).items():
+                self._most[which] = max(count, self._most.get(which, 0))
+        self._unit = []
+        self._ended = False
+
+    def _leader_is_gone(self, optimizer_id: int) -> bool:
+        most = max(_STALE_AFTER, 4 * self._most.get(optimizer_id, 0))
+        if len(self._unit) <= most:
+            return False
+        return sum(which == optimizer_id for which, _ in self._unit) > most
+
+    def _replace_leader(self, ends: list[int]) -> None:
+        """Divide the step that runs into those of the leader that took over."""
+        unit, self._most = self._unit, {}
+        self._leader = unit[1][0]
+        self._unit = unit[:1]
+        for which, at_ns in unit[1:]:
+            if which == self._leader:
+                self._finish_unit(ends)
+            self._unit.append((which, at_ns))
+
+    def _learn(self, optimizer_id: int) -> None:
+        """Keep what came after the optimizers that stepped last."""
+        recent = self._recent
+        if len(self._next) > _MOST_CONTEXTS:
+            self._next.clear()
+        for length in _CONTEXTS:
+            if length > len(recent):
+                break
+            self._next[tuple(recent[-length:])] = optimizer_id
+        recent.append(optimizer_id)
+        if len(recent) > 2 * _CONTEXTS[-1]:
+            del recent[: _CONTEXTS[-1]]
+
+    def _expected(self) -> int | None:
+        """The optimizer that steps next, by the longest row that was seen before; None: unknown."""
+        for length in reversed(_CONTEXTS):
+            if length <= len(self._recent):
+                follower = self._next.get(tuple(self._recent[-length:]))
+                if follower is not None:
+                    return follower
+        return None

@@ -6,10 +6,13 @@ import itertools
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
 import chopper
@@ -35,16 +38,83 @@ def test_the_last_of_several_optimizers_ends_a_step():
     assert ends(OptimizerCycle(), 1, 2, 1, 2, 1, 2) == [2, 4, 6]
 
 
-def test_an_optimizer_that_steps_more_often_than_the_last_ends_nothing():
-    # A critic steps twice, then the generator: as soon as the generator is known, it ends steps.
-    assert ends(OptimizerCycle(), 1, 1, 2, 1, 1, 2, 1, 1, 2) == [1, 2, 3, 6, 9]
+C, A, T = "critic", "actor", "temperature"
+DELAYED = {
+    "one": [[A]],
+    "both each step": [[C, A]],
+    "TD3": [[C], [C, A]],
+    "SAC": [[C], [C, A, T, A, T]],
+    "SAC, three": [[C], [C], [C, A, T, A, T, A, T]],
+    "n_critic": [[C]] * 4 + [[C, A]],
+    "actor first": [[A, C, C]],
+    "lazily": [[A, C, T], [A, C], [A, C], [A, C]],
+    "per parameter": [list(range(40))],
+}
+
+
+def feed(cycle, units):
+    """Step through ``units``; return the ends found with the time at which each was known."""
+    at = itertools.count(1)
+    found, truth = [], []
+    for unit in units:
+        for which in unit:
+            now = next(at)
+            found += [(end, now) for end in cycle.stepped(which, now)]
+        truth.append(now)
+    return found, truth
+
+
+@pytest.mark.parametrize("schedule", DELAYED.values(), ids=DELAYED)
+@pytest.mark.parametrize("warm_up", [0, 1, 7, 100], ids="{} before".format)
+def test_optimizers_that_step_in_some_steps_only(schedule, warm_up):
+    """A step for each round of the first optimizer; exact, and known at once, from the third on."""
+    units = [schedule[0][:1]] * warm_up + schedule * 12
+    found, truth = feed(OptimizerCycle(), units)
+    assert len(found) == len(truth)
+    assert [end for end, _ in found] == sorted(end for end, _ in found)
+    learned = warm_up + 4 * len(schedule)
+    assert [end for end, _ in found[learned:]] == truth[learned:]
+    assert all(known == end for end, known in found[learned:])
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)), max_size=4)
+)
+def test_any_schedule_of_followers_is_learned(followers):
+    """Each follower steps every n-th step, from an offset on, some times in a row."""
+    units = [
+        [C]
+        + [
+            name
+            for name, (every, offset, times) in enumerate(followers)
+            for _ in range(times * (number % every == offset % every))
+        ]
+        for number in range(120)
+    ]
+    cycle = OptimizerCycle()
+    found, truth = feed(cycle, units)
+    if cycle.tentative_ns is not None:
+        found.append((cycle.tentative_ns, cycle.tentative_ns))
+    assert len(found) == len(truth)
+    assert [end for end, _ in found[48:]] == truth[48:]
 
 
 def test_optimizers_may_change_for_good():
     cycle = OptimizerCycle()
     assert ends(cycle, 1, 2, 1, 2) == [2, 4]
     assert ends(cycle, *[1] * 250)[-1] == 250  # 2 never comes again
-    assert ends(cycle, 3, 3) == [1, 2]
+    assert len(ends(cycle, *[3, 4] * 20)) == 20  # nor does 1: its step, and those of 3 and 4
+
+
+def test_what_stepped_once_at_first_begins_no_steps():
+    found = ends(OptimizerCycle(), 9, *[1, 2] * 20)
+    assert found == [1, *range(3, 43, 2)]
+
+
+def test_a_step_that_lacks_an_optimizer_did_not_end():
+    cycle = OptimizerCycle()
+    assert ends(cycle, 1, 2, 1, 2, 1) == [2, 4]
+    assert cycle.tentative_ns is None
 
 
 @pytest.mark.parametrize("spec", ["3:8", (3, 8), range(3, 8)])
@@ -122,6 +192,24 @@ def test_tokens_of_steps_are_kept_where_the_program_says_them(task):
     assert all(
         row["span_ns"] == of[row["step"]]["end_ns"] - of[row["step"]]["start_ns"] for row in work
     )
+
+
+def test_a_delayed_actor_is_part_of_its_critics_step():
+    """TD3: the critic steps each time, the actor every other time, after a warm-up."""
+    critic, actor = Task(), Task()
+    ends_ns = []
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(20, 24)):
+        for number in range(32):
+            critic.step()
+            if number > 7 and number % 2:
+                actor.step()
+            ends_ns.append(time.time_ns())
+    rows = steps_of("run")
+    assert [row["number"] for row in rows] == list(range(32))
+    # Learned: the step ends before the program's own loop came round, and after its last step.
+    for row, before_ns, after_ns in zip(rows[13:], ends_ns[12:], ends_ns[13:], strict=False):
+        assert before_ns < row["end_ns"] < after_ns
+    assert traced_of("run") == [20, 21, 22, 23]
 
 
 def test_a_step_that_a_gradient_scaler_skips_is_a_step(task):
