@@ -12,6 +12,7 @@ import numpy as np
 
 from chopper.analyzers.columns import distinct_rows, ints, strings
 from chopper.analyzers.links import COMMUNICATION
+from chopper.storage import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -242,7 +243,7 @@ def _first_number(types: list[str], given: list[str], kind: int, value: int) -> 
         kinds, values = msgspec.json.decode(types[kind]), msgspec.json.decode(given[value])
         at = 1 if kinds[0] == "TensorList" else 0
         return int(values[at]) if kinds[at] == "Scalar" else -1
-    except (msgspec.DecodeError, RecursionError, IndexError, KeyError, TypeError, ValueError):
+    except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
         return -1
 
 
@@ -459,7 +460,7 @@ def _listed(ranks: str | None) -> tuple[int, ...]:
     """Ranks of a group as recorded; empty when they are not, or only in part."""
     try:
         members = msgspec.json.decode(ranks or "[]")
-    except (msgspec.DecodeError, RecursionError):
+    except JSON_ERRORS:
         return ()
     if isinstance(members, list) and all(type(m) is int for m in members):
         return tuple(sorted(members))
@@ -493,7 +494,7 @@ def _first_input(links: Links, row: int) -> tuple[int, int | None]:
         elements = sum(math.prod(part) for part in parts)
         kind = kinds[0][0] if listed and isinstance(kinds[0], list) else kinds[0]
         width = _ELEMENT_BYTES.get(str(kind).lower())
-    except (msgspec.DecodeError, RecursionError, IndexError, KeyError, TypeError):
+    except (*JSON_ERRORS, IndexError, KeyError, TypeError):
         return -1, None
     if not 0 <= elements < _ELEMENTS_MAX:
         return -1, None

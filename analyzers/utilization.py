@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.compute import MOST_OF_A_PEAK
+from chopper.storage import JSON_ERRORS
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -303,5 +304,5 @@ def _shapes(text: str) -> list[list[int]] | None:
     try:
         dims = msgspec.json.decode(text)
         return msgspec.convert(dims[:2], type=list[list[int]]) if len(dims) >= 2 else None
-    except (msgspec.DecodeError, msgspec.ValidationError, TypeError):
+    except (*JSON_ERRORS, TypeError):
         return None

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from chopper.storage import JSON_ERRORS
+
 _WARP = 32
 _REGISTERS_ROUNDED_TO = 256
 """Registers are handed out per warp in units of so many."""
@@ -37,7 +39,7 @@ def extent(text: str | None) -> int | None:
     """Product of a recorded grid or block (JSON, ``[x, y, z]``), None when it is none."""
     try:
         sides = msgspec.json.decode(text, type=list[int]) if text else []
-    except msgspec.DecodeError:
+    except JSON_ERRORS:
         return None
     return int(np.prod(sides)) if sides and all(side > 0 for side in sides) else None
 

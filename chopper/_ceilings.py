@@ -16,6 +16,7 @@ import msgspec
 from chopper import _format as fmt
 from chopper.calibration import DTYPE_NAMES, Calibration, Measured, load_all
 from chopper.errors import InputError
+from chopper.storage import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,7 +98,7 @@ def read(path: Path) -> Calibration:
         raise InputError(
             f"{path}: nothing was measured on random numbers, and zeros are no ceiling"
         )
-    manifests = [load(path / name).manifest for name in names]
+    manifests = [load(inside(path, name)).manifest for name in names]
     ranks = [rank for manifest in manifests for rank in manifest.ranks]
     conditions = {_conditions(rank, plan.device) for rank in ranks}
     if len(conditions) != 1:

@@ -13,6 +13,7 @@ from chopper import manifest as m
 from chopper.errors import CaptureError, OutputError, RunFormatError
 from chopper.outputs import recorded_by
 from chopper.run import MANIFEST, is_run, rank_dir_name, restart_count
+from chopper.storage import inside
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
 """The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""
@@ -128,7 +129,7 @@ def _set_aside(path: Path, directory: Path) -> m.Finding:
         number = restart_count(m.decode_rank((directory / MANIFEST).read_bytes(), "")) or 0
     while (path / f"attempt-{number}" / directory.name).exists():
         number += 1
-    kept = path / f"attempt-{number}"
+    kept = inside(path, f"attempt-{number}")
     kept.mkdir(exist_ok=True)
     directory.replace(kept / directory.name)
     return m.Finding(

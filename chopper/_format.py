@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper.storage import JSON_ERRORS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -212,7 +214,7 @@ def shapes(text: str) -> str:
     """Recorded shapes for people: ``[[8,16],[16,4],[]]`` becomes ``8×16, 16×4``."""
     try:
         dims = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except JSON_ERRORS:
         return text
     if not isinstance(dims, list):
         return text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chopper.errors import InputError
+
 if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.waves import UnitLimits
@@ -125,11 +127,13 @@ def ceilings_of(run: Run, part: RankManifest, device: Device | None, *, on_host:
         return Ceilings(None, None, reason, reason)
     theoretical = None if on_host else device_ceiling(run, part, device)
     measurable = on_host or device is not None
-    achievable = (
-        _measured_ceiling(_calibration(run, part, None if on_host else device))
-        if measurable
-        else None
-    )
+    unreadable: str | None = None
+    achievable: Ceiling | None = None
+    if measurable:
+        try:
+            achievable = _measured_ceiling(_calibration(run, part, None if on_host else device))
+        except InputError as exc:
+            unreadable = str(exc)
     not_listed = (
         "the host's cores have no datasheet peak"
         if on_host
@@ -146,7 +150,7 @@ def ceilings_of(run: Run, part: RankManifest, device: Device | None, *, on_host:
         theoretical,
         achievable,
         None if theoretical is not None else not_listed,
-        None if achievable is not None else not_measured,
+        None if achievable is not None else unreadable or not_measured,
     )
 
 

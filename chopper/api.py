@@ -296,7 +296,7 @@ def report(
     from chopper.attribution import Attribution
     from chopper.errors import OutputError
     from chopper.reports import format_of, render
-    from chopper.run import write_atomic
+    from chopper.storage import write_atomic
 
     output = Path(output)
     kind = format_of(output)

@@ -1,7 +1,8 @@
 """Derived tables kept on disk, keyed by the hash of what they were made from; safe to delete.
 
 Beside the tables of a trace stands ``about.json``: the key, how many traces the file holds, and
-what is known of this one. It is written last: without it there is no entry.
+what is known of this one, with a hash of all of it. It is written last: without it there is no entry, and an
+entry whose hash differs is not used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper._version import __version__
-from chopper.errors import SchemaError
+from chopper.errors import OutputError, SchemaError
+from chopper.storage import arrow_errors, write_atomic
 from chopper.tables import TABLES, TRACE_TABLES
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class About(msgspec.Struct, kw_only=True):
 
     key: str
     """Hash of the source."""
+    digest: str
+    """Hash of all else that is here, the tables' files included: nothing damaged is used."""
     count: int
     """Traces in the source; each has a folder of its own."""
     head: msgspec.Raw
@@ -83,15 +87,33 @@ def read(folder: Path, key: str) -> tuple[dict[str, pa.Table], About] | None:
         about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=About)
         if about.key != key:
             return None
+        files = {t.name: (folder / f"{t.name}.parquet").read_bytes() for t in KEPT_TABLES}
+        if about.digest != _digest_of(about, files):
+            return None
         found: dict[str, pa.Table] = {}
         for declared in KEPT_TABLES:
-            table = pq.read_table(folder / f"{declared.name}.parquet", memory_map=True)
+            table = pq.read_table(
+                pa.BufferReader(files.pop(declared.name)), page_checksum_verification=True
+            )
+            table.validate(full=True)
             found[declared.name] = declared.validate(table.select(declared.arrow.names)).cast(
                 declared.arrow
             )
-    except (OSError, KeyError, SchemaError, msgspec.MsgspecError, pa.ArrowException):
+    except arrow_errors():
+        return None
+    except (KeyError, SchemaError, RecursionError):
         return None
     return found, about
+
+
+def _digest_of(about: About, files: dict[str, bytes]) -> str:
+    """Hash of an entry: what ``about.json`` says, and the files of the tables."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(msgspec.json.encode([about.key, about.count]))
+    for part in (bytes(about.head), *files.values()):
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()
 
 
 def write(
@@ -112,25 +134,20 @@ def write(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    mark = f".{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)
         (folder / ABOUT).unlink(missing_ok=True)
+        files: dict[str, bytes] = {}
         for declared in KEPT_TABLES:
             table = TABLES[declared.name].validate(tables.get(declared.name, declared.empty()))
-            target = folder / f"{declared.name}.parquet"
-            temporary = target.with_name(f".{target.name}{mark}")
-            pq.write_table(table, temporary, compression="zstd")
-            temporary.replace(target)
-        about = msgspec.json.encode(About(key=key, count=count, head=msgspec.Raw(head)))
-        temporary = folder / f".{ABOUT}{mark}"
-        temporary.write_bytes(about)
-        temporary.replace(folder / ABOUT)
-    except (OSError, pa.ArrowException):
-        # A full disk must not keep half a table.
-        for rest in folder.glob(f".*{mark}"):
-            with contextlib.suppress(OSError):
-                rest.unlink()
+            out = pa.BufferOutputStream()
+            pq.write_table(table, out, compression="zstd", write_page_checksum=True)
+            files[declared.name] = out.getvalue().to_pybytes()
+            write_atomic(folder / f"{declared.name}.parquet", files[declared.name])
+        about = About(key=key, digest="", count=count, head=msgspec.Raw(head))
+        about.digest = _digest_of(about, files)
+        write_atomic(folder / ABOUT, msgspec.json.encode(about))
+    except (OSError, OutputError, pa.ArrowException):
         return False
     return True
 

@@ -11,6 +11,7 @@ bandwidth each.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import socket
 import statistics
@@ -21,6 +22,7 @@ import msgspec
 
 from chopper import _json
 from chopper.errors import InputError, OutputError
+from chopper.storage import decode_json, read_bytes, write_atomic
 
 SCHEMA = "chopper.calibration/1"
 
@@ -34,6 +36,8 @@ DTYPE_NAMES = {
     "bfloat16": "bf16",
 }
 """Torch's name of a type → the short one."""
+_LATEST_NS = 4_102_444_800_000_000_000
+"""The year 2100."""
 
 
 class Measured(msgspec.Struct, kw_only=True, frozen=True):
@@ -50,6 +54,10 @@ class Measured(msgspec.Struct, kw_only=True, frozen=True):
     repeats_count: int
     size_bytes: int | None = None
     """Bytes moved per repeat; None for matrix products."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.median_per_s < math.inf and 0 < self.best_per_s < math.inf):
+            raise ValueError(f"rates of {self.what!r} are not positive")
 
 
 class Calibration(msgspec.Struct, kw_only=True, frozen=True):
@@ -88,6 +96,12 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """What could not be measured, and why."""
     fed: dict[str, str] = {}
     """Section (``gemm``, ``memory``, ``link``) → the experiment that it was taken from."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.created_ns < _LATEST_NS:
+            raise ValueError(f"created_ns {self.created_ns} is not a time")
+        if min(self.ranks, self.threads, self.cores) < 1:
+            raise ValueError("ranks, threads and cores are at least 1")
 
     def flop_per_s(self, dtype: str) -> float | None:
         """Best rate of a matrix product of this type, None when it was not measured.
@@ -152,20 +166,17 @@ def load_all(path: Path | None = None) -> list[Calibration]:
         InputError: the file is damaged, or was written by a newer chopper.
     """
     path = path or default_path()
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path):
         return []
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
+    data = read_bytes(path)
     remedy = "measure again with `chopper calibrate --force`"
-    try:
-        schema = msgspec.json.decode(data, type=dict[str, Any]).get("schema")
-        if schema != SCHEMA:
-            raise InputError(f"{path}: has schema {schema!r}, expected {SCHEMA!r}; {remedy}")
-        stored = msgspec.json.decode(data, type=_Store).calibrations
-    except msgspec.MsgspecError as exc:
-        raise InputError(f"{path}: is not a calibration ({exc}); {remedy}") from exc
+    problem = f"{path}: is not a calibration"
+    schema = decode_json(data, dict[str, Any], problem, remedy=remedy, error=InputError).get(
+        "schema"
+    )
+    if schema != SCHEMA:
+        raise InputError(f"{path}: has schema {schema!r}, expected {SCHEMA!r}; {remedy}")
+    stored = decode_json(data, _Store, problem, remedy=remedy, error=InputError).calibrations
     return sorted(stored, key=lambda c: c.created_ns, reverse=True)
 
 
@@ -221,8 +232,6 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
         InputError: the file that is there cannot be understood.
         OutputError: it cannot be written.
     """
-    from chopper.run import write_atomic
-
     path = path or default_path()
     try:
         others = [stored for stored in load_all(path) if stored.key != result.key]
@@ -262,5 +271,5 @@ def from_manifest(kept: dict[str, Any]) -> Calibration | None:
         return None
     try:
         return msgspec.convert(kept, Calibration)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, RecursionError):
         return None

@@ -19,6 +19,7 @@ import msgspec
 from chopper import _json
 from chopper.errors import InputError
 from chopper.run import EXPERIMENT
+from chopper.storage import decode_json, inside, read_bytes
 
 if TYPE_CHECKING:
     from chopper._workloads import Beside
@@ -353,7 +354,7 @@ def load(path: Path) -> Experiment:
         attributions[variant.name] = []
         for name in variant.runs:
             try:
-                run = load_run(path / name)
+                run = load_run(inside(path, name))
                 measured += [
                     (variant.name, name, labels, value)
                     for name, labels, values in _measures_of(run.manifest)
@@ -386,12 +387,13 @@ def read_plan(path: Path) -> Plan:
         InputError: it is not there, or damaged, or newer than this chopper.
     """
     file = path / EXPERIMENT
-    try:
-        plan = msgspec.json.decode(file.read_bytes(), type=Plan)
-    except OSError as exc:
-        raise InputError(f"{file}: cannot be read ({exc.strerror})") from exc
-    except msgspec.MsgspecError as exc:
-        raise InputError(f"{file}: is not an experiment ({exc}); run the workload again") from exc
+    plan = decode_json(
+        read_bytes(file),
+        Plan,
+        f"{file}: is not an experiment",
+        remedy="run the workload again",
+        error=InputError,
+    )
     if plan.schema != SCHEMA:
         raise InputError(f"{file}: has schema {plan.schema!r}, expected {SCHEMA!r}")
     return plan
@@ -399,7 +401,7 @@ def read_plan(path: Path) -> Plan:
 
 def write_plan(path: Path, plan: Plan) -> None:
     """Write ``experiment.json``; called early and often, so that an interruption loses nothing."""
-    from chopper.run import write_atomic
+    from chopper.storage import write_atomic
 
     write_atomic(path / EXPERIMENT, msgspec.json.format(_json.encode(plan), indent=2) + b"\n")
 

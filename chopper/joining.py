@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from chopper import manifest as m
 from chopper.errors import InputError, OutputError
-from chopper.run import MANIFEST, Run, finalize, is_run, rank_dir_name, write_atomic
+from chopper.run import MANIFEST, Run, finalize, is_run, rank_dir_name
+from chopper.storage import check_links, inside, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
     Raises:
         InputError: a path is not a run directory, or there is only one; two of them hold the same
             rank, or they are of different runs.
-        RunFormatError: one of them cannot be read.
+        RunFormatError: one of them cannot be read, or holds a link.
         OutputError: it cannot be written; what was written is the caller's to remove.
     """
     paths = list({path.resolve(): path for path in paths}.values())
@@ -52,7 +53,8 @@ def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
         for path, run in zip(paths, runs, strict=True):
             for part in run.manifest.ranks:
                 name = rank_dir_name(part.rank)
-                shutil.copytree(path / name, directory / name)
+                check_links(inside(path, name))
+                shutil.copytree(path / name, directory / name, symlinks=True)
                 if not (path / name / MANIFEST).is_file():
                     write_atomic(directory / name / MANIFEST, m.encode(part))
     except (OSError, shutil.Error) as exc:

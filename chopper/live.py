@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import manifest as m
 from chopper.errors import RunFormatError
+from chopper.storage import DamagedStreamError, arrow_errors, check_batch
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ class StreamTail:
 
     def poll(self) -> list[pa.RecordBatch]:
         """Batches that were written since the last call."""
-        import pyarrow as pa
-
         found: list[pa.RecordBatch] = []
         try:
             if self.path.stat().st_ino != self._inode:
@@ -53,11 +52,13 @@ class StreamTail:
             if self._reader is None:
                 self._open()
             while True:
-                found.append(self._reader.read_next_batch())
+                batch = self._reader.read_next_batch()
+                check_batch(batch)
+                found.append(batch)
                 self._read_count += 1
         except (StopIteration, FileNotFoundError):
             return found
-        except (pa.ArrowInvalid, OSError):
+        except arrow_errors():
             # The end of the file was being written: begin again at the next call.
             self.close()
             return found
@@ -68,6 +69,8 @@ class StreamTail:
         self._file = self.path.open("rb")
         self._inode = os.fstat(self._file.fileno()).st_ino
         self._reader = pa.ipc.open_stream(self._file)
+        if not self._reader.schema.equals(TABLES[self.path.stem].arrow):
+            raise DamagedStreamError("its header is damaged")
         for _ in range(self._read_count):
             self._reader.read_next_batch()
 

@@ -12,6 +12,7 @@ import msgspec
 
 from chopper import _json
 from chopper.errors import RunFormatError
+from chopper.storage import decode_json
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""
@@ -200,16 +201,11 @@ def decode_run(data: bytes, where: str) -> RunManifest:
 
 
 def _decode(data: bytes, where: str, kind: type[_M]) -> _M:
-    try:
-        version = msgspec.json.decode(data, type=_Versioned).schema_version
-    except msgspec.MsgspecError as exc:
-        raise RunFormatError(f"{where}: not a chopper manifest ({exc})") from exc
+    problem = f"{where}: not a chopper manifest"
+    version = decode_json(data, _Versioned, problem, error=RunFormatError).schema_version
     if version > SCHEMA_VERSION:
         raise NewerRunError(
             f"{where}: written by a newer chopper (schema {version}, this one reads up to "
             f"{SCHEMA_VERSION}); upgrade chopper-profiler"
         )
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as exc:
-        raise RunFormatError(f"{where}: damaged manifest ({exc})") from exc
+    return decode_json(data, kind, f"{where}: damaged manifest", error=RunFormatError)

@@ -14,6 +14,7 @@ import msgspec
 
 from chopper.architectures import MAX_LAYERS, Architecture, Experts, Latent
 from chopper.errors import InputError, UsageError
+from chopper.storage import JSON_ERRORS
 
 Shapes = dict[str, Any]
 
@@ -639,7 +640,7 @@ def read_config(path: Path) -> Architecture:
         found = msgspec.json.decode(where.read_bytes())
     except OSError as exc:
         raise InputError(f"{where}: cannot be read ({exc.strerror})") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except JSON_ERRORS as exc:
         raise InputError(f"{where}: is not JSON ({exc}); expected a model's config.json") from exc
     if not isinstance(found, dict):
         raise InputError(f"{where}: is not a JSON object; expected a model's config.json")

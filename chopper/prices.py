@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.errors import InputError
+from chopper.storage import JSON_ERRORS
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.cost import Prices
@@ -32,7 +33,7 @@ def load(path: Path | None = None) -> Prices:
         found = msgspec.json.decode(data, type=Prices)
     except OSError as exc:
         raise InputError(f"{where}: cannot be read ({exc.strerror})") from exc
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except JSON_ERRORS as exc:
         raise InputError(f"{where}: {exc}; expected the fields of chopper.prices/1") from exc
     if found.schema != "chopper.prices/1":
         raise InputError(f"{where}: has schema {found.schema!r}, expected 'chopper.prices/1'")

@@ -3,8 +3,9 @@
 manifest.json                 the whole run (made from the parts)
 rank-00000/manifest.json      what this rank says about itself; no rank writes another's file
 rank-00000/trace.json.gz      raw kernel trace
-rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch
-tables/rank-00000/*.parquet   what was derived from the raw files; safe to delete
+rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch, each
+                              with the checksum of what stands before it
+tables/rank-00000/*.parquet   what was derived from the raw files; safe to delete, made again if damaged
 attempt-0/                    what was recorded before a restart: a run of its own
 """
 
@@ -22,6 +23,15 @@ from chopper import manifest as m
 from chopper._format import some
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError, RunFormatError, reason_of
+from chopper.storage import (
+    ChecksummedSink,
+    DamagedStreamError,
+    inside,
+    one_line,
+    read_bytes,
+    stream_batches,
+    write_atomic,
+)
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -63,22 +73,6 @@ def is_experiment(path: Path) -> bool:
         return False
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old or the new content, never a part.
-
-    Raises:
-        OutputError: the disk is full, or the place is read-only.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
-
-
 class RunWriter:
     """One rank's side of a run: its folder, its manifest part, its files.
 
@@ -88,7 +82,7 @@ class RunWriter:
     """
 
     def __init__(self, path: Path, rank: int) -> None:
-        self.directory = path / rank_dir_name(rank)
+        self.directory = inside(path, rank_dir_name(rank))
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -107,25 +101,22 @@ class RunWriter:
         write_atomic(self.directory / MANIFEST, m.encode(self.manifest))
 
 
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as exc:
-        raise RunFormatError(f"{file}: cannot be read ({exc.strerror})") from exc
-
-
 def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
     parts: list[m.RankManifest] = []
     findings: list[m.Finding] = []
     try:
-        folders = sorted(p for p in path.iterdir() if is_rank_dir(p))
+        folders = sorted(inside(path, p.name) for p in path.iterdir() if is_rank_dir(p))
     except OSError as exc:
         raise RunFormatError(f"{path}: cannot be read ({reason_of(exc)})") from exc
     for folder in folders:
-        file = folder / MANIFEST
+        file = inside(folder, MANIFEST)
         why = "the rank died before it wrote one"
         try:
-            part = m.decode_rank(_bytes_of(file), str(file)) if file.is_file() else None
+            part = (
+                m.decode_rank(read_bytes(file, error=RunFormatError), str(file))
+                if file.is_file()
+                else None
+            )
         except m.NewerRunError:
             raise
         except RunFormatError as exc:
@@ -320,12 +311,12 @@ class Run:
         Raises:
             RunFormatError: not a run, damaged, or written by a newer version.
         """
-        file = path / MANIFEST
         if not is_run(path):
             raise RunFormatError(f"{path}: not a chopper run: no {MANIFEST} and no rank-* folder")
+        file = inside(path, MANIFEST)
         damage: m.Finding | None = None
         if file.is_file():
-            data = _bytes_of(file)
+            data = read_bytes(file, error=RunFormatError)
             try:
                 found = m.decode_run(data, str(file))
                 ranks = [part.rank for part in found.ranks]
@@ -385,11 +376,11 @@ class Run:
         """Folder of one rank.
 
         Raises:
-            RunFormatError: the run is in memory only.
+            RunFormatError: the run is in memory only, or the folder is a link.
         """
         if self.path is None:
             raise RunFormatError(f"{self.source}: was loaded from traces and has no directory")
-        return self.path / rank_dir_name(rank)
+        return inside(self.path, rank_dir_name(rank))
 
     def table(self, rank: int, name: str) -> pa.Table:
         """A table of one rank, empty when nothing was recorded for it.
@@ -412,7 +403,7 @@ class Run:
     def _load(self, rank: int, name: str) -> None:
         if self.path is None:
             return
-        stream = self.rank_dir(rank) / f"{name}.arrow"
+        stream = inside(self.rank_dir(rank), f"{name}.arrow")
         if stream.is_file():
             table, finding = read_stream(stream, name)
             self._tables[rank, name] = table
@@ -462,28 +453,20 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, m.Finding | None]:
     batches: list[pa.RecordBatch] = []
     problem: str | None = None
     try:
-        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-            try:
-                while True:
-                    batches.append(reader.read_next_batch())
-            except StopIteration:
-                pass
-            except (pa.ArrowInvalid, OSError) as exc:
-                problem = str(exc).splitlines()[0]
-    except (pa.ArrowInvalid, OSError) as exc:
-        problem = str(exc).splitlines()[0]
+        for batch in stream_batches(read_bytes(path)):
+            batches.append(batch)
+    except (DamagedStreamError, InputError, MemoryError) as exc:
+        problem = one_line(exc)
+    table = declared.completed(pa.Table.from_batches(batches) if batches else declared.empty())
     finding = None
     if problem is not None:
         finding = m.Finding(
             code="telemetry.truncated",
             severity="warning",
-            message=f"{path.name}: ends in the middle of a batch ({problem}); "
-            f"{sum(b.num_rows for b in batches)} rows before it are used",
+            message=f"{path.name}: damaged, or ends in the middle of a batch ({problem}); "
+            f"{table.num_rows} rows before it are used",
         )
-    if not batches:
-        return declared.empty(), finding
-    table = pa.Table.from_batches(batches).unify_dictionaries()
-    return declared.completed(table), finding
+    return table.unify_dictionaries(), finding
 
 
 class StreamWriter:
@@ -505,7 +488,7 @@ class StreamWriter:
         self._declared = TABLES[name]
         self.path = path
         try:
-            self._sink = path.open("xb" if exclusive else "wb")
+            self._sink = ChecksummedSink(path.open("xb" if exclusive else "wb"))
         except FileExistsError:
             raise
         except OSError as exc:
@@ -527,7 +510,7 @@ class StreamWriter:
         schema = self._declared.arrow
         batch = pa.record_batch([to_arrow(columns[f.name], f.type) for f in schema], schema=schema)
         try:
-            self._writer.write_batch(batch)
+            self._writer.write_batch(batch, self._sink.batch_metadata())
             self._sink.flush()
         except OSError as exc:
             raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
@@ -542,6 +525,7 @@ class StreamWriter:
             return
         try:
             self._writer.close()
+            self._sink.write_trailer()
             self._sink.close()
         except OSError as exc:
             raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper.storage import JSON_ERRORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -52,7 +54,7 @@ class RankFinder:
                 if known is not None and known[0] == changed_ns:
                     continue
                 part = msgspec.json.decode(file.read_bytes(), type=RankPart)
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, *JSON_ERRORS):
                 continue  # not written yet, or not ours: the next look comes soon
             self._parts[folder] = (changed_ns, part)
             if part.hostname == self._hostname and part.pid is not None:

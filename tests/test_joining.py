@@ -8,7 +8,8 @@ import pyarrow
 import pytest
 
 from chopper import manifest as m
-from chopper.run import MANIFEST, Run, RunWriter, StreamWriter, finalize, write_atomic
+from chopper.run import MANIFEST, Run, RunWriter, StreamWriter, finalize
+from chopper.storage import write_atomic
 from tests.waiting import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9

@@ -17,16 +17,8 @@ from chopper._claim import claim
 from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.manifest import RankManifest, RunManifest, encode
 from chopper.outputs import check_output, new_output, prepare_output
-from chopper.run import (
-    Run,
-    RunWriter,
-    StreamWriter,
-    finalize,
-    is_run,
-    rank_dir_name,
-    read_stream,
-    write_atomic,
-)
+from chopper.run import Run, RunWriter, StreamWriter, finalize, is_run, rank_dir_name, read_stream
+from chopper.storage import write_atomic
 from chopper.tables import TABLES
 from chopper.tables._base import Table
 

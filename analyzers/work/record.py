@@ -17,6 +17,8 @@ from typing import Any, Literal, ParamSpec
 
 import msgspec
 
+from chopper.storage import JSON_ERRORS
+
 Shape = tuple[int, ...]
 Direction = Literal["forward", "backward"]
 Arguments = ParamSpec("Arguments")
@@ -292,7 +294,7 @@ def _list(text: str | None, field: str) -> list[Any]:
         return []
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
+    except JSON_ERRORS as exc:
         raise Unknown(f"{field} is not valid JSON") from exc
     if not isinstance(value, list):
         raise Unknown(f"{field} is not a list")

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from chopper.analyzers.columns import distinct_rows
+from chopper.storage import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -137,6 +138,6 @@ def _argument(text: str, position: int) -> Shape | None:
     try:
         dims = msgspec.json.decode(text, type=list[object])
         sizes = msgspec.convert(dims[position], list[int])
-    except (msgspec.MsgspecError, IndexError, RecursionError):
+    except (*JSON_ERRORS, IndexError):
         return None
     return tuple(sizes)

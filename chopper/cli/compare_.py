@@ -142,7 +142,7 @@ def _compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool)
 def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: str) -> None:
     from chopper import _format as fmt
     from chopper.reports import comparison as report
-    from chopper.run import write_atomic
+    from chopper.storage import write_atomic
 
     with progress("writing the comparison"):
         data = report.render(comparison, kind, gate=verdict).encode("utf-8", "replace")

@@ -127,7 +127,8 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
 
 def _swap(fresh: Path, place: Path, made: RunManifest) -> None:
     from chopper import manifest
-    from chopper.run import MANIFEST, write_atomic
+    from chopper.run import MANIFEST
+    from chopper.storage import write_atomic
 
     write_atomic(fresh / MANIFEST, manifest.encode(made))
     old = beside(place, "old")

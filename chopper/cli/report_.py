@@ -50,7 +50,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
         plotly_script.prefetch()
     shown = _rendered(sources, kind)
     with progress("writing the report"):
-        from chopper.run import write_atomic
+        from chopper.storage import write_atomic
 
         data = shown.encode("utf-8", "replace")
         write_atomic(output, data)

@@ -287,7 +287,7 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
     from chopper import experiment as ex
     from chopper.cli.analyze_ import _terminal
     from chopper.reports import experiment as report
-    from chopper.run import write_atomic
+    from chopper.storage import write_atomic
 
     with progress("attributing"):
         found = ex.load(path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper.errors import InputError
+from chopper.errors import InputError, RunFormatError
+from chopper.storage import JSON_ERRORS, inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ def rebuilt(head: bytes, tables: dict[str, pa.Table]) -> ParsedTrace | None:
 
     try:
         known = msgspec.json.decode(head, type=TraceHead)
-    except msgspec.MsgspecError:
+    except JSON_ERRORS:
         return None
     return ParsedTrace(**vars(known), tables=tables)
 
@@ -114,8 +115,9 @@ def keep_in_run(folder: Path, key: str, trace: ParsedTrace) -> None:
     try:
         if not folder.parent.parent.is_dir():
             return
+        inside(folder.parent.parent, Path(folder.parent.name, folder.name))
         folder.parent.mkdir(exist_ok=True)
-    except OSError:
+    except (OSError, RunFormatError):
         return
     cache.write(folder, key, trace.tables, head(trace))
 

@@ -10,6 +10,7 @@ from chopper.errors import InputError
 from chopper.ingest import reading
 from chopper.manifest import Finding, RankManifest
 from chopper.run import Run, rank_dir_name
+from chopper.storage import inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ def ingest_rank(run: Run, rank: int) -> None:
 
     part = run.part(rank)
     directory = run.rank_dir(rank)
-    files = [f for f in (directory / name for name in part.traces) if f.is_file()]
+    files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
     if not files:
         _note(
             run,
@@ -47,7 +48,7 @@ def ingest_rank(run: Run, rank: int) -> None:
         key = cache.digest(files)
     except OSError as exc:
         raise InputError(f"{files[-1]}: cannot be read ({exc.strerror})") from exc
-    folder = directory.parent / "tables" / rank_dir_name(rank)
+    folder = inside(directory.parent, Path("tables", rank_dir_name(rank)))
     kept = cache.read(folder, key)
     trace = None if kept is None else reading.rebuilt(kept[1].head, kept[0])
     if trace is None:

@@ -15,7 +15,8 @@ from chopper.ingest.counters import write_counters
 from chopper.ingest.found import find
 from chopper.ingest.reading import head
 from chopper.manifest import RunManifest
-from chopper.run import MANIFEST, Run, rank_dir_name, write_atomic
+from chopper.run import MANIFEST, Run, rank_dir_name
+from chopper.storage import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

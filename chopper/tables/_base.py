@@ -88,7 +88,10 @@ class Table:
         """
         import pyarrow as pa
 
-        written = int((table.schema.metadata or {}).get(b"chopper.version", b"0"))
+        said = (table.schema.metadata or {}).get(b"chopper.version", b"0")
+        if not said.isdigit() or len(said) > 9:
+            raise SchemaError(f"table {self.name}: version {said!r} is not a number")
+        written = int(said)
         if written > self.version:
             raise SchemaError(
                 f"table {self.name}: version {written}, and this chopper knows {self.version}: "

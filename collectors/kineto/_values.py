@@ -22,6 +22,7 @@ from chopper.collectors.kineto._events import (
     Header,
     Number,
 )
+from chopper.storage import JSON_ERRORS
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longer spans are overflows of the recorder: no step takes a month."""
@@ -132,7 +133,7 @@ def note_name(names: Names, ids: Ids, event: Event) -> None:
         return
     try:
         text = clean(str(msgspec.json.decode(event.args.name)))
-    except (msgspec.DecodeError, RecursionError):
+    except JSON_ERRORS:
         return
     tid = None if event.name == "process_name" else ids[event.tid]
     names[ids[event.pid], tid, str(event.name)] = text
@@ -255,7 +256,7 @@ def text_of(value: Any) -> str | None:
         if text.startswith('"'):
             try:
                 return clean(str(msgspec.json.decode(text)))
-            except msgspec.DecodeError:
+            except JSON_ERRORS:
                 return text
         return text
     return None if value is None else clean(str(value))

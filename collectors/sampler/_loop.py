@@ -286,7 +286,7 @@ class Sampler:
         return table in self._writers
 
     def _write_status(self) -> None:
-        from chopper.run import write_atomic
+        from chopper.storage import write_atomic
 
         status = self.status
         now_ns = self.clock.monotonic_ns()

@@ -16,6 +16,7 @@ from chopper._own_python import own_python
 from chopper.collectors.sampler._source import SourceSpec
 from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
 from chopper.errors import CaptureError, CollectorUnavailable
+from chopper.storage import JSON_ERRORS
 
 _KILL_S = 2.0
 """How long what was killed may take to end."""
@@ -155,7 +156,7 @@ class SamplerProcess:
         try:
             data = status_file(self._directory, self._config.collector).read_bytes()
             return msgspec.json.decode(data, type=SamplerStatus)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (OSError, *JSON_ERRORS):
             return None
 
     def _how_it_ended(self) -> str:

@@ -10,6 +10,7 @@ import click
 from chopper.cli._estimate.common import COUNT, RATE, SIZE, TIME, check, contradict, show, shown
 from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
+from chopper.storage import JSON_ERRORS
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.network import Topology
@@ -152,7 +153,7 @@ def read_topology(file: Path) -> Topology:
             found = msgspec.json.decode(data, type=Topology)
     except ImportError as exc:
         raise InputError(f"{file}: YAML needs pyyaml; install it, or write JSON") from exc
-    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as exc:
+    except (*JSON_ERRORS, UsageError) as exc:
         known = ", ".join(Topology.__struct_fields__)
         raise InputError(f"{file}: {exc}; a network has the fields {known}") from exc
     described = msgspec.structs.replace(found, source=f"described in {file.name}")
