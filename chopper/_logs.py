@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from typing import TYPE_CHECKING
 
 from chopper._format import ranges
@@ -25,22 +23,22 @@ if TYPE_CHECKING:
 _NAME = "telemetry_log"
 
 
-def _text(file: Path, size: int = -1) -> str:
-    opened = gzip.open if file.name.lower().endswith(".gz") else open
-    with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
-        return str(stream.read(size))
+_HELD_RATIO = 8
+"""Memory for each byte of a log: rows of 50 bytes as columns of Python's numbers."""
 
 
 def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
     from chopper.collectors import readers
+    from chopper.collectors._unpack import DAMAGE, lines
 
     try:
-        text = _text(file)
         reader = readers.reader_of(file)
-    except (zlib.error, EOFError, OSError) as exc:
+        assert reader is not None
+        log: TelemetryLog = reader.load().read_log(
+            lines(file, held_ratio=_HELD_RATIO), str(file), zone=zone
+        )
+    except (*DAMAGE, OSError) as exc:
         raise InputError(f"{file}: cannot be read ({exc})") from exc
-    assert reader is not None
-    log: TelemetryLog = reader.load().read_log(text, str(file), zone=zone)
     return log
 
 

@@ -19,6 +19,7 @@ from chopper._claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
 from chopper._environment import usable_cores
 from chopper._own_python import own_python
 from chopper.errors import ChopperError, UsageError
+from chopper.limits import usable_memory_bytes
 
 if TYPE_CHECKING:
     from chopper._launch import Output
@@ -663,19 +664,3 @@ def _settle(
             f"{available / 1e9:.0f} GB: {needs.remedy}"
         )
     return ranks, device, tuple(notes), dict(needs.absent)
-
-
-def usable_memory_bytes() -> int:
-    """Memory that can be had without swapping, and within the container's limit."""
-    import psutil
-
-    available: int = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # File pages count as used, but are given up under pressure.
-        return max(0, min(available, limit - used + int(stat["inactive_file"])))
-    except (OSError, ValueError, KeyError):
-        return available

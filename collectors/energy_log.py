@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from chopper.collectors.telemetry_log import TelemetryLog
+from chopper._arrow import to_arrow
+from chopper.collectors.telemetry_log import TelemetryLog, heading_of
 from chopper.errors import InputError
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from datetime import tzinfo
 
 _REQUIRED = ("start_time", "window_name", "elapsed_time")
@@ -33,14 +34,11 @@ def sniff(head: bytes) -> bool:
 
 
 def _heading(text: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader(text.splitlines()[:1]), [])]
-    except csv.Error:
-        return []
+    return [cell.strip() for cell in heading_of(text)]
 
 
-def _rows(text: str) -> Iterator[list[str]]:
-    for line in text.splitlines()[1:]:
+def _rows(lines: Iterator[str]) -> Iterator[list[str]]:
+    for line in lines:
         try:
             cells = next(csv.reader([line]), [])
         except csv.Error:
@@ -53,25 +51,33 @@ def _is_log(heading: list[str]) -> bool:
     return set(_REQUIRED) <= set(heading) and any(_GPU.fullmatch(cell) for cell in heading)
 
 
-def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryLog:  # noqa: ARG001
+def read_log(
+    lines: Iterable[str],
+    where: str,
+    *,
+    zone: tzinfo | None = None,  # noqa: ARG001
+) -> TelemetryLog:
     """Read a log. -> ENERGY_WINDOW.
 
     Args:
-        text: the whole file.
+        lines: of the file.
         where: its name, for messages.
         zone: not needed: times are seconds of a clock.
 
     Raises:
         InputError: no such log, or not a row of it can be read.
     """
-    heading = _heading(text)
+    content = iter(lines)
+    heading = _heading(next(content, ""))
     if not _is_log(heading):
         raise InputError(f"{where}: no energy log: expected {', '.join(_REQUIRED)}, gpu0_energy …")
     place = {name: i for i, name in reversed(list(enumerate(heading)))}
     gpus = [(int(m[1]), i) for i, name in enumerate(heading) if (m := _GPU.fullmatch(name))]
-    rows: list[dict[str, object]] = []
+    columns: dict[str, list[object]] = {
+        column.name: [] for column in TABLES["energy_window"].columns
+    }
     bad = read = 0
-    for cells in _rows(text):
+    for cells in _rows(content):
         times = [
             _seconds(cells[place[n]]) if len(cells) == len(heading) else None
             for n in ("start_time", "elapsed_time")
@@ -81,22 +87,26 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
             bad += 1
             continue
         read += 1
+        span_ns = _ns(elapsed_s)
+        window = cells[place["window_name"]].strip() or "(no name)"
         for device, column in gpus:
             energy_j = _seconds(cells[column])
             if energy_j is not None:
-                rows.append(
-                    {
-                        "time_ns": _ns(start_s) + _ns(elapsed_s) // 2,
-                        "span_ns": _ns(elapsed_s),
-                        "device_id": device,
-                        "window": cells[place["window_name"]].strip() or "(no name)",
-                        "energy_j": float(energy_j),
-                    }
-                )
-    if not rows:
+                row = {
+                    "time_ns": _ns(start_s) + span_ns // 2,
+                    "span_ns": span_ns,
+                    "device_id": device,
+                    "window": window,
+                    "energy_j": float(energy_j),
+                }
+                for name, values in columns.items():
+                    values.append(row.get(name))
+    if not columns["time_ns"]:
         raise InputError(f"{where}: an energy log without a readable row ({bad} could not be read)")
     declared = TABLES["energy_window"]
-    table = declared.validate(pa.Table.from_pylist(rows, schema=declared.arrow)).sort_by("time_ns")
+    arrays = [to_arrow(columns[f.name], f.type) for f in declared.arrow]
+    table = pa.Table.from_arrays(arrays, schema=declared.arrow)
+    table = declared.validate(table).sort_by("time_ns")
     known = {*_REQUIRED, *(heading[i] for _, i in gpus)}
     return TelemetryLog(
         {"energy_window": table}, tuple(h for h in heading if h not in known), False, read, bad

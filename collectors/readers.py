@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import re
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from chopper.collectors._unpack import head_of
 from chopper.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from chopper.collectors.parsed import ParsedTrace
 
-_HEAD_BYTES = 1 << 16
 _CSV = re.compile(r"\.csv(\.gz)?$", re.IGNORECASE)
 _TRACE = re.compile(
     r"\.(json|sqlite3?|rpd|db|pickle|pkl)(\.gz)?$",
@@ -108,23 +107,6 @@ def has_times(path: Path) -> bool:
     from chopper.collectors.formats import rocprof_csv
 
     return rocprof_csv.part_of(head_of(path)) == rocprof_csv.KERNELS
-
-
-def head_of(path: Path) -> bytes:
-    """The first bytes of a file, unpacked.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head[:2] != b"\x1f\x8b":
-        return head
-    inflate = zlib.decompressobj(wbits=31)
-    try:
-        return inflate.decompress(head, _HEAD_BYTES)
-    except zlib.error:
-        return b""
 
 
 _EXPORT = {

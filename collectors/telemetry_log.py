@@ -13,17 +13,19 @@ from datetime import UTC, datetime, tzinfo
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from chopper._arrow import to_arrow
 from chopper._wall_clock import in_order
 from chopper.errors import InputError
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
 _MEGA = 1_000_000
 _MIB = 1 << 20
+_MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +135,19 @@ def sniff(head: bytes) -> bool:
 
 def looks_like_log(head: str) -> bool:
     """Whether a file's first line is the heading of such a log."""
-    names = [_plain(cell) for cell in _heading(head)]
+    return _is_log([_plain(cell) for cell in heading_of(head)])
+
+
+def _is_log(columns: list[tuple[str, str | None]]) -> bool:
     return (
-        any(name in _TIME_NAMES for name, _ in names)
-        and any(name in _DEVICE_NAMES for name, _ in names)
-        and any(_place(name) for name, _ in names)
+        any(name in _TIME_NAMES for name, _ in columns)
+        and any(name in _DEVICE_NAMES for name, _ in columns)
+        and any(_place(name) for name, _ in columns)
     )
 
 
-def _heading(text: str) -> list[str]:
+def heading_of(text: str) -> list[str]:
+    """The cells of the first line of a text; none for what is no CSV."""
     import csv
 
     try:
@@ -171,11 +177,11 @@ def _place(name: str) -> tuple[str, str] | None:
     return None
 
 
-def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryLog:
+def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) -> TelemetryLog:
     """Read a log. -> DEVICE_CLOCK, DEVICE_COUNTER.
 
     Args:
-        text: the whole file.
+        lines: of the file.
         where: its name, for messages.
         zone: time zone of times that name none (nvidia-smi's are local); None for UTC.
 
@@ -184,88 +190,143 @@ def read_log(text: str, where: str, *, zone: tzinfo | None = None) -> TelemetryL
     """
     import csv
 
-    lines = text.splitlines()
-    if not looks_like_log(text):
+    content = iter(lines)
+    first = next(content, "")
+    heading = heading_of(first)
+    columns = [_plain(cell) for cell in heading]
+    if not _is_log(columns):
         raise InputError(
             f"{where}: no telemetry log: expected a heading with a time, a device and clocks, power "
-            "or the like; found " + (repr(lines[0][:80]) if lines else "an empty file")
+            "or the like; found " + (repr(first.rstrip()[:80]) if first else "an empty file")
         )
-    heading = _heading(text)
+    log = _Rows(columns, where, zone)
     try:
-        body = list(csv.reader(lines[1:], skipinitialspace=True))
+        for cells in csv.reader(content, skipinitialspace=True):
+            if cells:
+                log.add(cells)
     except csv.Error as exc:
         raise InputError(f"{where}: a telemetry log that is no CSV ({exc})") from exc
-    columns = [_plain(cell) for cell in heading]
-    time_at = next(i for i, (name, _) in enumerate(columns) if name in _TIME_NAMES)
-    device_at = next(i for i, (name, _) in enumerate(columns) if name in _DEVICE_NAMES)
-    uuid_at = next((i for i, (name, _) in enumerate(columns) if name in ("uuid", "gpu_uuid")), None)
+    if not any(log.rows.values()):
+        raise InputError(
+            f"{where}: a telemetry log without a readable row ({log.bad_count} could not be read)"
+        )
+    tables = {name: _by_device(name, rows.columns) for name, rows in log.rows.items() if rows}
+    repeated = max(len(log.rows[name]) - table.num_rows for name, table in tables.items())
+    ignored = tuple(cell.strip() for i, cell in enumerate(heading) if i not in log.used)
+    return TelemetryLog(tables, ignored, log.local_time, log.count, log.bad_count, repeated)
+
+
+class _TableRows:
+    """Rows of one table, as columns."""
+
+    def __init__(self, placed: list[tuple[int, str, str | None]]) -> None:
+        self._placed = placed
+        self.columns: dict[str, list[Any]] = {column: [] for _, column, _ in placed}
+        self.columns |= {"time_ns": [], "device_id": [], "device_uuid": []}
+
+    def __len__(self) -> int:
+        return len(self.columns["time_ns"])
+
+    def add(self, cells: list[str], time_ns: int, device: int, uuid: str | None) -> None:
+        values = [
+            _value(cells[i], column, unit) if i < len(cells) else None
+            for i, column, unit in self._placed
+        ]
+        if all(value is None for value in values):
+            return
+        for (_, column, _), value in zip(self._placed, values, strict=True):
+            self.columns[column].append(value)
+        for column, value in (("time_ns", time_ns), ("device_id", device), ("device_uuid", uuid)):
+            self.columns[column].append(value)
+
+
+class _Rows:
+    """Rows of a log on their way into tables.
+
+    Attributes:
+        rows: of each table.
+        used: columns of the log that are read.
+        local_time, count, bad_count: see :class:`TelemetryLog`.
+    """
+
+    def __init__(
+        self, columns: list[tuple[str, str | None]], where: str, zone: tzinfo | None
+    ) -> None:
+        self._width = len(columns)
+        self._where = where
+        self._zone = zone
+        self._time = next(i for i, (name, _) in enumerate(columns) if name in _TIME_NAMES)
+        self._device = next(i for i, (name, _) in enumerate(columns) if name in _DEVICE_NAMES)
+        self._uuid = next(
+            (i for i, (name, _) in enumerate(columns) if name in ("uuid", "gpu_uuid")), None
+        )
+        self._uuids: dict[str, int] = {}
+        self._devices: set[int] = set()
+        placed = _placed(columns, (self._time, self._device))
+        self.rows = {
+            table: _TableRows([(i, c, unit) for i, (t, c, unit) in placed.items() if t == table])
+            for table in dict.fromkeys(table for table, _, _ in placed.values())
+        }
+        self.used = {self._time, self._device, self._uuid, *placed}
+        self.count = self.bad_count = 0
+        self.local_time = False
+
+    def add(self, cells: list[str]) -> None:
+        """Take a row, or count it as one that cannot be read.
+
+        Raises:
+            InputError: more devices than any host has.
+        """
+        # Some loggers leave out what a device does not tell, at the end of the row.
+        whole = max(self._time, self._device) < len(cells) <= self._width
+        moment = _time_ns(cells[self._time], self._zone) if whole else None
+        device = _device(cells[self._device], self._uuids) if moment is not None else None
+        if moment is None or device is None:
+            self.bad_count += 1
+            return
+        self._devices.add(device)
+        if len(self._devices) > _MOST_DEVICES:
+            raise InputError(
+                f"{self._where}: rows of more than {_MOST_DEVICES} devices, as no host has"
+            )
+        time_ns, named_zone = moment
+        self.local_time |= not named_zone
+        self.count += 1
+        at = self._uuid
+        uuid = cells[at].strip() if at is not None and at < len(cells) else None
+        for rows in self.rows.values():
+            rows.add(cells, time_ns, device, uuid)
+
+
+def _placed(
+    columns: list[tuple[str, str | None]], taken: tuple[int, ...]
+) -> dict[int, tuple[str, str, str | None]]:
+    """(table, column, unit) of each column of a log that is read; the first of several alike."""
     placed: dict[int, tuple[str, str, str | None]] = {}
     for i, (name, unit) in enumerate(columns):
-        place = _place(name) if i not in (time_at, device_at) else None
-        taken = next((at for at, found in placed.items() if found[:2] == place), None)
-        if taken is not None and name == _INSTANT:
-            del placed[taken]
-        if place is not None and (taken is None or name == _INSTANT):
+        place = _place(name) if i not in taken else None
+        earlier = next((at for at, known in placed.items() if known[:2] == place), None)
+        if earlier is not None and name == _INSTANT:
+            del placed[earlier]
+        if place is not None and (earlier is None or name == _INSTANT):
             placed[i] = (*place, unit)
-    rows: dict[str, list[dict[str, Any]]] = {}
-    uuids: dict[str, int] = {}
-    bad, read, local = 0, 0, False
-    for cells in body:
-        if not cells:
-            continue
-        # Some loggers leave out what a device does not tell, at the end of the row.
-        whole = max(time_at, device_at) < len(cells) <= len(columns)
-        moment = _time_ns(cells[time_at], zone) if whole else None
-        device = _device(cells[device_at], uuids) if moment is not None else None
-        if moment is None or device is None:
-            bad += 1
-            continue
-        time_ns, named_zone = moment
-        local |= not named_zone
-        read += 1
-        made: dict[str, dict[str, Any]] = {}
-        for i, (table, column, unit) in placed.items():
-            value = _value(cells[i], column, unit) if i < len(cells) else None
-            made.setdefault(table, {})[column] = value
-        for table, row in made.items():
-            if any(value is not None for value in row.values()):
-                rows.setdefault(table, []).append(
-                    row
-                    | {
-                        "time_ns": time_ns,
-                        "span_ns": 0,
-                        "device_id": device,
-                        "device_uuid": cells[uuid_at].strip()
-                        if uuid_at is not None and uuid_at < len(cells)
-                        else None,
-                    }
-                )
-    if not rows:
-        raise InputError(
-            f"{where}: a telemetry log without a readable row ({bad} could not be read)"
-        )
-    tables = {name: _by_device(name, found) for name, found in rows.items()}
-    repeated = max(len(found) - tables[name].num_rows for name, found in rows.items())
-    used = {time_at, device_at, uuid_at, *placed}
-    return TelemetryLog(
-        tables,
-        tuple(cell.strip() for i, cell in enumerate(heading) if i not in used),
-        local,
-        read,
-        bad,
-        repeated,
-    )
+    return placed
 
 
-def _by_device(name: str, rows: list[dict[str, Any]]) -> pa.Table:
+def _by_device(name: str, columns: dict[str, list[Any]]) -> pa.Table:
     """The rows as a table sorted by time, each device's without times that passed twice."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    own: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        own.setdefault(row["device_id"], []).append(row)
     declared = TABLES[name]
-    parts = [in_order(pa.Table.from_pylist(some, schema=declared.arrow)) for some in own.values()]
+    count = len(columns["time_ns"])
+    columns = columns | {"span_ns": [0] * count}
+    arrays = [to_arrow(columns.get(f.name, [None] * count), f.type) for f in declared.arrow]
+    table = pa.Table.from_arrays(arrays, schema=declared.arrow)
+    parts = [
+        in_order(table.filter(pc.equal(table["device_id"], device)))
+        for device in pc.unique(table["device_id"])
+    ]
     return declared.validate(pa.concat_tables(parts).unify_dictionaries().sort_by("time_ns"))
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
-import zlib
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from chopper.collectors._unpack import DAMAGE, lines
 from chopper.collectors.counters import _values
 from chopper.errors import InputError
 from chopper.tables import TABLES
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+_HELD_RATIO = 10
+"""Memory for each byte of text: a row of 50 bytes becomes 8 values."""
 _HEADING_WITHIN = 2000
 """Lines that the program and its tool may print before the table."""
 
@@ -76,9 +77,8 @@ def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
     columns: dict[str, list[object]] = {c.name: [] for c in TABLES["kernel_counter"].columns}
     odd: list[str] = []
     try:
-        with _open(path) as file:
-            _read(path.name, file, columns, odd)
-    except (EOFError, zlib.error) as exc:
+        _read(path.name, lines(path, held_ratio=_HELD_RATIO), columns, odd)
+    except DAMAGE as exc:
         odd.append(f"{path.name}: ends in the middle ({exc}); the rows before that are used")
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
@@ -90,13 +90,6 @@ def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
             "rocprofv3 --pmc …, ncu --metrics …"
         )
     return _table(columns), odd
-
-
-def _open(path: Path) -> io.TextIOBase:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    stream = gzip.open(path, "rb") if packed else path.open("rb")  # noqa: SIM115 - the caller's
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
 
 
 def _rows(file: Iterable[str]) -> Iterator[list[str]]:
@@ -115,10 +108,11 @@ def _cells(line: str) -> list[str]:
         return []
 
 
-def _read(name: str, file: Iterable[str], columns: dict[str, list[object]], odd: list[str]) -> None:
-    lines = iter(file)
+def _read(
+    name: str, content: Iterator[str], columns: dict[str, list[object]], odd: list[str]
+) -> None:
     layout: _Layout | None = None
-    for count, line in enumerate(lines):
+    for count, line in enumerate(content):
         if "," in line and (layout := _layout(_cells(line))) is not None:
             width = len(_cells(line))
             break
@@ -129,7 +123,7 @@ def _read(name: str, file: Iterable[str], columns: dict[str, list[object]], odd:
             f"{name}: not a table of counters: found no heading with Kernel_Name and "
             "Counter_Value (rocprofv3 --output-format csv), or Kernel Name and metrics (ncu --csv)"
         )
-    rows: Iterator[list[str]] = csv.reader(lines)
+    rows: Iterator[list[str]] = csv.reader(content)
     units: list[str] = []
     if layout.units_below:
         first = next(rows, [])

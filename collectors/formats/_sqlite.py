@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import tempfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors._unpack import DAMAGE, salvaged
+from chopper.collectors._unpack import MAGIC as GZIP
 from chopper.errors import InputError
+from chopper.limits import Intake
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ def opened(path: Path) -> Iterator[Database]:
         findings: list[Finding] = []
         try:
             with path.open("rb") as file:
-                packed = file.read(2) == b"\x1f\x8b"
+                packed = file.read(2) == GZIP
             plain = path
             if packed:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chopper-"))
@@ -173,22 +175,13 @@ def opened(path: Path) -> Iterator[Database]:
 
 
 def _unpack(path: Path, target: Path) -> list[Finding]:
-    inflate = zlib.decompressobj(wbits=31)
     problem = None
     with path.open("rb") as source, target.open("wb") as out:
-        while block := source.read(1 << 20):
-            try:
-                while block:
-                    out.write(inflate.decompress(block))
-                    block = inflate.unused_data
-                    if block[:2] != b"\x1f\x8b":
-                        break
-                    inflate = zlib.decompressobj(wbits=31)
-            except zlib.error as exc:
-                problem = str(exc)
-                break
-        if problem is None and not inflate.eof:
-            problem = "the stream ends before its end marker"
+        try:
+            for piece in salvaged(source, Intake(path, 0)):
+                out.write(piece)
+        except DAMAGE as exc:
+            problem = str(exc)
         size = out.tell()
     if not size:
         raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")

@@ -11,15 +11,13 @@ are one recording. Times are nanoseconds of the host's monotonic clock; grids co
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import re
-import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors._unpack import DAMAGE, head_of, lines
 from chopper.collectors.formats._build import (
     Recording,
     blocks_of,
@@ -46,6 +44,8 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 
+_HELD_RATIO = 12
+"""Memory for each byte of text: cells of some bytes as Python texts."""
 _START = ("starttimestamp", "beginns", "startns")
 _END = ("endtimestamp", "endns")
 
@@ -117,21 +117,23 @@ class _Table:
 
     def __init__(self, path: Path, made: Recording) -> None:
         self.path = path
-        lines, problem = _text(path)
-        self.part = part_of(lines.encode("utf-8", "replace"))
         rows: list[list[str]] = []
-        bad = 0
-        reader = csv.reader(io.StringIO(lines))
+        bad, problem = 0, None
         self.heading: list[str] = []
         try:
+            self.part = part_of(head_of(path))
+            text = (line.replace("\x00", "") for line in lines(path, held_ratio=_HELD_RATIO))
+            reader = csv.reader(text)
             self.heading = [cell.strip() for cell in next(reader, [])]
             for row in reader:
                 if len(row) == len(self.heading):
                     rows.append(row)
                 elif row:
                     bad += 1
-        except csv.Error as exc:
+        except (csv.Error, *DAMAGE) as exc:
             problem = str(exc)
+        except OSError as exc:
+            raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
         self._columns = list(zip(*rows, strict=True)) or [()] * len(self.heading)
         self._place = {_simple(name): i for i, name in reversed(list(enumerate(self.heading)))}
         self.count = len(rows)
@@ -172,23 +174,6 @@ def _number(cell: str) -> int:
     except ValueError:
         return NO_VALUE
     return found if -(2**63) <= found < 2**63 else NO_VALUE
-
-
-def _text(path: Path) -> tuple[str, str | None]:
-    """A file's text, and why it ends early if it does."""
-    parts: list[bytes] = []
-    problem = None
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                parts.append(block)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
-        problem = str(exc)
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
-    return b"".join(parts).decode("utf-8-sig", "replace").replace("\x00", ""), problem
 
 
 _AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import zlib
 from typing import TYPE_CHECKING
 
+from chopper.collectors._unpack import DAMAGE, salvaged
 from chopper.errors import InputError
+from chopper.limits import Intake
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import BinaryIO
+
+_HELD_RATIO = 3
+"""Memory for each byte of text: the text, a piece of it decoded, and the columns."""
 
 _NOT_JSON = (
     (b"\x28\xb5\x2f\xfd", "is zstd-compressed; decompress it first (zstd -d)"),
@@ -41,8 +46,10 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
     Raises:
         InputError: missing, unreadable or empty.
     """
+    intake = Intake(path, _HELD_RATIO)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data, problem = _content(file, intake)
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file") from exc
     except IsADirectoryError as exc:
@@ -51,11 +58,20 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
         raise InputError(f"{str(path)!r}: no file can have this name ({exc})") from exc
+    if not data and problem is not None:
+        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
     if not data:
         raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
     findings: list[Finding] = []
-    if data[:2] == b"\x1f\x8b":
-        data, findings = _gunzip(data, path)
+    if problem is not None:
+        findings.append(
+            Finding(
+                code="trace.truncated_gzip",
+                severity="warning",
+                message=f"{path.name}: gzip stream damaged ({problem}); {len(data)} bytes of text "
+                "before that are used",
+            )
+        )
     for magic, what in _NOT_JSON:
         if data.startswith(magic):
             raise InputError(f"{path}: {what}")
@@ -73,51 +89,11 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
     return data, findings
 
 
-def _gunzip(data: bytes, path: Path) -> tuple[bytes, list[Finding]]:
+def _content(file: BinaryIO, intake: Intake) -> tuple[bytes, str | None]:
+    """The content of a file, unpacked, and why it ends early if it does."""
     parts: list[bytes] = []
-    rest = data
-    problem: str | None = None
-    while rest[:2] == b"\x1f\x8b":
-        inflate = zlib.decompressobj(wbits=31)
-        try:
-            parts.append(inflate.decompress(rest))
-            parts.append(inflate.flush())
-        except zlib.error as exc:
-            problem = str(exc)
-            parts.append(_salvage(rest))
-            break
-        if not inflate.eof:
-            problem = "the stream ends before its end marker"
-            break
-        rest = inflate.unused_data
-    text = parts[0] if len(parts) == 1 else b"".join(parts)
-    if not text:
-        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
-    if problem is None:
-        return text, []
-    return text, [
-        Finding(
-            code="trace.truncated_gzip",
-            severity="warning",
-            message=f"{path.name}: gzip stream damaged ({problem}); {len(text)} bytes of text "
-            "before that are used",
-        )
-    ]
-
-
-def _salvage(data: bytes) -> bytes:
-    """What a damaged gzip member yields before its first bad byte."""
-    inflate = zlib.decompressobj(wbits=31)
-    good: list[bytes] = []
-    at, step = 0, 1 << 16
-    while at < len(data):
-        # A failing call gives nothing of what it had decompressed: go back, and go slower.
-        before = inflate.copy()
-        try:
-            good.append(inflate.decompress(data[at : at + step]))
-            at += step
-        except zlib.error:
-            if step == 1:
-                break
-            inflate, step = before, step // 4
-    return b"".join(good)
+    try:
+        parts.extend(salvaged(file, intake))
+    except DAMAGE as exc:
+        return b"".join(parts), str(exc)
+    return b"".join(parts), None

@@ -10,13 +10,12 @@ import itertools
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from zlib import decompressobj
-from zlib import error as _Damaged
 
 import msgspec
 import numpy as np
 
 from chopper.collectors._arrays import NO_VALUE
+from chopper.collectors._unpack import DAMAGE, pieces
 from chopper.collectors.kineto._columns import CounterBuilder, Rows
 from chopper.collectors.kineto._events import (
     DEVICE_CATEGORIES,
@@ -44,6 +43,7 @@ from chopper.collectors.kineto._values import (
     usable_spans,
     usable_starts,
 )
+from chopper.limits import Intake
 
 try:
     from chopper.collectors.kineto._scan import Scanner
@@ -51,22 +51,15 @@ except ImportError:  # it was installed without a C compiler
     SCANS = False
 else:
     SCANS = True
-try:
-    from isal.isal_zlib import decompressobj  # type: ignore[assignment]
-    from isal.isal_zlib import error as _Damaged  # type: ignore[assignment]
-except ImportError:  # no wheel for this machine
-    pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
     from chopper.collectors.kineto._scan import Columns
 
-_READ_BYTES = 1 << 13
-"""Of a compressed file: some hundred kilobytes of text, which stay in the processor's cache."""
-_READ_TEXT_BYTES = 1 << 20
+_HELD_RATIO = 0.5
+"""Memory for each byte of text: columns of what is read; the rest is let go of."""
 
 _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Args)}
 _ARGS = tuple(
@@ -177,44 +170,12 @@ def scan_file(path: Path) -> Scanned | None:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
         with path.open("rb", buffering=0) as file:
-            return _scan_pieces(_pieces(file))
-    except (OSError, EOFError, ValueError, RecursionError, msgspec.MsgspecError, _Damaged):
+            return _scan_pieces(pieces(file, Intake(path, _HELD_RATIO)))
+    except (OSError, EOFError, ValueError, RecursionError, msgspec.MsgspecError, *DAMAGE):
         return None
 
 
-# ------------------------------------------------------------------ text
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """The text of a file, plain or in gzip members.
-
-    Raises:
-        EOFError: a member is cut off.
-        OSError, error of zlib or isal: it cannot be read.
-    """
-    packed = file.read(_READ_BYTES)
-    if packed[:2] != b"\x1f\x8b":
-        while packed:
-            yield packed
-            packed = file.read(_READ_TEXT_BYTES)
-        return
-    while packed[:2] == b"\x1f\x8b":
-        inflate = decompressobj(wbits=31)
-        while not inflate.eof:
-            if not packed:
-                raise EOFError
-            text = inflate.decompress(packed)
-            packed = b""
-            if text:
-                yield text
-            if not inflate.eof:
-                packed = file.read(_READ_BYTES)
-        packed = inflate.unused_data
-        if len(packed) < 2:
-            packed += file.read(_READ_BYTES)
-
-
-def _scan_pieces(pieces: Iterator[bytes]) -> Scanned:
+def _scan_pieces(content: Iterator[bytes]) -> Scanned:
     scanner = Scanner(
         args=_ARGS,
         groups=_GROUPS,
@@ -227,7 +188,7 @@ def _scan_pieces(pieces: Iterator[bytes]) -> Scanned:
     counters: list[bytes] = []
     marked: list[tuple[int, int, Args]] = []
     rest, wanted = b"", 0
-    for piece in itertools.chain(pieces, (None,)):
+    for piece in itertools.chain(content, (None,)):
         if piece is not None:
             rest = rest + piece if rest else piece
             if len(rest) < wanted:

@@ -41,6 +41,7 @@ from chopper.collectors.kineto._values import (
     threshold_of,
 )
 from chopper.errors import InputError
+from chopper.limits import Intake
 from chopper.manifest import Finding
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK_BYTES = 8 << 20
+_WHOLE_HELD_RATIO = 8
+_DAMAGED_HELD_RATIO = 20
+"""Memory for each byte of text where all events are decoded at once: as structures, as dicts."""
 _EVENT_BREAK = b"\n  },\n  {"
 _decode_events = msgspec.json.Decoder(list[Event]).decode
 _decode_times = msgspec.json.Decoder(list[ExactTimes]).decode
@@ -106,7 +110,13 @@ class FileReader:
     def _read(self) -> None:
         text, self.findings = read_bytes(self.path)
         self._start(Header())
-        for attempt in (self._read_chunks, self._read_whole, self._read_damaged):
+        intake = Intake(self.path, _WHOLE_HELD_RATIO)
+        for attempt, held_ratio in (
+            (self._read_chunks, 0),
+            (self._read_whole, _WHOLE_HELD_RATIO),
+            (self._read_damaged, _DAMAGED_HELD_RATIO),
+        ):
+            intake.check_memory(len(text), held_ratio)
             try:
                 if attempt(text):
                     break

@@ -6,12 +6,13 @@ only (:mod:`chopper.collectors.snapshot._machine`); nothing of it can run.
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
+from chopper.collectors._unpack import DAMAGE, pieces
 from chopper.collectors.snapshot._machine import load
 from chopper.collectors.snapshot._tables import tables_of
 from chopper.errors import InputError
+from chopper.limits import Intake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["read_snapshot", "sniff", "tables_of"]
 
 _PROTOCOLS = range(2, 6)
-_LARGEST_BYTES = 4 << 30
+_HELD_RATIO = 40
+"""Memory for each byte of a pickle: an entry of 60 bytes becomes a dict, and a row."""
 
 
 def sniff(head: bytes) -> bool:
@@ -37,18 +39,9 @@ def read_snapshot(path: Path) -> dict[str, pa.Table]:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
+            data = b"".join(pieces(file, Intake(path, _HELD_RATIO)))
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
-    if data[:2] == b"\x1f\x8b":
-        inflate = zlib.decompressobj(wbits=31)
-        try:
-            data = inflate.decompress(data, _LARGEST_BYTES + 1)
-        except zlib.error as exc:
-            raise InputError(f"{path}: the gzip stream is damaged ({exc})") from exc
-    if len(data) > _LARGEST_BYTES:
-        raise InputError(
-            f"{path}: a snapshot of more than {_LARGEST_BYTES >> 30} GiB; record fewer entries "
-            "(max_entries)"
-        )
+    except DAMAGE as exc:
+        raise InputError(f"{path}: the gzip stream is damaged ({exc})") from exc
     return tables_of(load(data, str(path)), str(path))

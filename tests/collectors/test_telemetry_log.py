@@ -7,8 +7,14 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from chopper.collectors.telemetry_log import looks_like_log, read_log
+from chopper.collectors import telemetry_log
+from chopper.collectors.telemetry_log import TelemetryLog, looks_like_log
 from chopper.errors import InputError
+
+
+def read_log(text: str, where: str, zone: timezone | None = None) -> TelemetryLog:
+    return telemetry_log.read_log(text.splitlines(keepends=True), where, zone=zone)
+
 
 NVIDIA = """\
 timestamp, index, uuid, clocks.current.sm [MHz], power.draw.instant [W], temperature.gpu, memory.used [MiB], utilization.gpu [%], clocks_event_reasons.active, name
