@@ -44,4 +44,4 @@ def read_snapshot(path: Path) -> dict[str, pa.Table]:
         raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
     except DAMAGE as exc:
         raise InputError(f"{path}: the gzip stream is damaged ({exc})") from exc
-    return tables_of(load(data, str(path)), str(path))
+    return tables_of(load(data, str(path)), str(path), len(data))

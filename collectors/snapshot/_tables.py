@@ -11,17 +11,26 @@ from chopper.errors import InputError
 from chopper.tables import TABLES
 
 MOST_ROWS = 5_000_000
-"""Lists may refer to one another: more rows than this are nobody's snapshot."""
+_LEAST_ENTRY_BYTES = 16
+"""An entry of its own has at least five keys and values, each a reference of 2 bytes or more."""
+_MOST_STACK_RATIO = 100
+_MOST_STACK_BYTES = 64 << 20
 _MOST_FRAMES = 64
 _MOST_BYTES = 1 << 62
 _LONGEST_NAME = 300
 
 
-def tables_of(snapshot: Any, where: str) -> dict[str, pa.Table]:
+def tables_of(snapshot: Any, where: str, size_bytes: int | None = None) -> dict[str, pa.Table]:
     """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT.
 
     The totals after each event are counted backwards from what the segments hold at the end, so
     that they are right although the history may begin in the middle.
+
+    Args:
+        snapshot: as torch gives it.
+        where: its name, for messages.
+        size_bytes: of the file that it was read from. Lists of a file may refer to one another, so
+            that few bytes stand for any number of rows; what the bytes cannot hold is refused.
 
     Raises:
         InputError: it is no snapshot, or too large to be one.
@@ -33,15 +42,15 @@ def tables_of(snapshot: Any, where: str) -> dict[str, pa.Table]:
             f"{where}: a pickle, but no snapshot of torch's allocator: expected a dict with "
             f"segments and device_traces, found {keys[:120]}"
         )
-    stacks = _Stacks()
-    segments = _dicts(snapshot["segments"], where)
+    most = MOST_ROWS if size_bytes is None else min(MOST_ROWS, size_bytes // _LEAST_ENTRY_BYTES)
+    stacks = _Stacks(where, None if size_bytes is None else _MOST_STACK_RATIO * size_bytes)
+    segments = _dicts(snapshot["segments"], where, most)
     segment_rows = [_segment(s) for s in segments]
     listed = [s["blocks"] for s in segments if isinstance(s.get("blocks"), list)]
-    if sum(map(len, listed)) > MOST_ROWS:
-        raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} blocks")
+    _check_count(sum(map(len, listed)), most, where, "blocks")
     block_rows: list[dict[str, Any]] = []
     for segment in segments:
-        _add_blocks(block_rows, segment, stacks, where)
+        _add_blocks(block_rows, segment, stacks, _dicts(segment.get("blocks"), where, most))
     allocated: dict[int, int] = {}
     reserved: dict[int, int] = {}
     for row in segment_rows:
@@ -51,9 +60,8 @@ def tables_of(snapshot: Any, where: str) -> dict[str, pa.Table]:
     event_rows: list[dict[str, Any]] = []
     traces = snapshot.get("device_traces")
     for device, trace in enumerate(traces if isinstance(traces, list) else []):
-        entries = _dicts(trace, where)
-        if len(event_rows) + len(entries) > MOST_ROWS:
-            raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} events")
+        entries = _dicts(trace, where, most)
+        _check_count(len(event_rows) + len(entries), most, where, "events")
         event_rows += _events(
             entries, device, allocated.get(device, 0), reserved.get(device, 0), stacks
         )
@@ -65,11 +73,16 @@ def tables_of(snapshot: Any, where: str) -> dict[str, pa.Table]:
     }
 
 
-def _dicts(value: Any, where: str) -> list[dict[Any, Any]]:
-    found = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-    if len(found) > MOST_ROWS:
-        raise InputError(f"{where}: a snapshot of more than {MOST_ROWS} entries in one list")
-    return found
+def _dicts(value: Any, where: str, most: int) -> list[dict[Any, Any]]:
+    listed = value if isinstance(value, list) else []
+    _check_count(len(listed), most, where, "entries in one list")
+    return [item for item in listed if isinstance(item, dict)]
+
+
+def _check_count(count: int, most: int, where: str, what: str) -> None:
+    if count > most:
+        why = "" if most == MOST_ROWS else ", more than its bytes can hold: its lists share entries"
+        raise InputError(f"{where}: a snapshot of {count} {what}{why}; expected at most {most}")
 
 
 def _whole(value: Any, *, most: int = 1 << 63) -> int | None:
@@ -85,7 +98,19 @@ def _text(value: Any) -> str | None:
 
 
 class _Stacks(dict[int, "str | None"]):
-    """Call stacks as text, each made once: entries share their lists of frames."""
+    """Call stacks as text, each made once: entries share their lists of frames.
+
+    Args:
+        where: name of the snapshot, for messages.
+        most_bytes: of all texts together, if there is a limit.
+    """
+
+    def __init__(self, where: str, most_bytes: int | None) -> None:
+        super().__init__()
+        self._where = where
+        self._most_bytes = None if most_bytes is None else max(most_bytes, _MOST_STACK_BYTES)
+        self._texts: dict[str, str] = {}
+        self._bytes_count = 0
 
     def of(self, frames: Any) -> str | None:
         """Innermost first, a line for each frame; Python's and C++'s alike."""
@@ -101,8 +126,20 @@ class _Stacks(dict[int, "str | None"]):
                 f"{_text(f.get('name')) or '??'}"
                 for f in (told or known)[:_MOST_FRAMES]
             ]
-            self[key] = "\n".join(lines) or None
+            self[key] = self._kept("\n".join(lines))
         return self[key]
+
+    def _kept(self, text: str) -> str | None:
+        """One text for all stacks that are alike."""
+        if text not in self._texts:
+            self._texts[text] = text
+            self._bytes_count += len(text)
+            if self._most_bytes is not None and self._bytes_count > self._most_bytes:
+                raise InputError(
+                    f"{self._where}: a snapshot with more than {self._most_bytes >> 20} MiB of call "
+                    "stacks, as no file of its size has"
+                )
+        return self._texts[text] or None
 
 
 def _segment(segment: dict[Any, Any]) -> dict[str, Any]:
@@ -120,12 +157,15 @@ def _segment(segment: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _add_blocks(
-    rows: list[dict[str, Any]], segment: dict[Any, Any], stacks: _Stacks, where: str
+    rows: list[dict[str, Any]],
+    segment: dict[Any, Any],
+    stacks: _Stacks,
+    blocks: list[dict[Any, Any]],
 ) -> None:
     device = _whole(segment.get("device"), most=1 << 31) or 0
     address = _whole(segment.get("address"))
     at = address
-    for block in _dicts(segment.get("blocks"), where):
+    for block in blocks:
         size = _whole(block.get("size"))
         own = _whole(block.get("address"))
         rows.append(

@@ -8,9 +8,9 @@ import pytest
 
 import chopper
 from chopper.analyzers.counters import join_counters
+from chopper.collectors._unpack import head_of
 from chopper.collectors.counters import read_counters, sniff
 from chopper.collectors.counters._values import measured
-from chopper.collectors.readers import head_of
 from chopper.errors import InputError
 from chopper.ingest import write_run
 from chopper.run import Run

@@ -1,0 +1,101 @@
+"""Limits of what is read from other tools' files, so that a small file cannot take a machine's memory.
+
+Recordings unpack to 10 to 50 times their size; a file made to do harm unpacks to 1000 times. What
+is unpacked is therefore measured against what was read, and what is held in memory against what is
+free. The environment variable ``CHOPPER_MAX_INPUT`` (``CHOPPER_MAX_INPUT=40GB``) replaces both by
+one size: that much may be unpacked from each file, and no more.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from chopper._format import bytes_
+from chopper.errors import InputError
+from chopper.quantities import size_bytes
+
+VARIABLE = "CHOPPER_MAX_INPUT"
+MAX_RATIO = 200
+"""Bytes unpacked for each byte read; DEFLATE gives up to 1032."""
+RATIO_FROM_BYTES = 16 << 20
+"""Files that unpack to less than this may have any ratio."""
+MAX_LINE_BYTES = 1 << 20
+"""A line of a CSV; the longest kernel names have some thousand bytes."""
+
+
+def usable_memory_bytes() -> int:
+    """Memory that can be had without swapping, and within the container's limit."""
+    import psutil
+
+    available: int = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # File pages count as used, but are given up under pressure.
+        return max(0, min(available, limit - used + int(stat["inactive_file"])))
+    except (OSError, ValueError, KeyError):
+        return available
+
+
+class Intake:
+    """Counts what is read of one file, and refuses what is beyond the limits.
+
+    Args:
+        path: the file, for messages.
+        held_ratio: bytes of memory that the reader takes for each byte of text.
+    """
+
+    def __init__(self, path: Path | str, held_ratio: float) -> None:
+        self._path = path
+        self._held_ratio = held_ratio
+        named = os.environ.get(VARIABLE)
+        self._allowed_bytes = None if not named else size_bytes(named, VARIABLE)
+        self._usable_bytes: int | None = None
+
+    def check(self, read_bytes: int, unpacked_bytes: int) -> None:
+        """Refuse a file of which this much was read and unpacked so far.
+
+        Raises:
+            InputError: it is beyond the limits.
+        """
+        if self._allowed_bytes is not None:
+            if unpacked_bytes > self._allowed_bytes:
+                raise InputError(
+                    f"{self._path}: holds more than {bytes_(self._allowed_bytes)}, which {VARIABLE} "
+                    "allows; allow more, or record less"
+                )
+            return
+        if unpacked_bytes <= RATIO_FROM_BYTES:
+            return
+        if unpacked_bytes > MAX_RATIO * read_bytes:
+            raise InputError(
+                f"{self._path}: {bytes_(read_bytes)} of it unpack to {bytes_(unpacked_bytes)}, more "
+                f"than {MAX_RATIO} times as much, as no recording does; if it is one, set {VARIABLE} "
+                "to the size that it may have, for example 10GB"
+            )
+        self.check_memory(unpacked_bytes)
+
+    def check_memory(self, text_bytes: int, held_ratio: float | None = None) -> None:
+        """Refuse a text that takes more memory than there is.
+
+        Args:
+            text_bytes: its size so far.
+            held_ratio: bytes of memory for each of its bytes, where it is not the file's usual.
+
+        Raises:
+            InputError: it would.
+        """
+        if self._allowed_bytes is not None:
+            return
+        if self._usable_bytes is None:
+            self._usable_bytes = usable_memory_bytes()
+        needed_bytes = round(text_bytes * (self._held_ratio if held_ratio is None else held_ratio))
+        if needed_bytes > self._usable_bytes:
+            raise InputError(
+                f"{self._path}: reading {bytes_(text_bytes)} of it takes about "
+                f"{bytes_(needed_bytes)} of memory, and {bytes_(self._usable_bytes)} are free; read "
+                f"it on a machine with more memory, or set {VARIABLE} to its size to try all the same"
+            )

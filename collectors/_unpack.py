@@ -1,0 +1,180 @@
+"""Files as they come, packed by gzip or not: in pieces, as a stream, or line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import zlib
+from typing import TYPE_CHECKING, Any
+from zlib import decompressobj
+from zlib import error as _Damaged
+
+from chopper.errors import InputError
+from chopper.limits import MAX_LINE_BYTES, Intake
+
+try:
+    from isal.isal_zlib import decompressobj  # type: ignore[assignment]
+    from isal.isal_zlib import error as _Damaged  # type: ignore[assignment]
+except ImportError:  # no wheel for this machine
+    pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+_HEAD_BYTES = 1 << 16
+_READ_BYTES = 1 << 13
+"""Of a compressed file: some hundred kilobytes of text, which stay in the processor's cache."""
+_READ_TEXT_BYTES = 1 << 20
+MAGIC = b"\x1f\x8b"
+DAMAGE = (EOFError, zlib.error, _Damaged)
+"""What a cut off and a damaged file raise, after the pieces that could be unpacked."""
+
+
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file, unpacked.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head[:2] != MAGIC:
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+    except zlib.error:
+        return b""
+
+
+def pieces(file: BinaryIO, intake: Intake) -> Iterator[bytes]:
+    """Yield the content of a file, plain or in gzip members.
+
+    Raises:
+        EOFError: a member is cut off.
+        OSError, error of zlib or isal: it cannot be read.
+        InputError: it unpacks to more than the limits allow.
+    """
+    return _pieces(
+        file, intake, decompressobj, lambda inflate, packed: [inflate.decompress(packed)]
+    )
+
+
+def salvaged(file: BinaryIO, intake: Intake) -> Iterator[bytes]:
+    """Yield the same, but of a damaged member everything before its first bad byte; slower.
+
+    Raises:
+        EOFError, OSError, error of zlib, InputError: as :func:`pieces`.
+    """
+    return _pieces(file, intake, zlib.decompressobj, _up_to_damage)
+
+
+def _pieces(
+    file: BinaryIO,
+    intake: Intake,
+    start: Callable[..., Any],
+    unpack: Callable[[Any, bytes], Iterable[bytes]],
+) -> Iterator[bytes]:
+    packed = file.read(_READ_BYTES)
+    read_bytes = len(packed)
+    unpacked_bytes = 0
+    if packed[:2] != MAGIC:
+        while packed:
+            intake.check(read_bytes, read_bytes)
+            yield packed
+            packed = file.read(_READ_TEXT_BYTES)
+            read_bytes += len(packed)
+        return
+    while packed[:2] == MAGIC:
+        inflate = start(wbits=31)
+        while not inflate.eof:
+            if not packed:
+                raise EOFError("the stream ends before its end marker")
+            for text in unpack(inflate, packed):
+                unpacked_bytes += len(text)
+                intake.check(read_bytes, unpacked_bytes)
+                if text:
+                    yield text
+            packed = b""
+            if not inflate.eof:
+                packed = file.read(_READ_BYTES)
+                read_bytes += len(packed)
+        packed = inflate.unused_data
+        if len(packed) < 2:
+            packed += (more := file.read(_READ_BYTES))
+            read_bytes += len(more)
+
+
+def _up_to_damage(inflate: Any, packed: bytes) -> Iterator[bytes]:
+    """Unpack a piece; where it is damaged, what stands before the damage comes first."""
+    before = inflate.copy()
+    try:
+        text = inflate.decompress(packed)
+    except zlib.error:
+        # A failing call gives nothing of what it had unpacked: go byte by byte.
+        for at in range(len(packed)):
+            yield before.decompress(packed[at : at + 1])
+        raise
+    yield text
+
+
+class _Stream(io.RawIOBase):
+    """Pieces as a file to read."""
+
+    def __init__(self, content: Iterator[bytes]) -> None:
+        self._content = content
+        self._rest = memoryview(b"")
+        self.damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._rest:
+            try:
+                self._rest = memoryview(next(self._content, b""))
+            except DAMAGE as exc:
+                self.damage = exc
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+def lines(path: Path, *, held_ratio: float) -> Iterator[str]:
+    """Yield the lines of a text, with their ends.
+
+    Args:
+        path: the file.
+        held_ratio: bytes of memory that the caller takes for each byte of text.
+
+    Raises:
+        EOFError, error of zlib or isal: it is cut off or damaged; the lines before were given.
+        OSError: it cannot be read.
+        InputError: a line, or all of it, is beyond the limits.
+    """
+    with path.open("rb") as file:
+        intake = Intake(path, held_ratio)
+        if file.seekable():
+            # To unpack is quick, to read what is unpacked is not: a bomb is refused before.
+            with contextlib.suppress(*DAMAGE):
+                for _ in pieces(file, intake):
+                    pass
+            file.seek(0)
+        stream = _Stream(pieces(file, intake))
+        content = io.BufferedReader(stream, 1 << 16)
+        text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="")
+        number = 0
+        while line := text.readline(MAX_LINE_BYTES):
+            number += 1
+            if len(line) == MAX_LINE_BYTES and not line.endswith(("\n", "\r")):
+                raise InputError(
+                    f"{path}: line {number} has more than {MAX_LINE_BYTES >> 20} MiB, as no line of "
+                    "a table has"
+                )
+            # A number that is cut off is another number.
+            if stream.damage is None or line.endswith(("\n", "\r")):
+                yield line
+        if stream.damage is not None:
+            raise stream.damage
