@@ -15,6 +15,9 @@ PIP_ARGS ?=
 PYTEST_ARGS ?= -n auto --dist worksteal
 # Percent of lines and branches that the tests must reach, children included.
 COVERAGE_MIN ?= 80
+# Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py". Those named
+# are tried; without any, all are, and the table in the documentation is written anew.
+CLIENTS ?=
 # Where the demo writes; an earlier demo's run and report there are replaced.
 DEMO_RUN ?= runs/demo
 DEMO_REPORT ?= report.html
@@ -27,7 +30,7 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help env demo test lint types layers unit docs bench clean
+.PHONY: help env demo test lint types layers unit docs bench clients clean
 
 help:  ## what can be made
 	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +94,17 @@ bench: $(VENV)/dev.stamp $(VENV)/peers.stamp  ## the figures of the README, each
 	@for script in benchmarks/[a-z]*.py; do \
 	  echo "== $$script"; PYTHONPATH=$(CURDIR) CHOPPER_PEERS=$(abspath $(VENV))/peers/bin/python $(BIN)/python $$script || exit 1; \
 	done
+
+# The libraries have dependencies of their own, so an environment of their own; chopper is in it, editable.
+$(VENV)/clients.stamp: tests/clients/requirements.txt $(VENV)/run.stamp
+	@echo "chopper: installing the libraries whose programs are recorded in $(VENV)/clients (some minutes)" >&2
+	@test -x $(VENV)/clients/bin/python || $(BIN)/python -m venv $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) -r tests/clients/requirements.txt
+	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check -qq install --no-build-isolation --no-deps -e .
+	@touch $@
+
+clients: $(VENV)/clients.stamp  ## record programs of real libraries, compare with a witness in each
+	@$(VENV)/clients/bin/python -m tests.clients $(if $(CLIENTS),$(CLIENTS),--page docs/concepts/clients.md)
 
 clean:  ## remove the environment and everything that was built (recorded runs stay)
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* *.egg-info

@@ -1,0 +1,1 @@
+"""Training programs of real libraries, recorded, and compared with an independent witness."""
