@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ class Options:
     stacks: bool = False
     memory: bool = False
     trace: bool = True
+    trace_limit: float = 1.0
+    """How much a trace may hold, as a multiple of the default (``_trace_budget``)."""
     name: str | None = None
     force: bool = False
     automatic: bool = False
@@ -40,25 +43,41 @@ class Options:
 
 
 def make_options(
-    *, collect: Any, steps: WindowSpec, output: str | Path | None, **rest: Any
+    *,
+    collect: Any,
+    steps: WindowSpec,
+    output: str | Path | None,
+    trace_limit: float = 1.0,
+    **rest: Any,
 ) -> Options:
     """Check what the user gave.
 
     Raises:
-        UsageError: an unknown collector, steps that cannot be traced, or an empty name.
+        UsageError: an unknown collector, steps that cannot be traced, a limit that is not above 0,
+            or an empty name.
     """
     from chopper import registry
 
     if output is not None and not os.fspath(output):
         # As a path, it would be the current directory.
         raise UsageError("output: an empty name (an unset variable?); name a directory")
+    if not 0 < trace_limit < math.inf:
+        raise UsageError(
+            f"trace limit: found {trace_limit:g}, expected a factor above 0, for example 2"
+        )
     if isinstance(collect, str):
         collect = [part.strip() for part in collect.split(",") if part.strip()]
     if collect is not None:
         for name in collect:
             registry.origin(name)
         collect = tuple(dict.fromkeys(collect))
-    return Options(output=output, collect=collect, windows=parse_windows(steps), **rest)
+    return Options(
+        output=output,
+        collect=collect,
+        windows=parse_windows(steps),
+        trace_limit=trace_limit,
+        **rest,
+    )
 
 
 def numbered(options: Options, call: int) -> Options:

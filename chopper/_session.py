@@ -206,7 +206,8 @@ class Session:
             self._part,
             self._log,
             self._phases,
-            on_stepless=self._stop_stepless,
+            limit=self.options.trace_limit,
+            on_overrun=self._stop_within_step,
             on_layers_lost=self._layers_lost,
         )
 
@@ -349,10 +350,10 @@ class Session:
         )
 
     @_harmless
-    def _stop_stepless(self) -> None:
+    def _stop_within_step(self) -> None:
         with self._at_work():
             if self._windows is not None:
-                self._windows.stop_stepless()
+                self._windows.stop_within_step()
 
     # -- end ----------------------------------------------------------------------------------
 

@@ -32,6 +32,15 @@ class Window:
         """The step in which tracing begins."""
         return self.start - self.settle
 
+    def moved(self, begin: int) -> Window:
+        """The window with one step to settle in, from ``begin`` on."""
+        return Window(begin + 1, begin + 1 + self.stop - self.start, settle=1)
+
+    def fitted(self, steps: int) -> Window:
+        """The window without the steps that are too many for a trace of ``steps`` steps."""
+        settle = min(self.settle, max(0, steps - 1))
+        return Window(self.start, min(self.stop, self.start + steps - settle), settle)
+
 
 DEFAULT_WINDOWS = (Window(2, 7, settle=2), Window(50, 55, settle=1))
 """The later window's trace replaces that of the first.

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from chopper import _environment, _forking
+from chopper._steps import Window
+from chopper._trace_budget import DEFAULT_TEXT, TraceBudget
 from chopper.run import StreamWriter
 
 if TYPE_CHECKING:
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
 
     from chopper._phases import PhaseLog
     from chopper._step_log import StepLog
-    from chopper._steps import Window
     from chopper.run import RunWriter
 
 # A loop that never steps would be traced to its end, which may be days away.
 _STEPLESS_NS = 60 * 10**9
 _STEPLESS_CALLS = 50
+_MOVED_TO = 8
+"""A window that was too large goes to a multiple of this: ranks whose first traces ended a step
+apart trace the same steps then."""
 
 
 @dataclass
@@ -46,7 +50,9 @@ class TraceWindows:
         part: what is recorded, and where.
         log: the recording's steps.
         phases: the recording's phases.
-        on_stepless: called when a trace runs on without a step; ``stop_stepless`` is to follow.
+        limit: how much a trace may hold, as a multiple of the default (``_trace_budget``).
+        on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to
+            follow.
     """
 
     def __init__(
@@ -56,7 +62,8 @@ class TraceWindows:
         part: RunWriter,
         log: StepLog,
         phases: PhaseLog,
-        on_stepless: Callable[[], None],
+        limit: float,
+        on_overrun: Callable[[], None],
         on_layers_lost: Callable[[Exception], None],
     ) -> None:
         from chopper.collectors.annotate import Annotator
@@ -66,9 +73,14 @@ class TraceWindows:
         self._part = part
         self._log = log
         self._phases = phases
-        self._on_stepless = on_stepless
-        self._annotator = Annotator(on_root=self._check_stepless, on_failure=on_layers_lost)
+        self._on_overrun = on_overrun
+        self._annotator = Annotator(on_call=self._check, on_failure=on_layers_lost)
+        self._budget = TraceBudget(limit, lambda: self._annotator.calls)
+        self._moved = False
+        """Whether a window was put in the place of one that was too large."""
         self._upcoming = deque(windows)
+        self._begun = 0
+        """Traces that began."""
         self._not_before = 0
         """Step at which a window may begin, after another ended."""
         self._capture: _Capture | None = None
@@ -118,10 +130,13 @@ class TraceWindows:
             if not self.mine:
                 return False
             self._end_span()
-            if number < self._capture.window.stop:
+            self._budget.end_step(number)
+            window = self._capture.window
+            if number < window.stop and not self._budget.reached():
                 return False
             self._keep(self._end_capture())
             self._profiled = False
+            self._fit_windows(window)
             # Not even the next window could begin at this point: see TorchTrace.left_open.
             return True
         if not self._upcoming or number < self._not_before:
@@ -140,6 +155,8 @@ class TraceWindows:
             _forking.has_traced()
             self._trace.begin()
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
+            self._begun += 1
+            self._budget.begin(number)
             self._profiled = True
             self.begin_span()
             return True
@@ -175,7 +192,7 @@ class TraceWindows:
 
     def start_over(self) -> None:
         """The program has steps of its own: those found so far were parts of its first."""
-        begun = len(self._windows) - len(self._upcoming)
+        begun = self._begun
         self._profiled = begun > 0
         if self._capture is not None and (begun > 1 or not self.mine):
             if self.mine:
@@ -187,6 +204,7 @@ class TraceWindows:
         lost = self._capture is not None or (self._kept is not None and self._trace.left_open)
         if begun and not lost:
             self._upcoming = deque(w for w in self._windows if w.stop > 1)
+            self._begun = 0
             self._part.note(
                 "run.steps_recounted",
                 f"the first prof.step() came after {self._log.number} steps of the optimizer: "
@@ -268,17 +286,70 @@ class TraceWindows:
         if self._capture is not None:
             self._annotator.enter(module)
 
-    def stop_stepless(self) -> None:
-        """End the trace of a loop that never steps."""
+    def check(self) -> None:
+        """End the trace if it has grown too large; called between two parts of a step."""
+        self._check(0)
+
+    def stop_within_step(self) -> None:
+        """End the trace of a step that is too large, or of a loop that never steps."""
         if self._capture is None:
             return
+        number, window, excess = self._log.number, self._capture.window, self._budget.exhausted()
         capture = self._end_capture()
         self._upcoming.clear()
         self._keep(capture)
+        if excess is None:
+            self._part.note(
+                "run.no_steps",
+                "no step ended within a minute: the trace was stopped there; call prof.step() at "
+                "the end of each step",
+            )
+            return
+        again = ""
+        if number <= 1 and not self._moved and not self._trace.left_open:
+            # In the first steps much is done that later ones do not do.
+            self._moved = True
+            self._upcoming.append(Window(_MOVED_TO, _MOVED_TO + 1, settle=0))
+            again = f"; step {_MOVED_TO} is traced in its place, if the program gets there"
+        whole = (
+            f"whole in it: {_steps_text(window.start, number)}"
+            if number > window.start
+            else "it holds no whole step, and what it says of the step is of its beginning"
+        )
+        self._note_limit(f"the trace ended within step {number} at {excess}: {whole}{again}")
+
+    def _fit_windows(self, window: Window) -> None:
+        """A trace ended: plan the later ones so that they fit into the limits.
+
+        All ranks that do the same use the same number of events, and move to the same step.
+        """
+        number, fitting = self._log.number, self._budget.fitting_steps()
+        planned: list[Window] = []
+        if number < window.stop:
+            about = f"a step makes about {self._budget.step_events:,} events"
+            asked = _steps_text(window.start, window.stop)
+            if number > window.start or self._moved or self._trace.left_open:
+                traced = _steps_text(min(window.start, number - 1), number)
+                self._note_limit(f"the trace covers {traced}, not {asked}: {about}")
+            else:
+                self._moved = True
+                begin = _MOVED_TO * -(-(number + 1) // _MOVED_TO)
+                planned.append(window.moved(begin).fitted(fitting))
+                later = _steps_text(planned[0].start, planned[0].stop)
+                self._note_limit(
+                    f"the trace covers {later}, if the program gets there, not {asked}: {about}"
+                )
+        for upcoming in self._upcoming:
+            fitted = upcoming.fitted(fitting)
+            if fitted.begin > (planned[-1].stop if planned else number):
+                planned.append(fitted)
+        self._upcoming = deque(planned)
+
+    def _note_limit(self, message: str) -> None:
         self._part.note(
-            "run.no_steps",
-            "no step ended within a minute: the trace was stopped there; call prof.step() at the "
-            "end of each step",
+            "run.trace_limited",
+            f"{message}; a trace may hold {DEFAULT_TEXT}: allow a multiple of that with "
+            "--trace-limit, or chopper.profile(trace_limit=)",
         )
 
     def give_up(self) -> None:
@@ -315,16 +386,18 @@ class TraceWindows:
         if number + 1 >= capture.window.stop:
             self._annotator.remove()  # only its own thread can end the trace, if it ever does
 
-    def _check_stepless(self, calls: int) -> None:
-        """Called before each outermost forward while a trace is taken."""
+    def _check(self, forwards: int) -> None:
+        """Called while a trace is taken, before each outermost forward above all."""
         capture = self._capture
-        if (
-            capture is not None
-            and calls > _STEPLESS_CALLS
+        if capture is None or not self.mine:
+            return
+        stepless = (
+            forwards > _STEPLESS_CALLS
             and self._log.number == capture.window.begin
             and time.time_ns() - capture.opened_ns > _STEPLESS_NS
-        ):
-            self._on_stepless()
+        )
+        if stepless or self._budget.exhausted() is not None:
+            self._on_overrun()
 
     def _lose(self) -> None:
         """Forget the trace that is taken; its spans are left to its own thread."""
@@ -388,3 +461,7 @@ class TraceWindows:
         overhead = self._part.manifest.overhead
         assert overhead is not None
         overhead.export_ns = (overhead.export_ns or 0) + (time.perf_counter_ns() - began_ns)
+
+
+def _steps_text(start: int, stop: int) -> str:
+    return f"step {start}" if stop - start == 1 else f"steps {start} to {stop - 1}"

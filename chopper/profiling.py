@@ -33,6 +33,7 @@ def profile(
     stacks: bool = False,
     memory: bool = False,
     trace: bool = True,
+    trace_limit: float = 1.0,
     name: str | None = None,
     force: bool = False,
 ) -> Profile:
@@ -59,6 +60,8 @@ def profile(
         memory: record each allocation in the trace, and the allocator's own history where it
             keeps one (NVIDIA, AMD).
         trace: False for telemetry and steps only.
+        trace_limit: how much a trace may hold, as a multiple of the default: about 300,000 events,
+            1 GB of memory and 60 s. Tracing ends after the step that would go beyond it.
         name: kept in the run, and in its path when that is chosen by default.
         force: replace an earlier run in ``output``.
 
@@ -75,6 +78,7 @@ def profile(
             stacks=stacks,
             memory=memory,
             trace=trace,
+            trace_limit=trace_limit,
             name=name,
             force=force,
         )

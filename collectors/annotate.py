@@ -38,6 +38,7 @@ GC_PREFIX = "chopper::gc::"
 DATA = "chopper::data"
 PHASE_PREFIX = "chopper::phase::"
 
+_CALLS_BETWEEN_CHECKS = 256
 _COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 _WRAPPER_PARTS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
 _WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
@@ -130,16 +131,17 @@ class Annotator:
     when no trace is taken, since their mere presence takes every module call off torch's fast path.
 
     Args:
-        on_root: called before each outermost forward with the number of those so far.
+        on_call: called before each outermost forward, and some others, with the number of outermost
+            ones so far. It may end the trace.
         on_failure: called with the error when a hook failed; the hooks are gone by then.
     """
 
     def __init__(
         self,
-        on_root: Callable[[int], None] | None = None,
+        on_call: Callable[[int], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
-        self._on_root = on_root
+        self._on_call = on_call
         self._on_failure = on_failure
         self._filter: Any = None
         self._names: dict[int, _Names] = {}
@@ -150,6 +152,8 @@ class Annotator:
         self._gc_span: Any = None
         self._rows: list[tuple[str, bool, int, int, int, int, int]] = []
         self._root_calls = 0
+        self.calls = 0
+        """Calls of modules so far."""
 
     def install(self) -> None:
         """Register the hooks. Idempotent."""
@@ -240,12 +244,18 @@ class Annotator:
         if names is None or names.module() is not module:
             names = self._name(module, in_backward)
         phase = None
-        if not stack and not in_backward:
-            self._root_calls += 1
-            if self._on_root is not None:
-                self._on_root(self._root_calls)
-                if not self._handles:  # it ended the trace
-                    return
+        self.calls += 1
+        outermost = not stack and not in_backward
+        self._root_calls += outermost
+        if (
+            self._on_call is not None
+            and not in_backward
+            and (outermost or not self.calls % _CALLS_BETWEEN_CHECKS)
+        ):
+            self._on_call(self._root_calls)
+            if not self._handles:  # it ended the trace
+                return
+        if outermost:
             phase = self._phase(FORWARD)
             phase.__enter__()
         span = self._span(names.recompute if in_backward else names.forward)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HOOK_VARIABLE = "CHOPPER_HOOK"
-"""Options of the recording, JSON: collect, steps, trace, memory."""
+"""Options of the recording, JSON: keywords of ``make_options``."""
 NOTES_VARIABLE = "CHOPPER_HOOK_NOTES"
 """A file that hooked processes append to: what they came to."""
 
@@ -67,14 +67,7 @@ def _begin(note: Callable[[str, str], None]) -> Any:
         import msgspec
 
         wanted = msgspec.json.decode(os.environ[HOOK_VARIABLE], type=dict[str, Any])
-        options = _session.make_options(
-            collect=wanted.get("collect"),
-            steps=wanted.get("steps"),
-            output=None,
-            trace=wanted.get("trace", True),
-            memory=wanted.get("memory", False),
-            automatic=True,
-        )
+        options = _session.make_options(output=None, automatic=True, **wanted)
         session = _session.open_session(options)
     except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
         _session.say(f"not recorded: {str(exc) or type(exc).__name__}")

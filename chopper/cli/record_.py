@@ -8,12 +8,13 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from chopper._hook import arming
 from chopper._steps import DEFAULT_WINDOWS_TEXT
+from chopper._trace_budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.cli._path import NamedPath
 from chopper.errors import (
     CaptureError,
@@ -57,6 +58,21 @@ _HOOK = Path(__file__).resolve().parent.parent / "_hook"
     "--memory", is_flag=True, help="Trace each allocation too, and keep the allocator's history."
 )
 @click.option(
+    "--no-shapes",
+    is_flag=True,
+    help="Trace without the shapes of operators: cheaper, but FLOP and bytes are not known then.",
+)
+@click.option(
+    "--stacks", is_flag=True, help="Trace Python's call stacks too, which slows the steps down."
+)
+@click.option(
+    "--trace-limit",
+    type=float,
+    default=1.0,
+    metavar="FACTOR",
+    help=f"Let a trace hold FACTOR times {DEFAULT_LIMIT_TEXT}.  [default: 1]",
+)
+@click.option(
     "--live",
     is_flag=True,
     help="Show ranks, clocks, power, memory and the latest attribution while it runs.",
@@ -74,6 +90,9 @@ def command(
     steps: str | None,
     no_trace: bool,
     memory: bool,
+    no_shapes: bool,
+    stacks: bool,
+    trace_limit: float,
     live: bool,
     prometheus: str | None,
     force: bool,
@@ -102,7 +121,16 @@ def command(
     if not command_line:
         raise click.UsageError("no command given; say: chopper record -- python train.py")
     # What is wrong with the options is said here and now, not by each rank.
-    _session.make_options(collect=collect, steps=steps, output=None)
+    options: dict[str, Any] = {
+        "collect": collect,
+        "steps": steps,
+        "trace": not no_trace,
+        "trace_limit": trace_limit,
+        "shapes": not no_shapes,
+        "stacks": stacks,
+        "memory": memory,
+    }
+    _session.make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     if memory and no_trace:
         raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")
@@ -117,14 +145,7 @@ def command(
         with new_output(target, force=force, say=_say) as path:
             _say(f"recording to {shown}")
             with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
-                environment = hooked_environment(
-                    path,
-                    Path(notes.name),
-                    collect=collect,
-                    steps=steps,
-                    trace=not no_trace,
-                    memory=memory,
-                )
+                environment = hooked_environment(path, Path(notes.name), options)
                 with _watched(path, str(shown), live=live, address=address) as sink:
                     code = launch(command_line, env=environment, output=sink)
                 seen = _Notes(Path(notes.name))
@@ -182,21 +203,18 @@ def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, se
     return code or int(failed)
 
 
-def hooked_environment(
-    path: Path,
-    notes: Path,
-    *,
-    collect: str | None,
-    steps: str | None,
-    trace: bool,
-    memory: bool = False,
-) -> dict[str, str]:
-    """The environment in which every Python records itself into ``path`` when it trains."""
+def hooked_environment(path: Path, notes: Path, options: dict[str, Any]) -> dict[str, str]:
+    """The environment in which every Python records itself into ``path`` when it trains.
+
+    Args:
+        path: the run directory.
+        notes: the file in which the processes say what they came to.
+        options: of ``chopper._options.make_options``, as JSON can hold them.
+    """
     import msgspec
 
     env = dict(os.environ)
     before = env.get("PYTHONPATH")
-    options = {"collect": collect, "steps": steps, "trace": trace, "memory": memory}
     return env | {
         "PYTHONPATH": f"{_HOOK}{os.pathsep}{before}" if before else str(_HOOK),
         "CHOPPER_OUTPUT": str(path),
