@@ -167,8 +167,8 @@ _SYNCHRONIZATION = re.compile(
 )
 _SYNCHRONIZING_OPERATOR = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero)$")
 _DATA = re.compile(
-    r"^enumerate\(DataLoader\)|^chopper::data|DataLoaderIter.*__next__"
-    r"|torch/utils/data/dataloader\.py.*: __next__"
+    r"^enumerate\(DataLoader\)|^chopper::data|DataLoaderIter.{0,60}__next__"
+    r"|torch/utils/data/dataloader\.py.{0,60}: __next__"
 )
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
@@ -179,7 +179,7 @@ _SHARDING_REGION = re.compile(
     r"|^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::|^aten::(un)?flatten_dense_tensors$"
     r"|deepspeed/runtime/zero/(stage|partition|parameter_offload|contiguous|mics|utils)\w*\.py\(\d+\): "
     r"(?!(forward|backward|step|__init__|__call__|wrapper)$)"
-    r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?\w*(buffer|data_parallel|fsdp)\w*"
+    r"|megatron/core/distributed/(fsdp/|custom_fsdp/)?(src/)?(megatron_fsdp/)?\w{0,40}(buffer|data_parallel|fsdp)\w{0,40}"
     r"\.py\(\d+\): (?!(forward|backward|__init__|__call__)$)"
 )
 _SHARDING_COPY = re.compile(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper._kernel_names import without_suffixes
 from chopper.storage import JSON_ERRORS
 
 if TYPE_CHECKING:
@@ -266,7 +267,8 @@ _NOISE = re.compile(
     r"|TensorListScalarListMetadata|FusedOptimizerTensorListMetadata|DepthToChunk\w*|Params?)$"
 )
 _LITERAL = re.compile(r"^(-?\d+[uUlL]*|true|false|\(.*\)-?\d+)$")
-_CONST = re.compile(r"\b(const|volatile|unsigned|signed|struct|class|typename)\b\s*|[*&\s]+$")
+_CONST = re.compile(r"\b(const|volatile|unsigned|signed|struct|class|typename)\b\s*")
+_POINTED = "*& \t\r\n\f\v"
 # Wrappers whose only interesting part is their argument.
 _WRAPPERS = frozenset({"Kernel", "Kernel2", "kernel", "device_kernel", "ReduceOp"})
 
@@ -290,7 +292,7 @@ def kernel_name(name: str) -> str:
         return text
     text = text.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     text = re.sub(r"^(void|auto|static|std::enable_if<.*>::type)\s+", "", text)
-    text = re.sub(r"\s*\[clone [^\]]*\]\s*$", "", text)
+    text = without_suffixes(text)
     text = re.sub(r"\{lambda\([^{}]*\)#(\d+)\}", r"lambda#\1", text)
     try:
         parsed, end = _parse(text, 0)
@@ -303,12 +305,15 @@ def kernel_name(name: str) -> str:
     return parsed
 
 
+_SIZE = re.compile(r"\d{1,9}")
+
+
 def _mangled(text: str) -> str:
     """The function of an Itanium-mangled name: the last of its length-prefixed identifiers."""
     at = 3 if text.startswith("_ZN") else 2
     found = None
-    while (size := re.match(r"\d+", text[at:])) is not None:
-        at += size.end()
+    while (size := _SIZE.match(text, at)) is not None:
+        at = size.end()
         found = text[at : at + int(size.group())]
         at += int(size.group())
     return found or text
@@ -319,15 +324,15 @@ def _parse(text: str, at: int) -> tuple[str, int]:
     start = at
     while at < len(text) and text[at] not in "<>,(":
         at += 1
-    base = _CONST.sub("", text[start:at].strip()).rpartition("::")[2].strip()
+    base = _CONST.sub("", text[start:at].strip()).rstrip(_POINTED).rpartition("::")[2].strip()
     if at >= len(text) or text[at] != "<":
         return base, at
-    arguments: list[str] = []
+    arguments: dict[str, None] = {}
     at += 1
     while at < len(text) and text[at] != ">":
         piece, at = _argument(text, at)
-        if piece and piece not in arguments:
-            arguments.append(piece)
+        if piece:
+            arguments[piece] = None
         if at < len(text) and text[at] == ",":
             at += 1
     at += 1
@@ -338,13 +343,19 @@ def _parse(text: str, at: int) -> tuple[str, int]:
             return base, at
         base = member
     if base in _WRAPPERS and len(arguments) == 1:
-        return arguments[0], at
-    return (f"{base}<{', '.join(arguments[:4])}>" if arguments else base), at
+        return next(iter(arguments)), at
+    return (f"{base}<{', '.join([*arguments][:4])}>" if arguments else base), at
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
 
 
 def _argument(text: str, at: int) -> tuple[str, int]:
     """One template argument, shortened, or nothing when it is noise."""
-    if text[at:].lstrip().startswith("("):
+    if text.startswith("(", _after_blanks(text, at)):
         # A cast literal such as (Mode)1, or a function type: skip to its end.
         depth = 0
         while at < len(text) and not (depth == 0 and text[at] in ",>"):

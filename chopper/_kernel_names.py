@@ -22,14 +22,28 @@ def base_name(kernel: str) -> str:
     return "".join(kept) or name
 
 
-_SUFFIX = re.compile(r"\s*(?:\(\.kd\)|\[clone [^\]]*\]|\.kd)\s*$")
+def without_suffixes(kernel: str) -> str:
+    """A name without what AMD's tools and compilers add: ``f.kd``, ``f (.kd)``, ``f [clone .kd]``."""
+    end = start = len(kernel)
+    while True:
+        while end and kernel[end - 1].isspace():
+            end -= 1
+        if kernel.endswith((".kd", "(.kd)"), 0, end):
+            end = kernel.rfind("(" if kernel[end - 1] == ")" else ".", 0, end)
+        elif kernel.endswith("]", 0, end):
+            begin = kernel.rfind("[", 0, end)
+            if not kernel.startswith("[clone ", begin) or "]" in kernel[begin : end - 1]:
+                return kernel[:start]
+            end = begin
+        else:
+            return kernel[:start]
+        start = end = len(kernel[:end].rstrip())
+
+
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|bool|long|char|short)\)(?=-?\w)")
 
 
 def plain(kernel: str) -> str:
     """A name without blanks, casts of template arguments, return type and AMD's suffixes."""
-    name = kernel
-    while (shorter := _SUFFIX.sub("", name)) != name:
-        name = shorter
-    name = _CAST.sub("", name.removeprefix("void "))
+    name = _CAST.sub("", without_suffixes(kernel).removeprefix("void "))
     return re.sub(r"\s+", "", name)

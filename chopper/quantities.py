@@ -15,7 +15,9 @@ from chopper.errors import UsageError
 
 _LEAST, _MOST = 1e-15, 1e60
 """In the unit that is read; beyond them products and quotients of several leave what a float holds."""
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*", re.ASCII)
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?:\s*([^\s\d._]\S*))?\s*", re.ASCII
+)
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _PREFIXES = {**_DECIMAL, "K": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, **_BINARY}
@@ -141,13 +143,14 @@ def _read(text: str, units: Mapping[str, float], name: str, example: str) -> flo
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise UsageError(f"{name} {text!r}: is not a number; expected {example}")
-    if match[2] not in units:
-        found = f"unit {match[2]!r}" if match[2] else "no unit"
+    unit = match[2] or ""
+    if unit not in units:
+        found = f"unit {unit!r}" if unit else "no unit"
         raise UsageError(f"{name} {text!r}: {found}; expected {example}")
     value = float(match[1].replace("_", ""))
     if not value > 0:
         raise UsageError(f"{name} {text!r}: expected more than zero")
-    value *= units[match[2]]
+    value *= units[unit]
     if value > _MOST:
         raise UsageError(f"{name} {text!r}: is too large")
     if value < _LEAST:

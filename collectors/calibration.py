@@ -230,7 +230,9 @@ def _torch_is_for_cpus() -> bool:
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     if sys.platform == "darwin" or version is None or not version.is_file():
         return False
-    built_for = re.findall(r"^(?:cuda|hip|xpu)\b.*=\s*(.+)$", version.read_text(), re.MULTILINE)
+    built_for = re.findall(
+        r"^(?:cuda|hip|xpu)\b[^=\n]*=[ \t]*([^ \t\n].*)$", version.read_text(), re.MULTILINE
+    )
     return bool(built_for) and all(value.strip() == "None" for value in built_for)
 
 

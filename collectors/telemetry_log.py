@@ -49,50 +49,53 @@ class TelemetryLog:
 
 
 # Pattern of a heading without its unit → (table, column). Looked for in this order.
-_COLUMNS: tuple[tuple[str, str, str], ...] = (
-    (
-        r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk(_clock_speed:?)?|gfx_0_clk)",
-        "device_clock",
-        "sm_clock_hz",
-    ),
-    (
-        r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk(_clock_speed:?)?|uclk|mem_0_clk)",
-        "device_clock",
-        "memory_clock_hz",
-    ),
-    (r"(clocks_(event|throttle)_reasons\.active)", "device_clock", "event_reasons"),
-    (
-        r"(power\.draw(\.instant)?|power|socket_power|(current_|gpu_)?power_usage|power_(watts?|w)|average_graphics_package_power|current_socket_graphics_package_power)",
-        "device_clock",
-        "power_w",
-    ),
-    (r"power\.draw\.average", "device_counter", "power_average_w"),
-    (
-        r"(temperature\.gpu|temperature|temp|gpu_temp(erature)?|temp_junction|hotspot(_temperature)?|temperature_.*junction.*)",
-        "device_counter",
-        "temperature_c",
-    ),
-    (
-        r"(temperature\.memory|mem(ory)?_temp(erature)?|temp_mem(ory)?|temperature_.*memory.*)",
-        "device_counter",
-        "memory_temperature_c",
-    ),
-    (
-        r"(utilization\.gpu|gpu_use|utilization_gpu|gpu_util(ization)?|gfx_activity_percent|gfx|gpu_use_)",
-        "device_counter",
-        "device_utilization_ratio",
-    ),
-    (
-        r"(utilization\.memory|utilization_memory|mem(ory)?_util(ization)?|umc_activity)",
-        "device_counter",
-        "memory_utilization_ratio",
-    ),
-    (
-        r"(memory\.used|vram_used|memory_used|vram_total_used_memory|used_vram)",
-        "device_counter",
-        "memory_used_bytes",
-    ),
-    (r"(energy|total_energy(_consumption)?|energy_consumption)", "device_counter", "energy_j"),
+_COLUMNS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern), table, column)
+    for pattern, table, column in (
+        (
+            r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk(_clock_speed:?)?|gfx_0_clk)",
+            "device_clock",
+            "sm_clock_hz",
+        ),
+        (
+            r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk(_clock_speed:?)?|uclk|mem_0_clk)",
+            "device_clock",
+            "memory_clock_hz",
+        ),
+        (r"(clocks_(event|throttle)_reasons\.active)", "device_clock", "event_reasons"),
+        (
+            r"(power\.draw(\.instant)?|power|socket_power|(current_|gpu_)?power_usage|power_(watts?|w)|average_graphics_package_power|current_socket_graphics_package_power)",
+            "device_clock",
+            "power_w",
+        ),
+        (r"power\.draw\.average", "device_counter", "power_average_w"),
+        (
+            r"(temperature\.gpu|temperature|temp|gpu_temp(erature)?|temp_junction|hotspot(_temperature)?|temperature_.{0,40}junction.{0,40})",
+            "device_counter",
+            "temperature_c",
+        ),
+        (
+            r"(temperature\.memory|mem(ory)?_temp(erature)?|temp_mem(ory)?|temperature_.{0,40}memory.{0,40})",
+            "device_counter",
+            "memory_temperature_c",
+        ),
+        (
+            r"(utilization\.gpu|gpu_use|utilization_gpu|gpu_util(ization)?|gfx_activity_percent|gfx|gpu_use_)",
+            "device_counter",
+            "device_utilization_ratio",
+        ),
+        (
+            r"(utilization\.memory|utilization_memory|mem(ory)?_util(ization)?|umc_activity)",
+            "device_counter",
+            "memory_utilization_ratio",
+        ),
+        (
+            r"(memory\.used|vram_used|memory_used|vram_total_used_memory|used_vram)",
+            "device_counter",
+            "memory_used_bytes",
+        ),
+        (r"(energy|total_energy(_consumption)?|energy_consumption)", "device_counter", "energy_j"),
+    )
 )
 
 _INSTANT = "power.draw.instant"
@@ -159,10 +162,10 @@ def heading_of(text: str) -> list[str]:
 def _plain(heading: str) -> tuple[str, str | None]:
     """(name, unit) of a heading: ``power.draw [W]``, ``temp_junction_celsius``, ``power_W``."""
     text = heading.strip().strip('"').lower()
-    bracket = re.search(r"[\[(]\s*([^\])]+?)\s*[\])]\s*$", text)
-    if bracket:
-        name = text[: bracket.start()].strip().replace(" ", "_")
-        return name, bracket[1] if bracket[1] in _UNITS else None
+    at = max(text.rfind("["), text.rfind("("))
+    unit = text[at + 1 : -1].strip()
+    if at >= 0 and text.endswith(("]", ")")) and unit and not {*unit} & {*"])"}:
+        return text[:at].strip().replace(" ", "_"), unit if unit in _UNITS else None
     name = text.replace(" ", "_")
     stem, _, last = name.rpartition("_")
     if stem and last in _UNITS:
@@ -172,7 +175,7 @@ def _plain(heading: str) -> tuple[str, str | None]:
 
 def _place(name: str) -> tuple[str, str] | None:
     for pattern, table, column in _COLUMNS:
-        if re.fullmatch(pattern, name):
+        if pattern.fullmatch(name):
             return table, column
     return None
 

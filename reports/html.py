@@ -306,7 +306,7 @@ def _context(
     }
 
 
-_FIGURE = re.compile(r"(−?\d[\d.,\u202f]* ?(?:ns|µs|ms|s|min \d+ s)\b)")
+_FIGURE = re.compile(r"(−?\d[\d.,\u202f]{0,20} ?(?:ns|µs|ms|s|min \d+ s)\b)")
 
 
 def emphasised(text: str) -> list[tuple[str, bool]]:

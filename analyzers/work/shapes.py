@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 _FORWARD = re.compile(
     r"^aten::(conv[123]d|_?convolution|(cudnn|miopen|mkldnn)_(depthwise_)?convolution|thnn_conv2d)$"
 )
-_NODE = re.compile(r"^(?!autograd::)\w*Conv(olution|2[dD])?\w*Backward\w*\d*$")
 _WHOLE = re.compile(r"^aten::\w+_convolution_backward$")
 _WEIGHT = re.compile(r"^aten::\w+_convolution_backward_weights?$")
 _INPUT = re.compile(r"^aten::\w+_convolution_backward_input$")
+
+
+def _is_node(name: str) -> bool:
+    """Whether a name is that of a convolution's node of autograd: ``ConvolutionBackward0``."""
+    at = name.find("Conv")
+    return at >= 0 and "Backward" in name[at:] and name.isidentifier()
 
 
 def output_dims(host: HostSpans, rows: np.ndarray) -> tuple[np.ndarray, list[Shape]]:
@@ -108,7 +113,7 @@ def forward_rows(host: HostSpans, rows: np.ndarray, functions: Collection[str]) 
 def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
     """The autograd node of each forward convolution, by their common sequence number; -1 none."""
     sequence = host.sequence_id
-    nodes = np.flatnonzero((sequence >= 0) & host.named(_NODE.match))
+    nodes = np.flatnonzero((sequence >= 0) & host.named(_is_node))
     own = host.nesting.nearest((sequence >= 0) & host.of("cpu_op"))[rows]
     if not len(nodes):
         return np.full(len(rows), -1, dtype=np.int64)

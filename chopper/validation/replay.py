@@ -41,7 +41,7 @@ _KNOBS = {
 """Knob of the model → the cause that takes its time; the others' injections name their own."""
 _NO_EXCESS = 1 / 1.18 - 1
 """What memory-bound work of the model takes beyond its bytes, taken back."""
-_NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \((.*?)\)(?=;|$)")
+_NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \(([^;]*)\)(?=;|$)")
 
 
 class Prediction(msgspec.Struct, kw_only=True, frozen=True):

@@ -45,7 +45,7 @@ _QUICK = (
 )
 _NOT_CLAIMED = "compute.efficiency.rest"
 """Where the time of a factor stays that is refused."""
-_NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \((.*?)\)(?=;|$)")
+_NOT_MEASURED = re.compile(r"; ([^;(]+) not measured \(([^;]*)\)(?=;|$)")
 
 
 def injections() -> dict[str, str]:

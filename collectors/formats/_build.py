@@ -367,8 +367,7 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
 
 _SEQUENCE = re.compile(r", seq = (-?\d{1,18})(?=,|$)")
 _OPERATOR_ID = re.compile(r", op_id = (\d{1,18})(?=,|$)")
-_SIZES = re.compile(r", sizes = (\[.*\])(?=, input_op_ids = |$)", re.DOTALL)
-_INPUTS = re.compile(r", input_op_ids = \[.*\]$", re.DOTALL)
+_SIZES, _INPUTS = ", sizes = [", ", input_op_ids = ["
 _OPERATOR = re.compile(
     r"(?:[A-Za-z_]\w*::)+\w[\w.]*$|\w+Backward\d*$|autograd::engine::evaluate_function: \w+$"
 )
@@ -382,10 +381,7 @@ def torch_range(text: str) -> tuple[bool, str, int, int, str | None] | None:
     [[2, 3], [3, 4]], input_op_ids = […]`` and leaves out what it does not know; so do the ranges
     that a program names itself, which are no operators.
     """
-    rest = _INPUTS.sub("", text)
-    sizes = _SIZES.search(rest)
-    if sizes:
-        rest = rest[: sizes.start()]
+    rest, sizes = _without_inputs(text)
     number = _OPERATOR_ID.search(rest)
     if number:
         rest = rest[: number.start()]
@@ -400,8 +396,20 @@ def torch_range(text: str) -> tuple[bool, str, int, int, str | None] | None:
         rest,
         NO_VALUE if sequence is None or int(sequence[1]) < 0 else int(sequence[1]),
         NO_VALUE if number is None else int(number[1]),
-        None if sizes is None else sizes[1],
+        sizes,
     )
+
+
+def _without_inputs(text: str) -> tuple[str, str | None]:
+    """What stands before the sizes and ids of a range's inputs, and the sizes."""
+    at = text.find(_INPUTS)
+    rest = text[:at] if at >= 0 and text.endswith("]") else text
+    at = rest.find(_SIZES)
+    if at < 0:
+        return rest, None
+    begin = at + len(_SIZES) - 1
+    end = len(rest) if rest.endswith("]") else rest.rfind("]" + _INPUTS[:-1], begin) + 1
+    return (rest[:at], rest[begin:end]) if end > begin else (rest, None)
 
 
 def _annotated(host: dict[str, Any]) -> dict[str, Any]:
@@ -439,9 +447,9 @@ def _replaced(column: Text, rows: np.ndarray, new: Text) -> Text:
 
 
 _NUMBERED_STEP = re.compile(
-    r"(?:.*[\s/:_.-])?(?:ProfilerStep|train(?:ing)?[\s_-]?step|step|iteration|iter|batch)"
-    r"[\s_:#=(-]*(\d{1,12})(?:\D.*)?",
-    re.IGNORECASE | re.DOTALL,
+    r"(?:^|[\s/:_.-])(?:ProfilerStep|train(?:ing)?[\s_-]?step|step|iteration|iter|batch)"
+    r"[\s_:#=(-]{0,8}(\d{1,12})(?!\d)",
+    re.IGNORECASE,
 )
 _PLAIN_STEP = re.compile(r"(?:train(?:ing)?[\s_-]?)?(?:step|iteration|iter|batch)", re.IGNORECASE)
 _NOT_STEP = re.compile(
@@ -463,7 +471,8 @@ def steps_of(host: pa.Table) -> pa.Table:
     for code, name in enumerate(names.dictionary.to_pylist()):
         if name is None or len(name) > 200 or _NOT_STEP.search(name):
             continue
-        match = _NUMBERED_STEP.fullmatch(name)
+        # The last of several is the innermost: epoch_step 2/step 7.
+        match = next(reversed([*_NUMBERED_STEP.finditer(name)]), None)
         if match or _PLAIN_STEP.fullmatch(name):
             number = int(match[1]) if match else None
             kinds[code] = (re.sub(r"\d+", "#", name).lower(), number)

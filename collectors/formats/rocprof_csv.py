@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper._kernel_names import without_suffixes
 from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors._unpack import DAMAGE, head_of, lines
 from chopper.collectors.formats._build import (
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
     from chopper.collectors.parsed import ParsedTrace
 
 KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
-_CLONE = re.compile(r"\s*(?:\[clone .kd\]|\(\.kd\)|\.kd)$")
 _PART = re.compile(
-    r"[_.-]?(?:kernel|memory_copy|(?:hip|hsa|marker|rccl|roctx)[a-z_]*|agent_info|results|timestamps"
+    r"[_.-]?(?:kernel|memory_copy|(?:hip|hsa|marker|rccl|roctx)[a-z_]{0,40}|agent_info|results|timestamps"
     r"|counter_collection|pmc_perf)(?:_trace|_info)?(?:\.csv)?(?:\.gz)?$",
     re.IGNORECASE,
 )
@@ -239,7 +239,7 @@ def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int)
         one = np.where(size > 0, 1, NO_VALUE)
         block = [size, one, one]
         grid = [blocks_of(table.whole("grd", "gridsize"), size), one, one]
-    names = [_CLONE.sub("", cell) or None for cell in table.text("kernelname") or ()]
+    names = [without_suffixes(cell) or None for cell in table.text("kernelname") or ()]
     own = table.whole("pid", "processid")
     streams, queues = table.whole("streamid"), table.whole("queueid")
     several = len(np.unique(streams)) > 1

@@ -7,13 +7,13 @@ their correlation id. Grids count threads.
 
 from __future__ import annotations
 
-import re
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from chopper._kernel_names import without_suffixes
 from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.formats._build import (
     Recording,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _KEY = b'"rocprofiler-sdk-tool"'
 _APIS = ("hip_api", "hsa_api", "rccl_api", "marker_api")
 _GPU = 2
-_CLONE = re.compile(r"(?:\s*\[clone .kd\]|\.kd)$")
 
 Int = int | None
 
@@ -222,7 +221,7 @@ def _one(made: Recording, tool: _Tool, number: int) -> None:
         made.environment.setdefault("host_name", tool.metadata.node.hostname)
     ordinals = _agents(made, tool.agents)
     symbols = {
-        s.kernel_id: _CLONE.sub("", s.formatted_kernel_name or s.kernel_name or "")
+        s.kernel_id: without_suffixes(s.formatted_kernel_name or s.kernel_name or "")
         for s in tool.kernel_symbols
         if s.kernel_id is not None and (s.formatted_kernel_name or s.kernel_name)
     }

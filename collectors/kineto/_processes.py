@@ -249,7 +249,11 @@ def _by_name(reader: FileReader, devices: list[int], processes: list[int]) -> li
 
 def _stem(label: str) -> str:
     """A name without its last number: ``rank2_1002`` and ``rank2_0`` are of one rank."""
-    return re.sub(r"(?:GPU|CPU|python)?[\s_:-]*\d+\D*$", "", label)
+    numbered = label.rstrip("".join({char for char in label if not char.isdecimal()}))
+    if not numbered:
+        return label
+    stem = numbered.rstrip("0123456789").rstrip("_:- \t")
+    return stem.removesuffix("GPU").removesuffix("CPU").removesuffix("python")
 
 
 def _divide(

@@ -1,0 +1,192 @@
+"""Every regular expression over data takes linear time, by construction of its automaton."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper import _format, _kernel_names
+from chopper.analyzers import names
+from chopper.analyzers.work import kernels
+from chopper.collectors import telemetry_log
+from chopper.devices import known_devices
+from tests.regexes import shared_text
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("chopper", "collectors", "analyzers", "reports", "workloads")
+METHODS = {"match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"}
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(part.is_symlink() for part in path.parents):
+                yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "chopper" else ("chopper", *parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def calls_of_re(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """(function, call) of each call of a function of ``re``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name)):
+                if name in METHODS | {"compile"}:
+                    yield name, node
+
+
+def uses(tree: ast.Module) -> dict[str, set[str]]:
+    """How a module's patterns are used, by the variable's name."""
+    used: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=method) if method in METHODS:
+                used.setdefault(name, set()).add(method)
+    return used
+
+
+def weakest(methods: set[str]) -> str:
+    """Which of the methods asks most of a pattern."""
+    if not methods or not methods <= {"match", "fullmatch"}:
+        return "search"
+    return "match" if "match" in methods else "fullmatch"
+
+
+def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
+    """Patterns in a module's variable, however deep in tuples and dictionaries."""
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, dict):
+        yield from compiled((*value, *value.values()))
+    elif isinstance(value, tuple | list | set | frozenset):
+        for item in value:
+            yield from compiled(item)
+
+
+MADE_OF_DATA = {
+    "chopper/_replacing.py": "the name of the run's own directory, escaped",
+    "chopper/devices.py": "names in the table of devices, checked below",
+    "analyzers/replay/changes.py": "an expression that the user asks for",
+    "collectors/telemetry_log.py": "the table above it, whose patterns are compiled there",
+    "analyzers/work/kernels.py": "the table above it, whose patterns are compiled there",
+}
+"""Where patterns are no literals, and what they are made of."""
+
+
+def patterns() -> dict[str, tuple[str, int, str]]:
+    """(pattern, flags, how it is used) of each in the source, by where it stands."""
+    found: dict[str, tuple[str, int, str]] = {}
+    for path, tree in sources():
+        where = str(path.relative_to(ROOT))
+        calls = list(calls_of_re(tree))
+        if not calls:
+            continue
+        used = uses(tree)
+        compiled_texts = set()
+        for variable, value in vars(importlib.import_module(module_of(path))).items():
+            for pattern in compiled(value):
+                text = text_of(pattern.pattern)
+                how = weakest(used.get(variable, set()) if pattern is value else set())
+                compiled_texts.add(text)
+                found[f"{where}: {text}"] = text, pattern.flags & ~re.UNICODE, how
+        for name, call in calls:
+            if not isinstance(call.args[0], ast.Constant):
+                assert where in MADE_OF_DATA, f"{where}: a pattern made of what?"
+                continue
+            text = text_of(call.args[0].value)
+            if name == "compile" and text in compiled_texts:
+                continue
+            how = name if name in ("match", "fullmatch") else "search"
+            found[f"{where}: {text}"] = text, flags_of(call), how
+    return found
+
+
+def text_of(pattern: str | bytes) -> str:
+    return pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
+
+
+def flags_of(call: ast.Call) -> int:
+    named = [
+        node.attr
+        for argument in (*call.args[1:], *(k.value for k in call.keywords))
+        for node in ast.walk(argument)
+        if isinstance(node, ast.Attribute) and node.attr.isupper()
+    ]
+    return int(sum(getattr(re, name) for name in named))
+
+
+PATTERNS = patterns()
+
+
+def test_patterns_are_found() -> None:
+    assert len(PATTERNS) > 110
+
+
+@pytest.mark.parametrize("where", PATTERNS)
+def test_every_pattern_takes_linear_time(where: str) -> None:
+    text = shared_text(*PATTERNS[where])
+    assert text is None, f"two loops share repetitions of {text!r}"
+
+
+def test_names_of_devices_are_matched_in_linear_time() -> None:
+    for device in known_devices():
+        for pattern in device.names:
+            assert shared_text(pattern, re.IGNORECASE, "fullmatch") is None, pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "how", "linear"),
+    [
+        (r"\s+$", "search", False),
+        (r"^\s+$", "search", True),
+        (r"\s+$", "match", True),
+        (r"\s+", "search", True),
+        (r"[\[(]\s*([^\])]+?)\s*[\])]\s*$", "search", False),
+        (r"(?:a*)*b", "match", False),
+        (r"(?:ab|a|b)*c", "match", False),
+        (r"(?:ab)*c", "match", True),
+        (r"(?:ab)*c", "search", False),
+        (r"a*b*c", "match", True),
+        (r"\s*x\s*y", "match", True),
+        (r"\s*x?\s*y", "match", False),
+        (r"\d[\d_]*\.?\d*", "fullmatch", False),
+        (r".*x.*y", "match", False),
+        (r"flash\w*_fwd", "search", False),
+        (r"flash\w{0,80}_fwd", "search", True),
+        (r"cutlass(?!\w*wise)", "search", False),
+        (r"\bword\b", "search", True),
+    ],
+)
+def test_the_proof_knows_what_is_linear(pattern: str, how: str, linear: bool) -> None:
+    assert (shared_text(pattern, 0, how) is None) == linear
+
+
+def test_attacks_take_no_time() -> None:
+    """The texts that stopped an import before, at a length that took minutes."""
+    blanks = " " * 100_000
+    begin = time.process_time()
+    assert not telemetry_log.looks_like_log(f"timestamp,gpu,power [{blanks}x")
+    for name in (
+        f"void f<{blanks}x>{blanks}x",
+        f"f[clone {blanks}",
+        f"f{'.kd' * 30_000}x",
+        f"f{blanks}x",
+    ):
+        _kernel_names.plain(name)
+        _kernel_names.base_name(name)
+        _format.kernel_name(name)
+        names.is_communication(name)
+        kernels.kernel_family(name)
+        kernels.matmul_dtype(None, name)
+    assert time.process_time() - begin < 20
