@@ -104,7 +104,9 @@ def patterns() -> dict[str, tuple[str, int, str]]:
             if not isinstance(call.args[0], ast.Constant):
                 assert where in MADE_OF_DATA, f"{where}: a pattern made of what?"
                 continue
-            text = text_of(call.args[0].value)
+            literal = call.args[0].value
+            assert isinstance(literal, str | bytes)
+            text = text_of(literal)
             if name == "compile" and text in compiled_texts:
                 continue
             how = name if name in ("match", "fullmatch") else "search"
