@@ -5,8 +5,9 @@
 with, per data type d: F_d the FLOP that the model's mathematics needs (products, convolutions and
 attention of forward and backward; of a causal mask only the pairs that it keeps), H_d the same with
 what was computed again (recomputation) and the optimizer's products, P_d the ceiling for that type,
-and T the observed time. Each FLOP is held against the peak of its own type, so that a run of bf16
-and fp32 is not flattered by either. Products whose FLOP or peak is unknown count nothing: the value
+and T the time: of the same steps without a trace where such were recorded, since tracing slows the
+host and not the model, else the observed time. Each FLOP is held against the peak of its own type,
+so that a run of bf16 and fp32 is not flattered by either. Products whose FLOP or peak is unknown count nothing: the value
 is a lower bound then, and says so.
 """
 
@@ -43,7 +44,8 @@ class _Math:
     hardware: dict[str, float]
     unknown_ratio: float
     """Share of the products' time whose FLOP are not known."""
-    observed_ns: int
+    time_ns: int
+    """What they are held against."""
     products_ns: int = 0
     """Time of the device events whose FLOP are known."""
     unknown_reason: str = _NO_PRODUCT
@@ -55,25 +57,32 @@ def utilization(attribution: Attribution) -> pa.Table:
 
     EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null).
     """
-    math = {r.rank: _math(attribution, r.rank, r.observed_ns) for r in attribution.ranks}
+    scale = attribution.step_time().scale
+    math = {
+        r.rank: _math(attribution, r.rank, round(r.observed_ns * scale)) for r in attribution.ranks
+    }
+    observed = {r.rank: r.observed_ns for r in attribution.ranks}
     tokens = {rank: tokens_of(attribution, rank) for rank in math}
     rows: list[dict[str, object]] = []
     for name in CEILINGS:
         per_rank = {rank: _rows(attribution, rank, name, math[rank]) for rank in math}
         for rank, found in per_rank.items():
-            seconds, known = math[rank].observed_ns / 1e9, tokens[rank]
+            seconds, known = math[rank].time_ns / 1e9, tokens[rank]
             if known is not None and seconds:
                 found[0]["tokens_per_s"] = known / seconds
         rows += _of_run(list(per_rank.values()), name)
         if len(per_rank) > 1:
             rows += [found[0] for found in per_rank.values()]
+    for row in rows:
+        of = row["rank"]
+        row["observed_ns"] = sum(observed.values()) if of is None else observed[int(str(of))]
     return pa.Table.from_pylist(rows, schema=TABLES["utilization"].arrow)
 
 
-def _math(attribution: Attribution, rank: int, observed_ns: int) -> _Math:
+def _math(attribution: Attribution, rank: int, time_ns: int) -> _Math:
     work, links = attribution.work.get(rank), attribution.links.get(rank)
     if work is None or links is None:
-        return _Math({}, {}, 0.0, observed_ns)
+        return _Math({}, {}, 0.0, time_ns)
     rows = np.flatnonzero(work.math & links["step_index"].is_valid().to_numpy())
     flop = work.work_flop[rows]
     known = ~np.isnan(flop)
@@ -90,13 +99,13 @@ def _math(attribution: Attribution, rank: int, observed_ns: int) -> _Math:
         attribution.ranks
     ):  # the sum over ranks is a whole number, too
         reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
-        return _Math({}, {}, 1.0, observed_ns, unknown_reason=reason)
+        return _Math({}, {}, 1.0, time_ns, unknown_reason=reason)
     reason = "the FLOP of no product are known: shapes were not recorded"
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
         float(unknown),
-        observed_ns,
+        time_ns,
         int(dur[known].sum()),
         reason if len(rows) else _NO_PRODUCT,
     )
@@ -111,17 +120,17 @@ def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[d
         "ceiling": name,
         "model_flop": round(sum(math.model.values())) if math.hardware else None,
         "hardware_flop": round(sum(math.hardware.values())) if math.hardware else None,
-        "observed_ns": math.observed_ns,
+        "time_ns": math.time_ns,
         "source": None if ceiling is None else ceiling.source,
     }
     if ceiling is None:
         row["reason"] = getattr(ceilings, f"{name}_reason", None) or "not known"
         return [row]
-    if not math.hardware or not math.observed_ns:
+    if not math.hardware or not math.time_ns:
         row["reason"] = math.unknown_reason
         return [row]
     peaks = {d: ceiling.flop_per_s(d) if d else None for d in math.hardware}
-    row |= _against(math.model, math.hardware, peaks, math.observed_ns)
+    row |= _against(math.model, math.hardware, peaks, math.time_ns)
     row["reason"] = _bound(math, peaks)
     beyond = _beyond(row, math)
     if beyond is not None:
@@ -136,7 +145,7 @@ def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[d
                 "model_flop": round(model),
                 "hardware_flop": round(flop),
                 "reason": None if peaks[dtype] else "no peak is known for this type",
-                **_against({dtype: model}, {dtype: flop}, peaks, math.observed_ns),
+                **_against({dtype: model}, {dtype: flop}, peaks, math.time_ns),
             }
         )
     return [row, *by_type]
@@ -146,7 +155,7 @@ def _against(
     model: dict[str, float],
     hardware: dict[str, float],
     peaks: dict[str, float | None],
-    observed_ns: int,
+    time_ns: int,
 ) -> dict[str, object]:
     """Utilization of one or more data types, None where no peak is known for any."""
 
@@ -163,8 +172,8 @@ def _against(
             "hardware_needs_ns": None,
         }
     return {
-        "mfu_ratio": needed_ns(model) / observed_ns,
-        "hfu_ratio": needed_ns(hardware) / observed_ns,
+        "mfu_ratio": needed_ns(model) / time_ns,
+        "hfu_ratio": needed_ns(hardware) / time_ns,
         "peak_flop_per_s": covered / needed_ns(hardware) * 1e9,
         "model_needs_ns": round(needed_ns(model)),
         "hardware_needs_ns": round(needed_ns(hardware)),
@@ -173,7 +182,7 @@ def _against(
 
 def _beyond(row: dict[str, object], math: _Math) -> str | None:
     """Why the values cannot be: the products needed longer at the ceiling than they took."""
-    took_ns = min(math.products_ns, math.observed_ns)
+    took_ns = min(math.products_ns, math.time_ns)
     ratio = _number(row, "hardware_needs_ns") / max(took_ns, 1)
     if ratio <= MOST_OF_A_PEAK:
         return None
@@ -211,13 +220,13 @@ def _of_run(per_rank: list[list[dict[str, object]]], name: str) -> list[dict[str
     firsts = [rows[0] for rows in per_rank]
     reasons = list(dict.fromkeys(str(r["reason"]) for r in firsts if r.get("reason")))
     sources = list(dict.fromkeys(str(r["source"]) for r in firsts if r.get("source")))
-    observed = sum(_number(r, "observed_ns") for r in firsts)
+    observed = sum(_number(r, "time_ns") for r in firsts)
     row: dict[str, object] = {
         "rank": None,
         "ceiling": name,
         "model_flop": _known_sum(firsts, "model_flop"),
         "hardware_flop": _known_sum(firsts, "hardware_flop"),
-        "observed_ns": observed,
+        "time_ns": observed,
         "source": "; ".join(sources) or None,
         "reason": "; ".join(reasons) or None,
     }
@@ -245,13 +254,13 @@ def _of_run(per_rank: list[list[dict[str, object]]], name: str) -> list[dict[str
     return [row, *sorted(rows[1:], key=lambda r: -_number(r, "hardware_flop"))]
 
 
-def _summed(rows: list[dict[str, object]], observed_ns: float) -> dict[str, object]:
+def _summed(rows: list[dict[str, object]], time_ns: float) -> dict[str, object]:
     model = sum(_number(r, "model_needs_ns") for r in rows)
     hardware = sum(_number(r, "hardware_needs_ns") for r in rows)
     flop = sum(_number(r, "peak_flop_per_s") * _number(r, "hardware_needs_ns") for r in rows)
     return {
-        "mfu_ratio": model / observed_ns,
-        "hfu_ratio": hardware / observed_ns,
+        "mfu_ratio": model / time_ns,
+        "hfu_ratio": hardware / time_ns,
         "peak_flop_per_s": flop / hardware if hardware else None,
         "model_needs_ns": round(model),
         "hardware_needs_ns": round(hardware),

@@ -24,6 +24,11 @@ _APART_NS = 5_000_000
 """Half of a period of the samplers: clocks that are further apart move readings to other kernels."""
 _CORE_WAIT_RATIO = 0.1
 """From so much on, host causes tell of the machine more than of the program."""
+_TRACING_RATIO = 0.15
+"""From so much on, the causes of the traced steps overstate what tracing slows."""
+_KIND_RATIO = 0.2
+"""Steps of a kind that was not traced are worth a window from this share of the time on."""
+_OUTSIDE_RATIO = 0.2
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -157,6 +162,67 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
                     rank=result.rank,
                     message=f"{which} waited for a core in {ratio:.0%} of the time: other "
                     "programs, or more threads than cores, make what the host does take longer",
+                )
+            )
+    return found
+
+
+def of_steps(attribution: Attribution) -> list[Finding]:
+    """What tracing added, kinds of steps that no window caught, and time outside of steps."""
+    from chopper._format import duration, plural, ranges
+    from chopper.analyzers.step_time import FIRST
+    from chopper.manifest import Finding
+
+    step = attribution.step_time()
+    found = []
+    ratio, interval = step.tracing_ratio, step.tracing_ci95_ns
+    if (
+        step.untraced is not None
+        and ratio is not None
+        and ratio > _TRACING_RATIO
+        and not step.is_slow_nearby
+        and (interval is None or interval[0] > 0)
+    ):
+        found.append(
+            Finding(
+                code="steps.slowed_by_tracing",
+                severity="warning",
+                message=f"tracing itself made the traced steps {ratio:.0%} longer "
+                f"({duration(step.traced_ns)} instead of {duration(step.untraced.median_ns)}): what "
+                "the host does is overstated by as much; record with --no-shapes, or with a longer "
+                "window (--steps), to lower it",
+            )
+        )
+    for kind in step.kinds:
+        if (
+            kind.traced
+            or kind.name == FIRST
+            or kind.share_ratio < _KIND_RATIO
+            or not step.traced_ns
+        ):
+            continue
+        last = kind.numbers[-1] if len(kind.numbers) < 3 else kind.numbers[len(kind.numbers) // 2]
+        named = f"{plural(len(kind.numbers), 'step')} ({kind.name}: {ranges(kind.numbers[:20])}"
+        named += " …)" if len(kind.numbers) > 20 else ")"
+        found.append(
+            Finding(
+                code="steps.not_traced",
+                severity="warning",
+                count=len(kind.numbers),
+                message=f"{named} took {kind.share_ratio:.0%} of the time of all steps and none of "
+                f"them was traced: record with --steps {last}:{last + 1}",
+            )
+        )
+    if step.outside_ns and step.recording_ns:
+        share = step.outside_ns / step.recording_ns
+        if share >= _OUTSIDE_RATIO:
+            found.append(
+                Finding(
+                    code="run.outside_steps",
+                    severity="info",
+                    message=f"{duration(step.outside_ns)} of the recording's "
+                    f"{duration(step.recording_ns)} ({share:.0%}) are outside of steps: set-up, what "
+                    "follows the last step, and whatever runs between them",
                 )
             )
     return found

@@ -193,7 +193,7 @@ def _attribute(
         withheld=withheld(findings),
         communication=stacked([r.communication for r in results]),
     )
-    findings += _findings.of_utilization(attribution)
+    findings += [*_findings.of_steps(attribution), *_findings.of_utilization(attribution)]
     attribution.findings = _findings.gathered(findings)
     return attribution
 

@@ -5,7 +5,7 @@ Everything here is a regrouping of the same nanoseconds: whatever the level, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from chopper.causes import CAUSES, LEAVES, parents
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.compute import Ceiling
     from chopper.analyzers.factors import Factors
     from chopper.analyzers.replay.path import Lane
+    from chopper.analyzers.step_time import StepTime
     from chopper.analyzers.work.of_events import EventWork
     from chopper.checks import Withheld
     from chopper.manifest import Finding
@@ -139,6 +140,8 @@ class Attribution:
     factors: dict[int, Factors] = field(default_factory=dict)
     withheld: list[Withheld] = field(default_factory=list)
     communication: pa.Table = field(default_factory=_no_communication)
+    partial: str | None = None
+    """Why it is a part of another attribution (:meth:`of_kind`); None: it is whole."""
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -188,8 +191,10 @@ class Attribution:
         Made when it is first asked for, not with the attribution: null with the reason where the
         run cannot be replayed, or nothing takes the cause away. The values do not add up.
         """
-        from chopper.replaying import recoverable
+        from chopper.replaying import Recoverable, recoverable
 
+        if self.partial is not None:
+            return {row.id: Recoverable(None, self.partial) for row in self.causes()}
         return recoverable(self)
 
     def critical_lanes(self) -> dict[int, Lane]:
@@ -271,6 +276,60 @@ class Attribution:
         wanted += self.pieces["step_index"].to_numpy()
         return codes[np.searchsorted(place[order], wanted)], names
 
+    def step_time(self) -> StepTime:
+        """How long a step takes with and without tracing, and which kinds of steps there are."""
+        from chopper.analyzers.step_time import step_time
+
+        if "step_time" not in self._cache:
+            self._cache["step_time"] = step_time(self)
+        found: StepTime = self._cache["step_time"]
+        return found
+
+    def of_kind(self) -> Attribution:
+        """The part of it that the step time is of, where steps of several kinds were traced.
+
+        Itself where all windows are of one kind. Of a part, no recoverable times are known.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        step = self.step_time()
+        traced = {number for kind in step.kinds if kind.name == step.kind for number in kind.traced}
+        numbers = self.windows["number"].to_pylist()
+        inside = np.array([n in traced for n in numbers], dtype=bool)
+        if not traced or inside.all():
+            return self
+        windows = self.windows.filter(pa.array(inside))
+        width = int(self.windows["step_index"].to_numpy().max()) + 1
+
+        def within(table: pa.Table) -> pa.Table:
+            place, mine = (
+                t["rank"].to_numpy().astype(np.int64) * width + t["step_index"].to_numpy()
+                for t in (table, windows)
+            )
+            return table.filter(pa.array(np.isin(place, mine)))
+
+        part = replace(
+            self,
+            pieces=within(self.pieces),
+            windows=windows,
+            gaps=within(self.gaps),
+            partial=f"steps of several kinds were traced, and this is of {step.kind} alone",
+            _cache={"step_time": step},
+        )
+        by_rank = {g.key: g for g in part.by("rank")}
+        counts = windows["rank"].to_pylist()
+        part.ranks = [
+            replace(
+                r,
+                observed_ns=by_rank[r.rank].time_ns if r.rank in by_rank else 0,
+                ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0) if r.rank in by_rank else 0,
+                steps=counts.count(r.rank),
+            )
+            for r in self.ranks
+        ]
+        return part
+
     def step_time_ns(self) -> list[int]:
         """Observed time of each step: the longest window over ranks, in step order."""
         longest: dict[int, int] = {}
@@ -348,6 +407,7 @@ class Attribution:
             "observed_ns": self.observed_ns,
             "ideal_ns": None if self.withholds("compute.ideal") else self.ideal_ns,
             "steps": self.steps,
+            "step_time": self.step_time().to_dict(),
             "step_time_ns": self.step_time_ns(),
             "ranks": [
                 {

@@ -181,6 +181,20 @@ _CHECKS = (
         "`--by step`.",
     ),
     Check(
+        "steps.slowed_by_tracing",
+        "Tracing slowed the steps",
+        "The traced steps took over 15 % longer than those without a trace: the step time is of the "
+        "latter, the causes are of the former, and what the host does is overstated by as much.",
+    ),
+    Check(
+        "steps.not_traced",
+        "A kind of step was not traced",
+        "Steps that took a fifth of the time or more, with phases of their own (evaluation, rollout) "
+        "or three times as long as the others, lie in no window: nothing is said of their causes.",
+    ),
+    Check("run.outside_steps", "Time outside of steps", "A fifth of the recording or more belongs to "
+          "no step: set-up, evaluation between epochs, what follows the last step."),
+    Check(
         "launch.without_kernel",
         "Kernels missing",
         "Launches between others whose kernels were recorded have none themselves: their kernels "

@@ -80,6 +80,9 @@ def sorted_table(
 ) -> tuple[pa.Table, np.ndarray]:
     """The declared table, sorted by start then longest first, and where each old row went.
 
+    Rows that start and end together are ordered by their content, so that the order in which a file
+    lists its events decides nothing.
+
     Returns:
         The table and an array old row → new row, -1 for rows that are not in it.
     """
@@ -87,6 +90,7 @@ def sorted_table(
     order = np.lexsort((-dur, start))
     if mask is not None:
         order = order[mask[order]]
+    order = _ties_by_content(name, columns, order)
     moved = np.full(len(start), -1, dtype=np.int64)
     moved[order] = np.arange(len(order))
     declared = TABLES[name]
@@ -100,6 +104,42 @@ def sorted_table(
         else:
             arrays.append(numbers(value[order], column.type))
     return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
+
+
+_OUTER_FIRST = ("annotation", "python", "cpu_op", "runtime", "driver")
+"""Of spans that begin and end together on one thread, these hold those after them."""
+_FIRST_KEYS = ("pid", "tid", "device_id", "stream_id", "category", "kind", "external_id")
+"""An operator's id counts up from its caller's."""
+
+
+def _ties_by_content(name: str, columns: dict[str, Any], order: np.ndarray) -> np.ndarray:
+    """Rows in ``order``, those that start and end together sorted by their other columns."""
+    start, dur = columns["start_ns"][order], columns["dur_ns"][order]
+    same = (start[1:] == start[:-1]) & (dur[1:] == dur[:-1])
+    if not same.any():
+        return order
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    group = np.cumsum(np.append(True, ~same))[tied]
+    rows = order[tied]
+    names = [c.name for c in TABLES[name].columns if c.name not in ("start_ns", "dur_ns")]
+    names.sort(key=lambda n: (_FIRST_KEYS.index(n) if n in _FIRST_KEYS else len(_FIRST_KEYS), n))
+    keys = [group]
+    for column in names:
+        value = columns[column]
+        keys.append(_places(value[0], value[1], rows) if isinstance(value, tuple) else value[rows])
+    out = order.copy()
+    out[tied] = rows[np.lexsort(keys[::-1])]
+    return out
+
+
+def _places(codes: np.ndarray, values: Sequence[str | None], rows: np.ndarray) -> np.ndarray:
+    """Place of each row's text among those of all rows: outer categories first, then by name."""
+    used, place = np.unique(codes[rows], return_inverse=True)
+    texts = [values[code] or "" for code in used.tolist()]
+    outer = {text: i for i, text in enumerate(_OUTER_FIRST)}
+    ranked = sorted(set(texts), key=lambda t: (outer.get(t, len(outer)), t))
+    rank = {text: i for i, text in enumerate(ranked)}
+    return np.array([rank[text] for text in texts], dtype=np.int64)[place]
 
 
 def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:

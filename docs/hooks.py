@@ -381,7 +381,8 @@ FIELDS = {
         "ideal_ns": "The part of it that model math needs at the devices' peaks; null where a rank's "
         "is not known.",
         "steps": "Step windows of the rank that has most.",
-        "step_time_ns": "Of each step, the longest window over ranks.",
+        "step_time": "The step time with and without tracing, and the kinds of steps.",
+        "step_time_ns": "Of each traced step, the longest window over ranks.",
         "ranks": "One object per rank.",
         "causes": "One object per cause with time in it, parents before their leaves. The times of "
         "the leaf causes sum to `observed_ns`.",
@@ -392,6 +393,25 @@ FIELDS = {
         "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
         "quality": "Findings about the data, most severe first.",
         "withheld": "Claims that the data does not support; see the [checks](checks.md).",
+    },
+    "step_time": {
+        "kind": "Kind of the steps that it is of: `training`, or `training + rollout` and the like.",
+        "headline_ns": "The step time: the untraced median, else the mean of the traced steps.",
+        "untraced": "Steps of that kind that ran without a trace: `median_ns`, `quartile_low_ns`, "
+        "`quartile_high_ns`, `steps_count`; null with the reason.",
+        "untraced_reason": "Why it is null.",
+        "traced_mean_ns": "Mean window of the traced steps of that kind: what the causes are of.",
+        "traced_count": "Traced steps of that kind.",
+        "tracing_ns": "What tracing itself added: `traced_mean_ns` less the untraced median.",
+        "tracing_ratio": "The same, of the untraced median.",
+        "nearby_ns": "Median of the untraced steps next to the traced ones; where it is long as "
+        "well, tracing is not the reason.",
+        "tracing_ci95_ns": "95 % interval of `tracing_ns`; null with fewer than three traced steps.",
+        "outside_ns": "Time of the recording that belongs to no step.",
+        "recording_ns": "Time of the whole recording.",
+        "kinds": "All kinds of steps, the most time first: `name`, `steps_count`, `steps`, "
+        "`traced_steps`, `untraced`, `traced_mean_ns`, `time_ns`, `share_ratio` of the time of all "
+        "steps, and `causes_ns` of the traced ones.",
     },
     "ranks": {
         "rank": "Global rank.",
@@ -441,7 +461,8 @@ def attribution_example() -> str:
     document = example_attribution()
     parts = []
     for place, fields in FIELDS.items():
-        sample = document[place][0] if place else document
+        sample = document[place] if place else document
+        sample = sample[0] if isinstance(sample, list) else sample
         if set(sample) != set(fields):
             raise PluginError(
                 f"docs/hooks.py: fields of the JSON form at {place or 'top'!r} are "

@@ -24,7 +24,17 @@ from chopper.reports import details, figures, frequency, plotly_script, series, 
 from chopper.reports.advice import advice
 from chopper.reports.pack import deflate_text
 from chopper.reports.palette import PHASES, color, ink
-from chopper.reports.story import Story, Views, coverage_label, full_label, sentence, tell
+from chopper.reports.story import (
+    KIND_HEADER,
+    Story,
+    Views,
+    coverage_label,
+    full_label,
+    kind_rows,
+    sentence,
+    tell,
+    tracing_rows,
+)
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow, Group, Level
@@ -67,7 +77,8 @@ def render(attribution: Attribution) -> str:
     import jinja2
     from markupsafe import Markup as safe
 
-    views = Views(attribution)
+    part = attribution.of_kind()
+    views = Views(part)
     story = tell(views)
     telemetry = [*series.collect(attribution.run), *series.queues(attribution)]
     tables = details.tables(attribution)
@@ -291,6 +302,9 @@ def _context(
         "top_title": _top_title(attribution, story),
         "windows_text": _windows_text(attribution, story),
         "observed_text": fmt.duration(story.observed_per_window_ns),
+        "tracing_rows": tracing_rows(story),
+        "kind_rows": kind_rows(story.step),
+        "kind_header": KIND_HEADER,
         "ideal_text": fmt.duration(story.ideal_per_window_ns),
         "total_text": fmt.duration(attribution.observed_ns),
         "tree": _tree(attribution, story),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from chopper import _format as fmt
 from chopper.errors import printable
-from chopper.reports.story import Views, tell
+from chopper.reports.story import KIND_HEADER, Views, kind_rows, tell, tracing_rows
 from chopper.reports.text import group_label
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, Level
-    from chopper.reports.story import Story
+    from chopper.reports.story import KIND_HEADER, Story, kind_rows, tracing_rows
 
 _TOP = 15
 _SPECIAL = str.maketrans({c: "\\" + c for c in "\\`*_{}[]<>#|~$&!"})
@@ -31,18 +31,21 @@ def escape(text: str) -> str:
 
 def render(attribution: Attribution) -> str:
     """The Markdown report of an attribution."""
+    attribution = attribution.of_kind()
     views = Views(attribution)
     story = tell(views)
     parts = [
         f"# {escape(story.title)}",
         escape(" · ".join(story.facts)),
         f"**{escape(story.verdict)}** {escape(story.detail)}".strip(),
+        escape(story.tracing),
+        *_kinds(story),
         *_findings(story),
         *_top(story),
         "## Where the time went",
         _causes(attribution, story),
         "Times are means per "
-        f"{story.unit} over {fmt.plural(story.windows, 'window')}; the causes sum to the observed "
+        f"{story.traced_unit} over {fmt.plural(story.windows, 'window')}; the causes sum to the observed "
         "time exactly. *model*: a model has a part in it; *measured*: recorded times alone.",
     ]
     parts.append(
@@ -63,6 +66,11 @@ def _table(header: list[str], rows: list[list[str]], right: set[int]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
+def _kinds(story: Story) -> list[str]:
+    rows = [[escape(cell) for cell in row] for row in kind_rows(story.step)]
+    return [_table([h.capitalize() for h in KIND_HEADER], rows, {1, 2, 3})] if rows else []
+
+
 def _findings(story: Story) -> list[str]:
     return [
         "\n".join(
@@ -80,7 +88,7 @@ def _top(story: Story) -> list[str]:
     lines = ["## The largest causes"]
     for i, cause in enumerate(story.top, 1):
         lines.append(
-            f"{i}. **{escape(cause.title)}**: {fmt.duration(cause.per_window_ns)} per {story.unit}, "
+            f"{i}. **{escape(cause.title)}**: {fmt.duration(cause.per_window_ns)} per {story.traced_unit}, "
             f"{fmt.ratio(cause.share_ratio)}. {escape(cause.meaning)} {escape(cause.advice)}"
             + (f" ({escape('; '.join(map(str, cause.evidence)))})" if cause.evidence else "")
         )
@@ -112,7 +120,11 @@ def _causes(attribution: Attribution, story: Story) -> str:
             ]
         )
     rows.append(["**Observed**", fmt.duration(story.observed_per_window_ns), "100 %", "", "", ""])
-    header = ["Cause", f"Per {story.unit}", "Share", "95 % interval", "Gives back", "Basis"]
+    rows += [
+        [label, time, share, interval, "", ""]
+        for label, time, share, interval in tracing_rows(story)
+    ]
+    header = ["Cause", f"Per {story.traced_unit}", "Share", "95 % interval", "Gives back", "Basis"]
     return _table(header, rows, {1, 2, 3, 4})
 
 
@@ -145,9 +157,9 @@ def _groups(views: Views, story: Story, level: Level, title: str) -> list[str]:
         rest = sum(g.time_ns for g in groups[_TOP:])
         note = [
             f"{fmt.plural(len(groups) - _TOP, 'more row')}: "
-            f"{fmt.duration(rest / story.windows)} per {story.unit}."
+            f"{fmt.duration(rest / story.windows)} per {story.traced_unit}."
         ]
-    table = _table([title, f"Per {story.unit}", "Share", "Mostly"], rows, {1, 2})
+    table = _table([title, f"Per {story.traced_unit}", "Share", "Mostly"], rows, {1, 2})
     return [f"## By {title.lower()}", table, *note]
 
 

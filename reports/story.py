@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper import _format as fmt
+from chopper.analyzers.step_time import FIRST, TRAINING
 from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports.advice import advice
 from chopper.views import view
 
 if TYPE_CHECKING:
+    from chopper.analyzers.step_time import StepKind, StepTime
     from chopper.attribution import Attribution, CauseRow, Group, Level
     from chopper.manifest import Finding
 
@@ -25,6 +27,8 @@ _UNKNOWN = frozenset(
 )
 _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
 _WORDS_IDLE: dict[Level, str] = {"op": "before operator", "phase": "phase"}
+_SHOWN_FIRST_RATIO = 0.2
+"""Leading steps that were slow are shown from this share of the time on."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -76,6 +80,11 @@ class Story:
     windows: int
     """Windows over all ranks: the divisor of every per-step figure."""
     observed_per_window_ns: float
+    step: StepTime
+    """The step time with and without tracing."""
+    tracing: str
+    """What the step time is of, and what tracing added to the steps below; empty where all are
+    traced."""
     ideal_per_window_ns: float | None
     """None when unknown; ``ideal_reason`` says why."""
     ideal_reason: str | None
@@ -90,6 +99,11 @@ class Story:
     """Most severe first."""
     withheld: str
     """What is not claimed, one line; empty when nothing is withheld."""
+
+    @property
+    def traced_unit(self) -> str:
+        """``traced step`` where untraced ones are the step time, else the unit."""
+        return f"traced {self.unit}" if self.tracing else self.unit
 
 
 class Views:
@@ -120,7 +134,9 @@ def tell(views: Views) -> Story:
     ideal = attribution.ideal_ns / windows if attribution.ideal_ns else None
     reason = None if ideal is not None else printable(_why_no_ideal(attribution))
     top = tuple(_top(views, row) for row in _largest(attribution, 3))
-    verdict, detail = _verdict(attribution, unit, observed, ideal, reason)
+    step = attribution.step_time()
+    headline = observed if step.untraced is None else float(step.untraced.median_ns)
+    verdict, detail = _verdict(attribution, unit, headline, ideal, reason, step)
     ceilings, used = _ceilings(attribution)
     return Story(
         title=printable(attribution.run.manifest.name),
@@ -128,6 +144,8 @@ def tell(views: Views) -> Story:
         unit=unit,
         windows=windows,
         observed_per_window_ns=observed,
+        step=step,
+        tracing=tracing(step),
         ideal_per_window_ns=ideal,
         ideal_reason=reason,
         ceiling=tuple(printable(line) for line in ceilings),
@@ -179,7 +197,13 @@ def _facts(attribution: Attribution, unit: str) -> tuple[str, ...]:
     if backends:
         facts.append(", ".join(backends))
     if unit == "step":
-        facts.append(fmt.plural(attribution.steps, "step"))
+        recorded = sum(len(k.numbers) for k in attribution.step_time().kinds)
+        some = recorded > attribution.steps
+        facts.append(
+            f"{fmt.plural(recorded, 'step')}, {attribution.steps} traced"
+            if some
+            else fmt.plural(attribution.steps, "step")
+        )
     if run.created_ns:
         moment = dt.datetime.fromtimestamp(run.created_ns / 1e9, tz=dt.UTC)
         facts.append(moment.strftime("%Y-%m-%d %H:%M UTC"))
@@ -223,6 +247,8 @@ def _ceilings(attribution: Attribution) -> tuple[list[str], str]:
         if reason:
             reasons.append(reason)
     if used:
+        if attribution.step_time().untraced is not None:
+            used[-1] += ", by the steps without a trace"
         return lines, "; ".join(used) + (f" ({reasons[0]})" if reasons else "")
     return lines, f"MFU and HFU: not known: {reasons[0]}" if reasons else ""
 
@@ -263,6 +289,7 @@ def _verdict(
     observed: float,
     ideal: float | None,
     reason: str | None,
+    step: StepTime,
 ) -> tuple[str, str]:
     if not attribution.observed_ns:
         if any(f.code == "run.no_trace" for f in attribution.findings):
@@ -270,6 +297,10 @@ def _verdict(
         return "Nothing ran on the device in this trace.", ""
     noun = "A step" if unit == "step" else "The recorded window"
     mean = " on average" if attribution.windows.num_rows > 1 else ""
+    if step.untraced is not None:
+        mean = ""
+        if len(step.kinds) > 1 and step.kind != TRAINING:
+            noun = f"A step of {step.kind}"
     if ideal is None:
         return (
             f"{noun} takes {fmt.duration(observed)}{mean}; how fast it could be is not known.",
@@ -292,6 +323,90 @@ def _verdict(
             "that no model covers."
         )
     return verdict, detail
+
+
+def tracing(step: StepTime) -> str:
+    """What the step time is of, and what tracing added to the steps that show its causes."""
+    untraced = step.untraced
+    if untraced is None or step.traced_ns is None or step.tracing_ns is None:
+        return ""
+    said = (
+        f"The step time is the median of {fmt.plural(untraced.count, 'step')} without a trace; half "
+        f"of them took {fmt.duration(untraced.low_ns)} to {fmt.duration(untraced.high_ns)}. The "
+        f"causes are those of {fmt.plural(step.traced_count, 'traced step')} of "
+        f"{fmt.duration(step.traced_ns)} on average: tracing itself "
+    )
+    interval = ""
+    if step.tracing_ci95_ns is not None:
+        low, high = step.tracing_ci95_ns
+        if low <= 0 <= high:
+            return said + "made no difference that can be told from noise."
+        interval = f", 95 % interval {fmt.duration(low)} to {fmt.duration(high)}"
+    if step.is_slow_nearby:
+        return (
+            said.removesuffix("tracing itself ")
+            + f"the untraced steps next to them took {fmt.duration(step.nearby_ns)}, so most of the "
+            "difference is not tracing; --steps records other ones."
+        )
+    verb = "added" if step.tracing_ns >= 0 else "took off"
+    share = fmt.ratio(abs(step.tracing_ratio or 0.0))
+    return f"{said}{verb} {fmt.duration(abs(step.tracing_ns))} ({share}{interval})."
+
+
+def tracing_rows(story: Story) -> list[tuple[str, str, str, str]]:
+    """Rows below the sum of the causes: (label, time, share, 95 % interval)."""
+    step = story.step
+    if not story.tracing or step.untraced is None or step.tracing_ns is None:
+        return []
+    observed = max(story.observed_per_window_ns, 1)
+    interval = fmt.UNKNOWN
+    if step.tracing_ci95_ns is not None:
+        interval = " – ".join(fmt.duration(v) for v in step.tracing_ci95_ns)
+    return [
+        (
+            "tracing, at slower steps" if step.is_slow_nearby else "tracing itself (profiler)",
+            fmt.duration(step.tracing_ns),
+            fmt.ratio(step.tracing_ns / observed),
+            interval,
+        ),
+        (
+            f"{story.unit} without a trace",
+            fmt.duration(step.untraced.median_ns),
+            fmt.ratio(step.untraced.median_ns / observed),
+            f"{fmt.duration(step.untraced.low_ns)} – {fmt.duration(step.untraced.high_ns)}",
+        ),
+    ]
+
+
+def kind_rows(step: StepTime) -> list[tuple[str, str, str, str, str]]:
+    """Rows of the table of step kinds: (kind, steps, untraced median, share, traced).
+
+    Empty where all steps are of one kind, leading ones that were slow aside.
+    """
+    shown = [k for k in step.kinds if k.name != FIRST or k.share_ratio >= _SHOWN_FIRST_RATIO]
+    if len(shown) < 2:
+        return []
+    return [
+        (
+            k.name,
+            str(len(k.numbers)),
+            fmt.UNKNOWN if k.untraced is None else fmt.duration(k.untraced.median_ns),
+            fmt.ratio(k.share_ratio),
+            "none"
+            if not k.traced
+            else f"{len(k.traced)}, {fmt.duration(k.traced_ns)}, mostly {_mostly(k)}",
+        )
+        for k in shown
+    ]
+
+
+KIND_HEADER = ("kind of step", "steps", "untraced", "of time", "traced")
+"""``untraced``: median of those without a trace."""
+
+
+def _mostly(kind: StepKind) -> str:
+    cause, time_ns = max(kind.causes_ns.items(), key=lambda kv: kv[1])
+    return f"{full_label(cause)} ({fmt.ratio(time_ns / sum(kind.causes_ns.values()))})"
 
 
 def _largest(attribution: Attribution, number: int) -> list[CauseRow]:

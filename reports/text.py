@@ -13,7 +13,7 @@ from chopper import _format as fmt
 from chopper.errors import printable
 from chopper.reports.details import REASONS
 from chopper.reports.palette import color
-from chopper.reports.story import Story, Views, tell
+from chopper.reports.story import KIND_HEADER, Story, Views, kind_rows, tell, tracing_rows
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def render(
         color: emit ANSI colours.
     """
     width = max(width, _MIN_WIDTH)
+    attribution = attribution.of_kind()
     views = Views(attribution)
     story = tell(views)
     console = _console(width, color)
@@ -235,9 +236,34 @@ def _head(console: Console, attribution: Attribution, story: Story) -> None:
     # Why no ideal is known is the whole detail then, and was said among the findings.
     if story.detail and all(f.message != story.ideal_reason for f in story.findings):
         console.print(Text(story.detail))
+    if story.tracing:
+        console.print(Text(story.tracing))
     for said in (*story.ceiling, story.utilization, story.withheld):
         if said:
             console.print(Text(said, style="dim"))
+    console.print()
+    _kinds(console, story)
+
+
+def _kinds(console: Console, story: Story) -> None:
+    """Steps of several kinds, a row each."""
+    rows = kind_rows(story.step)
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
+    last = len(KIND_HEADER) - 1
+    for i, name in enumerate(KIND_HEADER):
+        longest = min(max(len(name), *(len(row[i]) for row in rows)), _FIRST_WIDTH + 8)
+        table.add_column(
+            name,
+            justify="left" if i in (0, last) else "right",
+            no_wrap=True,
+            min_width=None if i == last else longest,
+            max_width=None if i == last else longest,
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(table)
     console.print()
 
 
@@ -256,7 +282,7 @@ def _causes(console: Console, attribution: Attribution, story: Story, width: int
     back = attribution.recoverable()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("where the time went", no_wrap=True, overflow="ellipsis")
-    table.add_column(f"per {story.unit}", justify="right", no_wrap=True)
+    table.add_column(f"per {story.traced_unit}", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     if wide:
         table.add_column("gives back", justify="right", no_wrap=True)
@@ -270,6 +296,8 @@ def _causes(console: Console, attribution: Attribution, story: Story, width: int
     total = ["observed", fmt.duration(story.observed_per_window_ns), "100 %"]
     table.add_section()
     table.add_row(*[Text(t, style="bold") for t in total], *([""] * (3 if wide else 0)))
+    for label, time, share, interval in tracing_rows(story):
+        table.add_row(label, time, share, *(["", interval, ""] if wide else []))
     console.print(table)
     notes = [f"{_MODEL_MARK} a model has a part in it; the others are recorded times"] * modelled
     notes += [
@@ -337,7 +365,9 @@ def _groups(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(level, no_wrap=True, max_width=name_width)
-    table.add_column("time" if per_step else f"per {story.unit}", justify="right", no_wrap=True)
+    table.add_column(
+        "time" if per_step else f"per {story.traced_unit}", justify="right", no_wrap=True
+    )
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("mostly", no_wrap=True, max_width=cause_width, overflow="ellipsis")
     if wide:
@@ -357,7 +387,7 @@ def _groups(
         console.print(
             Text(
                 f"{fmt.plural(len(groups) - len(shown), 'more row')}: "
-                f"{fmt.duration(rest / story.windows)} per {story.unit}, "
+                f"{fmt.duration(rest / story.windows)} per {story.traced_unit}, "
                 f"{fmt.ratio(rest / observed)} (--top shows more)",
                 style="dim",
             )
@@ -408,11 +438,11 @@ def _ranks(console: Console, views: Views, story: Story, width: int) -> None:
     console.print()
     if len(ranks) <= 4 and width >= 84:
         parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
-        console.print(Text(f"per {story.unit}: " + " · ".join(parts), style="dim"))
+        console.print(Text(f"per {story.traced_unit}: " + " · ".join(parts), style="dim"))
     else:
         console.print(
             Text(
-                f"{len(ranks)} ranks, per {story.unit}: fastest {fastest} "
+                f"{len(ranks)} ranks, per {story.traced_unit}: fastest {fastest} "
                 f"{fmt.duration(per_step[fastest])}, slowest {slowest} "
                 f"{fmt.duration(per_step[slowest])}",
                 style="dim",

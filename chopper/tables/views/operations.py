@@ -170,11 +170,12 @@ CPU_USE = Table(
 
 UTILIZATION = Table(
     "utilization",
-    1,
+    2,
     "Model and hardware FLOP utilization against the theoretical ceiling (table of devices) and the "
     "achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU = Σ H_d / (P_d · T), with "
     "F_d the FLOP of type d that the model needs, H_d those with recomputation and the optimizer's "
-    "products, P_d the ceiling for that type, T the observed time.",
+    "products, P_d the ceiling for that type, T the time of the same steps without a trace where such "
+    "steps were recorded, else the observed time.",
     (
         maybe("rank", "int32", "Rank; null: all ranks together."),
         column("ceiling", "string", "theoretical or achievable."),
@@ -199,7 +200,11 @@ UTILIZATION = Table(
         maybe("hardware_flop", "int64", "The same with recomputation.", "flop"),
         maybe("model_needs_ns", "int64", "Time that the model's FLOP need at the ceiling.", "ns"),
         maybe("hardware_needs_ns", "int64", "Time that all FLOP need at the ceiling.", "ns"),
-        ns("observed_ns", "Observed time, summed over ranks."),
+        ns(
+            "time_ns",
+            "T, summed over ranks: the observed time, scaled to the median step without a trace.",
+        ),
+        ns("observed_ns", "Observed time of the traced steps, summed over ranks."),
         maybe("reason", "text", "Why values are null, or a lower bound."),
         maybe("source", "text", "Where the ceiling comes from."),
     ),

@@ -1,0 +1,412 @@
+"""How long a step takes at the program's own speed, what tracing added, and which kinds there are.
+
+The untraced steps are those during which no trace was being taken (column `profiled` of table
+`step` is false). Their median is the step time of a run; the traced steps are its decomposition.
+Where fewer than three are known, as in imported traces, the traced steps are both.
+
+Steps are told apart by what else ran in them: by the rows of `program_phase` that overlap them
+("training + evaluation"), by being much longer than the first ones should be ("first steps"), or, where
+no phase says why, by taking three times the median and 20 % of the time ("long steps").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.analyzers.columns import ints
+from chopper.analyzers.resample import MIN_STEPS, t_975
+from chopper.analyzers.steps import warm_up_steps
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution
+
+TRAINING = "training"
+FIRST = "first steps"
+LONG = "long steps"
+_LEAST_OVERLAP = 0.01
+"""A phase that takes less of a step does not make it another kind."""
+_LONG_FACTOR = 3.0
+_LONG_SHARE = 0.2
+_NEARBY_STEPS = 5
+_SLOW_NEARBY = 1.3
+_MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
+"""Median absolute deviation to the standard error of a median, times √n, for normal noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Times of several steps.
+
+    Attributes:
+        median_ns: of them.
+        low_ns, high_ns: their quartiles: half of the steps lie between.
+        count: steps.
+    """
+
+    median_ns: int
+    low_ns: int
+    high_ns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """Steps in which the same phases ran.
+
+    Attributes:
+        name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
+        numbers: of these steps, ascending.
+        traced: those of them that the attribution has windows of.
+        untraced: times of those that ran without a trace; None when there are none.
+        traced_ns: mean window of the traced ones; None when there are none.
+        time_ns: all of them together, mean over ranks.
+        share_ratio: of the time of all recorded steps.
+        causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    traced: tuple[int, ...]
+    untraced: Spread | None
+    traced_ns: int | None
+    time_ns: int
+    share_ratio: float
+    causes_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The step time of a run, with and without tracing.
+
+    Attributes:
+        kind: which steps it is of.
+        untraced: steps of that kind that ran without a trace; None with the ``reason``.
+        traced_ns: mean window of the traced steps of that kind; None when nothing was attributed.
+        traced_count: their number.
+        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced median.
+        tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
+        nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
+            None with fewer than three. Where it is long as well, tracing is not the reason.
+        kinds: all kinds, the most time first.
+        outside_ns: time of the recording that belongs to no step; None where its bounds are not
+            known.
+        recording_ns: the whole recording.
+    """
+
+    kind: str
+    untraced: Spread | None
+    reason: str | None
+    traced_ns: int | None
+    traced_count: int
+    tracing_ns: int | None
+    tracing_ci95_ns: tuple[int, int] | None
+    nearby_ns: int | None
+    kinds: tuple[StepKind, ...]
+    outside_ns: int | None
+    recording_ns: int | None
+
+    @property
+    def headline_ns(self) -> int | None:
+        """The step time: the median of the untraced steps, or the mean of the traced ones."""
+        return self.traced_ns if self.untraced is None else self.untraced.median_ns
+
+    @property
+    def tracing_ratio(self) -> float | None:
+        """What tracing added, of the untraced step."""
+        if self.tracing_ns is None or self.untraced is None or not self.untraced.median_ns:
+            return None
+        return self.tracing_ns / self.untraced.median_ns
+
+    @property
+    def is_slow_nearby(self) -> bool:
+        """Whether the untraced steps next to the traced ones took much longer than the others."""
+        return (
+            self.untraced is not None
+            and self.nearby_ns is not None
+            and self.nearby_ns > _SLOW_NEARBY * self.untraced.median_ns
+        )
+
+    @property
+    def scale(self) -> float:
+        """Untraced over traced time: what turns a time of traced steps into one at full speed."""
+        if self.untraced is None or not self.traced_ns:
+            return 1.0
+        return self.untraced.median_ns / self.traced_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "kind": self.kind,
+            "headline_ns": self.headline_ns,
+            "untraced": _spread_dict(self.untraced),
+            "untraced_reason": self.reason,
+            "traced_mean_ns": self.traced_ns,
+            "traced_count": self.traced_count,
+            "tracing_ns": self.tracing_ns,
+            "tracing_ratio": self.tracing_ratio,
+            "nearby_ns": self.nearby_ns,
+            "tracing_ci95_ns": list(self.tracing_ci95_ns) if self.tracing_ci95_ns else None,
+            "outside_ns": self.outside_ns,
+            "recording_ns": self.recording_ns,
+            "kinds": [
+                {
+                    "name": k.name,
+                    "steps_count": len(k.numbers),
+                    "steps": list(k.numbers),
+                    "traced_steps": list(k.traced),
+                    "untraced": _spread_dict(k.untraced),
+                    "traced_mean_ns": k.traced_ns,
+                    "time_ns": k.time_ns,
+                    "share_ratio": k.share_ratio,
+                    "causes_ns": k.causes_ns,
+                }
+                for k in self.kinds
+            ],
+        }
+
+
+def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
+    if spread is None:
+        return None
+    return {
+        "median_ns": spread.median_ns,
+        "quartile_low_ns": spread.low_ns,
+        "quartile_high_ns": spread.high_ns,
+        "steps_count": spread.count,
+    }
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Recorded steps over all ranks, by number.
+
+    Attributes:
+        numbers: (steps,) ascending.
+        length_ns: (steps,) mean over the ranks that have it.
+        untraced: (steps,) no rank was taking a trace; None where that was not recorded.
+        phases: (steps,) names of the program phases that ran in it.
+    """
+
+    numbers: np.ndarray
+    length_ns: np.ndarray
+    untraced: np.ndarray
+    phases: list[str]
+
+
+def step_time(attribution: Attribution) -> StepTime:
+    """STEP, PROGRAM_PHASE, WINDOW, PIECE -> the step time with and without tracing, and kinds."""
+    recorded = _recorded(attribution)
+    names = _kinds_of(recorded)
+    window_kind, window_ns = _windows(attribution, recorded, names)
+    kinds = _kinds(attribution, recorded, names, window_kind, window_ns)
+    kind = _headline_kind(kinds)
+    mine = next((k for k in kinds if k.name == kind), None)
+    lengths = window_ns[window_kind == kind] if mine is not None else window_ns
+    traced_ns = round(float(lengths.mean())) if len(lengths) else None
+    untraced = mine.untraced if mine is not None else None
+    reason = None
+    if untraced is None or untraced.count < MIN_STEPS:
+        reason = (
+            "the recording does not say during which steps a trace was being taken"
+            if not recorded.untraced.any()
+            else f"fewer than {MIN_STEPS} {kind} steps ran without a trace"
+        )
+        untraced = None
+    tracing = interval = nearby = None
+    if untraced is not None and traced_ns is not None:
+        tracing = traced_ns - untraced.median_ns
+        chosen = np.array([n == kind for n in names], dtype=bool) & recorded.untraced
+        nearby = _nearby(recorded, chosen, mine.traced if mine is not None else ())
+        interval = _interval(tracing, recorded.length_ns[chosen], lengths)
+    return StepTime(
+        kind=kind,
+        untraced=untraced,
+        reason=reason,
+        traced_ns=traced_ns,
+        traced_count=len(mine.traced) if mine is not None else attribution.steps,
+        tracing_ns=tracing,
+        tracing_ci95_ns=interval,
+        nearby_ns=nearby,
+        kinds=kinds,
+        **_outside(attribution),
+    )
+
+
+def _recorded(attribution: Attribution) -> _Recorded:
+    rows: dict[int, list[tuple[int, bool, set[str]]]] = {}
+    for rank in attribution.run.ranks:
+        table = attribution.run.table(rank, "step")
+        start, end = ints(table, "start_ns"), ints(table, "end_ns")
+        during = _phases(attribution, rank, start, end)
+        profiled = table["profiled"].to_pylist()
+        for number, a, b, was, names in zip(
+            ints(table, "number").tolist(),
+            start.tolist(),
+            end.tolist(),
+            profiled,
+            during,
+            strict=True,
+        ):
+            rows.setdefault(number, []).append((b - a, was is False, names))
+    numbers = sorted(rows)
+    return _Recorded(
+        np.array(numbers, dtype=np.int64),
+        np.array([np.mean([r[0] for r in rows[n]]) for n in numbers]),
+        np.array([all(r[1] for r in rows[n]) for n in numbers], dtype=bool),
+        [" + ".join(sorted(set().union(*(r[2] for r in rows[n])))) for n in numbers],
+    )
+
+
+def _phases(
+    attribution: Attribution, rank: int, start_ns: np.ndarray, end_ns: np.ndarray
+) -> list[set[str]]:
+    """Return, for each step, ``training`` and the names of the program phases that ran in it."""
+    table = attribution.run.table(rank, "program_phase")
+    length = np.maximum(end_ns - start_ns, 1)
+    shares: list[dict[str, float]] = [{} for _ in start_ns]
+    for name, a, b in zip(
+        table["name"].to_pylist(),
+        table["start_ns"].to_pylist(),
+        table["end_ns"].to_pylist(),
+        strict=True,
+    ):
+        first = int(np.searchsorted(end_ns, a, side="right"))
+        for i in range(first, int(np.searchsorted(start_ns, b))):
+            part = (min(b, end_ns[i]) - max(a, start_ns[i])) / length[i]
+            shares[i][name] = shares[i].get(name, 0.0) + float(part)
+    found: list[set[str]] = []
+    for share in shares:
+        found.append({n for n, part in share.items() if part >= _LEAST_OVERLAP} | {TRAINING})
+    return found
+
+
+def _kinds_of(recorded: _Recorded) -> list[str]:
+    """The kind of each recorded step."""
+    # "training" first, then the phases in the order of their names.
+    names = []
+    for joined in recorded.phases:
+        parts = joined.split(" + ")
+        names.append(" + ".join(sorted(parts, key=lambda p: (p != TRAINING, p))))
+    training = np.array([i for i, n in enumerate(names) if n == TRAINING], dtype=np.int64)
+    lengths = recorded.length_ns
+    if len(training):
+        first = warm_up_steps(lengths[training])
+        for i in training[:first]:
+            names[i] = FIRST
+        training = training[first:]
+    quick = training[recorded.untraced[training]]
+    if len(quick) >= MIN_STEPS:
+        limit = _LONG_FACTOR * float(np.median(lengths[quick]))
+        traced = np.setdiff1d(training, quick)
+        # What is traced takes longer for that alone: it is held against its like as well.
+        slow = (
+            max(limit, _LONG_FACTOR * float(np.median(lengths[traced]))) if len(traced) else limit
+        )
+        long = np.concatenate([quick[lengths[quick] >= limit], traced[lengths[traced] >= slow]])
+        if lengths[long].sum() >= _LONG_SHARE * lengths.sum() and len(long) < len(training):
+            for i in long:
+                names[i] = LONG
+    return names
+
+
+def _windows(
+    attribution: Attribution, recorded: _Recorded, names: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(kind, length in ns) of each window of the attribution."""
+    windows = attribution.windows
+    kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
+    kinds = [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()]
+    return np.array(kinds, dtype=object), ints(windows, "end_ns") - ints(windows, "start_ns")
+
+
+def _kinds(
+    attribution: Attribution,
+    recorded: _Recorded,
+    names: list[str],
+    window_kind: np.ndarray,
+    window_ns: np.ndarray,
+) -> tuple[StepKind, ...]:
+    numbers = ints(attribution.windows, "number", null=-1)
+    by_step = {g.key: g.causes for g in attribution.by("step")} if len(numbers) else {}
+    whole = max(float(recorded.length_ns.sum()), 1.0)
+    found = []
+    for name in dict.fromkeys(names):
+        mine = np.array([n == name for n in names], dtype=bool)
+        quick = recorded.length_ns[mine & recorded.untraced]
+        traced = sorted({int(n) for n in numbers[window_kind == name]})
+        causes: dict[str, int] = {}
+        for number in traced:
+            for cause, time_ns in by_step.get(number, {}).items():
+                causes[cause] = causes.get(cause, 0) + time_ns
+        mine_ns = float(recorded.length_ns[mine].sum())
+        found.append(
+            StepKind(
+                name=name,
+                numbers=tuple(recorded.numbers[mine].tolist()),
+                traced=tuple(traced),
+                untraced=_spread(quick),
+                traced_ns=round(float(window_ns[window_kind == name].mean())) if traced else None,
+                time_ns=round(mine_ns),
+                share_ratio=mine_ns / whole,
+                causes_ns=causes,
+            )
+        )
+    return tuple(sorted(found, key=lambda k: (-k.time_ns, k.name)))
+
+
+def _spread(lengths: np.ndarray) -> Spread | None:
+    if not len(lengths):
+        return None
+    low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
+    return Spread(median, low, high, len(lengths))
+
+
+def _headline_kind(kinds: tuple[StepKind, ...]) -> str:
+    """Training steps where they were traced, else the traced kind with the most steps."""
+    traced = [k for k in kinds if k.traced]
+    if not traced or any(k.name == TRAINING for k in traced):
+        return TRAINING
+    return max(traced, key=lambda k: (k.name.startswith(TRAINING), len(k.numbers))).name
+
+
+def _interval(tracing_ns: int, untraced: np.ndarray, traced: np.ndarray) -> tuple[int, int] | None:
+    """95 % interval of a mean of traced steps less a median of untraced ones."""
+    if min(len(untraced), len(traced)) < MIN_STEPS:
+        return None
+    spread = float(np.median(np.abs(untraced - np.median(untraced))))
+    of_median = _MAD_TO_MEDIAN_ERROR * spread / np.sqrt(len(untraced))
+    of_mean = float(np.std(traced, ddof=1)) / np.sqrt(len(traced))
+    half = float(t_975(np.array(len(traced) - 1))) * float(np.hypot(of_median, of_mean))
+    return round(tracing_ns - half), round(tracing_ns + half)
+
+
+def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) -> int | None:
+    """Median length of the chosen steps next to the traced ones; None with too few."""
+    if not traced:
+        return None
+    numbers, lengths = recorded.numbers[chosen], recorded.length_ns[chosen]
+    near = np.append(
+        lengths[numbers < traced[0]][-_NEARBY_STEPS:], lengths[numbers > traced[-1]][:_NEARBY_STEPS]
+    )
+    return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
+
+
+def _outside(attribution: Attribution) -> dict[str, int | None]:
+    """Time of the recording that no step holds, mean over ranks."""
+    outside, whole = [], []
+    for part in attribution.run.manifest.ranks:
+        table = attribution.run.table(part.rank, "step")
+        if part.start_ns is None or part.end_ns is None or not table.num_rows:
+            return {"outside_ns": None, "recording_ns": None}
+        inside = int((ints(table, "end_ns") - ints(table, "start_ns")).sum())
+        whole.append(part.end_ns - part.start_ns)
+        outside.append(max(whole[-1] - inside, 0))
+    if not whole or min(whole) <= 0:
+        return {"outside_ns": None, "recording_ns": None}
+    return {
+        "outside_ns": round(sum(outside) / len(outside)),
+        "recording_ns": round(sum(whole) / len(whole)),
+    }

@@ -1,0 +1,220 @@
+"""The step time at the program's own speed, what tracing adds, and kinds of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import chopper
+from chopper._findings import of_steps
+from chopper.attribution import Attribution
+from chopper.reports import markdown, story, text
+from tests.analyzers.make import table
+from tests.comparing import T0_NS, attribution
+
+MS = 1_000_000
+
+
+def recorded(
+    lengths_ms: Sequence[float],
+    traced: range,
+    *,
+    profiled: range | None = None,
+    phases: Sequence[tuple[str, float, float]] = (),
+) -> Attribution:
+    """A run whose steps took so long; in the traced ones half of the time was idle."""
+    windows = [round(lengths_ms[i] * MS) for i in traced]
+    found = attribution(
+        {
+            "compute.ideal": [w // 2 for w in windows],
+            "idle.preparation.python": [w - w // 2 for w in windows],
+        },
+        first=traced.start,
+    )
+    at = T0_NS
+    rows = []
+    for number, length in enumerate(lengths_ms):
+        rows.append(
+            {
+                "number": number,
+                "start_ns": at,
+                "end_ns": at + round(length * MS),
+                "source": "mark",
+                "traced": number in traced,
+                "profiled": None if profiled is None else number in profiled,
+            }
+        )
+        at += round(length * MS)
+    found.run.put(0, "step", table("step", rows))
+    found.run.put(
+        0,
+        "program_phase",
+        table(
+            "program_phase",
+            [
+                {
+                    "name": n,
+                    "tid": 1,
+                    "start_ns": T0_NS + round(a * MS),
+                    "end_ns": T0_NS + round(b * MS),
+                }
+                for n, a, b in phases
+            ],
+        ),
+    )
+    return found
+
+
+def codes(found: Attribution) -> dict[str, str]:
+    return {f.code: f.message for f in of_steps(found)}
+
+
+def test_the_median_of_untraced_steps_is_the_step_time() -> None:
+    # Steps 2 to 4 were traced (30 ms), 5 was while the trace was written; the others took 9 to 11 ms.
+    found = recorded(
+        [10, 9, 30, 30, 30, 90, 11, 10, 9, 10, 11, 10], range(2, 5), profiled=range(2, 6)
+    )
+    step = found.step_time()
+    assert step.untraced is not None
+    assert (step.untraced.median_ns, step.untraced.count) == (10 * MS, 8)
+    assert (step.traced_ns, step.traced_count) == (30 * MS, 3)
+    assert (step.tracing_ns, step.tracing_ratio) == (20 * MS, 2.0)
+    low, high = step.tracing_ci95_ns or (0, 0)
+    assert low < 20 * MS < high
+    assert "200% longer (30.0 ms instead of 10.0 ms)" in codes(found)["steps.slowed_by_tracing"]
+    document = found.to_dict()
+    assert document["step_time"]["headline_ns"] == 10 * MS
+    assert document["observed_ns"] == sum(r.time_ns for r in found.leaves()) == 90 * MS
+    shown = text.render(found)
+    assert "A step takes 10.0 ms" in shown
+    assert "tracing itself (profiler)" in shown
+    assert "12 steps, 3 traced" in shown
+    assert "step without a trace" in markdown.render(found)
+
+
+def test_where_nothing_says_what_was_traced_the_traced_steps_are_the_step_time() -> None:
+    for found in (
+        recorded([30, 30, 30], range(3)),
+        recorded([10, 30, 30, 30, 10], range(1, 4), profiled=range(1, 4)),
+    ):
+        step = found.step_time()
+        assert step.untraced is None
+        assert step.reason
+        assert step.headline_ns == 30 * MS
+        assert step.tracing_ns is None
+        assert not codes(found)
+        assert "A step takes 30.0 ms on average" in text.render(found)
+        assert "tracing itself" not in text.render(found)
+
+
+def test_steps_that_were_slow_around_the_trace_are_not_blamed_on_tracing() -> None:
+    # The window lies in a slow stretch: its neighbours took 28 ms without a trace.
+    found = recorded(
+        [28, 28, 28, 30, 30, 30, 28, 28, 28] + [10] * 30, range(3, 6), profiled=range(3, 6)
+    )
+    assert found.step_time().nearby_ns == 28 * MS
+    assert "steps.slowed_by_tracing" not in codes(found)
+    assert "took 28.0 ms, so most of the difference is not tracing" in text.render(found, width=300)
+
+
+def test_tracing_that_costs_nothing_is_no_finding() -> None:
+    found = recorded([10, 11, 9, 10, 10, 11, 9, 10, 11], range(3, 6), profiled=range(3, 6))
+    assert "steps.slowed_by_tracing" not in codes(found)
+    assert "no difference that can be told from noise" in story.tracing(found.step_time())
+
+
+def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
+    # As PPO: a rollout of 160 ms in each fourth step of 10 ms; traced were steps 5 and 6.
+    lengths = [10, 10, 10, 170] * 4
+    ends = [190, 390, 590, 790]
+    found = recorded(
+        lengths,
+        range(5, 7),
+        profiled=range(5, 7),
+        phases=[("rollout", e, e + 160) for e in (30, 230, 430, 630)],
+    )
+    assert ends[0] == 190
+    kinds = {k.name: k for k in found.step_time().kinds}
+    assert kinds["training + rollout"].numbers == (3, 7, 11, 15)
+    assert kinds["training + rollout"].share_ratio == pytest.approx(680 / 800)
+    assert kinds["training"].traced == (5, 6)
+    assert kinds["training"].untraced is not None
+    assert kinds["training"].untraced.median_ns == 10 * MS
+    said = codes(found)["steps.not_traced"]
+    assert said.startswith("4 steps (training + rollout: 3,7,11,15) took 85% of the time")
+    assert said.endswith("record with --steps 11:12")
+    assert "training + rollout" in text.render(found)
+
+
+def test_long_steps_without_phases_are_a_kind() -> None:
+    found = recorded([10, 10, 10, 170] * 4, range(5, 7), profiled=range(5, 7))
+    kinds = {k.name: k for k in found.step_time().kinds}
+    assert kinds["long steps"].numbers == (3, 7, 11, 15)
+    assert "long steps" in codes(found)["steps.not_traced"]
+    # Long, but little of the time: not a kind.
+    few = recorded([10] * 40 + [40] + [10] * 10, range(5, 7), profiled=range(5, 7))
+    assert {k.name for k in few.step_time().kinds} == {"training"}
+
+
+def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
+    # Steps 2 to 5 were traced; 4 held an evaluation of 60 ms.
+    lengths = [10, 10, 20, 20, 80, 20, 10, 10, 10, 10]
+    found = recorded(lengths, range(2, 6), profiled=range(2, 6), phases=[("evaluation", 60, 120)])
+    step = found.step_time()
+    assert step.kind == "training"
+    assert (step.traced_ns, step.traced_count) == (20 * MS, 3)
+    kinds = {k.name: k for k in step.kinds}
+    assert kinds["training + evaluation"].traced == (4,)
+    assert sum(kinds["training + evaluation"].causes_ns.values()) == 80 * MS
+    assert found.to_dict()["observed_ns"] == 140 * MS
+    part = found.of_kind()
+    assert part.observed_ns == 60 * MS == sum(r.time_ns for r in part.leaves())
+    shown = text.render(found)
+    assert "observed" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("observed"))
+    assert "20.0 ms" in row
+    assert found.of_kind().step_time() is step
+
+
+def test_first_steps_that_were_slow_are_neither_headline_nor_finding() -> None:
+    found = recorded([900, 10, 10, 10, 10, 10, 10, 10], range(4, 6), profiled=range(4, 6))
+    step = found.step_time()
+    assert step.untraced is not None
+    assert step.untraced.median_ns == 10 * MS
+    assert {k.name for k in step.kinds} == {"training", "first steps"}
+    assert "steps.not_traced" not in codes(found)
+
+
+def test_a_recorded_run_says_its_untraced_step_time_and_kinds(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(32, 64)
+    large = torch.randn(300, 300)
+    with chopper.profile(tmp_path / "run", steps="3:6") as prof:
+        for i in range(24):
+            if i in (10, 20):
+                with prof.phase("rollout"), torch.no_grad():
+                    for _ in range(200):
+                        large = torch.tanh(large @ large)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    found = chopper.attribute(tmp_path / "run")
+    step = found.step_time()
+    kinds = {k.name: k for k in step.kinds}
+    assert kinds["training + rollout"].numbers == (10, 20)
+    assert step.kind == "training"
+    assert step.traced_count == 3
+    assert step.untraced is not None
+    assert step.untraced.count >= 10
+    table_of = found.run.table(0, "step")
+    starts, ends = (table_of[c].to_pylist() for c in ("start_ns", "end_ns"))
+    lengths = [b - a for a, b in zip(starts, ends, strict=True)]
+    untraced = [lengths[n] for n in kinds["training"].numbers if not 2 <= n <= 6]
+    assert min(untraced) <= step.untraced.median_ns <= max(untraced)
+    assert kinds["training + rollout"].time_ns == lengths[10] + lengths[20]
+    assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
