@@ -232,20 +232,25 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         raise AssertionError(
             f"rank {given.rank}: causes sum to {total} ns, windows to {observed} ns"
         )
-    is_ideal = compute.cause == COMPUTE_CAUSES.index("compute.ideal")
+    piece, window = declared.validate(piece), _window_table(given.rank, windows)
+    gap = _gap_table(given.rank, gaps)
+    if not windows.recorded.all():
+        piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
+    is_ideal = pc.equal(piece["cause"], "compute.ideal")
+    lengths = np.diff(windows.bounds_ns)[windows.recorded]
     return RankResult(
         rank=given.rank,
         device_event=events.table,
         event_link=links.table(),
         communication=_communication(joined, matched),
-        piece=declared.validate(piece),
-        window=_window_table(given.rank, windows),
-        gap=_gap_table(given.rank, gaps),
+        piece=piece,
+        window=window,
+        gap=gap,
         findings=_findings(joined, compute.too_fast, compute.of_peak_ratio)
         + check_factors(given.rank, links, factors, compute),
-        observed_ns=observed,
-        ideal_ns=int(compute.time_ns[is_ideal].sum()),
-        steps=len(windows),
+        observed_ns=int(lengths.sum()),
+        ideal_ns=pc.sum(piece["time_ns"].filter(is_ideal)).as_py() or 0,
+        steps=len(lengths),
         coverage=_coverage(
             links,
             compute.cause,
@@ -259,6 +264,17 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         },
         work=work,
         factors=factors,
+    )
+
+
+def _recorded(table: pa.Table, windows: Windows) -> pa.Table:
+    """The rows of windows in which the trace was being taken, their indices counted anew."""
+    step = ints(table, "step_index")
+    inside = windows.recorded[step]
+    index = (np.cumsum(windows.recorded) - 1)[step[inside]].astype(np.int32)
+    place = table.schema.get_field_index("step_index")
+    return table.filter(pa.array(inside)).set_column(
+        place, table.schema.field(place), pa.array(index)
     )
 
 

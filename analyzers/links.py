@@ -12,6 +12,7 @@ from chopper.analyzers import names
 from chopper.analyzers._passes import passes
 from chopper.analyzers.columns import dictionary, ints, matching, nullable, strings
 from chopper.analyzers.trace import DeviceEvents, HostSpans
+from chopper.analyzers.windows import holes
 from chopper.tables import TABLES
 
 PHASES = ["forward", "recompute", "backward", "optimizer", "data", "other"]
@@ -40,6 +41,7 @@ class Links:
     events: DeviceEvents
     steps_start_ns: np.ndarray
     steps_end_ns: np.ndarray
+    step_numbers: np.ndarray
     launch_row: np.ndarray
     op_row: np.ndarray
     collective_rows: np.ndarray
@@ -221,6 +223,10 @@ class Links:
             return np.zeros(len(self.events), dtype=np.int64)
         by_launch = np.searchsorted(self.steps_start_ns, self.launch_ns, side="right") - 1
         after = self.launch_ns >= self.steps_end_ns[-1]
+        for i in holes(self.step_numbers, self.steps_start_ns, self.steps_end_ns).tolist():
+            # Launched when the trace was ending or beginning again, within no step.
+            end_ns, start_ns = self.steps_end_ns[i - 1], self.steps_start_ns[i]
+            after |= (self.launch_ns >= end_ns) & (self.launch_ns < start_ns)
         by_launch[after] = steps
         if self.has_launch.all():
             return by_launch
@@ -417,6 +423,7 @@ def link(
         events,
         ints(traced, "start_ns"),
         ints(traced, "end_ns"),
+        ints(traced, "number"),
         launch,
         op_row,
         rows,

@@ -91,7 +91,7 @@ def check_rank(
             None,
             "confidence",
         )
-    elif len(windows) == 1:
+    elif windows.recorded.sum() == 1:
         add(
             "trace.single_step",
             "info",
@@ -191,7 +191,17 @@ def check_rank(
             f"window of their own: {windows.empty_steps}",
             windows.empty_steps,
         )
-    jumps = int((np.diff(windows.numbers) > 1).sum()) - windows.empty_steps
+    stretches = int((~windows.recorded).sum())
+    if stretches:
+        add(
+            "trace.several_windows",
+            "info",
+            f"the trace was taken in {stretches + 1} stretches: what ran between them was not recorded "
+            "and is not attributed",
+            stretches + 1,
+        )
+    recorded = windows.numbers[windows.recorded]
+    jumps = int((np.diff(recorded) > 1).sum()) - windows.empty_steps - stretches
     if jumps > 0:
         add(
             "steps.not_consecutive",
@@ -200,7 +210,7 @@ def check_rank(
             "step after it",
             jumps,
         )
-    lengths = np.diff(windows.bounds_ns)
+    lengths = np.diff(windows.bounds_ns)[windows.recorded]
     if len(lengths) > 2 and np.median(lengths) > 0 and lengths.max() > 3 * np.median(lengths):
         add(
             "steps.uneven",

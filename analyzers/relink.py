@@ -25,6 +25,7 @@ def relink(attribution: Attribution, rank: int) -> Links:
         DeviceEvents(run.table(rank, "device_event")),
         ints(traced, "start_ns"),
         ints(traced, "end_ns"),
+        ints(traced, "number"),
         ints(links, "launch_row"),
         ints(links, "op_row"),
         ints(collectives, "row")[made_of],

@@ -399,10 +399,11 @@ def _outside(attribution: Attribution) -> dict[str, int | None]:
     outside, whole = [], []
     for part in attribution.run.manifest.ranks:
         table = attribution.run.table(part.rank, "step")
-        if part.start_ns is None or part.end_ns is None or not table.num_rows:
+        known = part.start_ns is not None and part.end_ns is not None
+        if not known or part.status == "imported" or not table.num_rows:
             return {"outside_ns": None, "recording_ns": None}
         inside = int((ints(table, "end_ns") - ints(table, "start_ns")).sum())
-        whole.append(part.end_ns - part.start_ns)
+        whole.append((part.end_ns or 0) - (part.start_ns or 0))
         outside.append(max(whole[-1] - inside, 0))
     if not whole or min(whole) <= 0:
         return {"outside_ns": None, "recording_ns": None}

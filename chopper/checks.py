@@ -174,6 +174,8 @@ _CHECKS = (
         "Steps missing",
         "Step numbers jump: what ran in between counts to the step after it.",
     ),
+    Check("trace.several_windows", "Several windows", "The trace was taken in several stretches (a "
+          "profiler's schedule with repeat, files of several windows): between them nothing is known."),
     Check(
         "steps.uneven",
         "Steps of different length",

@@ -197,8 +197,9 @@ def _facts(attribution: Attribution, unit: str) -> tuple[str, ...]:
     if backends:
         facts.append(", ".join(backends))
     if unit == "step":
-        recorded = sum(len(k.numbers) for k in attribution.step_time().kinds)
-        some = recorded > attribution.steps
+        kinds = attribution.step_time().kinds
+        recorded = sum(len(k.numbers) for k in kinds)
+        some = recorded > sum(len(k.traced) for k in kinds) > 0
         facts.append(
             f"{fmt.plural(recorded, 'step')}, {attribution.steps} traced"
             if some

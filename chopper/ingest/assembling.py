@@ -22,6 +22,7 @@ from chopper.ingest.ranks import (
     part_of,
     rank_in,
 )
+from chopper.ingest.windows import joined_windows
 from chopper.manifest import Finding, RankManifest, RunManifest
 from chopper.run import Run
 
@@ -41,6 +42,8 @@ def as_read(found: Found, *, source: str | None) -> Run:
     began = time.perf_counter()
     numbered, findings, fresh = collect(found)
     run = as_run(numbered, findings, source)
+    if len(numbered) == 1 and (windows := sum(map(len, found.parts.values()))) > 1:
+        run.manifest.name = f"{windows} traces"
     attach(run, found)
     if fresh and time.perf_counter() - began > _SLOW_S:
         # When the run is let go of, so that results come first.
@@ -114,6 +117,7 @@ def collect(
     if refused is not None and not traces:
         raise refused
     traces, left_out = _beside.joined(traces, found)
+    traces = joined_windows(traces, found)
     findings += [*left_out, *check_one_run(traces)]
     numbered = number_ranks(traces)
     return numbered, findings + check_ranks(numbered), fresh

@@ -47,8 +47,7 @@ def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
         numbered[rank] = (file, trace)
     named: Numbered = {}
     for file, trace in rest:
-        match = _RANK_IN_NAME.search(file.name)
-        rank = int(match.group(1)) if match else None
+        rank = rank_by_name(file)
         if rank is None or rank in named or rank in numbered:
             named = {}
             break
@@ -62,10 +61,16 @@ def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
     return numbered | {first + i: item for i, item in enumerate(others)}
 
 
+def rank_by_name(file: Path) -> int | None:
+    """Return the rank that a file's name says, None where it says none."""
+    match = _RANK_IN_NAME.search(file.name)
+    return int(match.group(1)) if match else None
+
+
 def rank_in(file: Path, ranks: Sequence[int]) -> int | None:
     """The rank that a file's name says, where there is that rank."""
-    match = _RANK_IN_NAME.search(file.name)
-    return int(match.group(1)) if match and int(match.group(1)) in ranks else None
+    rank = rank_by_name(file)
+    return rank if rank in ranks else None
 
 
 def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
@@ -86,11 +91,11 @@ def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
         traces=(str(file.resolve()),),
         findings=trace.findings,
         pid=trace.host_pid,
-        hostname=_host(file, trace),
+        hostname=host_of(file, trace),
     )
 
 
-def _host(file: Path, trace: ParsedTrace) -> str | None:
+def host_of(file: Path, trace: ParsedTrace) -> str | None:
     """The host that a trace was recorded on, by its header or by the name torch gives the file."""
     named = trace.environment.get("host_name")
     if named is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
 from chopper.ingest import reading
+from chopper.ingest.windows import join
 from chopper.manifest import Finding, RankManifest
 from chopper.run import Run, rank_dir_name
 from chopper.storage import inside
@@ -53,7 +54,7 @@ def ingest_rank(run: Run, rank: int) -> None:
     trace = None if kept is None else reading.rebuilt(kept[1].head, kept[0])
     if trace is None:
         try:
-            traces = _read_kept(files)
+            trace = _read_kept(files, part)
         except InputError as exc:
             # A rank that was killed while it wrote leaves a file without events.
             _note(
@@ -68,7 +69,6 @@ def ingest_rank(run: Run, rank: int) -> None:
                 ),
             )
             return
-        trace = _of_part(traces, part)
         weakref.finalize(run, reading.keep_in_run, folder.absolute(), key, trace)
     for finding in trace.findings:
         # Each rank's file has the same name: without the rank nobody could tell which is meant.
@@ -83,15 +83,21 @@ def ingest_rank(run: Run, rank: int) -> None:
             run.put(rank, name, table)
 
 
-def _read_kept(files: Sequence[Path]) -> list[ParsedTrace]:
-    """The traces of a rank's raw files: of all where they are one recording, else of the last.
+def _read_kept(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
+    """The trace in a rank's raw files: of all where they are one recording or windows of one
+    process, else of the last.
 
     Raises:
         InputError: they cannot be read.
     """
     from chopper.collectors import readers
 
-    return reading.read(files if all(readers.is_csv(file) for file in files) else files[-1:])
+    if all(readers.is_csv(file) for file in files):
+        return _of_part(reading.read(files), part)
+    if part.status != "imported":
+        files = files[-1:]
+    windows = [_of_part(reading.read([file]), part) for file in files]
+    return join(windows) if len(windows) > 1 else windows[0]
 
 
 def _of_part(traces: list[ParsedTrace], part: RankManifest) -> ParsedTrace:

@@ -55,8 +55,8 @@ def write_run(
             folder = directory / rank_dir_name(part.rank)
             folder.mkdir()
             copies = []
-            for source in files.files(file):
-                kept = folder / _kept_name(source)
+            for i, source in enumerate(files.files(file)):
+                kept = folder / _kept_name(source, i)
                 _copy(raw.setdefault(source, kept), kept, source)
                 copies.append(kept)
             part.traces = tuple(kept.name for kept in copies)
@@ -101,12 +101,13 @@ def _copy(first: Path, kept: Path, file: Path) -> None:
     shutil.copyfile(file, kept)
 
 
-def _kept_name(file: Path) -> str:
-    """What a raw trace is called within a run: Kineto's as those that chopper records."""
+def _kept_name(file: Path, i: int) -> str:
+    """What the i-th raw trace of a rank is called: Kineto's as those that chopper records."""
     from chopper.collectors import readers
 
     if readers.reader_of(file) is readers.KINETO:
-        return "trace.json.gz" if _is_gzip(file) else "trace.json"
+        window = f"-{i}" if i else ""
+        return f"trace{window}.json{'.gz' if _is_gzip(file) else ''}"
     return f"trace-{file.name}"
 
 

@@ -53,6 +53,11 @@ class Replay:
             raise InputError(
                 f"{source}: cannot be replayed: no device event and no operator was recorded"
             )
+        if not all(j.windows.recorded.all() for j in usable):
+            raise InputError(
+                f"{source}: cannot be replayed: it was traced in several windows, and what ran between "
+                "them is not known; name the trace of one of them"
+            )
         traces.check_launches(source, usable)
         self.attribution = attribution
         self.base: Base = Base(build([(j, matched.get(j.given.rank)) for j in usable]))
