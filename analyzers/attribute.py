@@ -24,8 +24,8 @@ from chopper.analyzers.exposed import EXPOSED_CAUSES, matched_share, split_expos
 from chopper.analyzers.factor_quality import check_factors, clock_coverage
 from chopper.analyzers.factors import Factors, measure
 from chopper.analyzers.host_device import host_as_device
-from chopper.analyzers.idle import IDLE_CAUSES, Gaps, split_idle
-from chopper.analyzers.links import PHASES, Links, link
+from chopper.analyzers.idle import IDLE_CAUSES, Gaps, Grouping, grouping_of, split_idle
+from chopper.analyzers.links import Links, link
 from chopper.analyzers.matching import Matched
 from chopper.analyzers.quality import check_rank
 from chopper.analyzers.states import States, exclusive_states
@@ -223,6 +223,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
                 gaps.end_ns - gaps.start_ns,
                 preparing,
                 "idle.preparation.core_wait",
+                grouping=Grouping(gaps.phase, gaps.layer, gaps.op),
+                named=gaps.of_event,
             ),
         ]
     ).unify_dictionaries()
@@ -400,7 +402,7 @@ _MAY_SLEEP = np.array(
 
 
 class _Columns:
-    """Makes `piece` tables from codes, taking phase, layer, operator and name from the event."""
+    """Makes `piece` tables from codes."""
 
     def __init__(self, links: Links, rank: int) -> None:
         self.links = links
@@ -415,35 +417,40 @@ class _Columns:
         time_ns: np.ndarray,
         taken_ns: np.ndarray | None = None,
         taken_by: str = "",
+        *,
+        grouping: Grouping | None = None,
+        named: np.ndarray | None = None,
     ) -> pa.Table:
-        """Pieces, and out of each what another cause takes of it as a piece of its own."""
+        """Pieces, and out of each what another cause takes of it as a piece of its own.
+
+        Args:
+            grouping: of each piece; its event's where it is None.
+            named: mask of the pieces that belong to the event's kernel; None for all.
+        """
+        links = self.links
+        if grouping is None:
+            grouping = grouping_of(links, event)
+        kernel = event if named is None else np.where(named, event, -1)
         if taken_ns is not None:
             kept, took = np.flatnonzero(time_ns > taken_ns), np.flatnonzero(taken_ns)
             rows = np.concatenate([kept, took])
             causes = [*causes, taken_by]
             cause = np.concatenate([cause[kept], np.full(len(took), len(causes) - 1)])
             time_ns = np.concatenate([(time_ns - taken_ns)[kept], taken_ns[took]])
-            window, event = window[rows], event[rows]
-        links = self.links
-        known = event >= 0
-
-        def of_event(column: tuple[np.ndarray, list[str]]) -> pa.Array:
-            codes, values = column
-            if not len(codes):
-                return dictionary(np.full(len(event), -1), values)
-            return dictionary(np.where(known, codes[event], -1), values)
-
-        phase = np.where(known, links.phase[event], PHASES.index("other"))
+            window, event, kernel = window[rows], event[rows], kernel[rows]
+            grouping = Grouping(*(column[rows] for column in grouping))
+        codes, kernels = links.events.names
+        name = np.where(kernel >= 0, codes[kernel], -1) if len(codes) else kernel
         return pa.Table.from_arrays(
             [
                 pa.array(np.full(len(event), self.rank, dtype=np.int32)),
                 pa.array(window.astype(np.int32)),
                 dictionary(cause, causes),
                 nullable(event),
-                dictionary(phase, PHASES),
-                of_event(links.layers),
-                of_event(links.op_names),
-                of_event(links.events.names),
+                dictionary(grouping.phase, links.phases),
+                dictionary(grouping.layer, links.layers[1]),
+                dictionary(grouping.op, links.op_names[1]),
+                dictionary(name, kernels),
                 pa.array(time_ns.astype(np.int64)),
             ],
             schema=TABLES["piece"].arrow,

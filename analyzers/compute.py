@@ -47,6 +47,7 @@ COMPUTE_CAUSES = [
     "compute.no_peak",
     "compute.recompute",
     "compute.optimizer",
+    "compute.outside_training",
     "compute.fsdp_copy",
     "compute.vector.roofline",
     "compute.vector.excess",

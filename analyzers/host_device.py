@@ -100,8 +100,10 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
         & ~nesting.containing(any_operator)
     )
     operators |= leaves
-    # Work of data loading, and what a backend computes inside its collective, is not the model's.
-    excluded = host.named(names.is_data_loading) | collective
+    # Work of data loading, what a backend computes inside its collective, and the operators that
+    # torch.compile runs on tensors without data, are not the model's.
+    excluded = host.named(lambda n: names.is_data_loading(n) or names.is_compilation(n))
+    excluded |= collective
     operators &= nesting.nearest(excluded) < 0
     # A matrix product, convolution or attention is one piece whatever it calls to get ready.
     math = operators & host.named(lambda n: family(n) in MATH_FAMILIES)

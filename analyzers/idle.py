@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.links import backward_thread, main_thread
+from chopper.analyzers.links import PHASES, backward_thread, main_thread
 from chopper.analyzers.nesting import activity, cut
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ IDLE_CAUSES = [
     "idle.preparation.allocator",
     "idle.preparation.collective_wait",
     "idle.preparation.gc",
+    "idle.preparation.compile",
 ]
 (
     _DEPENDENCY,
@@ -56,6 +57,7 @@ IDLE_CAUSES = [
     _ALLOCATOR,
     _COLLECTIVE,
     _GC,
+    _COMPILE,
 ) = range(len(IDLE_CAUSES))
 _CALLS = ("runtime", "driver")
 
@@ -69,6 +71,9 @@ class Gaps:
         window: window of each part.
         cause: code into IDLE_CAUSES.
         event_row: device event that ended the gap, -1 for none.
+        of_event: mask of the parts that its launch, or what held it up, explains.
+        phase, layer, op: codes of that event's, where it explains the part; elsewhere of what the
+            host was in.
     """
 
     start_ns: np.ndarray
@@ -76,6 +81,10 @@ class Gaps:
     window: np.ndarray
     cause: np.ndarray
     event_row: np.ndarray
+    of_event: np.ndarray
+    phase: np.ndarray
+    layer: np.ndarray
+    op: np.ndarray
 
 
 def split_idle(states: States, links: Links) -> Gaps:
@@ -103,6 +112,7 @@ def split_idle(states: States, links: Links) -> Gaps:
         np.where(ended, _UNLAUNCHED, _NO_STEP),
     )
     preparation = _preparation(links, event[late], start[late], called[late])
+    preparation, of_host = _joined(preparation, _of_host(links, preparation))
     owner = np.flatnonzero(late)[preparation.owner]
     parts_start = np.concatenate(
         [np.where(launched, returned, start)[waited], preparation.start_ns, called[call]]
@@ -113,14 +123,63 @@ def split_idle(states: States, links: Links) -> Gaps:
         [cause[waited], preparation.cause, np.full(int(call.sum()), _CALL, dtype=np.int64)]
     )
     parts_event = np.concatenate([event[waited], event[owner], event[call]])
+    # What the device waited for by itself, and the call, are of the event.
+    first = int(waited.sum())
+    of_event = np.ones(len(parts_start), dtype=bool)
+    of_event[first : first + len(preparation.owner)] = False
+    grouping = grouping_of(links, parts_event)
+    for column, codes in zip(grouping, of_host, strict=True):
+        column[~of_event] = codes
     order = np.lexsort((parts_end, parts_start))
-    return Gaps(
-        parts_start[order],
-        parts_end[order],
-        parts_window[order],
-        parts_cause[order],
-        parts_event[order],
-    )
+    columns = (parts_start, parts_end, parts_window, parts_cause, parts_event, of_event, *grouping)
+    return Gaps(*(column[order] for column in columns))
+
+
+class Grouping(NamedTuple):
+    """Phase, layer and operator, as codes; -1 for no layer and no operator."""
+
+    phase: np.ndarray
+    layer: np.ndarray
+    op: np.ndarray
+
+
+def grouping_of(links: Links, event: np.ndarray) -> Grouping:
+    """Phase, layer and operator of device events; of row -1, no event, the phase is other."""
+    known = event >= 0
+    columns = [np.full(len(event), -1, dtype=np.int64) for _ in range(3)]
+    columns[0][:] = PHASES.index("other")
+    of_events = (links.phase, links.layers[0], links.op_names[0])
+    for column, codes in zip(columns, of_events, strict=True):
+        if len(codes):
+            column[known] = codes[event[known]]
+    return Grouping(*columns)
+
+
+def _joined(parts: Parts, grouping: Grouping) -> tuple[Parts, Grouping]:
+    """Make neighbouring parts of one gap one, where cause, phase, layer and operator are equal."""
+    if not len(parts.owner):
+        return parts, grouping
+    new = np.ones(len(parts.owner), dtype=bool)
+    same = [column[1:] == column[:-1] for column in (parts.owner, parts.cause, *grouping)]
+    new[1:] = ~np.logical_and.reduce(same)
+    first = np.flatnonzero(new)
+    last = np.append(first[1:] - 1, len(new) - 1)
+    joined = Parts(*(column[first] for column in parts))
+    return joined._replace(end_ns=parts.end_ns[last]), Grouping(*(c[first] for c in grouping))
+
+
+def _of_host(links: Links, parts: Parts) -> Grouping:
+    """Phase, layer and operator that the host was in during each part."""
+    host, span = links.host, parts.span
+    if not len(host):
+        nothing = np.full(len(span), -1, dtype=np.int64)
+        return Grouping(links.idle_phase(span, nothing, parts.start_ns), nothing, nothing)
+    operators = host.of("cpu_op") & ~host.named(names.is_wrapper)
+    operator = np.where(span >= 0, host.nesting.topmost(operators)[span], -1)
+    operator[np.isin(parts.cause, (_DATA, _COMPILE, _GC))] = -1
+    phase = links.idle_phase(span, operator, parts.start_ns)
+    layer = np.where(span >= 0, links.span_layers[0][span], -1)
+    return Grouping(phase, layer, np.where(operator >= 0, host.names[0][operator], -1))
 
 
 def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndarray) -> np.ndarray:
@@ -191,7 +250,7 @@ def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.nda
     thread = links.thread[event]
     on_communication = links.events.of("host_collective")[event]
     thread = np.where((thread < 0) | on_communication, main, thread)
-    return _joined(host_parts(links, main, thread, start, end))
+    return host_parts(links, main, thread, start, end)
 
 
 def host_parts(
@@ -281,20 +340,6 @@ def _beside_overhead(
     return parts
 
 
-def _joined(parts: Parts) -> Parts:
-    """Neighbouring parts of one gap with the same cause become one."""
-    owner, cause = parts.owner, parts.cause
-    if not len(owner):
-        return parts
-    new = np.ones(len(owner), dtype=bool)
-    new[1:] = (owner[1:] != owner[:-1]) | (cause[1:] != cause[:-1])
-    first = np.flatnonzero(new)
-    last = np.append(first[1:] - 1, len(owner) - 1)
-    return Parts(
-        owner[first], parts.start_ns[first], parts.end_ns[last], cause[first], parts.span[first]
-    )
-
-
 def _blocking_copies(links: Links) -> np.ndarray:
     """Rows of copy calls that returned only when their copy was done: they waited for the device."""
     copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
@@ -344,6 +389,8 @@ def _region_cause(category: str, name: str) -> int:
     """What a span says for everything inside it, -1 for nothing."""
     if category == "gc" or names.is_garbage_collection(name):
         return _GC
+    if names.is_compilation(name):
+        return _COMPILE
     frame = category == "python" and "torch/distributed" not in name
     if names.is_collective_span(name) or (
         names.is_barrier(name) and category not in _CALLS and not frame

@@ -15,8 +15,23 @@ from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.analyzers.windows import holes
 from chopper.tables import TABLES
 
-PHASES = ["forward", "recompute", "backward", "optimizer", "data", "other"]
-_FORWARD, _RECOMPUTE, _BACKWARD, _OPTIMIZER, _DATA, _OTHER = range(6)
+PHASES = [
+    "forward",
+    "recompute",
+    "backward",
+    "optimizer",
+    "data",
+    "other",
+    "between",
+    "evaluation",
+    "generation",
+    "rollout",
+    "inference",
+    "checkpoint",
+]
+"""Phases that every run may have; those that a program names follow (`Links.phases`)."""
+_FORWARD, _RECOMPUTE, _BACKWARD, _OPTIMIZER, _DATA, _OTHER, _BETWEEN = range(7)
+_EVALUATION, _INFERENCE, _CHECKPOINT = map(PHASES.index, ("evaluation", "inference", "checkpoint"))
 WORK_CLASSES = ["compute", "communication", "copy"]
 COMPUTE, COMMUNICATION, COPY = range(3)
 _LAUNCH_TOLERANCE_NS = 100_000
@@ -32,7 +47,7 @@ class Links:
         launch_ns: its start; the event's own start where there is no launch.
         op_row: innermost operator around the launch.
         thread: thread number (of the host's nesting) that launched, -1 unknown.
-        phase, work_class: codes into PHASES and WORK_CLASSES.
+        phase, work_class: codes into ``phases`` and WORK_CLASSES.
         layer: codes into ``layer_names``, -1 none.
         step: index into the steps, -1 before the first, ``steps`` after the last.
     """
@@ -95,27 +110,40 @@ class Links:
         return found
 
     @cached_property
+    def phases(self) -> list[str]:
+        """Names of all phases: PHASES, then those that only this program has."""
+        marked = (names.program_phase_of(name) for name in self.host.names[1])
+        return [*PHASES, *dict.fromkeys(n for n in marked if n is not None and n not in PHASES)]
+
+    @cached_property
+    def outside_training(self) -> np.ndarray:
+        """Mask of the events whose work is no part of a training step."""
+        present = {self.phases[code] for code in np.unique(self.phase)}
+        outside = phases_outside_training(present)
+        return np.array([name in outside for name in self.phases])[self.phase]
+
+    @cached_property
     def span_phase(self) -> np.ndarray:
         """Phase of every host span by what encloses it; -1 where nothing tells."""
         host, nesting = self.host, self.host.nesting
-        own = host.classified(lambda _, name: _phase_of(name))
+        code_of = {name: code for code, name in enumerate(self.phases)}
+        own = host.classified(lambda _, name: _phase_of(name, code_of))
         own[self._numbered_in_backward & ~self.double_backward] = _RECOMPUTE
-        found = nesting.inherited(own)
-        # optimizer.step(closure) runs forward and backward inside the step: only what follows the
-        # backward there is the optimizer's.
-        nodes = np.flatnonzero(host.named(names.is_backward))
-        steps = np.flatnonzero(host.named(names.is_optimizer))
-        low = np.searchsorted(host.start_ns[nodes], host.start_ns[steps])
-        high = np.searchsorted(host.start_ns[nodes], host.ends(steps))
-        closures = high > low
-        if not closures.any():
-            return found
-        marked = nesting.nearest(own >= 0)
-        ended = np.full(len(host), np.iinfo(np.int64).min, dtype=np.int64)
-        for row, first, last in zip(steps[closures], low[closures], high[closures], strict=True):
-            ended[row] = host.ends(nodes[first:last]).max()
-        found[(marked >= 0) & (host.start_ns < ended[marked])] = -1
-        return found
+        # What backward differentiates is forward wherever it ran: in a closure inside of the
+        # optimizer's step, in a block that the program named, before the first module.
+        forward = host.named(names.is_forward)
+        nodes = self._differentiated
+        enclosing = nesting.inherited(np.where(forward, -1, own))
+        nodes = nodes[~np.isin(enclosing[nodes], (_RECOMPUTE, _BACKWARD))]
+        own[nodes] = _FORWARD
+        inside = np.zeros(len(host), dtype=bool)
+        inside[nodes] = True
+        # A checkpointed function runs its forward without gradients.
+        unnamed = (own == _EVALUATION) | (own == _INFERENCE)
+        own[unnamed & nesting.within(inside)] = -1
+        undecided = forward & (enclosing >= _EVALUATION) & ~nesting.containing(inside)
+        own[undecided] = -1
+        return nesting.inherited(own)
 
     @cached_property
     def _numbered_in_backward(self) -> np.ndarray:
@@ -173,29 +201,110 @@ class Links:
             # A CPU backend runs collectives on threads of its own: they are of the phase that
             # the program was in.
             foreign = open_ & self.events.of("host_collective")
-            found[foreign] = self._phase_at(self.launch_ns[foreign])
+            found[foreign] = self._issuing_phase(self.launch_ns[foreign])
         unknown = found < 0
-        found[unknown] = np.where(
-            self.launch_ns[unknown] >= self._backward_end(unknown), _OTHER, _FORWARD
-        )
+        found[unknown] = self.unmarked_phase(self.launch_ns[unknown])
         found[~known & unknown] = _OTHER
         return found
 
+    def _issuing_phase(self, time_ns: np.ndarray) -> np.ndarray:
+        """Phase that the program was in when another thread began a collective; -1 for none.
+
+        The last gradients are reduced after the last node of backward.
+        """
+        found = self._phase_at(time_ns)
+        before, behind = self._neighbours(time_ns)
+        last = (found < 0) & (before == _BACKWARD) & (behind == _OPTIMIZER)
+        return np.where(last, _BACKWARD, found)
+
+    def unmarked_phase(self, time_ns: np.ndarray) -> np.ndarray:
+        """Phase of work at a time for which no span tells it.
+
+        Where forwards are marked, by what is marked before and after it: a loss follows a forward,
+        clipping of gradients follows backward, and what precedes a forward is between the phases.
+        Elsewhere all is forward before the end of the step's backward, and other after it.
+        """
+        if not self._marks_forward:
+            after = time_ns >= self._backward_end(time_ns)
+            return np.where(after, _OTHER, _FORWARD)
+        before, behind = self._neighbours(time_ns)
+        in_backward = (before == _BACKWARD) | (before == _RECOMPUTE)
+        resumes = (behind == _FORWARD) | (behind == _DATA)
+        return np.select([before == _FORWARD, in_backward & ~resumes], [_FORWARD, _OTHER], _BETWEEN)
+
+    @cached_property
+    def _marks_forward(self) -> bool:
+        return bool(len(self.host) and self.host.named(names.is_forward).any())
+
+    @cached_property
+    def _tops(self) -> np.ndarray:
+        """Outermost spans that have a phase, of all threads, in order of time."""
+        host = self.host
+        rows = np.flatnonzero((self.span_phase >= 0) & (host.dur_ns > 0))
+        parent = host.nesting.parent[rows]
+        return rows[(parent < 0) | (self.span_phase[np.maximum(parent, 0)] < 0)]
+
+    def _neighbours(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Phases of the last marked span that began by each time, and of the next; -1 for none."""
+        tops = self._tops
+        at = np.searchsorted(self.host.start_ns[tops], time_ns, side="right")
+        phase = np.concatenate([[-1], self.span_phase[tops], [-1]])
+        return phase[at], phase[at + 1]
+
+    def idle_phase(self, span: np.ndarray, operator: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+        """Phase of time in which a device waited for the host: of what the host did.
+
+        Args:
+            span: innermost span that was open on the host, -1 for none.
+            operator: innermost operator that was, -1 for none.
+            time_ns: start of the time.
+
+        Returns:
+            Codes into ``phases``; ``between`` where the host was in none.
+        """
+        if not len(self.host):
+            return np.full(len(span), _BETWEEN, dtype=np.int64)
+        found = np.where(span >= 0, self.span_phase[span], -1).astype(np.int64)
+        rows = np.flatnonzero(found < 0)
+        found[rows] = self._phase_at(time_ns[rows])
+        rows = rows[found[rows] < 0]
+        works = operator[rows] >= 0
+        found[rows[works]] = self.unmarked_phase(time_ns[rows[works]])
+        rows = rows[~works]
+        before, behind = self._sides(time_ns[rows])
+        found[rows] = np.where((before == behind) & (before >= 0), before, _BETWEEN)
+        return found
+
+    def _sides(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Phases of what the host did before and after each time; -1 for nothing."""
+        if self._marks_forward:
+            before, behind = self._neighbours(time_ns)
+            return np.where(before == _FORWARD, -1, before), behind
+        host, nesting = self.host, self.host.nesting
+        operators = host.of("cpu_op")
+        top = nesting.parent < 0
+        rows = np.flatnonzero(
+            operators & (top | (nesting.nearest(operators)[np.maximum(nesting.parent, 0)] < 0))
+        )
+        own = self.span_phase[rows].astype(np.int64)
+        open_ = own < 0
+        own[open_] = self.unmarked_phase(host.start_ns[rows[open_]])
+        at = np.searchsorted(host.start_ns[rows], time_ns, side="right")
+        phase = np.concatenate([[-1], own, [-1]])
+        return phase[at], phase[at + 1]
+
     def _phase_at(self, time_ns: np.ndarray) -> np.ndarray:
         """Phase that any marked span had at each time, innermost in time order; -1 none."""
-        host = self.host
-        tops = np.flatnonzero((self.span_phase >= 0) & (host.dur_ns > 0))
-        parent = host.nesting.parent[tops]
-        tops = tops[(parent < 0) | (self.span_phase[np.maximum(parent, 0)] < 0)]
+        host, tops = self.host, self._tops
         if not len(tops):
             return np.full(len(time_ns), -1, dtype=np.int64)
         at = np.searchsorted(host.start_ns[tops], time_ns, side="right") - 1
         row = tops[np.maximum(at, 0)]
-        inside = (at >= 0) & (host.ends(row) >= time_ns)
+        inside = (at >= 0) & (host.ends(row) > time_ns)
         return np.where(inside, self.span_phase[row], -1)
 
-    def _backward_end(self, rows: np.ndarray) -> np.ndarray:
-        """End of the last backward activity in the step of each chosen event."""
+    def _backward_end(self, time_ns: np.ndarray) -> np.ndarray:
+        """End of the last backward activity in the step around each time."""
         never = np.iinfo(np.int64).max
         steps = len(self.steps_start_ns)
         ends = np.full(max(steps, 1) + 2, never, dtype=np.int64)
@@ -211,8 +320,8 @@ class Links:
                 np.maximum.at(latest, index, self.host.ends(spans))
                 ends = np.where(latest >= 0, latest, never)
         if not steps:
-            return np.full(int(rows.sum()), ends[1], dtype=np.int64)
-        index = np.searchsorted(self.steps_start_ns, self.launch_ns[rows], side="right")
+            return np.full(len(time_ns), ends[1], dtype=np.int64)
+        index = np.searchsorted(self.steps_start_ns, time_ns, side="right")
         return ends[index]
 
     @cached_property
@@ -259,13 +368,15 @@ class Links:
     @cached_property
     def layers(self) -> tuple[np.ndarray, list[str]]:
         """Layer of each event as codes into names."""
-        span_codes, layer_names = self._span_layers()
+        span_codes, layer_names = self.span_layers
         if not len(self.host):
             return np.full(len(self.events), -1, dtype=np.int64), []
         row = np.where(self.launch_row >= 0, self.launch_row, self.op_row)
         return np.where(row >= 0, span_codes[row], -1), layer_names
 
-    def _span_layers(self) -> tuple[np.ndarray, list[str]]:
+    @cached_property
+    def span_layers(self) -> tuple[np.ndarray, list[str]]:
+        """Layer of each host span as codes into names."""
         host = self.host
         if not len(host):
             return np.zeros(0, np.int64), []
@@ -306,22 +417,35 @@ class Links:
 
     def _inherit_backward(self, span: np.ndarray) -> np.ndarray:
         """Give backward nodes the layer of the forward operator with their sequence number."""
+        if not (span >= 0).any():
+            return span
+        nodes, makers = self._node_makers
+        given = np.full(len(self.host), -1, dtype=np.int32)
+        given[nodes] = span[makers]
+        return np.where(span < 0, self.host.nesting.inherited(given), span)
+
+    @cached_property
+    def _node_makers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Backward nodes, and the forward operators that recorded them: rows in pairs."""
         host = self.host
         sequence = host.sequence_id
-        node = (sequence >= 0) & host.named(names.is_backward)
-        if not node.any() or not (span >= 0).any():
-            return span
-        forward = np.flatnonzero((sequence >= 0) & ~node & (host.forward_tid <= 0))
-        if not len(forward):
-            return span
+        node = np.flatnonzero((sequence >= 0) & host.named(names.is_backward))
+        numbered = (sequence >= 0) & (host.forward_tid <= 0)
+        numbered[node] = False
+        forward = np.flatnonzero(numbered)
+        if not len(node) or not len(forward):
+            return node[:0], forward[:0]
         # Operators that make no node share the next one's number: the last one made the node.
         by_sequence = forward[np.argsort(sequence[forward], kind="stable")]
         keys = sequence[by_sequence]
         at = np.searchsorted(keys, sequence[node], side="right") - 1
         hit = (at >= 0) & (keys[np.maximum(at, 0)] == sequence[node])
-        given = np.full(len(host), -1, dtype=np.int32)
-        given[node] = np.where(hit, span[by_sequence[np.maximum(at, 0)]], -1)
-        return np.where(span < 0, host.nesting.inherited(given), span)
+        return node[hit], by_sequence[at[hit]]
+
+    @cached_property
+    def _differentiated(self) -> np.ndarray:
+        """Rows of the forward operators that a backward of this trace went through."""
+        return np.unique(self._node_makers[1])
 
     @cached_property
     def op_names(self) -> tuple[np.ndarray, list[str]]:
@@ -378,7 +502,7 @@ class Links:
                 dictionary(*self.op_names),
                 dictionary(*self.annotations),
                 dictionary(*self.layers),
-                dictionary(self.phase, PHASES),
+                dictionary(self.phase, self.phases),
                 nullable(step).cast(pa.int32()),
                 dictionary(self.work_class, WORK_CLASSES),
             ],
@@ -386,8 +510,13 @@ class Links:
         )
 
 
-def _phase_of(name: str) -> int:
+def _phase_of(name: str, code_of: dict[str, int]) -> int:
     """The phase that a span's name says, -1 for none."""
+    named = names.program_phase_of(name)
+    if named is not None:
+        return code_of[named]
+    if names.is_forward(name):
+        return _FORWARD
     if name.startswith("chopper::recompute::"):
         return _RECOMPUTE
     if names.is_data_loading(name):
@@ -395,6 +524,16 @@ def _phase_of(name: str) -> int:
     if names.is_optimizer(name):
         return _OPTIMIZER
     return _BACKWARD if names.is_backward(name) else -1
+
+
+def phases_outside_training(present: set[str]) -> set[str]:
+    """Phases whose work is no part of a training step, among those that are present.
+
+    Where nothing is trained, forwards without gradients are the program's work.
+    """
+    outside = present.difference(PHASES[:_EVALUATION])
+    trains = not present.isdisjoint(("recompute", "backward", "optimizer"))
+    return outside if trains else outside.difference(PHASES[:_CHECKPOINT])
 
 
 def link(
@@ -539,4 +678,5 @@ __all__ = [
     "backward_thread",
     "link",
     "main_thread",
+    "phases_outside_training",
 ]

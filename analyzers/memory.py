@@ -6,7 +6,7 @@ history (a snapshot), else from the readings at the end of each step. An event b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +37,7 @@ class MemoryEvents:
         device_type: 0 for the host's memory, 1 for a device's.
         device_id: ordinal; -1 on the host.
         step: index of the traced step of each event.
-        phase: code into PHASES.
+        phase: code into ``phases``.
         bytes_count: allocated (positive) or freed (negative).
         allocated_bytes, reserved_bytes: totals after the event, -1 for unknown.
         source: where they come from.
@@ -51,6 +51,7 @@ class MemoryEvents:
     allocated_bytes: np.ndarray
     reserved_bytes: np.ndarray
     source: str = "allocator events of the trace"
+    phases: list[str] = field(default_factory=lambda: PHASES)
 
 
 def memory(attribution: Attribution) -> pa.Table:
@@ -93,8 +94,10 @@ def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(time[rows], kind="stable")]
     if rank in attribution.links:
-        phase = phase_at(relink(attribution, rank), time[rows], tid[rows])
+        links = relink(attribution, rank)
+        phase, phases = phase_at(links, time[rows], tid[rows]), links.phases
     else:
+        phases = PHASES
         phase = np.full(len(rows), PHASES.index("other"), dtype=np.int64)
     kind, device = kind[rows], device[rows]
     columns = {name: values[rows] for name, values in columns.items()}
@@ -106,7 +109,11 @@ def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
             # A total that is never above 0 is one that the recorder does not keep.
             if not (cut[name] > 0).any():
                 cut[name] = np.full(len(cut[name]), -1, dtype=np.int64)
-        made.append(MemoryEvents(type_, id_, step[rows][mine], phase[mine], **cut, source=source))
+        made.append(
+            MemoryEvents(
+                type_, id_, step[rows][mine], phase[mine], **cut, source=source, phases=phases
+            )
+        )
     return made
 
 
@@ -158,10 +165,10 @@ _TELLING = [PHASES.index(name) for name in ("recompute", "backward", "optimizer"
 
 
 def phase_at(links: Links, time_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
-    """Phase of what a thread was doing at each time, as codes into PHASES.
+    """Phase of what a thread was doing at each time, as codes into ``links.phases``.
 
-    By the innermost span of the thread; where none tells, it is forward before the end of the
-    step's backward pass and other after it. Of a thread that is not known (-1), by whichever thread
+    By the innermost span of the thread; where none tells, as `Links.unmarked_phase` says. Of a
+    thread that is not known (-1), by whichever thread
     was in the backward pass, else in the optimizer.
     """
     host = links.host
@@ -184,14 +191,7 @@ def phase_at(links: Links, time_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
             known = phase > (-1 if chosen is None else found[rows])
             found[rows[known]] = phase[known]
     open_ = found < 0
-    backward = np.flatnonzero(host.named(names.is_backward))
-    starts = links.steps_start_ns
-    step_of = np.searchsorted(starts, host.start_ns[backward], side="right")
-    last = np.full(len(starts) + 2, np.iinfo(np.int64).max, dtype=np.int64)
-    for index in np.unique(step_of).tolist():
-        last[index] = int(host.end_ns[backward[step_of == index]].max())
-    ended = time_ns >= last[np.searchsorted(starts, time_ns, side="right")]
-    found[open_] = np.where(ended[open_], PHASES.index("other"), PHASES.index("forward"))
+    found[open_] = links.unmarked_phase(time_ns[open_])
     return found
 
 
@@ -202,7 +202,7 @@ def _of_trace(attribution: Attribution, rank: int, events: MemoryEvents) -> list
     on_device = events.device_type != CPU
     calls = _allocator_calls(attribution, rank) if traced and on_device else None
     rows = []
-    phases = enumerate(PHASES) if traced else ()
+    phases = enumerate(events.phases) if traced else ()
     for code, phase in [(-1, ALL), *phases]:
         mine = np.ones(len(events.step), dtype=bool) if code < 0 else events.phase == code
         if not mine.any():

@@ -170,6 +170,13 @@ _DATA = re.compile(
     r"^enumerate\(DataLoader\)|^chopper::data|DataLoaderIter.{0,60}__next__"
     r"|torch/utils/data/dataloader\.py.{0,60}: __next__"
 )
+# torch._dynamo.utils.dynamo_timed records every part of a compilation in this way, those of
+# Inductor and Triton's autotuning too; the plain names are its events of the same.
+_COMPILATION = re.compile(
+    r" \(dynamo_timed\)$|^(dynamo|entire_frame_compile|entire_backward_compile|inductor_compile"
+    r"|backend_compile|compile_attempt_\d+)$"
+)
+_PROGRAM_PHASE = "chopper::phase::"
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 # FSDP and DDP name their hooks. DeepSpeed and Megatron do not: with Python stacks, the files do,
@@ -292,6 +299,21 @@ def is_synchronizing_operator(name: str) -> bool:
 def is_data_loading(name: str) -> bool:
     """Waiting for, or making, the next batch."""
     return bool(_DATA.search(name))
+
+
+def is_compilation(name: str) -> bool:
+    """A span of torch.compile at work: tracing, code generation, compiling, autotuning."""
+    return bool(_COMPILATION.search(name))
+
+
+def is_forward(name: str) -> bool:
+    """The forward of an outermost module, as chopper marks it."""
+    return name == "chopper::forward"
+
+
+def program_phase_of(name: str) -> str | None:
+    """The phase that the program or its trainer named."""
+    return name.removeprefix(_PROGRAM_PHASE) if name.startswith(_PROGRAM_PHASE) else None
 
 
 def is_backward(name: str) -> bool:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.compute import MOST_OF_A_PEAK
+from chopper.analyzers.links import phases_outside_training
 from chopper.storage import JSON_ERRORS
 from chopper.tables import TABLES
 
@@ -90,11 +91,14 @@ def _math(attribution: Attribution, rank: int, time_ns: int) -> _Math:
     time = dur.sum()
     unknown = 1 - dur[known].sum() / time if time else 0.0
     phase, phases = strings(links, "phase")
+    present = {phases[code] for code in np.unique(phase) if code >= 0}
+    outside = phases_outside_training(present)
+    trained = np.array([p not in outside for p in phases] + [True])[phase[rows][known]]
     own = np.array([p not in _NOT_THE_MODELS for p in phases] + [True])[phase[rows][known]]
     names = [*work.dtypes, ""]
     codes = work.dtype[rows][known] % len(names)
-    hardware = np.bincount(codes, weights=flop[known], minlength=len(names))
-    model = np.bincount(codes, weights=flop[known] * own, minlength=len(names))
+    hardware = np.bincount(codes, weights=flop[known] * trained, minlength=len(names))
+    model = np.bincount(codes, weights=flop[known] * (own & trained), minlength=len(names))
     if hardware.sum() >= 2**63 / len(
         attribution.ranks
     ):  # the sum over ranks is a whole number, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from chopper._session import Session
+
 _FLUSH_NS = 1_000_000_000
+_TRAINING = frozenset(("forward", "recompute", "backward", "optimizer", "data", "between", "other"))
+"""Phases of a training step: only a trace shows them."""
 _COLUMNS = ("name", "tid", "start_ns", "end_ns")
 
 
@@ -29,6 +34,37 @@ class OpenPhase:
         """Start of the time that is not in the table yet."""
         self.span: Any = None
         """Its span in the trace that is being taken."""
+
+
+class Phase:
+    """A ``with`` block of a phase.
+
+    Args:
+        session: the recording; None where there is none.
+        name: of the phase.
+    """
+
+    def __init__(self, session: Session | None, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._open: OpenPhase | None = None
+
+    def __enter__(self) -> Phase:
+        if self._session is not None and not _compiling():
+            self._open = self._session.begin_phase(self._name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        phase, self._open = self._open, None
+        if phase is not None and self._session is not None:
+            self._session.end_phase(phase)
+
+
+def _compiling() -> bool:
+    """Whether torch.compile is looking at this call, which is no time of the program's."""
+    torch: Any = sys.modules.get("torch")
+    compiler = getattr(torch, "compiler", None)  # None while torch is being imported
+    return compiler is not None and bool(compiler.is_compiling())
 
 
 class PhaseLog:
@@ -132,7 +168,7 @@ class PhaseLog:
             self._writer.close()
 
     def _record(self, phase: OpenPhase, end_ns: int) -> None:
-        if end_ns > phase.start_ns:
+        if end_ns > phase.start_ns and phase.name not in _TRAINING:
             self._rows.append((phase.name, phase.tid, phase.start_ns, end_ns))
 
     def _end_span(self, phase: OpenPhase) -> None:

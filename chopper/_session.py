@@ -35,10 +35,11 @@ from chopper._options import (
     reason_of,
     say,
 )
-from chopper._phases import PhaseLog
+from chopper._phases import Phase, PhaseLog
 from chopper._signals import TerminationGuard, no_interrupts
 from chopper._step_log import StepLog
 from chopper._steps import OptimizerCycle
+from chopper._trainers import TrainerPhases
 from chopper._windows import TraceWindows
 from chopper.errors import UsageError
 from chopper.run import RunWriter, finalize
@@ -125,6 +126,7 @@ class Session:
         self._optimizers = OptimizerWatch(self._optimizer_stepped)
         self._log: StepLog | None = None
         self._phases: PhaseLog | None = None
+        self._trainers = TrainerPhases(functools.partial(Phase, self))
         self._windows: TraceWindows | None = None
         self._guard = TerminationGuard(self._terminated)
 
@@ -158,6 +160,7 @@ class Session:
         if self._collecting.trace is not None:
             self._watch_trace(self._collecting.trace)
         self._optimizers.begin()
+        self._trainers.begin()
         self._guard.arm()
         atexit.register(self.close)
         # Multiprocessing's children leave without atexit.
@@ -433,6 +436,7 @@ class Session:
     @_harmless
     def _stop_watching(self) -> None:
         self._optimizers.end()
+        self._trainers.end()
 
     @_harmless
     def _last_step(self) -> None:
@@ -509,6 +513,7 @@ class Session:
             self._guard.disarm()
         with contextlib.suppress(Exception):
             self._optimizers.end()
+            self._trainers.end()
         with contextlib.suppress(Exception):
             if self._windows is not None:
                 self._windows.give_up()
@@ -535,6 +540,7 @@ class Session:
         atexit.unregister(self.close)
         self._guard.disarm()
         self._optimizers.end()
+        self._trainers.end()
         if self._windows is not None:
             self._windows.forked()
 

@@ -74,7 +74,7 @@ class TraceWindows:
         self._log = log
         self._phases = phases
         self._on_overrun = on_overrun
-        self._annotator = Annotator(on_call=self._check, on_failure=on_layers_lost)
+        self._annotator = Annotator(self._check, on_layers_lost, phases.current)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
         self._moved = False
         """Whether a window was put in the place of one that was too large."""

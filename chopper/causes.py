@@ -129,8 +129,16 @@ _CAUSES = (
     ),
     Cause("compute.optimizer", "Optimizer", "Kernels launched by the optimizer's step."),
     Cause(
+        "compute.outside_training",
+        "Work outside of training",
+        "Compute in phases that are no part of a training step: evaluation, generation, rollouts, "
+        "forwards without gradients, checkpoints, and whatever else the program names with "
+        "prof.phase(…). It counts neither for the ideal time nor for model FLOP. Where nothing is "
+        "trained, forwards are the program's work and are not in here.",
+    ),
+    Cause(
         "compute.fsdp_copy",
-        "FSDP copies and casts",
+        "Data-parallel copies and casts",
         "Copying shards and gradients in and out of communication buffers, scaling and casting them: "
         "in the hooks of FSDP and DDP, and of DeepSpeed's ZeRO and Megatron where Python stacks "
         "were recorded.",
@@ -248,6 +256,12 @@ _CAUSES = (
         "The host blocked in a collective, a barrier or a store.",
     ),
     Cause("idle.preparation.gc", "Garbage collection", "Python's garbage collector ran."),
+    Cause(
+        "idle.preparation.compile",
+        "Compilation",
+        "torch.compile was at work: tracing, code generation, compiling, Triton's autotuning; for the "
+        "first time, or again for other shapes.",
+    ),
     Cause(
         "idle.preparation.dispatch",
         "Framework dispatch",

@@ -6,10 +6,10 @@ import contextlib
 import functools
 import inspect
 import itertools
-import sys
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chopper import _session
+from chopper._phases import Phase
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -224,31 +224,6 @@ class Profile:
     def __repr__(self) -> str:
         state = "recording to" if self.recording else "not recording; output"
         return f"<chopper.Profile {state} {self._output or self._options.output}>"
-
-
-def _compiling() -> bool:
-    """Whether torch.compile is looking at this call, which is no time of the program's."""
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and bool(torch.compiler.is_compiling())
-
-
-class Phase:
-    """A phase of the program; made by :meth:`Profile.phase`."""
-
-    def __init__(self, session: _session.Session | None, name: str) -> None:
-        self._session = session
-        self._name = name
-        self._open: Any = None
-
-    def __enter__(self) -> Phase:
-        if self._session is not None and not _compiling():
-            self._open = self._session.begin_phase(self._name)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        phase, self._open = self._open, None
-        if phase is not None and self._session is not None:
-            self._session.end_phase(phase)
 
 
 class Watched(Generic[_T]):

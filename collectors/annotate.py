@@ -5,8 +5,10 @@ span per module call:
 
 ``chopper::layer::<fqn>``      a module's forward
 ``chopper::recompute::<fqn>``  the same within backward: activation checkpointing
-``chopper::forward``           the outermost module's forward (a phase)
-``chopper::phase::<name>``     a phase that the program or its trainer names
+``chopper::forward``           the outermost module's forward (a phase), when gradients are recorded
+``chopper::phase::<name>``     a phase that the program or its trainer names; where they name none,
+                             ``evaluation`` or ``inference`` around an outermost forward without
+                             gradients, and ``evaluation`` around one in eval mode with them
 ``chopper::gc::<generation>``  Python's garbage collector at work
 
 ``<fqn>`` is the name in the root module's ``named_modules``, without what wrappers insert; the
@@ -48,14 +50,14 @@ class _Thread(threading.local):
     """What one thread is inside of."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Any, Any, Any, str, bool, int, int]] = []
+        self.stack: list[tuple[Any, Any, tuple[Any, ...], str, bool, int, int]] = []
         self.tid = threading.get_native_id()
 
 
 class _Names:
     """A module's names, made once."""
 
-    __slots__ = ("forward", "layer", "module", "recompute")
+    __slots__ = ("forward", "layer", "module", "recompute", "trained")
 
     def __init__(self, module: torch.nn.Module, layer: str) -> None:
         # Ids are reused: the weak reference tells whether this is still the module of this id.
@@ -63,6 +65,8 @@ class _Names:
         self.layer = layer
         self.forward = LAYER_PREFIX + layer
         self.recompute = RECOMPUTE_PREFIX + layer
+        self.trained: bool | None = None
+        """Whether it has parameters to train; None where it has none at all, or nobody asked."""
 
 
 def strip_wrappers(name: str) -> str:
@@ -134,15 +138,20 @@ class Annotator:
         on_call: called before each outermost forward, and some others, with the number of outermost
             ones so far. It may end the trace.
         on_failure: called with the error when a hook failed; the hooks are gone by then.
+        current_phase: returns the phase that this thread is in by name, None for none.
     """
 
     def __init__(
         self,
         on_call: Callable[[int], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
+        current_phase: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._on_call = on_call
         self._on_failure = on_failure
+        self._current_phase = current_phase
+        self._last_phase: str | None = None
+        """Phase of the last outermost forward; None for training."""
         self._filter: Any = None
         self._names: dict[int, _Names] = {}
         self._roots: set[str] = set()
@@ -166,6 +175,7 @@ class Annotator:
 
         self._span = _RecordFunctionFast
         self._phase: Any = record_function
+        self._records_gradients = torch.is_grad_enabled
         self._is_compiling = torch.compiler.is_compiling
         self._graph_task = torch._C._current_graph_task_id
         self._sequence_nr = torch._C._autograd._get_sequence_nr
@@ -197,9 +207,9 @@ class Annotator:
         self._filter = None
         stack = self._threads.stack
         while stack:  # within a forward: what is open in this thread ends with the trace
-            _, span, phase, *_ = stack.pop()
+            _, span, phases, *_ = stack.pop()
             span.__exit__(None, None, None)
-            if phase is not None:
+            for phase in reversed(phases):
                 phase.__exit__(None, None, None)
         self._threads = _Thread()
         self._gc_span = None
@@ -243,7 +253,7 @@ class Annotator:
         names = self._names.get(id(module))
         if names is None or names.module() is not module:
             names = self._name(module, in_backward)
-        phase = None
+        phases: tuple[Any, ...] = ()
         self.calls += 1
         outermost = not stack and not in_backward
         self._root_calls += outermost
@@ -256,13 +266,35 @@ class Annotator:
             if not self._handles:  # it ended the trace
                 return
         if outermost:
-            phase = self._phase(FORWARD)
-            phase.__enter__()
+            phases = tuple(self._phase(name) for name in self._root_phases(module, names))
+            for phase in phases:
+                phase.__enter__()
         span = self._span(names.recompute if in_backward else names.forward)
         stack.append(
-            (module, span, phase, names.layer, in_backward, self._sequence_nr(), self._now())
+            (module, span, phases, names.layer, in_backward, self._sequence_nr(), self._now())
         )
         span.__enter__()
+
+    def _root_phases(self, module: torch.nn.Module, names: _Names) -> tuple[str, ...]:
+        """Names of the spans around an outermost forward, outermost first.
+
+        Analysis takes a forward in eval mode for training where backward goes through it.
+        """
+        named = self._current_phase() is not None
+        with_gradients = self._records_gradients()
+        if with_gradients and module.training and (self._last_phase is None or _has_own(module)):
+            self._last_phase = None
+            return (FORWARD,)
+        if named:
+            return (FORWARD,) if with_gradients else ()
+        if _has_own(module):
+            if names.trained is None:
+                names.trained = any(p.requires_grad for p in module.parameters())
+            evaluates = with_gradients or (names.trained and not module.training)
+            self._last_phase = "evaluation" if evaluates else "inference"
+        # A loss is of the phase of the model before it.
+        phase = PHASE_PREFIX + (self._last_phase or "inference")
+        return (phase, FORWARD) if with_gradients else (phase,)
 
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         if self._is_compiling():
@@ -281,9 +313,9 @@ class Annotator:
         if stack[-1][0] is not module and not any(entry[0] is module for entry in stack):
             return
         while True:
-            called, span, phase, layer, recompute, low, start_ns = stack.pop()
+            called, span, phases, layer, recompute, low, start_ns = stack.pop()
             span.__exit__(None, None, None)
-            if phase is not None:
+            for phase in reversed(phases):
                 phase.__exit__(None, None, None)
             high = self._sequence_nr()
             if high > low:
@@ -329,6 +361,11 @@ class Annotator:
         elif self._gc_span is not None:
             self._gc_span.__exit__(None, None, None)
             self._gc_span = None
+
+
+def _has_own(module: torch.nn.Module) -> bool:
+    """Whether a module has parameters: a model has, most losses have none."""
+    return next(module.parameters(), None) is not None
 
 
 def _leave_to_python(*hooks: Any) -> None:

@@ -30,6 +30,7 @@ COLORS: dict[str, str] = {
     "compute.no_peak": "#5f9ee6",
     "compute.recompute": "#6a5acd",
     "compute.optimizer": "#9184e0",
+    "compute.outside_training": "#b66a9c",
     "compute.fsdp_copy": "#2b6f8f",
     "compute.vector": "#59b2d9",
     "compute.vector.roofline": "#3d9fc9",
@@ -60,6 +61,7 @@ COLORS: dict[str, str] = {
     "idle.preparation.allocator": "#98792b",
     "idle.preparation.collective_wait": "#bf6a3a",
     "idle.preparation.gc": "#868b3a",
+    "idle.preparation.compile": "#a39b4a",
     "idle.preparation.dispatch": "#cdb94f",
     "idle.preparation.runtime": "#b09a3e",
     "idle.preparation.profiler": "#9a9a9a",
@@ -78,7 +80,14 @@ PHASES: dict[str, str] = {
     "optimizer": "#e8862e",
     "data": "#e3b71b",
     "other": "#98917f",
+    "between": "#cbc7bd",
+    "evaluation": "#c2569b",
+    "generation": "#a8456f",
+    "rollout": "#8c5a9e",
+    "inference": "#d68ab8",
+    "checkpoint": "#7a6a58",
 }
+"""Colours of the phases; those that only one program has take that of ``other``."""
 
 
 def color(cause: str) -> str:

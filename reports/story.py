@@ -26,7 +26,7 @@ _UNKNOWN = frozenset(
     {"compute.no_peak", "compute.unmodelled", "compute.vector.no_bytes", "idle.no_step"}
 )
 _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phase"}
-_WORDS_IDLE: dict[Level, str] = {"op": "before operator", "phase": "phase"}
+_WORDS_IDLE: dict[Level, str] = {"op": "host in operator", "phase": "phase"}
 _SHOWN_FIRST_RATIO = 0.2
 """Leading steps that were slow are shown from this share of the time on."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
@@ -37,7 +37,7 @@ class Evidence:
     """Where a part of a cause lies."""
 
     label: str
-    """``operator``, ``kernel``, ``phase``, ``rank``, ``before operator``."""
+    """``operator``, ``kernel``, ``phase``, ``rank``, ``host in operator``."""
     name: str
     """As recorded."""
     shown: str

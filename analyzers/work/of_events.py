@@ -27,6 +27,7 @@ WORK_CAUSES = [
     "compute.no_peak",
     "compute.recompute",
     "compute.optimizer",
+    "compute.outside_training",
     "compute.fsdp_copy",
     "compute.vector.roofline",
     "compute.vector.no_bytes",
@@ -37,6 +38,7 @@ WORK_CAUSES = [
     _NO_PEAK,
     _RECOMPUTE,
     _OPTIMIZER,
+    _OUTSIDE,
     _FSDP_COPY,
     _VECTOR_ROOFLINE,
     _VECTOR_NO_BYTES,
@@ -342,4 +344,5 @@ def main_cause(links: Links, work: EventWork) -> np.ndarray:
     # Parameters are gathered for the backward pass whether or not it computes the forward again.
     cause[links.sharding_copy] = _FSDP_COPY
     cause[links.phase == PHASES.index("optimizer")] = _OPTIMIZER
+    cause[links.outside_training] = _OUTSIDE
     return cause

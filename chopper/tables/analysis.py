@@ -32,7 +32,9 @@ EVENT_LINK = Table(
         Column(
             name="phase",
             type="string",
-            doc="forward, recompute, backward, optimizer, data or other.",
+            doc="forward, recompute, backward, optimizer, data, evaluation, generation, rollout, "
+            "inference, checkpoint, a name that the program gave (prof.phase), between (outside of "
+            "them) or other.",
         ),
         Column(
             name="step_index",
@@ -63,10 +65,29 @@ PIECE = Table(
             nullable=True,
             doc="Device event that spent the time, or that ended the gap.",
         ),
-        Column(name="phase", type="string", doc="Phase of that event."),
-        Column(name="layer", type="string", nullable=True, doc="Layer of that event."),
-        Column(name="op", type="string", nullable=True, doc="Operator of that event."),
-        Column(name="kernel", type="string", nullable=True, doc="Name of that event."),
+        Column(
+            name="phase",
+            type="string",
+            doc="Phase of that event; where the host was late, the phase that the host was in.",
+        ),
+        Column(
+            name="layer",
+            type="string",
+            nullable=True,
+            doc="Layer of that event; where the host was late, the one that the host was in.",
+        ),
+        Column(
+            name="op",
+            type="string",
+            nullable=True,
+            doc="Operator of that event; where the host was late, the outermost that it was in.",
+        ),
+        Column(
+            name="kernel",
+            type="string",
+            nullable=True,
+            doc="Name of that event; null where the host was late.",
+        ),
         Column(name="time_ns", type="int64", unit="ns", doc="Time in this cause; may be 0."),
     ),
 )

@@ -169,18 +169,39 @@ def test_an_operator_above_is_not_asked_for_what_another_below_it_told() -> None
 
 
 def test_the_forward_inside_an_optimizer_closure_is_no_optimizer_work() -> None:
+    # LBFGS: two closures with its own math between them, which no backward goes through.
+    def closure(at: int, sequence: int) -> list[Any]:
+        return [
+            op(at + 10, at + 20, "aten::mm", [10, 10], [10, 10], sequence_id=sequence),
+            launch(at + 12, sequence),
+            span(
+                at + 40,
+                at + 60,
+                "autograd::engine::evaluate_function: MmBackward0",
+                tid=2,
+                sequence_id=sequence,
+                forward_tid=1,
+            ),
+        ]
+
     times, _ = attribute(
         spans(
             span(0, 500, "Optimizer.step#LBFGS.step", "annotation"),
-            op(10, 20, "aten::mm", [10, 10], [10, 10]),
-            launch(12, 1),
-            span(100, 200, "autograd::engine::evaluate_function: MmBackward0", tid=2),
+            *closure(0, 1),
+            op(100, 110, "aten::add", [100], [100]),
+            launch(105, 3),
+            *closure(200, 2),
             op(300, 310, "aten::add", [100], [100]),
-            launch(305, 2),
+            launch(305, 4),
         ),
-        kernels(kernel(1000, 3000, correlation_id=1), kernel(3000, 4000, correlation_id=2)),
+        kernels(
+            kernel(1000, 3000, correlation_id=1),
+            kernel(3000, 4000, correlation_id=3),
+            kernel(4000, 6000, correlation_id=2),
+            kernel(6000, 7000, correlation_id=4),
+        ),
     )
-    assert times == {"compute.ideal": 2000, "compute.optimizer": 1000}
+    assert times == {"compute.ideal": 4000, "compute.optimizer": 2000}
 
 
 def test_the_longest_kernel_tells_the_arithmetic_of_all_of_its_operator() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pickle
+import sys
 import threading
 from pathlib import Path
 
@@ -135,3 +139,66 @@ def test_a_phase_inside_a_compiled_function_does_not_break_its_graph(task):
             compiled(torch.ones(2, 8)).backward()
             task.optimizer.step()
     assert phases_of() == []
+
+
+_TRAINER = '''
+class Trainer:
+    def evaluate(self, dataset=None, *, prefix="eval"):
+        """Return metrics."""
+        return self.evaluation_loop(dataset), prefix
+
+    def evaluation_loop(self, dataset):
+        return len(dataset)
+
+    def _save_checkpoint(self, model):
+        raise OSError("disk full")
+'''
+
+
+@pytest.fixture
+def transformers(tmp_path, monkeypatch):
+    """A module of the shape of transformers', which is not installed here."""
+    (tmp_path / "library" / "transformers").mkdir(parents=True)
+    (tmp_path / "library" / "transformers" / "__init__.py").touch()
+    (tmp_path / "library" / "transformers" / "trainer.py").write_text(_TRAINER)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    yield
+    for name in ("transformers", "transformers.trainer"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("imported", ["before", "inside"])
+def test_what_trainers_do_has_the_phase_that_they_name(task, transformers, imported):
+    if imported == "before":
+        importlib.import_module("transformers.trainer")
+    with chopper.profile("run", collect=TRACE_ONLY):
+        trainer_class = importlib.import_module("transformers.trainer").Trainer
+        trainer = trainer_class()
+        assert trainer.evaluate([1, 2], prefix="test") == (2, "test")
+        with pytest.raises(OSError, match="disk full"):
+            trainer._save_checkpoint(task.model)
+        assert str(inspect.signature(trainer_class.evaluate)) == (
+            "(self, dataset=None, *, prefix='eval')"
+        )
+        assert trainer_class.evaluate.__qualname__ == "Trainer.evaluate"
+        assert trainer_class.evaluate.__doc__ == "Return metrics."
+        task.step()
+    # The loop is part of its evaluation.
+    assert [row["name"] for row in phases_of()] == ["evaluation", "checkpoint"]
+    assert not hasattr(trainer_class.evaluate, "__wrapped__")
+    assert trainer.evaluate([1]) == (1, "eval")
+
+
+def test_saving_is_a_checkpoint_and_torch_is_as_it_was(task, tmp_path):
+    own = torch.save
+    with chopper.profile("run", collect=TRACE_ONLY):
+        task.step()
+        torch.save(task.model.state_dict(), tmp_path / "model.pt")
+        assert torch.save is torch.serialization.save
+        assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+        # What was imported meanwhile goes on working.
+        inside = torch.save
+    assert torch.save is torch.serialization.save is own
+    inside(task.model.state_dict(), tmp_path / "again.pt")
+    assert [row["name"] for row in phases_of()] == ["checkpoint"]
+    assert torch.load(tmp_path / "again.pt").keys() == task.model.state_dict().keys()

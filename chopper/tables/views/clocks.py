@@ -60,7 +60,7 @@ CLOCK_BY_PHASE = Table(
     "mean clocks, weighted by their time.",
     (
         column("rank", "int32", "Rank."),
-        column("phase", "string", "forward, recompute, backward, optimizer, data or other."),
+        column("phase", "string", "forward, backward, optimizer, evaluation …"),
         *_CLOCKS,
         _AT_REFERENCE,
     ),

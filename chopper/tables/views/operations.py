@@ -30,7 +30,7 @@ OPERATIONS = Table(
     (
         maybe("op", "string", "Operator; null for events that no operator launched."),
         maybe("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
-        column("phase", "string", "forward, recompute, backward, optimizer, data or other."),
+        column("phase", "string", "forward, backward, optimizer, evaluation …"),
         count("call_count", "Calls."),
         ns("time_ns", "Sum over all calls."),
         _KERNEL_SHARE,
@@ -110,7 +110,7 @@ LAUNCHES = Table(
     "to the kernel's start. Communication under that gap does not shorten it.",
     (
         maybe("op", "string", "Operator that launched the kernels; null: none recorded."),
-        column("phase", "string", "forward, recompute, backward, optimizer, data or other."),
+        column("phase", "string", "forward, backward, optimizer, evaluation …"),
         count("kernel_count", "Compute kernels."),
         ns("overhead_ns", "Preparation, call and what could not be split."),
         column("share_ratio", "float64", "Of the observed time of all ranks.", "ratio"),

@@ -1,0 +1,224 @@
+"""Phases, layers and operators of recorded programs: whose time is it?"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import chopper
+from chopper.analyzers.utilization import utilization
+from chopper.attribution import Attribution, Level
+
+TRACE_ONLY = ("torch_trace",)
+_WAIT_S = 0.02
+_STEPS = 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.body:
+            x = layer(x).relu()
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CHOPPER_OUTPUT", "CHOPPER_LAUNCHED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def attributed() -> Attribution:
+    attribution = chopper.attribute("run")
+    levels: tuple[Level, ...] = ("phase", "layer", "op", "kernel")
+    for level in levels:
+        assert sum(g.time_ns for g in attribution.by(level)) == attribution.observed_ns
+    return attribution
+
+
+def times(attribution: Attribution, level: Level) -> dict[object, int]:
+    return {group.key: group.time_ns for group in attribution.by(level)}
+
+
+def computing(attribution: Attribution, phase: str) -> dict[str, int]:
+    causes = {group.key: group.causes for group in attribution.by("phase")}.get(phase, {})
+    return {cause: ns for cause, ns in causes.items() if cause.startswith("compute") and ns}
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(_WAIT_S)
+        return torch.ones(32)
+
+
+def generated():
+    for _ in range(_STEPS + 1):
+        time.sleep(_WAIT_S)
+        yield torch.ones(1, 32)
+
+
+@pytest.mark.parametrize(
+    ("loader", "phase"),
+    [
+        (lambda prof: DataLoader(Slow(), batch_size=1), "data"),
+        (lambda prof: prof.watch(generated()), "data"),
+        (lambda prof: generated(), "between"),
+    ],
+    ids=["DataLoader", "watch", "generator"],
+)
+def test_waiting_for_a_batch_belongs_to_no_layer(loader, phase):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
+        for _, batch in zip(range(_STEPS + 1), loader(prof), strict=False):
+            net(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    attribution = attributed()
+    waited_ns = _STEPS * _WAIT_S * 1e9
+    assert times(attribution, "phase")[phase] >= waited_ns
+    levels: tuple[Level, ...] = ("layer", "op", "kernel")
+    for level in levels:
+        named = times(attribution, level)
+        assert named.pop(None) >= waited_ns
+        assert named  # work keeps its names
+    assert {"forward", "backward", "optimizer"} <= times(attribution, "phase").keys()
+    assert {"body.0", "body.1", "head"} <= times(attribution, "layer").keys()
+
+
+def evaluate_unnamed(net, prof):
+    net.eval()
+    with torch.no_grad():
+        nn.functional.mse_loss(net(torch.ones(4, 32)), torch.ones(4, 1))
+    net.train()
+
+
+def evaluate_with_gradients(net, prof):
+    net.eval()
+    net(torch.ones(4, 32))
+    net.train()
+
+
+def evaluate_named(net, prof):
+    with prof.phase("evaluation"):
+        net(torch.ones(4, 32))
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [evaluate_unnamed, evaluate_with_gradients, evaluate_named],
+    ids=lambda f: f.__name__,
+)
+def test_evaluation_is_no_part_of_the_training_step(evaluate):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
+        for _ in range(_STEPS + 1):
+            net(torch.ones(4, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            evaluate(net, prof)
+            prof.step()
+    attribution = attributed()
+    assert set(computing(attribution, "evaluation")) == {"compute.outside_training"}
+    assert "compute.outside_training" not in computing(attribution, "forward")
+    (used, *_) = utilization(attribution).to_pylist()
+    # Three products forward; backward two of each, but for the gradient of the input.
+    flop = 2 * 4 * (2 * 32 * 32 + 32)
+    assert used["model_flop"] == _STEPS * (3 * flop - 2 * 4 * 32 * 32)
+
+
+def test_training_in_eval_mode_inside_a_named_phase_or_a_checkpoint_is_training():
+    net = Net().eval()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
+        for _ in range(_STEPS + 1):
+            with prof.phase("epoch"):
+                x = torch.ones(4, 32, requires_grad=True)
+                x = torch.utils.checkpoint.checkpoint(net.body[0], x, use_reentrant=True)
+                net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    attribution = attributed()
+    assert {"forward", "recompute", "backward", "optimizer", "epoch"} <= {
+        group.key for group in attribution.by("phase")
+    }
+    assert not computing(attribution, "evaluation")
+    assert not computing(attribution, "inference")
+    assert "compute.no_peak" in computing(attribution, "forward") or attribution.ideal_ns
+
+
+def test_a_program_that_only_infers_has_its_ideal():
+    net = Net().eval()
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
+        for _ in range(_STEPS + 1):
+            with torch.no_grad():
+                net(torch.ones(4, 32))
+            prof.step()
+    attribution = attributed()
+    assert "compute.outside_training" not in computing(attribution, "evaluation")
+    assert utilization(attribution).to_pylist()[0]["model_flop"]
+
+
+def test_compilation_is_a_cause_of_its_own():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = torch.compile(net, backend="aot_eager", dynamic=False)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
+        for step in range(_STEPS + 1):  # the second step has another shape: compiled once more
+            compiled(torch.ones(2 if step == 0 else 3, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    attribution = attributed()
+    by_step = {group.key: group.causes for group in attribution.by("step")}
+    took = {step: causes.get("idle.preparation.compile", 0) for step, causes in by_step.items()}
+    assert took[0] > took[2] == 0
+    assert took[1] > 0
+    # What the compiler runs on tensors without data is no work: a step has as many products.
+    events = attribution.run.table(0, "device_event").to_pylist()
+    products = [e["start_ns"] for e in events if "mm" in e["name"]]
+    windows = attribution.windows.to_pylist()
+    counts = [sum(w["start_ns"] <= t < w["end_ns"] for t in products) for w in windows]
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def test_the_closures_of_an_optimizer_train_and_its_own_math_is_the_optimizers():
+    net = Net()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(torch.ones(4, 32)).square().sum()
+        loss.backward()
+        return loss
+
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2)):
+        for _ in range(4):
+            optimizer.step(closure)
+    attribution = attributed()
+    assert attribution.steps == 2  # a call of step() is one, however many closures it has
+    assert "compute.optimizer" not in computing(attribution, "forward")
+    assert set(computing(attribution, "optimizer")) == {"compute.optimizer"}
+    links = attribution.links[0]
+    rows = zip(links["op"].to_pylist(), links["phase"].to_pylist(), strict=True)
+    phases: dict[str, set[str]] = {}
+    for op, phase in rows:
+        phases.setdefault(op, set()).add(phase)
+    assert phases["aten::dot"] == {"optimizer"}  # the direction, between two closures
+    assert phases["aten::addmm"] == {"forward"}
