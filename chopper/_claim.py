@@ -12,6 +12,7 @@ from pathlib import Path
 from chopper import manifest as m
 from chopper.errors import CaptureError, OutputError, RunFormatError
 from chopper.outputs import recorded_by
+from chopper.quantities import digits
 from chopper.run import MANIFEST, is_run, rank_dir_name, restart_count
 from chopper.storage import inside
 
@@ -145,5 +146,5 @@ def _clear_stale(path: Path, world_size: int) -> None:
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path / "tables", ignore_errors=True)
     for folder in path.glob("rank-*"):
-        if folder.name[5:].isdigit() and int(folder.name[5:]) >= world_size:
+        if (digits(folder.name[5:]) or 0) >= world_size:
             shutil.rmtree(folder)

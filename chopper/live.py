@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import manifest as m
 from chopper.errors import RunFormatError
+from chopper.quantities import digits
 from chopper.storage import DamagedStreamError, arrow_errors, check_batch
 from chopper.tables import TABLES
 
@@ -157,16 +158,16 @@ class LiveRun:
     def poll(self) -> Snapshot:
         """Read what was flushed since the last call."""
         for folder in sorted(self.path.glob("rank-*")):
-            number = folder.name.partition("-")[2]
-            if not number.isdigit():
+            number = digits(folder.name.partition("-")[2])
+            if number is None:
                 continue
-            self._ranks.setdefault(int(number), LiveRank(int(number)))
+            self._ranks.setdefault(number, LiveRank(number))
             for table in (*_RANK_TABLES, *_DEVICE_TABLES):
                 tail = self._tails.setdefault(
                     (folder.name, table), StreamTail(folder / f"{table}.arrow")
                 )
                 for batch in tail.poll():
-                    self._take(table, int(number), self._host(folder), batch)
+                    self._take(table, number, self._host(folder), batch)
         return Snapshot(
             time.time_ns(),
             [self._ranks[rank] for rank in sorted(self._ranks)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chopper.errors import ChopperError, UsageError
+from chopper.quantities import digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,10 +47,11 @@ def parse_address(text: str) -> tuple[str, int]:
     Raises:
         UsageError: no such address.
     """
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) < 1 << 16:
+    host, _, written = text.rpartition(":")
+    port = digits(written)
+    if port is None or port >= 1 << 16:
         raise UsageError(f"{text!r}: not an address; expected PORT or HOST:PORT, for example 9400")
-    return host.strip("[]") or DEFAULT_HOST, int(port)
+    return host.strip("[]") or DEFAULT_HOST, port
 
 
 class _Collector:

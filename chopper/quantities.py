@@ -39,6 +39,14 @@ MAX_INT = 2**63 - 1
 """What a column of 64 bits holds; larger counts and sizes are refused."""
 
 
+def digits(text: str) -> int | None:
+    """The number that a text writes in ASCII digits; None for other texts and beyond 18 digits.
+
+    ``str.isdigit`` holds for ``²``, of which ``int`` fails, as it does of thousands of digits.
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def size_bytes(text: str, name: str = "size") -> int:
     """``80GB``, ``16GiB``, ``512MB`` or a plain number of bytes.
 

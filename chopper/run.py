@@ -23,6 +23,7 @@ from chopper import manifest as m
 from chopper._format import some
 from chopper._version import __version__
 from chopper.errors import InputError, OutputError, RunFormatError, reason_of
+from chopper.quantities import digits
 from chopper.storage import (
     ChecksummedSink,
     DamagedStreamError,
@@ -161,8 +162,7 @@ def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
 
 def restart_count(part: m.RankManifest) -> int | None:
     """How often torchrun had restarted the program when a part was recorded; None without it."""
-    found = part.environment.get("TORCHELASTIC_RESTART_COUNT", "")
-    return int(found) if found.isdecimal() else None
+    return digits(part.environment.get("TORCHELASTIC_RESTART_COUNT", ""))
 
 
 def _latest_attempt(

@@ -57,10 +57,11 @@ from chopper.workloads.loading import (
 )
 from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, synchronized
 from chopper.workloads.loading_seen import ACTORS, Window, memory_bytes, rates, role_of
-from chopper.workloads.machine import BACKEND, choose_device
+from chopper.workloads.machine import choose_device
 from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
 from chopper.workloads.planning import Plan, imbalance
 from chopper.workloads.progress import Progress
+from chopper.workloads.ranks import join_group
 from chopper.workloads.ray_cluster import Cluster, load_ray, new_token
 from chopper.workloads.rows import Batch, packed
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
@@ -101,7 +102,7 @@ def run() -> None:
     device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(BACKEND[kind], device_id=device if kind == "cuda" else None)
+    join_group(device)
     train(args, device)
     dist.barrier()
     dist.destroy_process_group()
@@ -168,7 +169,7 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
             cluster = stack.enter_context(Cluster(*where))
             where[0] = cluster.address
         else:
-            load_ray(where[2])  # while the first rank starts it
+            load_ray(where[2], where[0])  # while the first rank starts it
         dist.broadcast_object_list(where)
         if dist.get_rank():
             stack.enter_context(Cluster(*where))

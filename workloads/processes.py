@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from chopper._own_python import own_python
 from chopper.workloads import link, quiet
+from chopper.workloads.quiet import STORE_VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ RATES: dict[str, int | None] = {
     "100mbit": 10**8,
 }
 """Name → bits per second that each end of the link may send."""
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _POLL_S = 0.05
 _CLOSING_S = 5.0
 """Time for ranks to end by themselves after an interrupt; one may wait for another that is gone."""
@@ -51,23 +53,27 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
     channels = [socket.socketpair() for _ in range(ranks)]
     started: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as held, _ended(started):
-        # In a namespace of their own nobody else listens.
-        port = 29500 if linked else held.enter_context(_reserved_port())
+        store = None if linked else held.enter_context(_listening_on_loopback())
         for ours, theirs in channels:
             held.enter_context(ours)
             held.enter_context(theirs)
         with _signals_held():
             for rank, (_, theirs) in enumerate(channels):
                 channel = ["--channel", str(theirs.fileno())] if linked else []
+                passed = [theirs.fileno()]
+                if store is not None and rank == 0:
+                    passed.append(store.fileno())
                 started.append(
                     subprocess.Popen(
                         own_python(quiet.__name__, str(os.getpid()), module, *words, *channel),
-                        env=_environment(rank, ranks, port, linked=linked),
-                        pass_fds=[theirs.fileno()],
+                        env=_environment(rank, ranks, store),
+                        pass_fds=passed,
                     )
                 )
         for _, theirs in channels:
             theirs.close()  # so that a rank that ends is noticed
+        if store is not None:
+            store.close()
         if linked:
             try:
                 link.connect((started[0].pid, started[1].pid), (channels[0][0], channels[1][0]))
@@ -86,7 +92,7 @@ def run_ranks(module: str, ranks: int, *, linked: bool, words: Sequence[str] = (
             time.sleep(_POLL_S)
 
 
-def _environment(rank: int, ranks: int, port: int, *, linked: bool) -> dict[str, str]:
+def _environment(rank: int, ranks: int, store: socket.socket | None) -> dict[str, str]:
     # A torchrun around all this would be asked for its store, and counts restarts of its own.
     found = {name: v for name, v in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     found |= {
@@ -94,31 +100,29 @@ def _environment(rank: int, ranks: int, port: int, *, linked: bool) -> dict[str,
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": link.ADDRESSES[0] if linked else "127.0.0.1",
-        "MASTER_PORT": str(port),
     }
-    if linked:
+    if store is None:  # in namespaces of their own, where nobody else listens
+        found |= {"MASTER_ADDR": link.ADDRESSES[0], "MASTER_PORT": "29500"}
         found["GLOO_SOCKET_IFNAME"] = link.INTERFACE
+    else:
+        address, port = store.getsockname()
+        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        found[STORE_VARIABLE] = str(store.fileno())
+        # Nobody on the network has to reach the ranks of one host. The user's own choice stands.
+        for library in ("GLOO", "NCCL"):
+            found.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
     # Torch warns, with its stack, of each peer that has gone, and of a link's addresses, which
     # nobody names.
     found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return found
 
 
-@contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A port that the kernel gives nobody else who asks for any, while rank 0 comes to listen there.
-
-    Two sockets that reuse addresses may be bound to the same one as long as one of them listens:
-    on Linux. Elsewhere the port is only free just before.
-    """
-    with socket.socket() as placeholder:
-        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        placeholder.bind(("", 0))
-        port: int = placeholder.getsockname()[1]
-        if sys.platform != "linux":
-            placeholder.close()
-        yield port
+def _listening_on_loopback() -> socket.socket:
+    """A socket for rank 0's store. Torch itself would have it listen on all interfaces."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(socket.SOMAXCONN)
+    return listener
 
 
 @contextlib.contextmanager
@@ -186,7 +190,7 @@ def rank_of(args: argparse.Namespace, *, rate: str | None) -> Iterator[torch.dev
     import torch
     import torch.distributed as dist
 
-    from chopper.workloads.machine import BACKEND
+    from chopper.workloads.ranks import join_group
 
     rank = int(os.environ["RANK"])
     if rate is not None:
@@ -197,9 +201,7 @@ def rank_of(args: argparse.Namespace, *, rate: str | None) -> Iterator[torch.dev
     device = torch.device(f"cuda:{rank}" if args.device == "cuda" else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        BACKEND[device.type], device_id=device if device.type == "cuda" else None
-    )
+    join_group(device)
     try:
         yield device
         dist.barrier()

@@ -18,6 +18,8 @@ from typing import NoReturn
 from chopper._own_python import end_with_parent
 
 INTERRUPTED = 128 + signal.SIGINT
+STORE_VARIABLE = "CHOPPER_STORE_FD"
+"""A listening socket, in rank 0, for the store by which the ranks meet; set in all of them."""
 HELD = (signal.SIGINT, signal.SIGTERM)
 """Whoever starts this may hold them back, so that it is not Python's own start that is hit."""
 

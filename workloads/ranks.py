@@ -8,8 +8,32 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from chopper.workloads.machine import BACKEND, own_device
+from chopper.workloads.quiet import STORE_VARIABLE
+
+
+def join_group(device: torch.device) -> None:
+    """Create the process group of all ranks.
+
+    Ranks that ``chopper run`` started meet over the socket that it listens on; those of torchrun
+    meet as torchrun says.
+    """
+    backend, device_id = BACKEND[device.type], device if device.type == "cuda" else None
+    descriptor = os.environ.pop(STORE_VARIABLE, None)
+    if descriptor is None:
+        dist.init_process_group(backend, device_id=device_id)
+        return
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        ranks,
+        is_master=rank == 0,
+        master_listen_fd=int(descriptor) if rank == 0 else None,
+    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device_id)
 
 
 @contextlib.contextmanager
@@ -24,9 +48,7 @@ def joined(asked: str, *, prog: str) -> Iterator[torch.device]:
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(f"{prog}: start it with `chopper run {prog}` or through torchrun")
     device = own_device(asked)
-    dist.init_process_group(
-        BACKEND[device.type], device_id=device if device.type == "cuda" else None
-    )
+    join_group(device)
     try:
         yield device
         # Gloo's threads need Python's lock to let go of the last tensors. Waiting here leaves it

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper._own_python import PACKAGE_PARENT, own_python
 from chopper.errors import ChopperError
+from chopper.quantities import digits
 
 if TYPE_CHECKING:
     import psutil
@@ -63,7 +64,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         if self.address is None and self.token is None:
             self.token = new_token()
-        ray = load_ray(self.token)
+        ray = load_ray(self.token, self.address)
         if self.address is not None:
             answers(self.address)
         options: dict[str, Any] = {
@@ -146,8 +147,13 @@ def new_token() -> str:
     return os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
 
 
-def load_ray(token: str | None = None) -> Any:
-    """The module, which is told the cluster's token before it looks for one; or what to install.
+def load_ray(token: str | None = None, address: str | None = None) -> Any:
+    """Import Ray, and tell it the cluster's token before it looks for one.
+
+    Args:
+        token: of the cluster.
+        address: of the cluster; None for one that is started here, which listens on the loopback
+            only unless the ranks are on several hosts.
 
     Raises:
         LoaderError: it is not installed, or cannot be imported.
@@ -160,6 +166,11 @@ def load_ray(token: str | None = None) -> Any:
     if token is not None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ["RAY_AUTH_TOKEN"] = token
+    one_host = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
+    if one_host and (address is None or address.startswith("127.")):
+        # Ray's services listen on all interfaces, and a cluster at 127.0.0.1 is given the host's
+        # address, unless clusters are off, as they are outside Linux (read when it is imported).
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     hidden = _amdsmi_is_broken()
     if hidden:
         sys.modules["amdsmi"] = None  # type: ignore[assignment]
@@ -314,8 +325,7 @@ def clear_leftovers() -> list[int]:
     ended: list[int] = []
     for home in {tempfile.gettempdir(), "/tmp"}:
         for directory in Path(home).glob(f"{PREFIX}*"):
-            owner = directory.name.removeprefix(PREFIX).split("-")[0]
-            if not owner.isdecimal() or psutil.pid_exists(int(owner)):
-                continue
-            ended += _end_all_of(directory)
+            owner = digits(directory.name.removeprefix(PREFIX).split("-")[0])
+            if owner is not None and owner < 1 << 31 and not psutil.pid_exists(owner):
+                ended += _end_all_of(directory)
     return ended

@@ -16,7 +16,7 @@ from chopper.workloads.ray_cluster import load_ray
 def main(address: str, patience_s: int) -> None:
     """Return when it has answered; end with exit code 1 and a line when it refuses."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    load_ray()
+    load_ray(address=address)
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     signal.alarm(patience_s)  # not before: on a busy machine, loading takes long

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from chopper.causes import LEAVES
+from chopper.quantities import digits
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Job, Plan, Truth
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
@@ -241,8 +242,8 @@ def _remove_orphans() -> None:
     import psutil
 
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        pid = digits(left.name.removeprefix(_PREFIX).partition("-")[0])
+        if pid is not None and pid < 1 << 31 and not psutil.pid_exists(pid):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -25,6 +25,7 @@ from chopper.workloads.loading_seen import memory_bytes
 from chopper.workloads.mixture import Contents, SourceError, make_sources, planner
 from chopper.workloads.planning import Cost, Limits
 from tests.conftest import take_signals
+from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
 
 if importlib.util.find_spec("ray") is None:
@@ -371,6 +372,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, n
         assert process.stdout is not None
         said = next((x for x in process.stdout if x.startswith("balanced: loader 1 of 3")), None)
         started = psutil.Process(process.pid).children(recursive=True)
+        addresses = listening_addresses(started)
         homes = [
             home
             for place in {tempfile.gettempdir(), "/tmp"}
@@ -382,6 +384,8 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, n
     assert said is not None
     assert process.returncode == code
     assert "Traceback" not in rest
+    assert len(addresses) > 5
+    assert reachable_from_outside(addresses) == []
     assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
     assert len(homes) == 1
     assert not homes[0].exists()

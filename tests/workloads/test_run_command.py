@@ -17,6 +17,7 @@ from chopper._own_python import own_python
 from chopper._workloads import WORKLOADS, WorkloadUnavailable, options_of, prepare
 from chopper.errors import UsageError
 from tests.conftest import take_signals
+from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
 
 SHORT = ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
@@ -275,6 +276,7 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
     )
     try:
         until(lambda: all(has_trace(output / f"rank-0000{rank}") for rank in (0, 1)), "traces")
+        addresses = listening_addresses(psutil.Process(process.pid).children(recursive=True))
         if victim == "chopper":
             os.kill(process.pid, number)
         else:
@@ -289,6 +291,8 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
     finally:
         process.kill()
         process.communicate()
+    assert len(addresses) >= 3  # the store, and gloo in each rank
+    assert reachable_from_outside(addresses) == []
     if number == signal.SIGKILL and victim == "rank":
         assert "chopper: rank 1" in messages
         assert "by SIGKILL" in messages
