@@ -20,9 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from chopper import _json
 from chopper.errors import InputError, OutputError
-from chopper.storage import decode_json, read_bytes, write_atomic
+from chopper.storage import decode_json, encode_json, read_bytes, write_atomic
 
 SCHEMA = "chopper.calibration/1"
 
@@ -241,7 +240,7 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
         others = []
     check_writable(path)
     store = _Store(calibrations=[result, *others])
-    write_atomic(path, msgspec.json.format(_json.encode(store), indent=2) + b"\n")
+    write_atomic(path, msgspec.json.format(encode_json(store), indent=2) + b"\n")
     return path
 
 

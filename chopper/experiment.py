@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper import _json
 from chopper.errors import InputError
 from chopper.run import EXPERIMENT
-from chopper.storage import decode_json, inside, read_bytes
+from chopper.storage import decode_json, encode_json, inside, read_bytes
 
 if TYPE_CHECKING:
     from chopper._workloads import Beside
@@ -403,7 +402,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     """Write ``experiment.json``; called early and often, so that an interruption loses nothing."""
     from chopper.storage import write_atomic
 
-    write_atomic(path / EXPERIMENT, msgspec.json.format(_json.encode(plan), indent=2) + b"\n")
+    write_atomic(path / EXPERIMENT, msgspec.json.format(encode_json(plan), indent=2) + b"\n")
 
 
 def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, list[float]]]:

@@ -9,11 +9,13 @@ clock, power and temperature are counter tracks.
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from chopper._format import device_name
-from chopper.errors import OutputError, UsageError
+from chopper.errors import OutputError, UsageError, reason_of
+from chopper.storage import encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,13 +52,25 @@ def export(
     if kind not in KINDS:
         raise UsageError(f"--to {kind!r} unknown: one of {', '.join(KINDS)}")
     place = check_place(Path(directory), force=force)
+    existed = place.exists()
+    begun: list[Path] = []
     try:
         if kind == "perfetto":
             place.mkdir(parents=True, exist_ok=True)
-            return [_write_timeline(attribution, place / "trace.json.gz")]
-        return [_write(table, place / f"{name}.{kind}") for name, table in tables(attribution)]
+            begun.append(place / "trace.json.gz")
+            _write_timeline(attribution, begun[-1])
+        else:
+            for name, table in tables(attribution):
+                begun.append(place / f"{name}.{kind}")
+                _write(table, begun[-1])
     except OSError as exc:
-        raise OutputError(f"{place}: cannot be written ({exc.strerror or exc})") from exc
+        # A table that ends in the middle looks like a whole one.
+        for path in begun:
+            path.unlink(missing_ok=True)
+        if not existed:
+            shutil.rmtree(place, ignore_errors=True)
+        raise OutputError(f"{place}: cannot be written ({reason_of(exc)})") from exc
+    return begun
 
 
 def check_place(place: Path, *, force: bool) -> Path:
@@ -95,7 +109,7 @@ def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
             yield f"views/{name}", table
 
 
-def _write(table: pa.Table, path: Path) -> Path:
+def _write(table: pa.Table, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
@@ -103,7 +117,7 @@ def _write(table: pa.Table, path: Path) -> Path:
         # Opened here: pyarrow takes no paths other than UTF-8.
         with path.open("wb") as file:
             pq.write_table(table, file, compression="zstd")
-        return path
+        return
     import pyarrow as pa
     from pyarrow import csv
 
@@ -113,13 +127,10 @@ def _write(table: pa.Table, path: Path) -> Path:
     ]
     with path.open("wb") as file:
         csv.write_csv(table.cast(pa.schema(plain)), file)
-    return path
 
 
-def _write_timeline(attribution: Attribution, path: Path) -> Path:
+def _write_timeline(attribution: Attribution, path: Path) -> None:
     """Chrome's trace format; times are microseconds since the first event, exact to the ns."""
-    import msgspec
-
     starts = [
         int(start)
         for rank in attribution.run.ranks
@@ -127,16 +138,14 @@ def _write_timeline(attribution: Attribution, path: Path) -> Path:
         if (start := _first(attribution.run.table(rank, name))) is not None
     ]
     zero = min(starts, default=0)
-    encode = msgspec.json.Encoder().encode
     with gzip.open(path, "wb", compresslevel=3) as file:
         head = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": zero}
-        file.write(encode(head)[:-1] + b',"traceEvents":[')
+        file.write(encode_json(head)[:-1] + b',"traceEvents":[')
         separator = b"\n"
         for event in _events(attribution, zero):
-            file.write(separator + encode(event))
+            file.write(separator + encode_json(event))
             separator = b",\n"
         file.write(b"\n]}\n")
-    return path
 
 
 def _first(table: pa.Table) -> int | None:

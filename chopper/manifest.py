@@ -10,9 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from chopper import _json
 from chopper.errors import RunFormatError
-from chopper.storage import decode_json
+from chopper.storage import decode_json, encode_json
 
 SCHEMA_VERSION = 1
 """Raised by one when an older chopper could not read what this one writes."""
@@ -187,7 +186,7 @@ class _Versioned(msgspec.Struct):
 
 def encode(manifest: RankManifest | RunManifest) -> bytes:
     """Serialize as indented JSON."""
-    return msgspec.json.format(_json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
 
 
 def decode_rank(data: bytes, where: str) -> RankManifest:

@@ -7,6 +7,7 @@ module. Damage is an error of one line, or, for streams, ends what can be read o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import zlib
 from pathlib import Path, PurePosixPath
@@ -51,6 +52,37 @@ def decode_json(
     except JSON_ERRORS as exc:
         after = f"; {remedy}" if remedy else ""
         raise error(f"{problem} ({printable(str(exc))}){after}") from exc
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode as JSON for people and other programs.
+
+    Names of files are bytes and need not be UTF-8: their byte 0xff reads ``\\udcff``.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_readable(msgspec.to_builtins(value)))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_readable(k): _readable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(v) for v in value]
+    return value
+
+
+def pack_message(value: Any) -> bytes:
+    """Encode a struct for a process of ours, in one line; names that are not UTF-8 stay exact."""
+    return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
+
+
+def unpack_message(line: bytes | str, kind: type[_T]) -> _T:
+    """Decode what :func:`pack_message` encoded."""
+    return msgspec.convert(json.loads(line), kind)
 
 
 def read_bytes(file: Path, *, error: type[Exception] = InputError) -> bytes:

@@ -19,6 +19,7 @@ import msgspec
 from chopper._environment import cpu_model
 from chopper.calibration import Measured
 from chopper.errors import CollectorUnavailable
+from chopper.storage import unpack_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -362,7 +363,7 @@ def _measured(
 
 def main() -> None:
     """Body of a worker: its job on stdin, progress on stdout, its result in a file."""
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = unpack_message(sys.stdin.buffer.readline(), Job)
     result = _Worker(job).run()
     (Path(job.directory) / f"result-{job.rank}.json").write_bytes(msgspec.json.encode(result))
 

@@ -38,6 +38,7 @@ from chopper.collectors._calibration_worker import (
     last_line,
 )
 from chopper.errors import CollectorUnavailable, UsageError
+from chopper.storage import pack_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,7 +285,7 @@ def _run_workers(
                 workers.append(worker)
                 assert worker.stdin is not None
                 with contextlib.suppress(BrokenPipeError):  # it died at once; _await says of what
-                    worker.stdin.write(msgspec.json.encode(job) + b"\n")
+                    worker.stdin.write(pack_message(job))
             _await(workers, Path(directory), say)
             return [
                 msgspec.json.decode(

@@ -42,7 +42,7 @@ def run(*arguments: str | Path, cwd: Path | None = None) -> Outcome:
     argv, sys.argv = sys.argv, ["chopper", *map(str, arguments)]
     try:
         with (
-            contextlib.chdir(cwd or Path.cwd()),
+            contextlib.nullcontext() if cwd is None else contextlib.chdir(cwd),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):

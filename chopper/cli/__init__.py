@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from typing import NoReturn
@@ -17,7 +18,7 @@ import click
 from chopper._version import __version__
 from chopper.cli._lazy import LazyGroup
 from chopper.cli._light import without_pandas
-from chopper.errors import ChopperError, printable
+from chopper.errors import ChopperError, OutputError, printable, reason_of
 
 _COMMANDS = {
     "run": "Record a reference workload, attribute it, show where the time went.",
@@ -36,6 +37,7 @@ _COMMANDS = {
     "schema": "Print the tables that a run holds, or one of them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
+_LOADING_TORCH = frozenset(("run", "doctor", "calibrate", "validate"))
 _WITHOUT_PANDAS = frozenset(("analyze", "compare", "report", "import", "whatif"))
 
 
@@ -46,6 +48,8 @@ class _Group(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _LOADING_TORCH:
+            _check_current_directory()
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
@@ -73,6 +77,16 @@ def cli() -> None:
     """
 
 
+def _check_current_directory() -> None:
+    """Refuse to load torch where it would end the process: Intel's MKL wants a directory that is."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError as exc:
+        raise OutputError(
+            f"the current directory cannot be used ({reason_of(exc)}); change to another one"
+        ) from exc
+
+
 def _end_unread() -> NoReturn:
     """Whoever read has left (``chopper … | head``): end without a word, as other tools do."""
     # What is still buffered would fail again when the interpreter ends.
@@ -81,6 +95,11 @@ def _end_unread() -> NoReturn:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
     sys.exit(1)
+
+
+def _line(message: str) -> str:
+    """An error in one line; of a name of hundreds of characters, its begin and its end."""
+    return re.sub(r"\S{300,}", lambda word: f"{word[0][:100]}…{word[0][-99:]}", printable(message))
 
 
 def main() -> None:
@@ -103,7 +122,7 @@ def main() -> None:
         exc.show()
         sys.exit(exc.exit_code)
     except ChopperError as exc:
-        click.echo(f"chopper: {printable(str(exc))}", err=True)
+        click.echo(f"chopper: {_line(str(exc))}", err=True)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         _end_unread()
@@ -113,8 +132,15 @@ def main() -> None:
             _end_unread()
         raise
     except OSError as exc:
-        if exc.filename is not None or exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        if exc.errno is None:
             raise
+        if exc.filename is not None or exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            name = exc.filename
+            where = (
+                f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name else ""
+            )
+            click.echo(f"chopper: {_line(where + reason_of(exc))}", err=True)
+            sys.exit(1)
         click.echo(f"chopper: standard output: cannot be written ({exc.strerror})", err=True)
         # What is still buffered would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

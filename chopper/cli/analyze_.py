@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chopper.attribution import LEVELS
 from chopper.cli._complete import paths
+from chopper.cli._output import print_json
 from chopper.cli._progress import progress
 from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, view
@@ -105,7 +105,7 @@ def command(
     if view_name is not None:
         _print_view(attribution, view_name, top, "json" if as_json else "csv" if as_csv else "text")
     elif as_json:
-        click.echo(json.dumps(to_json(attribution, by, top), indent=2, ensure_ascii=False))
+        print_json(to_json(attribution, by, top))
     elif as_csv:
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
@@ -124,7 +124,7 @@ def _print_view(attribution: Attribution, name: str, top: int | None, kind: str)
             document = {"schema": f"chopper.view.{name}/{TABLES[name].version}", "rows": rows}
             if not rows:
                 document["reason"] = VIEWS[name].needs or None
-            click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+            print_json(document)
             return
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli._output import print_json
 from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
 
@@ -111,7 +111,7 @@ def command(
         click.echo(f"stored in {path} before; measure again with --force", err=True)
     if as_json:
         document = calibration.to_manifest(found)
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     else:
         click.echo(to_text(found), nl=False)
     _warn_if_busy(found, "measure again on an idle machine with --force")
@@ -147,7 +147,7 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
     if as_json:
         kept = [calibration.to_manifest(found) for found in changed]
         document = {"schema": calibration.SCHEMA, "calibrations": kept}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     else:
         click.echo("\n".join(map(to_text, changed)), nl=False)
     for found in changed:

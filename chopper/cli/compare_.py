@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from chopper import gate as gates
 from chopper.cli._complete import paths
+from chopper.cli._output import print_json
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.cli.analyze_ import _terminal
@@ -114,7 +114,7 @@ def command(
     if as_json:
         from chopper.reports.comparison import to_json
 
-        click.echo(json.dumps(to_json(comparison, verdict), indent=2, ensure_ascii=False))
+        print_json(to_json(comparison, verdict))
     elif output is None:
         from chopper.reports import comparison as report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 import msgspec
 
 from chopper._patience import answered
+from chopper.cli._output import print_json
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -38,7 +38,7 @@ def command(as_json: bool) -> None:
     with progress("looking at this machine"):
         found = examine()
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
     else:
         click.echo(to_text(found), nl=False)
 

@@ -137,7 +137,7 @@ def command(
     if live and not sys.stderr.isatty():
         raise UsageError("--live needs a terminal on stderr; --prometheus works without one")
     target = output if output is not None else choose_output(None, None)
-    shown = output if output is not None else Path(os.path.relpath(target))
+    shown = output if output is not None else _relative(target)
     # Before anything is replaced.
     find_command(command_line[0], os.environ)
     code: int | None = None
@@ -158,6 +158,14 @@ def command(
         # The command has ended: whatever fails from here on, its exit code is the answer.
         _say(str(exc))
         return code or 1
+
+
+def _relative(path: Path) -> Path:
+    """The path from the current directory, where there still is one."""
+    try:
+        return Path(os.path.relpath(path))
+    except FileNotFoundError:
+        return path
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import shlex
 import shutil
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._complete import workloads
+from chopper.cli._output import print_json
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import ChopperError, printable
@@ -159,7 +159,7 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
             "headlines": [ex.headline_to_dict(h) for h in draw()],
             "absent": {workload: reason},
         }
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     else:
         width, color = _terminal()
         click.echo(headlines_text(draw(), width=width, color=color), nl=False, color=color)
@@ -206,7 +206,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     with progress("attributing"):
         attribution = attribute(load(path))
     if as_json:
-        click.echo(json.dumps(attribution.to_dict(), indent=2, ensure_ascii=False))
+        print_json(attribution.to_dict())
     else:
         print_text(attribution, None, None)
     run = shlex.quote(str(path))
@@ -292,7 +292,7 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
     with progress("attributing"):
         found = ex.load(path)
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        print_json(found.to_dict())
     else:
         width, color = _terminal()
         click.echo(report.text(found, width=width, color=color), nl=False, color=color)

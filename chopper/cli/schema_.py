@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chopper.cli._complete import tables
+from chopper.cli._output import print_json
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def command(table: str | None, as_json: bool) -> None:
     chosen = list(TABLES.values()) if table is None else [_find(table)]
     if as_json:
         document = {"schema": SCHEMA, "tables": [to_json(t) for t in chosen]}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     elif table is not None:
         click.echo(to_text(chosen[0]), nl=False)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chopper.cli._output import print_json
 from chopper.cli._path import NamedPath
 from chopper.errors import OutputError, UsageError
 from chopper.validation.results import MAGNITUDES
@@ -87,7 +87,7 @@ def command(
         )
     _end_progress()
     if as_json:
-        click.echo(json.dumps(to_dict(done, seed=seed), indent=2, ensure_ascii=False))
+        print_json(to_dict(done, seed=seed))
     else:
         click.echo(validation.text(done), nl=False)
     if output is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from chopper.cli._complete import paths
+from chopper.cli._output import print_json
 from chopper.cli._progress import progress
 
 
@@ -81,7 +80,7 @@ def command(
         replay = replay_of(attribution)
         found = replay.whatif(changes)
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        print_json(found.to_dict())
         return
     from chopper.cli.analyze_ import _terminal
     from chopper.reports import whatif

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chopper import _format as fmt
 from chopper.cli._complete import workloads
+from chopper.cli._output import print_json
 
 if TYPE_CHECKING:
     from chopper._workloads import Variant, Workload
@@ -35,7 +35,7 @@ def command(workload: str | None, as_json: bool) -> None:
     if as_json:
         names = [*WORKLOADS] if workload is None else [workload]
         document = {"schema": "chopper.workloads/1", "workloads": [_plain(n) for n in names]}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     elif workload is not None:
         click.echo(described(workload), nl=False)
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, RunFormatError
-from chopper.storage import JSON_ERRORS, inside
+from chopper.storage import JSON_ERRORS, encode_json, inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +124,4 @@ def keep_in_run(folder: Path, key: str, trace: ParsedTrace) -> None:
 
 def head(trace: ParsedTrace) -> bytes:
     """What is known of a trace beside its tables."""
-    import msgspec
-
-    return msgspec.json.encode(trace.head())
+    return encode_json(trace.head())

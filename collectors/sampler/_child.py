@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
 
-import msgspec
-
-from chopper import _json
 from chopper.collectors.sampler._clocks import SystemClock
 from chopper.collectors.sampler._loop import WATCH_S, Sampler
 from chopper.collectors.sampler._status import COMM, SamplerConfig
 from chopper.errors import ChopperError, OutputError
+from chopper.storage import encode_json, unpack_message
 
 _SLICE_NS = 100_000
 _PR_SET_PDEATHSIG = 1
@@ -134,8 +131,7 @@ def main() -> int:
         if not chunk:
             return 1
         line += chunk
-    # Not msgspec's decoder: paths need not be UTF-8.
-    config = msgspec.convert(json.loads(line), SamplerConfig)
+    config = unpack_message(line, SamplerConfig)
     clock = SystemClock(0, config.parent_pid)
     _settle(config, clock)
     begun = threading.Event()
@@ -153,7 +149,7 @@ def main() -> int:
         )
         sampler.flush()
     except ChopperError as exc:
-        os.write(1, _json.encode({"error": str(exc)}) + b"\n")
+        os.write(1, encode_json({"error": str(exc)}) + b"\n")
         return 1
     try:
         os.write(1, b"{}\n")

@@ -8,7 +8,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from chopper import _json
 from chopper.collectors import _plan
 from chopper.collectors.sampler._clocks import ClockSource
 from chopper.collectors.sampler._costs import call_costs
@@ -286,7 +285,7 @@ class Sampler:
         return table in self._writers
 
     def _write_status(self) -> None:
-        from chopper.storage import write_atomic
+        from chopper.storage import encode_json, write_atomic
 
         status = self.status
         now_ns = self.clock.monotonic_ns()
@@ -304,7 +303,7 @@ class Sampler:
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
         status.absent = absent
-        write_atomic(status_file(self._directory, status.collector), _json.encode(status))
+        write_atomic(status_file(self._directory, status.collector), encode_json(status))
 
     def _close(self) -> None:
         if not self._stuck:

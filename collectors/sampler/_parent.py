@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -16,7 +15,7 @@ from chopper._own_python import own_python
 from chopper.collectors.sampler._source import SourceSpec
 from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
 from chopper.errors import CaptureError, CollectorUnavailable
-from chopper.storage import JSON_ERRORS
+from chopper.storage import JSON_ERRORS, pack_message
 
 _KILL_S = 2.0
 """How long what was killed may take to end."""
@@ -86,9 +85,7 @@ class SamplerProcess:
                 process_group=0,
             )
             assert self._process.stdin is not None
-            # Not msgspec's encoder: paths need not be UTF-8.
-            config = json.dumps(msgspec.to_builtins(self._config))
-            self._process.stdin.write(f"{config}\n".encode())
+            self._process.stdin.write(pack_message(self._config))
         except OSError as exc:
             raise CaptureError(f"the sampler process cannot be started ({exc})") from exc
         self._await_ready(ready_timeout_s)

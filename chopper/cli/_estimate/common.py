@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from chopper import quantities
+from chopper.cli._output import print_json
 from chopper.cli._path import NamedPath
 from chopper.errors import OutputError, UsageError
 
@@ -126,7 +126,7 @@ def show(estimate: _E, page: Callable[[_E], Page], *, as_json: bool, output: Pat
 
     made = page(estimate)
     if as_json:
-        click.echo(json.dumps(estimate.to_dict(), indent=2, ensure_ascii=False))
+        print_json(estimate.to_dict())
     else:
         click.echo(text(made), nl=False)
     if output is not None:

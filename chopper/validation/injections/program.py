@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper._own_python import end_with_parent
+from chopper.storage import unpack_message
 from chopper.validation.injections.injectors import INJECTORS, VOCABULARY, Injector
 from chopper.validation.injections.plan import (
     WARM_UP_STEPS,
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> None:
     parent, channel, job_text = argv
     end_with_parent(int(parent), signal.SIGKILL)
     _ask_for_priority()
-    job = msgspec.json.decode(job_text, type=Job)
+    job = unpack_message(job_text, Job)
     if job.linked:
         link.join(socket.socket(fileno=int(channel)), int(os.environ["RANK"]))
 

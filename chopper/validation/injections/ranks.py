@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from chopper._own_python import own_python
 from chopper.errors import CaptureError
+from chopper.storage import pack_message
 from chopper.workloads import link
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def run(job: Job, *, timeout_s: float) -> None:
                     own_python(
                         "chopper.validation.injections.program",
                         *(str(os.getpid()), str(channels[rank][1].fileno())),
-                        msgspec.json.encode(job).decode(),
+                        pack_message(job).decode(),
                     ),
                     env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     pass_fds=[channels[rank][1].fileno()],
