@@ -56,6 +56,7 @@ def compare(
         checks=parity.check((a, b), sides),
         step=step,
         median=_median(sides),
+        untraced=_untraced((a, b)),
         changes=changes,
         kernels=_items((a, b), sides, "kernel"),
         operations=_items((a, b), sides, "op"),
@@ -160,6 +161,15 @@ def _side(attribution: Attribution, steps: Steps) -> Side:
         left_out=steps.left_out,
         findings=tuple(attribution.findings),
     )
+
+
+def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
+    """The median step without a trace; None where a run has no such steps."""
+    a, b = (run.step_time().untraced for run in runs)
+    if a is None or b is None:
+        return None
+    lengths = [np.array(s.lengths_ns, dtype=np.float64) for s in (a, b)]
+    return _total(a.median_ns, b.median_ns, compare_medians(*lengths), 0)
 
 
 def _notes(sides: tuple[Steps, Steps]) -> list[str]:

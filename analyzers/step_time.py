@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper.analyzers.columns import ints
+from chopper.analyzers.core_wait import wait_of_steps
 from chopper.analyzers.resample import MIN_STEPS, t_975
 from chopper.analyzers.steps import warm_up_steps
 
@@ -44,12 +45,14 @@ class Spread:
         median_ns: of them.
         low_ns, high_ns: their quartiles: half of the steps lie between.
         count: steps.
+        lengths_ns: each of them, in the order of their numbers.
     """
 
     median_ns: int
     low_ns: int
     high_ns: int
     count: int
+    lengths_ns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +190,14 @@ class _Recorded:
         numbers: (steps,) ascending.
         length_ns: (steps,) mean over the ranks that have it.
         untraced: (steps,) no rank was taking a trace; None where that was not recorded.
+        own_ns: (steps,) the same without waiting for a core, which other programs decide.
         phases: (steps,) names of the program phases that ran in it.
     """
 
     numbers: np.ndarray
     length_ns: np.ndarray
     untraced: np.ndarray
+    own_ns: np.ndarray
     phases: list[str]
 
 
@@ -236,26 +241,30 @@ def step_time(attribution: Attribution) -> StepTime:
 
 
 def _recorded(attribution: Attribution) -> _Recorded:
-    rows: dict[int, list[tuple[int, bool, set[str]]]] = {}
+    rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
     for rank in attribution.run.ranks:
         table = attribution.run.table(rank, "step")
         start, end = ints(table, "start_ns"), ints(table, "end_ns")
         during = _phases(attribution, rank, start, end)
         profiled = table["profiled"].to_pylist()
-        for number, a, b, was, names in zip(
+        wait, _ = wait_of_steps(attribution.run.table(rank, "core_wait"), ints(table, "number"))
+        for number, a, b, was, names, waited in zip(
             ints(table, "number").tolist(),
             start.tolist(),
             end.tolist(),
             profiled,
             during,
+            wait.tolist(),
             strict=True,
         ):
-            rows.setdefault(number, []).append((b - a, was is False, names))
+            own = max(b - a - waited, 0)
+            rows.setdefault(number, []).append((b - a, was is False, names, own))
     numbers = sorted(rows)
     return _Recorded(
         np.array(numbers, dtype=np.int64),
         np.array([np.mean([r[0] for r in rows[n]]) for n in numbers]),
         np.array([all(r[1] for r in rows[n]) for n in numbers], dtype=bool),
+        np.array([np.mean([r[3] for r in rows[n]]) for n in numbers]),
         [" + ".join(sorted(set().union(*(r[2] for r in rows[n])))) for n in numbers],
     )
 
@@ -291,7 +300,7 @@ def _kinds_of(recorded: _Recorded) -> list[str]:
         parts = joined.split(" + ")
         names.append(" + ".join(sorted(parts, key=lambda p: (p != TRAINING, p))))
     training = np.array([i for i, n in enumerate(names) if n == TRAINING], dtype=np.int64)
-    lengths = recorded.length_ns
+    lengths = recorded.own_ns
     if len(training):
         first = warm_up_steps(lengths[training])
         for i in training[:first]:
@@ -361,7 +370,7 @@ def _spread(lengths: np.ndarray) -> Spread | None:
     if not len(lengths):
         return None
     low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
-    return Spread(median, low, high, len(lengths))
+    return Spread(median, low, high, len(lengths), tuple(np.rint(lengths).astype(int).tolist()))
 
 
 def _headline_kind(kinds: tuple[StepKind, ...]) -> str:

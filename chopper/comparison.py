@@ -143,6 +143,7 @@ class Comparison:
         checks: workload parity, what differs first.
         step: the mean step, the reference of all causes.
         median: the median step, which single slow steps do not move.
+        untraced: the median step without a trace; None where a run has no such steps.
         changes: all causes with time in either run, parents before their leaves.
         kernels, operations: sorted by the size of their difference.
         notes: what a reader must know before believing the figures.
@@ -154,6 +155,7 @@ class Comparison:
     checks: tuple[Check, ...]
     step: Total
     median: Total
+    untraced: Total | None
     changes: tuple[Change, ...]
     kernels: tuple[Item, ...]
     operations: tuple[Item, ...]
@@ -263,6 +265,7 @@ class Comparison:
             "checks": [asdict(c) for c in self.checks],
             "step": _with_told(self.step),
             "median": _with_told(self.median),
+            "untraced": None if self.untraced is None else _with_told(self.untraced),
             "causes": [_with_told(c) for c in self.changes],
             "kernels": [asdict(i) for i in self.kernels],
             "operations": [asdict(i) for i in self.operations],

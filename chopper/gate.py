@@ -3,8 +3,8 @@
     step>+5%
     step>+5% or idle.preparation.data>+1ms or communication>+10%
 
-An expression is one or several conditions joined by ``or``: a quantity (``step``, ``median`` or the
-id of a cause), ``>`` or ``<``, and a limit of its change from A to B, in percent of A's value or as
+An expression is one or several conditions joined by ``or``: a quantity (``step``, ``median``,
+``untraced`` or the id of a cause), ``>`` or ``<``, and a limit of its change from A to B, in percent of A's value or as
 a time in ns, us, ms or s. A condition is met when the whole 95 % interval of the change lies beyond
 the limit, so that noise does not fail a gate.
 """
@@ -30,6 +30,7 @@ _SIGN = re.compile(r"[<>]")
 _NUMBER = re.compile(r"[+\-−]?(\d+(\.\d*)?|\.\d+)")
 _UNIT = re.compile(r"%|ns|us|µs|ms|s(?![A-Za-z])")
 _OR = re.compile(r"or(?![A-Za-z0-9_.])")
+_TOTALS = ("step", "median", "untraced")
 _LONGEST = 10_000
 _LARGEST = 1e18
 """Largest limit, in ns (30 years) or as a ratio: a larger one could never be exceeded."""
@@ -42,7 +43,7 @@ class Condition:
     """One condition of a gate.
 
     Attributes:
-        quantity: ``step``, ``median`` or a cause.
+        quantity: ``step``, ``median``, ``untraced`` or a cause.
         sign: ``>`` or ``<``.
         limit: a ratio of A's value, or nanoseconds.
         relative: whether it is a ratio.
@@ -149,13 +150,13 @@ def parse(text: str) -> tuple[Condition, ...]:
 def _condition(reader: _Reader) -> Condition:
     reader.skip()
     start = reader.at
-    quantity = reader.take(_NAME, "step, median or the id of a cause")
-    if quantity not in ("step", "median") and quantity not in CAUSES:
+    quantity = reader.take(_NAME, "step, median, untraced or the id of a cause")
+    if quantity not in _TOTALS and quantity not in CAUSES:
         from difflib import get_close_matches
 
-        close = get_close_matches(quantity, [*CAUSES, "step", "median"], n=1)
+        close = get_close_matches(quantity, [*CAUSES, *_TOTALS], n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise reader.error(f"expected step, median or the id of a cause{hint}", start)
+        raise reader.error(f"expected step, median, untraced or the id of a cause{hint}", start)
     sign = reader.take(_SIGN, "> or <")
     reader.skip()
     number_at = reader.at
@@ -189,15 +190,18 @@ def decide(
 
 
 def _quantity(comparison: Comparison, name: str) -> Change | Total | None:
-    if name == "step":
-        return comparison.step
-    if name == "median":
-        return comparison.median
+    if name in _TOTALS:
+        total: Total | None = getattr(comparison, name)
+        return total
     return next((c for c in comparison.changes if c.id == name), None)
 
 
 def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> Decision:
     found = _quantity(comparison, condition.quantity)
+    if found is None and condition.quantity == "untraced":
+        return Decision(
+            condition, "undecided", "a run has fewer than three steps without a trace: not failed"
+        )
     if found is None:
         return Decision(condition, *_absent(condition))
     if condition.relative:

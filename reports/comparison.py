@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from chopper.comparison import Change, Check, Comparison, Item, Side
+    from chopper.comparison import Change, Check, Comparison, Item, Side, Total
     from chopper.gate import Verdict
 
 TOP = 15
@@ -149,8 +149,17 @@ def _changed(items: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def median_line(comparison: Comparison) -> str:
-    median = comparison.median
-    said = f"The median step went from {fmt.duration(median.a_ns)} to {fmt.duration(median.b_ns)}"
+    """The medians in words: of the compared steps, and of those without a trace."""
+    if comparison.untraced is None:
+        return f"The median step {_went(comparison.median)}"
+    return (
+        f"Without a trace, the median step {_went(comparison.untraced)}; "
+        f"the median traced one {_went(comparison.median)}"
+    )
+
+
+def _went(median: Total) -> str:
+    said = f"went from {fmt.duration(median.a_ns)} to {fmt.duration(median.b_ns)}"
     if median.ratio is not None:
         said += f", {signed(median.ratio)}"
     if median.ci95_ratio is not None:

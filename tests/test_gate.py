@@ -44,14 +44,14 @@ def test_conditions_are_joined_by_or() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "expected", "found"),
     [
-        ("", 1, "step, median or the id of a cause", "its end"),
+        ("", 1, "step, median, untraced or the id of a cause", "its end"),
         ("step", 5, "> or <", "its end"),
         ("step>>5%", 6, "a number", "'>5%'"),
         ("step>5", 7, "a unit: %, ns, us, ms or s", "its end"),
         ("step>5min", 7, "a unit", "'min'"),
         ("step>1e3ms", 7, "a unit", "'e3ms'"),
         ("step>5% and idle>1ms", 9, "'or' or the end", "'and idle>1ms'"),
-        ("step>5% or", 11, "step, median or the id of a cause", "its end"),
+        ("step>5% or", 11, "step, median, untraced or the id of a cause", "its end"),
         ("step>5% orchid>1ms", 9, "'or' or the end", "'orchid>1ms'"),
         ("comunication>5%", 1, "(did you mean communication?)", "'comunication>5%'"),
         ("__import__('os')", 1, "the id of a cause", "\"__import__('os')\""),
@@ -77,7 +77,7 @@ def test_any_text_is_read_or_refused_in_one_line(text) -> None:
     except UsageError as exc:
         said, found = str(exc), ()
     assert said is None or said.isprintable()
-    assert all(c.quantity in CAUSES or c.quantity in ("step", "median") for c in found)
+    assert all(c.quantity in CAUSES or c.quantity in ("step", "median", "untraced") for c in found)
 
 
 def _pair():

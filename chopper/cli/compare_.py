@@ -80,7 +80,8 @@ def command(
     95 % interval from the variation of the steps within each run, and kernels and operators that
     appeared, vanished, got slower or faster are listed.
 
-    --fail-on takes conditions joined by "or": step, median or the id of a cause (`chopper analyze
+    --fail-on takes conditions joined by "or": step, median, untraced (the median step
+    without a trace) or the id of a cause (`chopper analyze
     RUN --csv` and the documentation list them), > or <, and a limit of the change from A to B in
     percent or in ns, us, ms or s. The gate fails when the whole 95 % interval lies beyond the limit; with
     fewer than 3 steps in a run there is no interval, and it does not fail. When the runs do not do

@@ -9,8 +9,10 @@ import pytest
 
 import chopper
 from chopper._findings import of_steps
+from chopper.analyzers.compare import compare
 from chopper.attribution import Attribution
-from chopper.reports import markdown, story, text
+from chopper.gate import decide, parse
+from chopper.reports import comparison, markdown, story, text
 from tests.analyzers.make import table
 from tests.comparing import T0_NS, attribution
 
@@ -158,6 +160,24 @@ def test_long_steps_without_phases_are_a_kind() -> None:
     assert {k.name for k in few.step_time().kinds} == {"training"}
 
 
+def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
+    # Each fourth step took 60 ms, 50 of which its thread waited for a core.
+    found = recorded([10, 10, 10, 60] * 4, range(5, 7), profiled=range(5, 7))
+    assert "long steps" in {k.name for k in found.step_time().kinds}
+    found = recorded([10, 10, 10, 60] * 4, range(5, 7), profiled=range(5, 7))
+    ends = found.run.table(0, "step")["end_ns"].to_pylist()
+    waited = 0
+    rows = [{"time_ns": T0_NS, "step": -1, "tid": 1, "run_delay_ns": 0, "run_ns": 0}]
+    for step, end_ns in enumerate(ends):
+        waited += 50 * MS if step % 4 == 3 else 0
+        ran = end_ns - T0_NS - waited
+        rows.append(
+            {"time_ns": end_ns, "step": step, "tid": 1, "run_delay_ns": waited, "run_ns": ran}
+        )
+    found.run.put(0, "core_wait", table("core_wait", rows))
+    assert {k.name for k in found.step_time().kinds} == {"training"}
+
+
 def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     # Steps 2 to 5 were traced; 4 held an evaluation of 60 ms.
     lengths = [10, 10, 20, 20, 80, 20, 10, 10, 10, 10]
@@ -218,3 +238,25 @@ def test_a_recorded_run_says_its_untraced_step_time_and_kinds(tmp_path: Path) ->
     assert min(untraced) <= step.untraced.median_ns <= max(untraced)
     assert kinds["training + rollout"].time_ns == lengths[10] + lengths[20]
     assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
+
+
+def test_runs_are_compared_by_their_steps_without_a_trace_as_well() -> None:
+    # Traced steps of A and B take the same; without a trace B takes twice as long.
+    a, b = (
+        recorded(
+            [n, n + 1, n - 1, n, 30, 30, 30, n, n + 1, n - 1],
+            range(4, 7),
+            profiled=range(4, 7),
+        )
+        for n in (10, 20)
+    )
+    found = compare(a, b, allow_different=True)
+    assert found.untraced is not None
+    assert (found.untraced.a_ns, found.untraced.b_ns) == (10 * MS, 20 * MS)
+    assert found.step.difference_ns == 0
+    assert decide(found, parse("untraced>+50%")).failed
+    assert not decide(found, parse("untraced>+150% or step>+5%")).failed
+    assert "Without a trace, the median step went from 10.0 ms to 20.0 ms" in comparison.text(found)
+    without = compare(a, recorded([30, 30, 30], range(3)), allow_different=True)
+    assert without.untraced is None
+    assert decide(without, parse("untraced>+5%")).decisions[0].outcome == "undecided"

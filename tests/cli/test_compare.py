@@ -103,6 +103,7 @@ def test_json_is_the_documented_form(pair) -> None:
         "checks",
         "step",
         "median",
+        "untraced",
         "causes",
         "kernels",
         "operations",

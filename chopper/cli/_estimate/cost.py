@@ -232,14 +232,15 @@ def _measured(source: str, priced: DevicePeaks | None) -> dict[str, Any]:
     names = {rank.device for rank in attribution.ranks if rank.device}
     rate = sum(of_ranks.values()) / len(of_ranks)
     steps = max((rank.steps for rank in attribution.ranks), default=0)
-    observed_ns = max((rank.observed_ns for rank in attribution.ranks), default=0)
+    # Tokens per second are by the time of steps without a trace, where there are some.
+    time_ns = max(rank.observed_ns for rank in attribution.ranks) * attribution.step_time().scale
     return {
         "tokens_per_s": rate,
         "source": f"measured in {source}, mean of {plural(len(of_ranks), 'rank')}",
         "devices": len(attribution.ranks),
         "device": lookup(names.pop()) if len(names) == 1 else None,
         "power_w": sum(r["power_mean_w"] for r in energy) / len(energy) if energy else None,
-        "step_tokens": sum(of_ranks.values()) * observed_ns / 1e9 / steps if steps else None,
+        "step_tokens": sum(of_ranks.values()) * time_ns / 1e9 / steps if steps else None,
     }
 
 
