@@ -358,6 +358,8 @@ _CHECKS = (
     Check("run.profiler_in_use", "Another profiler", "The program's own profiler went first."),
     Check("run.forked", "Forked", "The trace ended where the program forked."),
     Check("run.window_skipped", "Later steps not traced", "A span was open between two traces."),
+    Check("run.trace_limited", "Window shortened", "The trace would have held more than its limit: "
+          "fewer steps were traced than asked for."),
     Check("run.trace_abandoned", "Trace lost", "The recording ended in another thread."),
 )  # fmt: skip
 CHECKS: dict[str, Check] = {check.code: check for check in _CHECKS}

@@ -167,12 +167,21 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
     found = recorded([10, 10, 10, 60] * 4, range(5, 7), profiled=range(5, 7))
     ends = found.run.table(0, "step")["end_ns"].to_pylist()
     waited = 0
-    rows = [{"time_ns": T0_NS, "step": -1, "tid": 1, "run_delay_ns": 0, "run_ns": 0}]
+    rows = [
+        {"time_ns": T0_NS, "span_ns": 0, "step": None, "tid": 1, "run_delay_ns": 0, "run_ns": 0}
+    ]
     for step, end_ns in enumerate(ends):
         waited += 50 * MS if step % 4 == 3 else 0
         ran = end_ns - T0_NS - waited
         rows.append(
-            {"time_ns": end_ns, "step": step, "tid": 1, "run_delay_ns": waited, "run_ns": ran}
+            {
+                "time_ns": end_ns,
+                "span_ns": 0,
+                "step": step,
+                "tid": 1,
+                "run_delay_ns": waited,
+                "run_ns": ran,
+            }
         )
     found.run.put(0, "core_wait", table("core_wait", rows))
     assert {k.name for k in found.step_time().kinds} == {"training"}
