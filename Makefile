@@ -30,7 +30,7 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help env demo test lint types layers unit docs bench clients clean
+.PHONY: help env demo test lint types layers unit docs fuzz bench clients clean
 
 help:  ## what can be made
 	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,11 @@ unit: $(VENV)/dev.stamp  ## pytest with coverage
 
 docs: $(VENV)/dev.stamp  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Options for the campaign, for example FUZZ_ARGS="--seconds 60 --seed 7 --only run".
+FUZZ_ARGS ?=
+fuzz: $(VENV)/dev.stamp  ## ten minutes of hostile inputs; what fails is kept in tests/fuzz/corpus
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 # The peers have dependencies of their own, so an environment of their own. TraceLens is on no package index.
 TRACELENS := TraceLens @ git+https://github.com/AMD-AGI/TraceLens.git@171dd74721ca1ec45709e5805b68ae1f65e27811

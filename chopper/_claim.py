@@ -14,7 +14,7 @@ from chopper.errors import CaptureError, OutputError, RunFormatError
 from chopper.outputs import recorded_by
 from chopper.quantities import digits
 from chopper.run import MANIFEST, is_run, rank_dir_name, restart_count
-from chopper.storage import inside
+from chopper.storage import inside, read_bytes
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
 """The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""
@@ -127,7 +127,10 @@ def _set_aside(path: Path, directory: Path) -> m.Finding:
     # The same number on all ranks of one attempt, whichever ranks it had.
     number = 0
     with contextlib.suppress(OSError, RunFormatError):
-        number = restart_count(m.decode_rank((directory / MANIFEST).read_bytes(), "")) or 0
+        number = (
+            restart_count(m.decode_rank(read_bytes(directory / MANIFEST, error=RunFormatError), ""))
+            or 0
+        )
     while (path / f"attempt-{number}" / directory.name).exists():
         number += 1
     kept = inside(path, f"attempt-{number}")

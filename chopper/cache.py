@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper._version import __version__
-from chopper.errors import OutputError, SchemaError
-from chopper.storage import arrow_errors, write_atomic
+from chopper.errors import InputError, OutputError, SchemaError
+from chopper.storage import arrow_errors, read_bytes, write_atomic
 from chopper.tables import TABLES, TRACE_TABLES
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def read(folder: Path, key: str) -> tuple[dict[str, pa.Table], About] | None:
     import pyarrow.parquet as pq
 
     try:
-        about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=About)
+        about = msgspec.json.decode(read_bytes(folder / ABOUT), type=About)
         if about.key != key:
             return None
-        files = {t.name: (folder / f"{t.name}.parquet").read_bytes() for t in KEPT_TABLES}
+        files = {t.name: read_bytes(folder / f"{t.name}.parquet") for t in KEPT_TABLES}
         if about.digest != _digest_of(about, files):
             return None
         found: dict[str, pa.Table] = {}
@@ -101,7 +101,7 @@ def read(folder: Path, key: str) -> tuple[dict[str, pa.Table], About] | None:
             )
     except arrow_errors():
         return None
-    except (KeyError, SchemaError, RecursionError):
+    except (KeyError, InputError, SchemaError, RecursionError):
         return None
     return found, about
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from chopper import manifest as m
 from chopper.errors import RunFormatError
 from chopper.quantities import digits
-from chopper.storage import DamagedStreamError, arrow_errors, check_batch
+from chopper.storage import DamagedStreamError, arrow_errors, check_batch, read_bytes
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ class LiveRun:
     def _host(self, folder: Path) -> str:
         if folder.name not in self._hosts:
             try:
-                part = m.decode_rank((folder / "manifest.json").read_bytes(), folder.name)
+                part = m.decode_rank(
+                    read_bytes(folder / "manifest.json", error=RunFormatError), folder.name
+                )
             except (OSError, RunFormatError):
                 return ""
             self._hosts[folder.name] = part.hostname or ""

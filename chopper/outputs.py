@@ -15,6 +15,7 @@ from chopper import manifest as m
 from chopper._format import some
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.run import MANIFEST, is_experiment, is_rank_dir, is_run
+from chopper.storage import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
     import psutil
 
     try:
-        part = m.decode_rank((directory / MANIFEST).read_bytes(), "")
+        part = m.decode_rank(read_bytes(directory / MANIFEST, error=RunFormatError), "")
     except (OSError, RunFormatError):
         return None
     if part.status != "running" or part.pid is None:
@@ -124,7 +125,7 @@ def run_around(path: Path) -> Path | None:
             return directory
         # A web page has a manifest.json, too.
         with contextlib.suppress(RunFormatError, OSError):
-            m.decode_run((directory / MANIFEST).read_bytes(), "")
+            m.decode_run(read_bytes(directory / MANIFEST, error=RunFormatError), "")
             return directory
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,8 +87,13 @@ def unpack_message(line: bytes | str, kind: type[_T]) -> _T:
 
 
 def read_bytes(file: Path, *, error: type[Exception] = InputError) -> bytes:
-    """Read a whole file; a failure is raised as ``error`` with one line."""
+    """Read a whole file; a failure is raised as ``error`` with one line.
+
+    A pipe or device, which could be read for ever, is refused.
+    """
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise error(f"{file}: is not a regular file")
         return file.read_bytes()
     except OSError as exc:
         raise error(f"{file}: cannot be read ({reason_of(exc)})") from exc

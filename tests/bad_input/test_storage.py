@@ -218,6 +218,19 @@ def test_links_in_a_run_are_refused(imported: Path, tmp_path: Path) -> None:
     assert analyzed(tmp_path / "latest")["observed_ns"] > 0
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(imported: Path) -> None:
+    whole = analyzed(imported)
+    for name in ("about.json", "device_event.parquet"):
+        entry = imported / "tables" / "rank-00000" / name
+        entry.unlink()
+        os.mkfifo(entry)
+        assert same(analyzed(imported), whole)
+        gc.collect()
+    (imported / "rank-00001" / "device_clock.arrow").unlink(missing_ok=True)
+    os.mkfifo(imported / "rank-00001" / "device_clock.arrow")
+    assert same(analyzed(imported), whole)
+
+
 def test_joining_copies_no_link(tmp_path: Path) -> None:
     for rank in (0, 1):
         trace = write(tmp_path / f"{rank}.json", of_rank(rank))

@@ -1,0 +1,279 @@
+"""Valid inputs of every kind, made by this repository's own writers: what the campaign mutates."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chopper import calibration, experiment
+from chopper.calibration import Calibration, Measured
+from chopper.ingest import write_run
+from chopper.run import RunWriter, StreamWriter, finalize
+from tests import recordings
+from tests.kineto_writer import BASE_NS, DIALECTS, TODAY, Trace, small_trace
+
+HEADING = "timestamp, index, clocks.current.sm [MHz], power.draw [W], clocks_event_reasons.active\n"
+ROCPROFV3 = (
+    '"Correlation_Id","Dispatch_Id","Agent_Id","Queue_Id","Process_Id","Thread_Id","Grid_Size",'
+    '"Kernel_Id","Kernel_Name","Workgroup_Size","Counter_Name","Counter_Value"\n'
+    '1,1,"Agent 4",1,9,9,64,16,"gemm",64,"GRBM_GUI_ACTIVE",16000\n'
+    '2,2,"Agent 4",1,9,9,64,17,"add",64,"GRBM_GUI_ACTIVE",17000\n'
+)
+NCU = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",'
+    '"Grid Size","Device","CC","dram__bytes.sum","gpu__time_duration.sum"\n'
+    '"","","","","","","","","","","","Kbyte","usecond"\n'
+    '"0","12","python3","h","gemm","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0","10,240.5","12.5"\n'
+    '"1","12","python3","h","add","1","7","(256, 1, 1)","(64, 1, 1)","0","9.0","1","n/a"\n'
+)
+SMI = HEADING + "".join(
+    f"{BASE_NS + i * 1_000}, 0, {1200 + i} MHz, 600 W, 0x4\n" for i in range(20)
+)
+SMI_WALL = HEADING + "".join(
+    f"2025/07/02 12:20:{36 + i // 10:02}.{i % 10}00, 0, {1200 + i} MHz, 600 W, 0x4\n"
+    for i in range(20)
+)
+
+
+def make(folder: Path) -> None:
+    """Write every base input below a folder."""
+    for number, dialect in enumerate(DIALECTS):
+        write_trace(folder / "trace" / f"{number}.json", small_trace(dialect))
+    for platform in ("rocm", "cpu"):
+        write_trace(folder / "trace" / f"{platform}.json", small_trace(TODAY, platform=platform))
+    write_trace(folder / "trace" / "layers.json", _layers())
+    for rank in range(2):
+        write_trace(folder / "ranks" / f"rank{rank}.json", _collective(rank))
+    _databases(folder)
+    _tables(folder)
+    _runs(folder)
+    _documents(folder)
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace as Kineto would."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(trace.encode())
+
+
+def _layers() -> Trace:
+    """Annotated phases and layers, a copy, synchronizations, counters and memory."""
+    trace = Trace(platform="cuda")
+    for s in range(3):
+        t = 100_000 * s
+        trace.step(s + 3, t, 100_000)
+        trace.annotation("chopper::data", t, 10_000)
+        trace.annotation("chopper::forward", t + 10_000, 40_000)
+        trace.annotation("chopper::layer::layers.0", t + 11_000, 20_000)
+        op = trace.op("aten::mm", t + 12_000, 9_000, shapes=[[512, 256], [256, 128]], sequence=s)
+        trace.launch("gemm", t + 13_000, 4_000, kernel_at=t + 20_000, kernel_for=22_000, op=op)
+        trace.memory(t + 12_500, 4096, 8192, 16384)
+        trace.op("autograd::engine", t + 55_000, 30_000, sequence=s, forward_tid=4711, tid=4712)
+        op = trace.op("aten::add_", t + 56_000, 2_000, shapes=[[512, 128], [512, 128]])
+        trace.launch("add", t + 56_500, 1_000, kernel_at=t + 58_000, kernel_for=3_000, op=op)
+        trace.call("cudaDeviceSynchronize", t + 60_000, 5_000)
+        trace.synchronization("Stream Synchronize", t + 60_000, 5_000, 7)
+        trace.counter("GPU 0 Utilization", t + 1_000, value=0.5)
+    trace.named("python", "thread 4711 (python)")
+    return trace
+
+
+def _collective(rank: int) -> Trace:
+    trace = small_trace(TODAY, rank=rank, world=2, pid=100 + rank, device=rank)
+    for s in range(2):
+        t = 10_000 * s
+        op = trace.op(
+            "record_param_comms",
+            t + 6_500,
+            1_000,
+            shapes=[[1024]],
+            types=["float"],
+            collective={
+                "Collective name": "allreduce",
+                "Process Group Ranks": "[0, 1]",
+                "Process Group Name": "0",
+                "Group size": 2,
+                "In msg nelems": 1024,
+                "Out msg nelems": 1024,
+                "dtype": "Float",
+                "Seq": s,
+            },
+        )
+        trace.launch(
+            "ncclDevKernel_AllReduce_Sum_f32",
+            t + 6_600,
+            300,
+            kernel_at=t + 9_000 + 100 * rank,
+            kernel_for=900 - 100 * rank,
+            op=op,
+            stream=20,
+        )
+    return trace
+
+
+def _databases(folder: Path) -> None:
+    place = folder / "database"
+    place.mkdir()
+    recordings.write_nsys(place / "report.sqlite", recordings.small())
+    recordings.write_rpd(place / "trace.rpd", recordings.small())
+    recordings.write_rocpd(place / "results.db", recordings.small())
+    (folder / "rocprof").mkdir()
+    recordings.write_rocprof_json(folder / "trace" / "rocprof.json", recordings.small())
+    recordings.write_rocprof_csv(folder / "rocprof", recordings.small())
+
+
+def _tables(folder: Path) -> None:
+    place = folder / "table"
+    place.mkdir()
+    for name, text in (
+        ("counters", ROCPROFV3), ("ncu", NCU), ("smi", SMI), ("wall", SMI_WALL),
+    ):  # fmt: skip
+        (place / f"{name}.csv").write_text(text)
+    frame = {"name": "step", "filename": "train.py", "line": 7}
+    block = {"address": 4096, "size": 512, "requested_size": 500, "state": "active_allocated"}
+    segment = {"device": 0, "address": 4096, "total_size": 2048, "allocated_size": 512,
+               "active_size": 512, "requested_size": 500, "stream": 0, "segment_type": "large",
+               "blocks": [block | {"frames": [frame]}]}  # fmt: skip
+    event = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": [frame],
+             "time_us": BASE_NS // 1000}  # fmt: skip
+    (place / "snapshot.pickle").write_bytes(
+        pickle.dumps({"segments": [segment], "device_traces": [[event]]}, protocol=4)
+    )
+
+
+def recorded(directory: Path, *, platform: Any = "cuda") -> None:
+    """A run as ``chopper record`` leaves it: two ranks, steps, clocks, processes, counters."""
+    for rank in range(2):
+        writer = RunWriter(directory, rank)
+        part = writer.manifest
+        part.world_size, part.local_rank, part.hostname = 2, rank, socket.gethostname()
+        part.start_ns, part.end_ns, part.status = BASE_NS, BASE_NS + 10**9, "complete"
+        trace = _collective(rank) if platform == "cuda" else small_trace(platform=platform)
+        (writer.directory / "trace.json").write_bytes(trace.encode())
+        part.traces = ("trace.json",)
+        with_rows: dict[str, dict[str, list[Any]]] = {
+            "device_clock": {
+                "time_ns": [BASE_NS + 1_000 * i for i in range(20)],
+                "span_ns": [100] * 20,
+                "device_id": [rank] * 20,
+                "device_uuid": ["GPU-1"] * 20,
+                "sm_clock_hz": [1_000_000_000 + i for i in range(20)],
+                "power_w": [300.0] * 20,
+            },
+            "counter": {
+                "time_ns": [BASE_NS, BASE_NS + 1],
+                "track": ["a", "b"],
+                "name": ["n", "n"],
+                "value": [1.0, None],
+            },
+        }
+        for name, columns in with_rows.items():
+            write_stream(writer.directory / f"{name}.arrow", name, columns)
+        writer.save()
+    finalize(directory, command=("train.py",), exit_code=0)
+
+
+def write_stream(path: Path, name: str, columns: dict[str, list[Any]]) -> None:
+    """Write one batch; columns that are not given are null."""
+    from chopper.tables import TABLES
+
+    count = len(next(iter(columns.values())))
+    stream = StreamWriter(path, name)
+    try:
+        stream.write({c.name: columns.get(c.name, [None] * count) for c in TABLES[name].columns})
+    finally:
+        stream.close()
+
+
+def _runs(folder: Path) -> None:
+    runs = folder / "run"
+    runs.mkdir()
+    (runs / "imported").mkdir()
+    write_run([folder / "ranks"], runs / "imported")
+    recorded(runs / "recorded")
+    recorded(runs / "host", platform="cpu")
+    plan = experiment.Plan(
+        chopper_version="0.1",
+        workload="gemm",
+        summary="products",
+        command=["chopper", "run", "gemm"],
+        created_ns=BASE_NS,
+        ranks=2,
+        device="cpu",
+        options={"size": 512},
+        steps=True,
+        baseline="a",
+        variants=[
+            experiment.VariantPlan(name=name, summary=name, runs=[name]) for name in ("a", "b")
+        ],
+    )
+    (runs / "experiment").mkdir()
+    experiment.write_plan(runs / "experiment", plan)
+    for name in ("a", "b"):
+        shutil.copytree(runs / "recorded", runs / "experiment" / name)
+
+
+def _rates(*names: str) -> list[Measured]:
+    return [
+        Measured(what=name, best_per_s=1e11, median_per_s=9e10, spread_ratio=0.01, repeats_count=5)
+        for name in names
+    ]
+
+
+def _documents(folder: Path) -> None:
+    place = folder / "document"
+    place.mkdir()
+    for ranks in (1, 2):
+        calibration.save(
+            Calibration(
+                kind="full",
+                created_ns=BASE_NS,
+                chopper_version="0.1.0",
+                torch_version="2.13.0",
+                hostname=socket.gethostname(),
+                device_type="cpu",
+                device_name="A Processor",
+                ranks=ranks,
+                threads=1,
+                cores=2,
+                gemm={"fp32": _rates("fp32 256x256x256")},
+                memory=_rates("copy", "triad"),
+                link=_rates("all_reduce 1 MiB"),
+                link_ranks=2,
+                link_backend="gloo",
+                launch_ns=900,
+                roundtrip_ns=2_000,
+            ),
+            place / "calibration.json",
+        )
+    documents: dict[str, Callable[[], dict[str, Any]]] = {"config": _config, "topology": _topology}
+    for name, document in documents.items():
+        (place / f"{name}.json").write_text(json.dumps(document()))
+
+
+def _config() -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+
+
+def _topology() -> dict[str, Any]:
+    import msgspec
+
+    from chopper.analyzers.estimates.network import Topology
+
+    plain: dict[str, Any] = msgspec.to_builtins(Topology())
+    return plain

@@ -1,0 +1,340 @@
+"""One input of the campaign: made from a seed, given to commands, and judged.
+
+A command may answer, or refuse in one line. What it must not do is in :func:`judge`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from chopper.views import VIEWS
+from tests.command import Outcome, run
+from tests.fuzz import mutating
+from tests.fuzz.mutating import SECRET
+
+EDITS_MOST = 5
+LEVELS = ("cause", "step", "phase", "layer", "op", "kernel", "rank")
+_LINE_MOST = 6_000
+
+Commands = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where an input comes from.
+
+    Attributes:
+        target: kind of input, one of :data:`TARGETS`.
+        seed: all random numbers follow from it.
+        edits: numbers of the edits that are made; None for all. Each has random numbers of its own,
+            so a failing input is made smaller by leaving edits out.
+    """
+
+    target: str
+    seed: int
+    edits: tuple[int, ...] | None = None
+
+    def random(self, *what: object) -> Random:
+        """Random numbers of one part of this case."""
+        return Random(f"{self.target}:{self.seed}:{what}")
+
+    def numbers(self) -> list[int]:
+        """Numbers of the edits to make."""
+        count = self.random("count").randint(1, EDITS_MOST)
+        return [i for i in range(count) if self.edits is None or i in self.edits]
+
+    def edit(self, change: Callable[[Random], object]) -> None:
+        """Make each edit."""
+        for number in self.numbers():
+            change(self.random("edit", number))
+
+
+def build(case: Case, bases: Path, folder: Path) -> Commands:
+    """Write an input below ``folder/in`` and return the commands that are given it."""
+    (folder / "in").mkdir(parents=True)
+    (folder / "outside").mkdir()
+    (folder / "outside" / "secret.txt").write_text(SECRET)
+    return TARGETS[case.target](case, bases, folder / "in")
+
+
+def _copy(case: Case, source: Path, place: Path, *names: str) -> Path:
+    files = sorted(p for p in source.iterdir() if not names or p.name in names)
+    return Path(shutil.copy(case.random("base").choice(files), place))
+
+
+def _trace(case: Case, bases: Path, place: Path) -> Commands:
+    file = _copy(case, bases / "trace", place)
+    case.edit(lambda random: mutating.edit_file(random, file))
+    random = case.random("pack")
+    if random.random() < 0.2:
+        file = mutating.pack(random, file)
+    return _reading(case.random("commands"), f"in/{file.name}", str(bases / "trace" / "0.json"))
+
+
+def _ranks(case: Case, bases: Path, place: Path) -> Commands:
+    shutil.copytree(bases / "ranks", place / "ranks")
+    files = sorted((place / "ranks").iterdir())
+    case.edit(lambda random: mutating.edit_file(random, random.choice(files)))
+    return _reading(case.random("commands"), "in/ranks", str(bases / "ranks"))
+
+
+def _database(case: Case, bases: Path, place: Path) -> Commands:
+    file = _copy(case, bases / "database", place)
+    case.edit(lambda random: mutating.edit_file(random, file))
+    return _reading(case.random("commands"), f"in/{file.name}", str(bases / "database" / file.name))
+
+
+def _table(case: Case, bases: Path, place: Path) -> Commands:
+    """A CSV or a snapshot beside a trace, or alone; or the tables of rocprofv3."""
+    random = case.random("commands")
+    if random.random() < 0.25:
+        shutil.copytree(bases / "rocprof", place / "rocprof")
+        files = sorted((place / "rocprof").iterdir())
+        case.edit(lambda r: mutating.edit_file(r, r.choice(files)))
+        return _reading(random, "in/rocprof", str(bases / "rocprof"))
+    file = _copy(case, bases / "table", place)
+    case.edit(lambda r: mutating.edit_file(r, file))
+    if random.random() < 0.3:
+        return [["import", f"in/{file.name}", "-o", "out/run"]]
+    shutil.copy(bases / "trace" / "0.json", place)
+    return [["analyze", "in/0.json", f"in/{file.name}", "--json"]]
+
+
+def _run(case: Case, bases: Path, place: Path) -> Commands:
+    random = case.random("commands")
+    name = random.choice(("imported", "recorded", "recorded", "host", "experiment"))
+    shutil.copytree(bases / "run" / name, place / "run")
+    case.edit(lambda r: mutating.edit_directory(r, place / "run"))
+    if name == "experiment":
+        return [["report", "in/run", "-o", "out/page.json"]]
+    if random.random() < 0.1:
+        shutil.copytree(bases / "run" / "imported", place / "other")
+        return [["import", "in/run", "in/other", "-o", "out/run"]]
+    return _reading(random, "in/run", str(bases / "run" / name), imports=False)
+
+
+def _document(case: Case, bases: Path, place: Path) -> Commands:
+    file = _copy(case, bases / "document", place)
+    case.edit(lambda random: mutating.edit_file(random, file))
+    name = f"in/{file.name}"
+    match file.stem:
+        case "config":
+            return [["estimate", "memory", "--config", name, "--json"]]
+        case "topology":
+            return [["estimate", "network", "--topology", name, "--trials", "10", "--json"]]
+    store = place.parent / "home" / "chopper"
+    store.mkdir(parents=True)
+    shutil.copy(file, store / "calibration.json")
+    shutil.copytree(bases / "run" / "host", place / "run")
+    return [
+        ["analyze", "in/run", "--json"],
+        case.random("commands").choice((["doctor"], ["estimate", "network", "--calibrated"])),
+    ]
+
+
+def _expression(case: Case, bases: Path, place: Path) -> Commands:
+    said = mutating.expression(case.random("expression"))
+    a, b = (str(bases / "trace" / f"{i}.json") for i in (0, 1))
+    commands = (
+        ["compare", a, b, "--json", "--fail-on", said],
+        ["whatif", a, "--json", "--clock", said],
+        ["whatif", a, "--json", "--faster", said],
+        ["whatif", a, "--json", "--without", said],
+        ["whatif", str(bases / "ranks"), "--json", "--link", said],
+        ["whatif", str(bases / "ranks"), "--json", "--latency", said],
+        ["analyze", a, "--top", said],
+        ["analyze", a, "--by", said],
+        ["record", "--prometheus", said, "--", "false"],
+        ["record", "--steps", said, "-o", "out/run"],
+        ["estimate", "network", "--size", said, "--trials", "10", "--json"],
+        ["estimate", "network", "--ranks", said, "--trials", "10", "--json"],
+        ["estimate", "cost", "--device", "h100-sxm", "--tokens-per-s", said, "--json"],
+        ["estimate", "memory", "llama3-8b", "--capacity", said, "--json"],
+        ["import", a, "-o", "out/run", "--timezone", said],
+        ["analyze", said],
+    )
+    return [case.random("commands").choice(commands)]
+
+
+def _reading(random: Random, source: str, other: str, *, imports: bool = True) -> Commands:
+    """Commands that read a source: mostly its attribution, whose numbers are checked."""
+    view = random.choice(sorted(VIEWS))
+    choices: list[Commands] = [
+        [["analyze", source, "--json"]],
+        [["analyze", source]],
+        [["analyze", source, "--by", random.choice(LEVELS), "--json"]],
+        [["analyze", source, "--view", view, "--json"]],
+        [["analyze", source, "--view", view, "--csv"]],
+        [["report", source, "-o", f"out/page{random.choice(('.html', '.md', '.txt', '.json'))}"]],
+        [["compare", source, other, "--json", "--allow-different"]],
+        [["compare", source, other, "--fail-on", "step>+5%"]],
+        [["whatif", source, "--json"]],
+        [["export", source, "--to", random.choice(("csv", "parquet", "perfetto")), "-o", "out/x"]],
+        [["import", source, "-o", "out/run"], ["analyze", "out/run", "--json"]],
+    ]
+    weights = [12, 2, 2, 2, 1, 3, 2, 1, 2, 1, 3 if imports else 0]
+    return random.choices(choices, weights)[0]
+
+
+TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
+    "trace": _trace,
+    "ranks": _ranks,
+    "database": _database,
+    "table": _table,
+    "run": _run,
+    "document": _document,
+    "expression": _expression,
+}
+WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
+           "expression": 2}  # fmt: skip
+
+
+# ---------------------------------------------------------------- judging
+
+
+def judge(commands: Commands, folder: Path) -> str | None:
+    """Run commands in ``folder``; return what one of them did wrong, in lines, or None.
+
+    Wrong is: an exception, a warning, more than one line of refusal, times that do not add up, JSON
+    that is none, control characters, a file outside ``out``, or words of a file that is not the
+    input's.
+    """
+    (folder / "out").mkdir(exist_ok=True)
+    (folder / "home").mkdir(exist_ok=True)
+    before = _state(folder)
+    problem = None
+    with contextlib.chdir(folder), _environment(folder), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for command in commands:
+            problem = _judge_command(command)
+            if problem is not None:
+                problem = f"chopper {' '.join(command)}\n{problem}"
+                break
+    if problem is None and (changed := _changed(before, _state(folder))):
+        problem = f"chopper {' '.join(commands[-1])}\nchanged files outside: {changed}"
+    if problem is None and (file := _telling(folder / "out")) is not None:
+        problem = f"chopper {' '.join(commands[-1])}\na foreign file's words in {file}"
+    return problem
+
+
+@contextlib.contextmanager
+def _environment(folder: Path) -> Any:
+    kept = dict(os.environ)
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        os.environ[name] = str(folder / "home")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def _judge_command(command: list[str]) -> str | None:
+    try:
+        outcome = run(*command)
+    except MemoryError as exc:
+        return f"memory: {_where(exc)}"
+    except Exception as exc:  # noqa: BLE001 - that is what is looked for
+        return _where(exc)
+    return _judge_outcome(command, outcome)
+
+
+def _where(exc: BaseException) -> str:
+    """Type and place of an exception, then its traceback."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [f for f in frames if "/chopper/" in f.filename and "/tests/" not in f.filename]
+    place = (own or list(frames))[-1]
+    name = Path(place.filename)
+    text = "".join(traceback.format_exception(exc))[-2500:]
+    return f"{type(exc).__name__} in {name.parent.name}/{name.name}:{place.name}\n{text}"
+
+
+def _judge_outcome(command: list[str], outcome: Outcome) -> str | None:
+    for text in (outcome.out, outcome.err):
+        if SECRET in text:
+            return f"a foreign file's words in the output\n{text[:500]}"
+        if "Traceback" in text:
+            return f"a traceback is printed\n{text[-1500:]}"
+    if "\x1b" in outcome.out + outcome.err:
+        return "control characters in the output"
+    if outcome.code == 0:
+        return _judge_answer(command, outcome.out)
+    gated = command[0] == "compare" and "--fail-on" in command
+    if outcome.code == 1 and gated and outcome.out:
+        return None
+    if outcome.code == 2:
+        return None if outcome.lines else "exit code 2 without a word"
+    if outcome.code != 1 and command[0] != "record":
+        return f"exit code {outcome.code}\n{outcome.err[:500]}"
+    if command[0] == "doctor" and outcome.out:
+        return None
+    if len(outcome.lines) != 1 or not outcome.lines[0].startswith("chopper: "):
+        return f"refused in {len(outcome.lines)} lines\n{outcome.err[:1500]}"
+    if len(outcome.lines[0]) > _LINE_MOST:
+        return f"a line of {len(outcome.lines[0])} characters"
+    return None
+
+
+def _judge_answer(command: list[str], out: str) -> str | None:
+    if "--json" not in command:
+        return None
+    try:
+        answer = json.loads(out, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as exc:
+        return f"JSON that is none: {exc}"
+    if command[0] != "analyze" or "--view" in command:
+        return None
+    parents = {c["parent"] for c in answer["causes"]}
+    leaves = [c["time_ns"] for c in answer["causes"] if c["id"] not in parents]
+    if sum(leaves) != answer["observed_ns"]:
+        return f"causes sum to {sum(leaves)}, observed {answer['observed_ns']}"
+    if min(leaves, default=0) < 0:
+        return "a cause below zero"
+    groups = answer.get("groups")
+    if groups is not None and sum(g["time_ns"] for g in groups) != answer["observed_ns"]:
+        return "groups do not sum to the observed time"
+    if sum(r["observed_ns"] for r in answer["ranks"]) != answer["observed_ns"]:
+        return "ranks do not sum to the observed time"
+    return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _state(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of all files that a command must leave alone."""
+    state = {}
+    for place, folders, files in os.walk(folder):
+        if Path(place) == folder:
+            folders[:] = [f for f in folders if f not in ("out", "home")]
+        # Derived tables are kept in the run.
+        if "tables" in folders and not Path(place, "tables").is_symlink():
+            folders.remove("tables")
+        for name in files:
+            status = os.lstat(Path(place, name))
+            state[os.path.relpath(Path(place, name), folder)] = status.st_size, status.st_mtime_ns
+    return state
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    names = before.keys() | after.keys()
+    return sorted(n for n in names if before.get(n) != after.get(n))
+
+
+def _telling(place: Path) -> Path | None:
+    """A file that holds the secret."""
+    for file in place.rglob("*"):
+        if file.is_file() and not file.is_symlink() and SECRET.encode() in file.read_bytes():
+            return file
+    return None

@@ -1,0 +1,112 @@
+"""A small part of the campaign (``make fuzz``), and every input that ever failed in it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import bases, campaign, mutating
+from tests.fuzz.cases import TARGETS, Case, build, judge
+from tests.fuzz.pool import run_all
+
+SEED = 20_261_122
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bases")
+    bases.make(folder)
+    return folder
+
+
+def test_hostile_inputs_get_an_answer_or_one_line(inputs: Path) -> None:
+    work = functools.partial(campaign.run_case, inputs)
+    jobs = [
+        *sorted(campaign.CORPUS.glob("*.json")),
+        *itertools.islice(campaign.cases(SEED, ()), COUNT),
+    ]
+    problems = [
+        f"{job}: {problem}"
+        for job, problem in run_all(work, jobs, workers_count=1)
+        if problem is not None
+    ]
+    assert problems == []
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_a_seed_makes_the_same_input_again(target: str, inputs: Path, tmp_path: Path) -> None:
+    made = []
+    for name in ("a", "b"):
+        commands = build(Case(target, 3), inputs, tmp_path / name)
+        files = sorted(p for p in (tmp_path / name).rglob("*") if p.is_file())
+        # SQLite writes a counter of its own changes.
+        contents = [p.read_bytes() for p in files if p.suffix not in (".db", ".rpd", ".sqlite")]
+        made.append((commands, [p.relative_to(tmp_path / name) for p in files], contents))
+    assert made[0] == made[1]
+
+
+def misbehave(how: str, folder: Path) -> str | None:
+    """A job of the pool that does what inputs must not make a command do."""
+    if how == "crash":
+        os.abort()
+    if how == "memory":
+        assert b"x" * (800 << 20)
+    if how == "raise":
+        raise RuntimeError(how)
+    if how == "hang":
+        while True:
+            time.process_time()
+    return None if how == "well" else f"said {how} in {folder.name}"
+
+
+def test_crashes_hangs_and_memory_of_a_worker_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.pool.CPU_MOST_S", 1.0)
+    jobs = ["well", "crash", "memory", "raise", "hang", "word", "well"]
+    problems = dict(run_all(misbehave, jobs, workers_count=2))
+    assert problems["well"] is None
+    assert "said word" in str(problems["word"])
+    for how, words in (
+        ("crash", "crash: exit code -6"),
+        ("memory", "memory: "),
+        ("raise", "RuntimeError: raise"),
+        ("hang", "hang: more than 1 s of CPU time"),
+    ):
+        assert words in str(problems[how])
+
+
+def test_what_the_judge_finds(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of failure, made by a command that is broken on purpose."""
+    from chopper import api
+
+    attribute = api.attribute
+    case = Case("trace", 1, ())
+
+    def judged(change: object) -> str:
+        monkeypatch.setattr("chopper.api.attribute", change)
+        commands = build(case, inputs, folder := tmp_path / f"case{len(list(tmp_path.iterdir()))}")
+        return str(judge([["analyze", commands[0][1], "--json"]], folder))
+
+    def raising(*_: object) -> None:
+        raise KeyError("gone")
+
+    def telling(*_: object) -> None:
+        from chopper.errors import InputError
+
+        raise InputError(f"found {mutating.SECRET}")
+
+    def writing(*sources: object) -> object:
+        Path("outside/secret.txt").write_text("overwritten")
+        return attribute(*sources)  # type: ignore[arg-type]
+
+    assert judged(attribute) == "None"
+    assert "KeyError in " in judged(raising)
+    assert "foreign file's words" in judged(telling)
+    assert "changed files outside: ['outside/secret.txt']" in judged(writing)
