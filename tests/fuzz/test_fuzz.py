@@ -62,7 +62,7 @@ def misbehave(how: str, folder: Path) -> str | None:
     if how == "hang":
         while True:
             time.process_time()
-    return None if how == "well" else f"said {how} in {folder.name}"
+    return f"said {how} in {folder.name}" if how == "word" else None
 
 
 def test_crashes_hangs_and_memory_of_a_worker_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
