@@ -1,4 +1,7 @@
-"""Where the program's optimizers step: the ends of steps, when the program marks none."""
+"""Where the program's optimizers step, and its backward passes end.
+
+These are the ends of steps, when the program marks none.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,87 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_CREATE_GRAPH = 3
+"""Position of this argument of autograd's engine."""
+
+
 class _Scaled(threading.local):
     """Calls of ``GradScaler.step`` that this thread is inside of."""
 
     def __init__(self) -> None:
         self.stepped: list[int | None] = []
         """For each, the optimizer that stepped within it."""
+
+
+class BackwardWatch:
+    """Sees the outermost backward passes of every thread, ``torch.autograd.grad`` among them.
+
+    Those that make a graph of their own (``create_graph``) do not count: they are a part of the
+    forward pass, as with a gradient penalty.
+
+    Args:
+        before: called before each of them.
+        after: called after each.
+    """
+
+    def __init__(
+        self, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+    ) -> None:
+        self._before = before
+        self._after = after
+        self._patched: tuple[Any, Any] | None = None
+
+    def begin(self) -> None:
+        """Watch. torch must be imported."""
+        import torch
+
+        module: Any = torch.autograd
+        original = getattr(module, "_engine_run_backward", None)
+        if original is None:
+            return
+        graph_task = torch._C._current_graph_task_id
+
+        @functools.wraps(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            # outputs, their gradients, retain_graph, create_graph, ...
+            outermost = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH]
+            outermost = outermost and graph_task() == -1 and self._patched is not None
+            if outermost and self._before is not None:
+                self._before()
+            # What is called before may have put another watch in the place of this one.
+            current = module._engine_run_backward
+            result = (original if current is run_backward else current)(*args, **kwargs)
+            if outermost and self._after is not None and self._patched is not None:
+                self._after()
+            return result
+
+        self._patched = (original, run_backward)
+        module._engine_run_backward = run_backward
+
+    def remove(self) -> None:
+        """Watch no longer. Idempotent."""
+        patched, self._patched = self._patched, None
+        if patched is not None:
+            import torch
+
+            module: Any = torch.autograd
+            original, wrapped = patched
+            # Somebody may have wrapped it once more: then it stays, and only passes on.
+            if module._engine_run_backward is wrapped:
+                module._engine_run_backward = original
+
+
+def optimizer_was_made() -> bool:
+    """Whether the program made an optimizer of torch: the first of each class is marked so."""
+    from torch.optim.optimizer import Optimizer
+
+    kinds: list[Any] = [Optimizer]
+    while kinds:
+        kind = kinds.pop()
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+        kinds += kind.__subclasses__()
+    return False
 
 
 class OptimizerWatch:
@@ -29,10 +107,12 @@ class OptimizerWatch:
 
     Args:
         stepped: called with the id of an optimizer, after each of its steps.
+        backward: called after each backward pass.
     """
 
-    def __init__(self, stepped: Callable[[int], None]) -> None:
+    def __init__(self, stepped: Callable[[int], None], backward: Callable[[], None]) -> None:
         self._stepped = stepped
+        self._backward = BackwardWatch(after=backward)
         self._handle: Any = None
         self._scaler: tuple[Any, Any, Any] | None = None
         self._finder: _ImportWatch | None = None
@@ -58,6 +138,7 @@ class OptimizerWatch:
         self._handle = register_optimizer_step_post_hook(self._after_step)
         original = GradScaler.step
         wrapped = self._wrap(original)
+        self._backward.begin()
         self._scaler = (GradScaler, original, wrapped)
         GradScaler.step = wrapped  # type: ignore[method-assign]
 
@@ -67,6 +148,7 @@ class OptimizerWatch:
         if finder is not None:
             with contextlib.suppress(ValueError):
                 sys.meta_path.remove(finder)
+        self._backward.remove()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from chopper import _claim, _environment, _forking
 from chopper import manifest as m
 from chopper._collecting import Collecting
-from chopper._optimizers import OptimizerWatch
+from chopper._optimizers import OptimizerWatch, optimizer_was_made
 from chopper._options import (
     Options,
     Status,
@@ -38,7 +38,7 @@ from chopper._options import (
 from chopper._phases import Phase, PhaseLog
 from chopper._signals import TerminationGuard, no_interrupts
 from chopper._step_log import StepLog
-from chopper._steps import OptimizerCycle
+from chopper._steps import BackwardSteps, OptimizerCycle
 from chopper._trainers import TrainerPhases
 from chopper._windows import TraceWindows
 from chopper.errors import UsageError
@@ -123,7 +123,8 @@ class Session:
         """The signal that ends the process once the recording is closed."""
         self._collecting = Collecting(options)
         self._cycle = OptimizerCycle()
-        self._optimizers = OptimizerWatch(self._optimizer_stepped)
+        self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
+        self._optimizers = OptimizerWatch(self._optimizer_stepped, self._backward_ended)
         self._log: StepLog | None = None
         self._phases: PhaseLog | None = None
         self._trainers = TrainerPhases(functools.partial(Phase, self))
@@ -224,10 +225,30 @@ class Session:
     @_harmless
     def _note_optimizer(self, log: StepLog, optimizer_id: int) -> None:
         began_ns = time.perf_counter_ns()
+        self._backwards = None  # from here on optimizers end steps
         with self._at_work():
             now_ns = time.time_ns()
             for end_ns in self._cycle.stepped(optimizer_id, now_ns):
                 log.source = "optimizer"
+                self._end_step(log, end_ns, began_ns, late=end_ns < now_ns)
+                began_ns = time.perf_counter_ns()
+
+    def _backward_ended(self) -> None:
+        log = self._log
+        if self.recording and log is not None and os.getpid() == self._pid:
+            self._note_backward(log)
+
+    @_harmless
+    def _note_backward(self, log: StepLog) -> None:
+        began_ns = time.perf_counter_ns()
+        with self._at_work():
+            if self._windows is not None:
+                self._windows.check()
+            if self._backwards is None or log.source == "mark":
+                return
+            now_ns = time.time_ns()
+            for end_ns in self._backwards.ended(now_ns):
+                log.source = "backward"
                 self._end_step(log, end_ns, began_ns, late=end_ns < now_ns)
                 began_ns = time.perf_counter_ns()
 
@@ -242,7 +263,7 @@ class Session:
         with self._at_work():
             if log.source != "mark":
                 self._optimizers.end()
-                if log.source == "optimizer":
+                if log.source is not None:
                     if self._windows is not None:
                         self._windows.start_over()
                     log.restart()
@@ -442,12 +463,16 @@ class Session:
     def _last_step(self) -> None:
         log = self._log
         assert log is not None
-        if log.source in (None, "optimizer") and self._cycle.tentative_ns is not None:
-            # Nothing came after it that could have said so: this was the last step's end.
-            log.source = "optimizer"
-            tracing = self._windows is not None and self._windows.tracing
+        # Nothing came after these that could have said so: they were the ends of steps.
+        ends: list[int] = []
+        if log.source != "mark" and self._cycle.tentative_ns is not None:
+            log.source, ends = "optimizer", [self._cycle.tentative_ns]
+        elif log.source is None and self._backwards is not None and not self._with_optimizer():
+            ends = self._backwards.take()
+            log.source = "backward" if ends else None
+        for end_ns in ends:
             profiled = self._windows is not None and self._windows.profiled_step()
-            log.end(self._cycle.tentative_ns, traced=tracing, profiled=profiled)
+            log.end(end_ns, traced=False, profiled=profiled)  # until the trace is kept
         if log.number == 0:
             self._part.note(
                 "run.no_steps",
@@ -459,6 +484,9 @@ class Session:
                 )
                 + "; call prof.step() at the end of each step",
             )
+
+    def _with_optimizer(self) -> bool:
+        return not self._optimizers.saw_torch or optimizer_was_made()
 
     @_harmless
     def _close_trace(self) -> None:

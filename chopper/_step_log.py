@@ -30,7 +30,7 @@ class StepLog:
     def __init__(self, directory: Path) -> None:
         self.number = 0
         """The step that runs."""
-        self.source: Literal["mark", "optimizer"] | None = None
+        self.source: Literal["mark", "optimizer", "backward"] | None = None
         """What tells that a step ended."""
         self._target = directory / "step.arrow"
         self._writer: StreamWriter | None = StreamWriter(self._target, "step")

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from chopper.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _STALE_AFTER = 8
 """Steps of another optimizer, without one of the leader's, after which the leader is replaced."""
 _CONTEXTS = (1, 2, 4, 8, 16, 32)
 """Lengths of the rows of optimizers whose successor is kept."""
 _MOST_CONTEXTS = 1 << 14
+_BACKWARD_PASSES = 4
+"""Backward passes, without an optimizer of torch, after which each of them ends a step."""
+_ACCUMULATED_PASSES = 1024
+"""The same where there is such an optimizer, that did not step so far."""
 
 WindowSpec = str | tuple[int, int] | range | None
 """``"10:15"``, ``(10, 15)`` or ``range(10, 15)``: the steps to trace; None for the default."""
@@ -179,3 +187,34 @@ class OptimizerCycle:
                 if follower is not None:
                     return follower
         return None
+
+
+class BackwardSteps:
+    """Takes the ends of backward passes for the ends of steps, where no optimizer steps.
+
+    Args:
+        optimizer_was_made: whether the program has an optimizer of torch, which may step yet:
+            gradients are accumulated over many passes, but hardly over more than a thousand.
+    """
+
+    def __init__(self, optimizer_was_made: Callable[[], bool]) -> None:
+        self._optimizer_was_made = optimizer_was_made
+        self._pending_ns: list[int] = []
+        self._count = 0
+
+    def ended(self, now_ns: int) -> list[int]:
+        """Note that a backward pass ended; return the ends of steps that this made certain."""
+        self._count += 1
+        self._pending_ns.append(now_ns)
+        if self._count < _BACKWARD_PASSES:
+            return []
+        if self._count < _ACCUMULATED_PASSES and self._optimizer_was_made():
+            return []
+        if self._count == _BACKWARD_PASSES:
+            self._count = _ACCUMULATED_PASSES
+        return self.take()
+
+    def take(self) -> list[int]:
+        """The ends of steps that were not certain."""
+        ends, self._pending_ns = self._pending_ns, []
+        return ends

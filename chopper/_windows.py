@@ -207,7 +207,8 @@ class TraceWindows:
             self._begun = 0
             self._part.note(
                 "run.steps_recounted",
-                f"the first prof.step() came after {self._log.number} steps of the optimizer: "
+                f"the first prof.step() came after {self._log.number} steps of "
+                f"{'backward passes' if self._log.source == 'backward' else 'the optimizer'}: "
                 "those were one step, and the steps to trace are counted from it",
                 severity="info",
             )

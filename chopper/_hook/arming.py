@@ -1,7 +1,8 @@
 """Start to record when this process begins to train; see the package's docstring.
 
 The sign is a forward call of a module in training mode, with gradients on and something to train,
-outside data loader workers; or, for models that are no modules, the first step of an optimizer.
+outside data loader workers; or, for models that are no modules, the first backward pass or step of
+an optimizer.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ def arm(note: Callable[[str, str], None]) -> None:
         if not _in_loader_worker():
             _begin(note)
 
+    def on_backward() -> None:
+        if not _in_loader_worker():
+            _begin(note)
+
+    from chopper._optimizers import BackwardWatch
+
+    backward = BackwardWatch(before=on_backward)
+    backward.begin()
+    _handles.append(backward)
     _handles.append(register_module_forward_pre_hook(on_forward))
     _handles.append(register_optimizer_step_pre_hook(on_step))
 

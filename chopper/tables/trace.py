@@ -124,7 +124,8 @@ STEP = Table(
         Column(
             name="source",
             type="string",
-            doc="profiler_step (ProfilerStep#N), mark (prof.step()) or optimizer (hooks).",
+            doc="profiler_step (ProfilerStep#N), mark (prof.step()), optimizer (hooks), or backward "
+            "(a backward pass ended, in a program in which no optimizer of torch steps).",
         ),
         Column(name="traced", type="bool", doc="Whether the kernel trace covers this step."),
         Column(

@@ -436,3 +436,92 @@ def test_help_names_the_default_windows():
     documented = chopper.profile.__doc__ or ""
     for window in DEFAULT_WINDOWS:
         assert f"``{window.start}:{window.stop}``" in documented
+
+
+MANUAL = """
+import sys, torch, chopper
+layer = torch.nn.Linear(8, 8)
+weights = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
+
+
+def by_hand(count):
+    for _ in range(count):
+        layer(torch.ones(2, 8)).sum().backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+
+
+def functional(count):
+    for _ in range(count):
+        x = torch.ones(2, 8)
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        penalty = torch.autograd.grad(x.sum(), weights, create_graph=True)[0].square().sum()
+        gradients = torch.autograd.grad(x.sum() + penalty, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients):
+                weight -= 0.1 * gradient
+
+
+def accumulated(count, micro_batches):
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(count):
+        for _ in range(micro_batches):
+            layer(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+
+def then_an_optimizer():
+    by_hand(10)
+    accumulated(5, 3)
+
+
+def never_stepped():
+    torch.optim.SGD(layer.parameters())
+    by_hand(9)
+
+
+"""
+RECORDED = """
+for name, train, *arguments in (
+    ("hand", by_hand, 12),
+    ("functional", functional, 12),
+    ("three", by_hand, 3),
+    ("later", then_an_optimizer),
+    ("accumulated", accumulated, 4, 40),
+    ("none", never_stepped),
+):
+    with chopper.profile(name, collect=("torch_trace",)):
+        train(*arguments)
+"""
+
+
+def test_backward_passes_are_steps_where_no_optimizer_is(tmp_path):
+    """Which there is, from a later one's making on: so the order of the recordings matters."""
+    (tmp_path / "script.py").write_text(MANUAL + RECORDED)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600)
+    for name, sources, traced in (
+        ("hand", ["backward"] * 12, [2, 3, 4, 5, 6]),
+        ("functional", ["backward"] * 12, [2, 3, 4, 5, 6]),
+        ("three", ["backward"] * 3, [2]),
+        # The three passes before an optimizer's first step cannot be told from those by hand.
+        ("later", ["backward"] * 13 + ["optimizer"] * 5, [2, 3, 4, 5, 6]),
+        ("accumulated", ["optimizer"] * 4, [2, 3]),
+        ("none", [], []),
+    ):
+        rows = steps_of(tmp_path / name)
+        assert [row["source"] for row in rows] == sources, name
+        assert [row["number"] for row in rows] == list(range(len(sources))), name
+        assert traced_of(tmp_path / name) == traced, name
+
+
+def test_a_program_of_tensors_alone_is_recorded(tmp_path):
+    (tmp_path / "script.py").write_text(MANUAL + "functional(9)")
+    command = [sys.executable, "-m", "chopper", "record", "-o", "run", "--collect", "torch_trace"]
+    subprocess.run(
+        [*command, "--", sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600
+    )
+    assert len(steps_of(tmp_path / "run")) == 9
+    assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
