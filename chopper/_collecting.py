@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from chopper import _forking
 from chopper import manifest as m
 from chopper._options import reason_of
 
@@ -45,6 +46,13 @@ class Collecting:
         if not self._options.trace:
             names = tuple(name for name in names if name != TRACE)
             self._refused(TRACE, "not asked for (trace=False)")
+        elif TRACE in names and _forking.cannot_trace():
+            names = tuple(name for name in names if name != TRACE)
+            self._refused(
+                TRACE,
+                "this process was forked from one that had traced, and no trace can be taken in it",
+                'start it with another method ("spawn")',
+            )
         classes, unloadable = registry.load_all(names)
         for name, reason in unloadable.items():
             self._refused(name, reason)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _traced = False
 """Whether this process, or one that it was forked from, has traced."""
+_forked_from_traced = False
 
 
 def has_traced() -> None:
@@ -20,11 +21,18 @@ def has_traced() -> None:
     _traced = True
 
 
+def cannot_trace() -> bool:
+    """Whether this process was forked from one that had traced: Kineto's threads are not in it."""
+    return _forked_from_traced
+
+
 def watch(before: Callable[[], None], in_child: Callable[[], None]) -> None:
     """Have ``before`` called before each fork, and ``in_child`` after it, in the child."""
 
     def after() -> None:
+        global _forked_from_traced
         if _traced:
+            _forked_from_traced = True
             leave_without_destructors()
         in_child()
 

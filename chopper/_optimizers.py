@@ -5,11 +5,12 @@ These are the ends of steps, when the program marks none.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
+
+from chopper._hook.early import ImportWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +116,7 @@ class OptimizerWatch:
         self._backward = BackwardWatch(after=backward)
         self._handle: Any = None
         self._scaler: tuple[Any, Any, Any] | None = None
-        self._finder: _ImportWatch | None = None
+        self._finder: ImportWatch | None = None
         self._scaled = _Scaled()
         self._of_scaled: dict[int, int] = {}
         """What a scaler was given → the optimizer that stepped for it."""
@@ -126,8 +127,8 @@ class OptimizerWatch:
         if "torch" in sys.modules:
             self._begin()
         else:
-            self._finder = _ImportWatch("torch", self._begin)
-            sys.meta_path.insert(0, self._finder)
+            self._finder = ImportWatch("torch", self._begin)
+            self._finder.begin()
 
     def _begin(self) -> None:
         from torch.amp.grad_scaler import GradScaler
@@ -146,8 +147,7 @@ class OptimizerWatch:
         """Watch no longer. Idempotent."""
         finder, self._finder = self._finder, None
         if finder is not None:
-            with contextlib.suppress(ValueError):
-                sys.meta_path.remove(finder)
+            finder.end()
         self._backward.remove()
         handle, self._handle = self._handle, None
         if handle is not None:
@@ -181,33 +181,3 @@ class OptimizerWatch:
             return result
 
         return step
-
-
-class _ImportWatch:
-    """A finder that calls ``then`` once a module was imported, which it leaves to the others."""
-
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG002
-        if name != self._name:
-            return None
-        from importlib.util import find_spec
-
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
-        spec = find_spec(name)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is None:
-            return spec
-
-        def exec_module(module: object) -> None:
-            del loader.exec_module
-            loader.exec_module(module)
-            # The profiler never changes the program.
-            with contextlib.suppress(Exception):
-                self._then()
-
-        loader.exec_module = exec_module
-        return spec

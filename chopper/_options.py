@@ -80,6 +80,21 @@ def make_options(
     )
 
 
+def for_children(options: Options) -> dict[str, Any]:
+    """Options for the processes that this one starts, as :func:`make_options` takes them."""
+    (first, *_) = options.windows
+    default = options.windows == parse_windows(None)
+    return {
+        "collect": options.collect,
+        "steps": None if default else f"{first.start}:{first.stop}",
+        "shapes": options.shapes,
+        "stacks": options.stacks,
+        "memory": options.memory,
+        "trace": options.trace,
+        "trace_limit": options.trace_limit,
+    }
+
+
 def numbered(options: Options, call: int) -> Options:
     """Options of a decorated function's n-th call: each has an output of its own."""
     output = options.output or os.environ.get(_claim.OUTPUT_VARIABLE)

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import math
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -21,14 +22,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from chopper import _claim, _environment, _forking
+from chopper import _claim, _environment, _forking, _processes
 from chopper import manifest as m
 from chopper._collecting import Collecting
+from chopper._hook import arming
 from chopper._optimizers import OptimizerWatch, optimizer_was_made
 from chopper._options import (
     Options,
     Status,
     describe_exception,
+    for_children,
     how_it_ended,
     make_options,
     numbered,
@@ -42,7 +45,7 @@ from chopper._steps import BackwardSteps, OptimizerCycle
 from chopper._trainers import TrainerPhases
 from chopper._windows import TraceWindows
 from chopper.errors import UsageError
-from chopper.run import RunWriter, finalize
+from chopper.run import Run, RunWriter, finalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,7 +115,7 @@ class Session:
 
     def __init__(self, options: Options, path: Path, info: _environment.RankInfo) -> None:
         self.options = options
-        self.path = path
+        self.path = self._output = path
         self.info = info
         self.recording = False
         self._pid = os.getpid()
@@ -130,6 +133,8 @@ class Session:
         self._trainers = TrainerPhases(functools.partial(Phase, self))
         self._windows: TraceWindows | None = None
         self._guard = TerminationGuard(self._terminated)
+        self._children: arming.ChildrenRecorded | None = None
+        self._closed = False
 
     @property
     def tracing(self) -> bool:
@@ -142,15 +147,14 @@ class Session:
     def start(self) -> None:
         """Claim the rank's folder, start the collectors, begin the first step."""
         began_ns = time.perf_counter_ns()
-        finding = _claim.claim(
-            self.path, self.info.rank, self.info.world_size, force=self.options.force
-        )
-        self._part = RunWriter(self.path, self.info.rank)
+        claimed = _claim.claim(self.path, self.info, force=self.options.force)
+        self.path = claimed.path
+        self._part = RunWriter(self.path, self.info.rank, claimed.part)
         self._manifest = self._part.manifest
         self._overhead = self._manifest.overhead = m.Overhead()
         self._describe_start()
-        if finding is not None:
-            self._manifest.findings.append(finding)
+        if claimed.finding is not None:
+            self._manifest.findings.append(claimed.finding)
         self._log = StepLog(self._part.directory)
         self._phases = PhaseLog(self._part.directory, self._begin_phase_span)
         self.recording = True
@@ -162,6 +166,11 @@ class Session:
             self._watch_trace(self._collecting.trace)
         self._optimizers.begin()
         self._trainers.begin()
+        if not _claim.launched():
+            hooked = arming.hooked(
+                str(self._output.absolute()), _claim.IN_PROFILE, for_children(self.options)
+            )
+            self._children = arming.ChildrenRecorded(hooked)
         self._guard.arm()
         atexit.register(self.close)
         # Multiprocessing's children leave without atexit.
@@ -178,9 +187,6 @@ class Session:
 
     def _describe_start(self) -> None:
         manifest = self._manifest
-        manifest.world_size = self.info.world_size
-        manifest.local_rank = self.info.local_rank
-        manifest.hostname = socket.gethostname()
         manifest.command = tuple(sys.orig_argv)
         manifest.clock_anchors.append(_environment.clock_anchor())
         _environment.describe(manifest)
@@ -430,6 +436,7 @@ class Session:
             self._manifest.status = status
             self._manifest.error = error
             self._close_parts(tracer=tracer)
+            self._closed = self._manifest.end_ns is not None and _active is self
             _active = None
             atexit.unregister(self.close)
             self._guard.disarm()
@@ -458,6 +465,13 @@ class Session:
     def _stop_watching(self) -> None:
         self._optimizers.end()
         self._trainers.end()
+        self._leave_children()
+
+    def _leave_children(self) -> None:
+        """Processes that start from here on are no part of the recording."""
+        children, self._children = self._children, None
+        if children is not None:
+            children.end()
 
     @_harmless
     def _last_step(self) -> None:
@@ -513,11 +527,36 @@ class Session:
         manifest.end_ns = time.time_ns()
         manifest.clock_anchors.append(_environment.clock_anchor())
         manifest.steps_source = self._log.source
+        manifest.steps_count = self._log.number
         manifest.collectors = self._collecting.reports()
         self._log.summarize(self._overhead)
         self._part.save()
-        if self.info.world_size == 1 and not _claim.launched():
+        # The run that a launcher was told to make is closed by it.
+        if self.info.world_size == 1 and not (
+            self.path == self._output and _claim.launched(self.path)
+        ):
             finalize(self.path, command=manifest.command, workload=self.options.name)
+
+    def announce(self) -> None:
+        """Say on stderr, at the end of a profile, where the run is and what its findings warn of.
+
+        One rank of a job speaks; where a command of chopper launched the program, that command.
+        """
+        if self.info.rank != 0 or not self._closed or _claim.launched():
+            return
+        with contextlib.suppress(Exception):  # the profiler never changes the program
+            others = _processes.findings(self.path)
+            run = Run.open(self.path) if self.info.world_size == 1 else None
+            parts = run.manifest.ranks if run is not None else [self._manifest]
+            steps = max((part.steps_count or 0) for part in parts)
+            ranks = f"{len(parts)} rank{'s' if len(parts) > 1 else ''}"
+            say(
+                f"recorded {ranks if run is not None else 'rank 0'}, {steps} steps; "
+                f"next: chopper analyze {shlex.quote(os.fspath(self.path))}"
+            )
+            for finding in (*others, *(f for part in parts for f in part.findings)):
+                if finding.severity != "info" or finding.code == "run.processes":
+                    say(f"{finding.severity}: {finding.message}")
 
     def _check_rank(self) -> None:
         now = _environment.rank_info()
@@ -539,6 +578,7 @@ class Session:
         with contextlib.suppress(Exception):
             atexit.unregister(self.close)
             self._guard.disarm()
+            self._leave_children()
         with contextlib.suppress(Exception):
             self._optimizers.end()
             self._trainers.end()
@@ -557,6 +597,7 @@ class Session:
             manifest.status = "failed"
             manifest.error = f"recording stopped: {reason}"
             manifest.end_ns = time.time_ns()
+            manifest.steps_source = self._log.source if self._log is not None else None
             manifest.collectors = self._collecting.reports()
             self._part.save()
 
@@ -571,6 +612,8 @@ class Session:
         self._trainers.end()
         if self._windows is not None:
             self._windows.forked()
+        if not _forking.forks_loader_worker():
+            arming.arm_forked()
 
 
 def open_session(options: Options) -> Session:
@@ -585,16 +628,16 @@ def open_session(options: Options) -> Session:
             f"chopper.profile: this process is recording to {_active.path} already; leave that "
             "profile before entering another"
         )
-    path = _claim.choose_output(options.output, options.name)
     info = _environment.rank_info()
+    path = _claim.choose_output(options.output, options.name, info)
     with contextlib.suppress(OSError):  # what cannot be read is found out, harmlessly, by start()
         _claim.check_output(path, info.rank, force=options.force)
     if options.trace and "torch" not in sys.modules:
         # The program is about to train: it will import torch anyhow.
         with contextlib.suppress(ImportError):
             import torch  # noqa: F401
-    if not options.automatic and "chopper._hook.arming" in sys.modules:
-        sys.modules["chopper._hook.arming"].disarm()
+    if not options.automatic:
+        arming.disarm()
     session = Session(options, path, info)
     session.start()
     return session

@@ -7,7 +7,7 @@ import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from chopper._optimizers import _ImportWatch
+from chopper._hook.early import ImportWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ class TrainerPhases:
 
     def __init__(self, phase: Callable[[str], AbstractContextManager[Any]]) -> None:
         self._phase: Callable[[str], AbstractContextManager[Any]] | None = phase
-        self._watches: list[_ImportWatch] = []
+        self._watches: list[ImportWatch] = []
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
         """Owner, attribute, the function of its own, its wrapper."""
         self._wrapper_of: dict[Any, Any] = {}
@@ -86,16 +86,15 @@ class TrainerPhases:
             if module in sys.modules:
                 self._wrap_module(module)
             else:
-                watch = _ImportWatch(module, functools.partial(self._wrap_module, module))
-                sys.meta_path.insert(0, watch)
+                watch = ImportWatch(module, functools.partial(self._wrap_module, module))
+                watch.begin()
                 self._watches.append(watch)
 
     def end(self) -> None:
         """Put back what nobody has replaced since. Idempotent."""
         self._phase = None
         for watch in self._watches:
-            if watch in sys.meta_path:
-                sys.meta_path.remove(watch)
+            watch.end()
         self._watches = []
         for owner, attribute, original, wrapper in self._wrapped:
             if vars(owner).get(attribute) is wrapper:

@@ -128,6 +128,13 @@ class RankManifest(msgspec.Struct, kw_only=True):
     local_rank: int | None = None
     hostname: str | None = None
     pid: int | None = None
+    process_started: int | None = None
+    """When the process started, in units of its machine; with ``pid`` and ``machine`` unique."""
+    machine: str | None = None
+    """Host, boot and PID namespace within which ``pid`` means this process."""
+    job: str | None = None
+    """What the processes of one distributed job have in common; None for a process that had no
+    rank when it began to record, and is recorded as rank 0 of a run of its own."""
     command: tuple[str, ...] | None = None
     start_ns: int | None = None
     end_ns: int | None = None
@@ -148,6 +155,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     collectors: list[CollectorReport] = []
     clock_anchors: list[ClockAnchor] = []
     steps_source: str | None = None
+    steps_count: int | None = None
+    """Steps that were seen; None in a recording that was never closed."""
     overhead: Overhead | None = None
     measures: list[Measure] = []
     """What the program measured, in the order in which it said so (``prof.measure``)."""

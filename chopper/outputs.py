@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper import _replacing
 from chopper import manifest as m
 from chopper._format import some
+from chopper._process_identity import HeldElsewhere, locked
+from chopper._processes import recorders
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.run import MANIFEST, is_experiment, is_rank_dir, is_run
 from chopper.storage import read_bytes
@@ -21,50 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _OWN_ENTRY = re.compile(
-    r"(rank-\d{5,7}|attempt-\d+|tables|manifest\.json|\.chopper-probe|\.manifest\.json\.\d+\.tmp)$"
+    r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
+    r"|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
+    re.DOTALL,
 )
 _OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
-_RECENT_S = 3600.0
-"""A recording of another host that wrote within this time may be alive: nobody here can tell."""
 
 
-def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
-    """Who records into a rank's folder at this moment; None when nobody does.
-
-    Args:
-        directory: the folder of one rank.
-        anywhere: count recordings of other hosts, which are taken for alive for an hour after
-            their last sign of life.
-    """
-    import psutil
-
-    try:
-        part = m.decode_rank(read_bytes(directory / MANIFEST, error=RunFormatError), "")
-    except (OSError, RunFormatError):
-        return None
-    if part.status != "running" or part.pid is None:
-        return None
-    if part.hostname != socket.gethostname():
-        if not anywhere or part.hostname is None:
-            return None
-        with contextlib.suppress(OSError):
-            seen_s = max(p.stat().st_mtime for p in directory.iterdir())
-            if time.time() - seen_s < _RECENT_S:
-                return f"process {part.pid} of the host {part.hostname}"
-        return None
-    if part.pid == os.getpid():
-        return None
-    try:
-        started_ns = int(psutil.Process(part.pid).create_time() * 1e9)
-    except psutil.Error:
-        return None
-    # The number may have gone to another process since.
-    if part.start_ns is not None and started_ns > part.start_ns:
-        return None
-    return f"process {part.pid}"
-
-
-def _is_own(entry: Path) -> bool:
+def is_own(entry: Path) -> bool:
     """Whether chopper wrote this entry of a run or an experiment."""
     if _OWN_ENTRY.match(entry.name):
         return True
@@ -97,20 +60,18 @@ def check_output(path: Path, *, force: bool = False) -> bool:
             raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
         if not force:
             raise OutputError(f"{path}: holds a run already; pass --force to replace it")
-        others = [p.name for p in entries if not _is_own(p)]
+        others = [p.name for p in entries if not is_own(p)]
         if others:
             raise OutputError(
                 f"{path}: holds, beside a run, what chopper did not write "
                 f"({some([printable(name) for name in others])}): nothing is removed; move it "
                 "away, or choose another -o"
             )
-        for folder in entries:
-            owner = recorded_by(folder) if is_rank_dir(folder) else None
-            if owner is not None:
-                raise OutputError(
-                    f"{path}: {owner} is recording into it ({folder.name}); wait for its end, or "
-                    "choose another -o"
-                )
+        for folder, owner in recorders(path):
+            raise OutputError(
+                f"{path}: {owner} is recording into it ({folder.name}); wait for its end, or "
+                "choose another -o"
+            )
     except OSError as exc:
         raise OutputError(f"{path}: cannot be read ({reason_of(exc)}); choose another -o") from exc
     return True
@@ -142,7 +103,7 @@ def _remove_entries(path: Path) -> None:
     """Remove what chopper wrote into a run directory, and nothing else."""
     import shutil
 
-    for entry in [e for e in path.iterdir() if _is_own(e)]:
+    for entry in [e for e in path.iterdir() if is_own(e)]:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
@@ -193,9 +154,35 @@ def new_output(
         The directory, absolute and with links followed.
 
     Raises:
-        OutputError: as :func:`check_output`; the directory cannot be written; or, at the end, the
-            old run cannot be put back (it is kept where the message says).
+        OutputError: as :func:`check_output`; another command writes a run there; the directory
+            cannot be written; or, at the end, the old run cannot be put back (it is kept where
+            the message says).
     """
+    with _held(path):
+        yield from _new_output(path, force=force, say=say)
+
+
+def claim_file(place: Path) -> Path:
+    """Beside a run directory, while a command writes a run there."""
+    return place.with_name(f".{place.name}.claim")
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Keep other commands from writing to the same place, until this one ends."""
+    place = _real(path)
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(claim_file(place)):
+            yield
+    except HeldElsewhere as exc:
+        raise OutputError(
+            f"{path}: process {exc} is recording into it; wait for its end, or choose another -o"
+        ) from None
+
+
+def _new_output(path: Path, *, force: bool, say: Callable[[str], None] | None) -> Iterator[Path]:
     import shutil
 
     for line in recover(path):

@@ -46,7 +46,11 @@ def profile(
 
     Every rank enters it; each writes its own part of the run. Telemetry runs throughout; a window
     of steps is traced. The program is never changed: its exceptions pass through, and whatever
-    fails in the recording itself is said in one line on stderr while the program goes on.
+    fails in the recording itself is said in one line on stderr while the program goes on. At its
+    end, rank 0 says on stderr where the run is, and what its findings warn of.
+
+    Processes that the block starts and that train are recorded too, with the same options: ranks of
+    a job as ranks of this run, others as runs inside it (``<output>/process-2``, …).
 
     Args:
         output: the run directory; ``CHOPPER_OUTPUT`` or else ``runs/<time>`` by default.
@@ -92,6 +96,7 @@ class Profile:
         self._options = options
         self._session: _session.Session | None = None
         self._guest = False
+        self._quiet = False
         self._output: Path | None = None
 
     @property
@@ -123,6 +128,8 @@ class Profile:
         session, self._session = self._session, None
         if session is not None and not self._guest:
             session.end_with(exc)
+            if not self._quiet:
+                session.announce()
 
     def __call__(self, function: _F) -> _F:
         """Record each call of ``function``.
@@ -157,8 +164,11 @@ class Profile:
         return recorded  # type: ignore[return-value]
 
     def _numbered(self, calls: Iterator[int]) -> Profile:
-        """The recording of the next call."""
-        return Profile(_session.numbered(self._options, next(calls)))
+        """The recording of the next call; only the first one speaks at its end."""
+        call = next(calls)
+        profile = Profile(_session.numbered(self._options, call))
+        profile._quiet = call > 1
+        return profile
 
     def step(self, *, tokens: int | None = None) -> None:
         """Say that a training step ended. Once called, steps are no longer guessed.

@@ -7,6 +7,7 @@ rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flush
                               with the checksum of what stands before it
 tables/rank-00000/*.parquet   what was derived from the raw files; safe to delete, made again if damaged
 attempt-0/                    what was recorded before a restart: a run of its own
+process-2/                    what a further process recorded that is no rank: a run of its own
 """
 
 from __future__ import annotations
@@ -80,15 +81,16 @@ class RunWriter:
     Args:
         path: the run directory, created when missing and shared by all ranks.
         rank: global rank.
+        manifest: what the rank says about itself so far, where its folder was claimed.
     """
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, manifest: m.RankManifest | None = None) -> None:
         self.directory = inside(path, rank_dir_name(rank))
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise OutputError(f"{self.directory}: cannot be created ({exc.strerror})") from exc
-        self.manifest = m.RankManifest(
+        self.manifest = manifest or m.RankManifest(
             rank=rank, chopper_version=__version__, start_ns=time.time_ns(), pid=os.getpid()
         )
 
@@ -210,9 +212,19 @@ def finalize(
 ) -> m.RunManifest:
     """Make ``manifest.json`` from the ranks' parts; called once, by whoever launched them.
 
+    The runs of further processes inside of it get one each, and its rank goes to one of them when
+    the process that holds it took no step.
+
     Raises:
         RunFormatError: no rank recorded anything.
     """
+    from chopper import _processes
+
+    _processes.yield_ranks(path)
+    for inner in _processes.sub_runs(path):
+        if not _processes.recorders(inner):
+            with contextlib.suppress(RunFormatError, OutputError):
+                finalize(inner)
     parts, findings = _read_parts(path)
     if not parts:
         raise RunFormatError(
@@ -311,6 +323,8 @@ class Run:
         Raises:
             RunFormatError: not a run, damaged, or written by a newer version.
         """
+        from chopper import _processes
+
         if not is_run(path):
             raise RunFormatError(f"{path}: not a chopper run: no {MANIFEST} and no rank-* folder")
         file = inside(path, MANIFEST)
@@ -322,6 +336,7 @@ class Run:
                 ranks = [part.rank for part in found.ranks]
                 if len(set(ranks)) < len(ranks) or not all(0 <= r < MOST_RANKS for r in ranks):
                     raise RunFormatError(f"{file}: damaged manifest (ranks {some(ranks)})")
+                found.findings += _processes.findings(path)
                 return cls(found, path)
             except m.NewerRunError:
                 raise
@@ -349,7 +364,7 @@ class Run:
             )
         else:
             findings.insert(0, damage)
-        findings += _missing_ranks(parts)
+        findings += _missing_ranks(parts) + _processes.findings(path)
         return cls(
             m.RunManifest(
                 chopper_version=__version__,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -318,15 +319,72 @@ def test_data_loader_workers_do_not_record(record):
         assert len(lines_of_chopper(done.stderr)) == 3
 
 
-def test_one_process_after_another(record):
+def test_processes_without_rank_have_runs_of_their_own(record):
     script = record.script("for _ in range(int(sys.argv[1])): step()")
-    done = record("sh", "-c", f"{sys.executable} {script} 2 && {sys.executable} {script} 3")
+    a, b, c = (f"{sys.executable} {script} {count}" for count in (2, 3, 4))
+    done = record("sh", "-c", f"{a}; {b} & {c} & wait", options=("-o", "run", "--steps", "0:2"))
     assert done.returncode == 0, done.stderr
-    assert record.run().table(0, "step").num_rows == 3
-    earlier = Run.open(record.directory / "run" / "attempt-0")
-    assert earlier.table(0, "step").num_rows == 2
-    assert "warning" not in done.stderr
-    assert "attempt-0" in done.stderr
+    run = record.run()
+    assert run.table(0, "step").num_rows == run.part(0).steps_count == 2
+    inner = [Run.open(record.directory / "run" / f"process-{number}") for number in (2, 3)]
+    assert sorted(one.table(0, "step").num_rows for one in inner) == [3, 4]
+    for one in inner:
+        assert one.ranks == [0]
+        assert one.part(0).status == "complete"
+        assert not one.manifest.findings
+    (finding,) = (f for f in run.manifest.findings if f.code == "run.processes")
+    for number, one in enumerate(inner, 2):
+        part = one.part(0)
+        assert part.command is not None
+        words = f"{part.steps_count} steps, {shlex.join(part.command[:4])}"
+        shown = f"run/process-{number} ({words})"
+        assert shown in finding.message
+        assert shown in done.stderr
+    assert "3 processes recorded apart" in done.stderr
+    assert sorted(p.name for p in (record.directory / "run").iterdir()) == [
+        "manifest.json", "process-2", "process-3", "rank-00000",
+    ]  # fmt: skip
+
+
+def test_the_rank_of_a_parent_that_took_no_step_goes_to_its_children(record):
+    script = record.script(
+        """
+        import torch.distributed as dist, torch.multiprocessing as mp
+
+        def main(rank):
+            dist.init_process_group(
+                "gloo", init_method=f"file://{os.getcwd()}/rendezvous", rank=rank, world_size=2
+            )
+            for _ in range(4): step()
+            dist.barrier()
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            model(torch.ones(1, 8))  # the parent tries the model, in training mode
+            mp.spawn(main, nprocs=2)
+        """
+    )
+    done = record(sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    run = record.run()
+    assert run.ranks == [0, 1]
+    assert [run.part(rank).world_size for rank in run.ranks] == [2, 2]
+    assert [run.table(rank, "step").num_rows for rank in run.ranks] == [4, 4]
+    assert Run.open(record.directory / "run" / "process-2").part(0).steps_count == 0
+    assert "recorded 2 ranks, 4 steps" in done.stderr
+
+
+def test_two_commands_do_not_record_into_one_directory(record):
+    with record.popen("sh", "-c", "echo ready; read line", stdin=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        for options in (("-o", "run"), ("-o", "run", "--force")):
+            done = record("echo", "started", options=options)
+            assert done.returncode == 1
+            assert done.stdout == ""
+            (line,) = lines_of_chopper(done.stderr)
+            assert f"run: process {first.pid} is recording into it" in line
+        first.communicate("go on\n", timeout=PATIENCE_S)
 
 
 def test_another_sitecustomize_runs_too(record):

@@ -9,11 +9,14 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from chopper._claim import claim
+from chopper._environment import RankInfo
+from chopper._process_identity import identity_of
 from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.manifest import RankManifest, RunManifest, encode
 from chopper.outputs import check_output, new_output, prepare_output
@@ -313,10 +316,21 @@ def test_a_living_recording_is_not_replaced(tmp_path: Path) -> None:
     run = tmp_path / "run"
     here = socket.gethostname()
     with subprocess.Popen(["sleep", "600"]) as other:
-        recorded(run, status="running", hostname=here, pid=other.pid, start_ns=time.time_ns())
-        with pytest.raises(OutputError, match=rf"process {other.pid} is recording into it"):
-            check_output(run, force=True)
-        other.kill()
+        try:
+            who = identity_of(other.pid)
+            process: Any = {"pid": who.pid, "process_started": who.started, "machine": who.machine}
+            recorded(run, status="running", hostname=here, **process)
+            with pytest.raises(OutputError, match=rf"process {other.pid} is recording into it"):
+                check_output(run, force=True)
+            # Its number, once another process has it, is not it.
+            recorded(run, status="running", hostname=here, **process | {"process_started": 1})
+            assert check_output(run, force=True)
+            recorded(run, status="running", hostname=here, **process)
+            other.kill()
+            os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+            assert check_output(run, force=True)  # a process that nobody has waited for is over
+        finally:
+            other.kill()
     assert check_output(run, force=True)
     # On another host, nobody here can tell: for an hour after its last sign of life it may live.
     recorded(run, status="running", hostname="node7", pid=1, start_ns=time.time_ns())
@@ -366,16 +380,16 @@ def test_folders_of_attempts_are_named_by_the_restart(
     # Rank 0 was there in all attempts, rank 1 is missing from the first two.
     for count, ranks in (("0", [0]), ("1", [0]), ("2", [0, 1]), ("3", [0, 1])):
         for rank in ranks:
-            claim(tmp_path, rank, len(ranks), force=False)
+            claim(tmp_path, RankInfo(rank, rank, len(ranks)), force=False)
             recorded(tmp_path, rank, environment={"TORCHELASTIC_RESTART_COUNT": count})
     assert Run.open(tmp_path / "attempt-2").ranks == [0, 1]
     assert Run.open(tmp_path / "attempt-1").ranks == [0]
     # A second process of the same attempt takes the next free one.
-    finding = claim(tmp_path, 0, 2, force=False)
+    finding = claim(tmp_path, RankInfo(0, 0, 2), force=False).finding
     assert finding is not None
     assert "attempt-3/" in finding.message
     recorded(tmp_path, 0, environment={"TORCHELASTIC_RESTART_COUNT": "3"})
-    finding = claim(tmp_path, 0, 2, force=False)
+    finding = claim(tmp_path, RankInfo(0, 0, 2), force=False).finding
     assert finding is not None
     assert "attempt-4/" in finding.message
 

@@ -9,20 +9,69 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from chopper._hook.early import note
 
 HOOK_VARIABLE = "CHOPPER_HOOK"
 """Options of the recording, JSON: keywords of ``make_options``."""
-NOTES_VARIABLE = "CHOPPER_HOOK_NOTES"
-"""A file that hooked processes append to: what they came to."""
 
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms
 _handles: list[Any] = []
 
 
-def arm(note: Callable[[str, str], None]) -> None:
+def hooked(output: str, launched: str, options: dict[str, Any]) -> dict[str, str]:
+    """Variables of an environment in which every Python records itself when it trains.
+
+    Args:
+        output: the run directory, absolute.
+        launched: who launches: the value of ``CHOPPER_LAUNCHED``.
+        options: of the recording; what JSON can hold.
+    """
+    import json
+
+    before = os.environ.get("PYTHONPATH")
+    return {
+        "PYTHONPATH": f"{_FOLDER}{os.pathsep}{before}" if before else _FOLDER,
+        "CHOPPER_OUTPUT": output,
+        "CHOPPER_LAUNCHED": launched,
+        HOOK_VARIABLE: json.dumps(options),
+    }
+
+
+class ChildrenRecorded:
+    """Has the Pythons that this process starts record themselves; the program sees no difference.
+
+    Args:
+        variables: from :func:`hooked`.
+    """
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+
+    def end(self) -> None:
+        """Put the environment back, except for what the program itself changed meanwhile."""
+        variables, self._variables = self._variables, {}
+        for name, value in variables.items():
+            now, before = os.environ.get(name), self._before[name]
+            if now is not None and now != value and name == "PYTHONPATH":
+                entries = [entry for entry in now.split(os.pathsep) if entry != _FOLDER]
+                os.environ[name] = os.pathsep.join(entries)
+            elif now == value and before is None:
+                del os.environ[name]
+            elif now == value and before is not None:
+                os.environ[name] = before
+
+
+def arm_forked() -> None:
+    """In a forked child of a process that records: record it too, if it trains."""
+    if os.environ.get(HOOK_VARIABLE) and not _handles:
+        arm()
+
+
+def arm() -> None:
     """Watch for the first sign of training."""
     import torch
     from torch.nn.modules.module import register_module_forward_pre_hook
@@ -36,13 +85,13 @@ def arm(note: Callable[[str, str], None]) -> None:
             and not _in_loader_worker()
             and any(parameter.requires_grad for parameter in module.parameters())
         ):
-            session = _begin(note)
+            session = _begin()
             if session is not None:
                 session.enter_root(module)
 
     def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         if not _in_loader_worker():
-            _begin(note)
+            _begin()
 
     def on_backward() -> None:
         if not _in_loader_worker():
@@ -68,20 +117,20 @@ def _in_loader_worker() -> bool:
     return worker is not None and worker.get_worker_info() is not None
 
 
-def _begin(note: Callable[[str, str], None]) -> Any:
+def _begin() -> Any:
     """Start the recording; whatever goes wrong is the recording's problem, not the program's."""
     disarm()
     from chopper import _session
 
     try:
-        import msgspec
+        import json
 
-        wanted = msgspec.json.decode(os.environ[HOOK_VARIABLE], type=dict[str, Any])
+        wanted = json.loads(os.environ[HOOK_VARIABLE])
         options = _session.make_options(output=None, automatic=True, **wanted)
         session = _session.open_session(options)
     except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
         _session.say(f"not recorded: {str(exc) or type(exc).__name__}")
         note("failed", str(exc))
         return None
-    note("recording", "")
+    note("recording")
     return session

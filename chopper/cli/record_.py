@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from chopper._hook import arming
+from chopper._hook.early import NOTES_VARIABLE
 from chopper._steps import DEFAULT_WINDOWS_TEXT
 from chopper._trace_budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.cli._path import NamedPath
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from chopper import manifest as m
-
-_HOOK = Path(__file__).resolve().parent.parent / "_hook"
 
 
 @click.command(
@@ -203,7 +202,7 @@ def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, se
         run = Run.open(path).manifest
         failed = True
     try:
-        _summarize(run, path, code)
+        _summarize(run, path, shown, code)
     except (ChopperError, OSError) as exc:
         _say(f"warning: what was recorded cannot be read back: {exc}")
         failed = True
@@ -219,16 +218,10 @@ def hooked_environment(path: Path, notes: Path, options: dict[str, Any]) -> dict
         notes: the file in which the processes say what they came to.
         options: of ``chopper._options.make_options``, as JSON can hold them.
     """
-    import msgspec
-
-    env = dict(os.environ)
-    before = env.get("PYTHONPATH")
-    return env | {
-        "PYTHONPATH": f"{_HOOK}{os.pathsep}{before}" if before else str(_HOOK),
-        "CHOPPER_OUTPUT": str(path),
-        "CHOPPER_LAUNCHED": "record",
-        arming.HOOK_VARIABLE: msgspec.json.encode(options).decode(),
-        arming.NOTES_VARIABLE: str(notes),
+    return {
+        **os.environ,
+        **arming.hooked(str(path), "record", options),
+        NOTES_VARIABLE: str(notes),
     }
 
 
@@ -263,7 +256,8 @@ class _Notes:
         )
 
 
-def _summarize(run: m.RunManifest, path: Path, code: int) -> None:
+def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
+    from chopper import _processes
     from chopper.run import Run
 
     opened = Run.open(path)
@@ -282,7 +276,8 @@ def _summarize(run: m.RunManifest, path: Path, code: int) -> None:
     else:
         trace = "a trace without whole steps" if part.traces else "no trace"
     _say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
-    for finding in (*run.findings, *(f for p in run.ranks for f in p.findings)):
+    others = _processes.findings(path, shown)
+    for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):
         _say(f"{finding.severity}: {finding.message}")
     for report in part.collectors:
         if report.status == "failed":

@@ -22,7 +22,7 @@ from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, traced_of
 from tests.waiting import PATIENCE_S
 
 
-def test_forked_children_do_not_record(task):
+def test_forked_children_record_apart_from_their_parent(task):
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.ones(12, 8)), 2, num_workers=2
     )
@@ -36,11 +36,14 @@ def test_forked_children_do_not_record(task):
                 prof.step()
                 prof.__exit__(None, None, None)
             finally:
-                os._exit(7 if _session.active() is None else 1)
+                own = _session.active()
+                os._exit(7 if own is not None and own.path.name == "process-2" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         task.step()
     assert len(steps_of("run")) == 7
-    assert {p.name for p in Path("run").iterdir()} == {"rank-00000", MANIFEST}
+    assert {p.name for p in Path("run").iterdir()} == {"rank-00000", "process-2", MANIFEST}
+    (report,) = Run.open(Path("run/process-2")).part(0).collectors
+    assert (report.name, report.status) == ("torch_trace", "refused")
 
 
 FORKS = """

@@ -1,0 +1,127 @@
+"""What runs in any Python before anything else is imported. Stdlib only; nothing in here may fail.
+
+Loaded from its file by ``sitecustomize``, as chopper may be missing there; imported by the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOTES_VARIABLE = "CHOPPER_HOOK_NOTES"
+"""A file that hooked processes append to: how far each of them came."""
+
+
+def note(stage: str, detail: str = "") -> None:
+    """Leave a line for ``chopper record``, which explains from them why nothing was recorded."""
+    path = os.environ.get(NOTES_VARIABLE)
+    if path:
+        try:
+            line = f"{stage}\t{os.getpid()}\t{detail or sys.executable}\n"
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(descriptor, line.encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(descriptor)
+        except OSError:
+            pass
+
+
+class ImportWatch:
+    """A finder that calls ``then`` once a module was imported; other finders and loaders do that.
+
+    Those behind it in ``sys.meta_path`` are asked, in their order; those before it were. Looking a
+    module up (``importlib.util.find_spec``) is not importing it, and a lazy module is imported
+    when it is first used.
+
+    Args:
+        name: the module.
+        then: called once; what it raises is dropped.
+    """
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then: Callable[[], None] | None = then
+
+    def begin(self) -> None:
+        """Watch from here on."""
+        sys.meta_path.insert(0, self)
+
+    def end(self) -> None:
+        """Watch no longer. Idempotent."""
+        self._then = None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """What the finders behind this one find, with a loader that says when it has loaded."""
+        if name != self._name or self._then is None:
+            return None
+        finders: list[Any] = list(sys.meta_path)
+        if self not in finders:
+            return None
+        for finder in finders[finders.index(self) + 1 :]:
+            spec = _ask(finder, name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Watched(spec.loader, self)
+                return spec
+        return None
+
+    def imported(self) -> None:
+        """Called by the loader."""
+        then = self._then
+        self.end()
+        if then is not None:
+            with contextlib.suppress(Exception):  # the profiler never changes the program
+                then()
+
+
+def _ask(finder: Any, name: str, path: Any, target: Any) -> Any:
+    if hasattr(finder, "find_spec"):
+        return finder.find_spec(name, path, target)
+    if sys.version_info >= (3, 12) or not hasattr(finder, "find_module"):
+        return None
+    from importlib.util import spec_from_loader
+
+    loader = finder.find_module(name, path)
+    return None if loader is None else spec_from_loader(name, loader)
+
+
+class _Watched:
+    """The loader that a finder chose; it says when the module is there, and is gone by then."""
+
+    def __init__(self, loader: Any, watch: ImportWatch) -> None:
+        self._loader = loader
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_watch"):  # copied or unpickled: not there yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        """The module, where the loader makes it itself."""
+        if not hasattr(self._loader, "exec_module"):
+            # Of the time before Python 3.4: it also executes it, and puts it into sys.modules.
+            return self._loader.load_module(spec.name)
+        create = getattr(self._loader, "create_module", None)
+        return None if create is None else create(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Execute the module by its own loader, which is what the program finds in it."""
+        loader = self._loader
+        spec = object.__getattribute__(module, "__spec__")
+        spec.loader = module.__loader__ = loader
+        if hasattr(loader, "exec_module"):
+            loader.exec_module(module)
+            if spec.loader is not loader and type(module).__name__ == "_LazyModule":
+                # importlib.util.LazyLoader: the loader behind it comes at the first use.
+                spec.loader = _Watched(spec.loader, self._watch)
+                return
+        self._watch.imported()

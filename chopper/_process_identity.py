@@ -1,0 +1,147 @@
+"""Which process a recording belongs to, and whether that process still runs.
+
+The number of a process is reused, and means something only within one boot of one machine and one
+PID namespace: with the process's start time and those two it is unique.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROC = Path("/proc")
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process of one machine."""
+
+    pid: int
+    started: int | None
+    """When it started, in units that only comparisons for equality need; None when unknown."""
+    machine: str | None
+    """The boot and the PID namespace that ``pid`` belongs to; None when unknown."""
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    """The identity of a process of this machine."""
+    return ProcessIdentity(pid, _start_of(pid), machine())
+
+
+def parent_identity() -> str:
+    """A text that processes with the same parent have in common, and no others."""
+    return f"{os.getppid()}.{_start_of(os.getppid())}"
+
+
+def runs(process: ProcessIdentity) -> bool | None:
+    """Whether a process still runs; None when it is of another machine, or that is unknown."""
+    if process.machine is None or process.machine != machine():
+        return None
+    started = _start_of(process.pid)
+    return started is not None and process.started in (None, started)
+
+
+@functools.cache
+def machine() -> str:
+    """The boot and the PID namespace that the numbers of processes belong to, with the host."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append((_PROC / "sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(str((_PROC / "self/ns/pid").readlink()))
+    return " ".join(parts)
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process started; None when there is none, or only what its parent did not reap."""
+    if sys.platform != "linux":
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return None if ended else int(process.create_time() * 1e6)
+        except psutil.Error:
+            return None
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        state, *fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in (b"Z", b"X") else int(fields[18])
+
+
+def started_ns() -> int:
+    """When this process started, in Unix time, to some 10 ms."""
+    import psutil
+
+    return int(psutil.Process().create_time() * 1e9)
+
+
+class HeldElsewhere(Exception):
+    """Another process holds a lock; its number, where it could be read, is the argument."""
+
+
+@contextlib.contextmanager
+def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold a lock that ends with this process, whatever ends it; ``file`` is gone afterwards.
+
+    Where the file cannot be written, or its file system has no locks, nothing is held.
+
+    Args:
+        file: stands for the lock while it is held.
+        wait_s: how long to wait for another process that holds it.
+
+    Raises:
+        HeldElsewhere: another process holds it still.
+    """
+    descriptor = _acquire(file, time.monotonic() + wait_s)
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            if os.getpid() == pid:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have it open still
+            os.close(descriptor)
+
+
+def _acquire(file: Path, deadline_s: float) -> int | None:
+    while True:
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it has removed the file: then this lock is of one that nobody sees.
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace")
+            if time.monotonic() > deadline_s:
+                os.close(descriptor)
+                raise HeldElsewhere(holder) from None
+            time.sleep(_POLL_S)
+        except OSError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)

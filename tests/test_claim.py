@@ -1,0 +1,197 @@
+"""Who records into which folder, when several processes want one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chopper import _claim, _processes
+from chopper._environment import RankInfo
+from chopper._process_identity import HeldElsewhere, identity_of, locked, machine
+from chopper.errors import OutputError
+from chopper.manifest import encode
+from chopper.outputs import new_output
+from chopper.run import MANIFEST, Run, RunWriter, finalize, rank_dir_name
+from tests.waiting import PATIENCE_S
+
+UNRANKED = RankInfo(known=False)
+PROCESSES, ROUNDS = 4, 100
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", _claim.LAUNCHED_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def leave(path: Path, rank: int = 0, **more: Any) -> Path:
+    """What a process that was killed left: a folder that is still said to be recorded into."""
+    part = RunWriter(path, rank)
+    for name, value in ({"pid": 1 << 22, "process_started": 1, "machine": "gone"} | more).items():
+        setattr(part.manifest, name, value)
+    part.save()
+    return part.directory
+
+
+def of_another(claimed: _claim.Claim) -> Path:
+    """What was claimed, as if another living process had: the one that started this one."""
+    part = claimed.part
+    other = identity_of(os.getppid())
+    part.pid, part.process_started = other.pid, other.started
+    (claimed.path / rank_dir_name(part.rank) / MANIFEST).write_bytes(encode(part))
+    return claimed.path
+
+
+def claims(directory: Path, number: int, barrier: Any, results: Any) -> None:
+    """Claim once in each round, at the same moment as the others."""
+    os.environ[_claim.LAUNCHED_VARIABLE] = "record"
+    for round_number in range(ROUNDS):
+        path = directory / str(round_number)
+        ranked = round_number % 3 == 2  # jobs, with the same rank each
+        os.environ["MASTER_PORT"] = str(29500 + number)
+        barrier.wait(PATIENCE_S)
+        claimed = _claim.claim(path, RankInfo(known=ranked), force=False)
+        part = _processes.part_of(claimed.path / "rank-00000")
+        assert part is not None
+        assert part.pid == os.getpid()
+        results.put((round_number, str(claimed.path.relative_to(path))))
+    barrier.wait(PATIENCE_S)
+
+
+def test_each_of_many_processes_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for round_number in range(1, ROUNDS, 3):  # a recording that died is there
+        leave(tmp_path / str(round_number), machine=machine())
+    spawn = multiprocessing.get_context("spawn")
+    barrier, results = spawn.Barrier(PROCESSES), spawn.Queue()
+    processes = [
+        spawn.Process(target=claims, args=(tmp_path, number, barrier, results))
+        for number in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    places: dict[int, list[str]] = {}
+    for _ in range(PROCESSES * ROUNDS):
+        round_number, place = results.get(timeout=PATIENCE_S)
+        places.setdefault(round_number, []).append(place)
+    for process in processes:
+        process.join(PATIENCE_S)
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+    for round_number, found in places.items():
+        assert sorted(found) == [".", "process-2", "process-3", "process-4"], round_number
+        path = tmp_path / str(round_number)
+        assert len(_processes.sub_runs(path)) == PROCESSES - 1
+        assert (path / "attempt-0").is_dir() == (round_number % 3 == 1)
+        assert not list(path.glob(".*"))
+
+
+def test_a_process_without_rank_takes_the_place_of_one_that_took_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_claim.LAUNCHED_VARIABLE, "record")
+    leave(tmp_path, status="complete", end_ns=1)
+    claimed = _claim.claim(tmp_path, UNRANKED, force=False)
+    assert claimed.path == tmp_path
+    assert claimed.finding is not None
+    assert claimed.finding.code == "run.restarted"
+    leave(tmp_path, status="complete", end_ns=1, steps_source="mark")
+    assert _claim.claim(tmp_path, UNRANKED, force=False).path == tmp_path / "process-2"
+    assert _claim.claim(tmp_path, UNRANKED, force=False).path == tmp_path / "process-3"
+
+
+def test_ranks_of_two_jobs_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def path_of(port: int, rank: int) -> str:
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        return of_another(_claim.claim(tmp_path, RankInfo(rank, rank, 2), force=False)).name
+
+    assert path_of(29500, 0) == tmp_path.name
+    # Although rank 1 of the first job is not there yet.
+    assert path_of(29501, 1) == "process-2"
+    assert path_of(29501, 0) == "process-2"
+    assert path_of(29500, 1) == tmp_path.name
+    assert path_of(29502, 0) == "process-3"
+
+
+def test_ranks_of_one_job_on_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a port, what the processes of a job have in common is a parent, on each host another.
+    leave(tmp_path, 0, hostname="node7", machine="node7", world_size=2, job="parent 7.7")
+    claimed = _claim.claim(tmp_path, RankInfo(1, 0, 2), force=False)
+    assert claimed.path == tmp_path
+    # Another job on the other host is another one, and what it records stays where it is.
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    leave(tmp_path / "a", 0, hostname="node7", machine="node7", world_size=1, job="port 29500")
+    assert _claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "process-2"
+    # A restart on this host takes over from the other one.
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert _claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "a"
+
+
+def test_what_was_recorded_before_is_refused_and_what_is_recorded_meanwhile_is_not(
+    tmp_path: Path,
+) -> None:
+    folder = leave(tmp_path, status="complete", end_ns=1, steps_source="mark")
+    with pytest.raises(OutputError, match="holds a run already"):
+        _claim.check_output(tmp_path, 0, force=False)
+    # It ended after this process started: both were started into one directory.
+    leave(tmp_path, status="complete", end_ns=1 << 62, steps_source="mark")
+    _claim.check_output(tmp_path, 0, force=False)
+    for force in (False, True):
+        assert _claim.claim(tmp_path, UNRANKED, force=force).path != tmp_path
+    assert (folder / MANIFEST).is_file()
+
+
+def test_the_rank_goes_to_the_process_that_took_steps(tmp_path: Path) -> None:
+    leave(tmp_path, status="complete", end_ns=2, command=("python", "parent.py"), steps_count=0)
+    for rank in (0, 1):
+        leave(
+            tmp_path / "process-3", rank, world_size=2, status="complete", end_ns=2,
+            steps_source="mark", steps_count=4, command=("python", "train.py"),
+        )  # fmt: skip
+    leave(tmp_path / "process-2", status="complete", end_ns=2)
+    finalize(tmp_path)
+    run = Run.open(tmp_path)
+    assert run.ranks == [0, 1]
+    assert {part.steps_count for part in run.manifest.ranks} == {4}
+    (finding,) = run.manifest.findings
+    assert (finding.code, finding.severity, finding.count) == ("run.processes", "info", 3)
+    assert "3 processes recorded" in finding.message
+    assert f"{tmp_path / 'process-3'} (0 steps, python parent.py)" in finding.message
+    parent = Run.open(tmp_path / "process-3")
+    assert parent.manifest.command == ("python", "parent.py")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_living_process_keeps_its_rank(tmp_path: Path) -> None:
+    of_another(_claim.claim(tmp_path, UNRANKED, force=False))
+    leave(tmp_path / "process-2", status="complete", end_ns=2, steps_source="mark")
+    _processes.yield_ranks(tmp_path)
+    part = _processes.part_of(tmp_path / "rank-00000")
+    assert part is not None
+    assert part.pid == os.getppid()
+
+
+def test_two_commands_do_not_write_to_one_place(tmp_path: Path) -> None:
+    with (
+        new_output(tmp_path / "run"),
+        pytest.raises(OutputError, match=rf"process {os.getpid()} is recording into it"),
+        new_output(tmp_path / "run", force=True),
+    ):
+        raise AssertionError("entered")
+    with new_output(tmp_path / "run"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    file.write_text("99")  # left by a process that was killed
+    with locked(file):
+        assert file.read_text() == str(os.getpid())
+        with pytest.raises(HeldElsewhere), locked(file):
+            raise AssertionError("entered")
+    assert not file.exists()
+    with locked(Path("/proc/nothing/lock")):  # where there can be none, nothing is held
+        pass
