@@ -95,7 +95,7 @@ def arm() -> None:
 
     def on_backward() -> None:
         if not _in_loader_worker():
-            _begin(note)
+            _begin()
 
     from chopper._optimizers import BackwardWatch
 
