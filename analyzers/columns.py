@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers._passes import passes
+from chopper.analyzers.name_search import NameSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +48,10 @@ def _numbers(chunks: list[pa.Array], null: int, dtype: np.dtype[Any]) -> np.ndar
 
 def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], Any]) -> np.ndarray:
     """Mask of the rows whose string satisfies ``predicate``, evaluated once per value."""
-    table = np.array([bool(predicate(v)) for v in values] + [False], dtype=bool)
+    if isinstance(predicate, NameSearch):
+        table = np.append(predicate.many(values), False)
+    else:
+        table = np.array([bool(predicate(v)) for v in values] + [False], dtype=bool)
     return passes.look_up(codes, table)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+from chopper.analyzers.name_search import NameSearch
+
 _COMMUNICATION = re.compile(
     r"nccl|rccl|mscclkernel|^(gloo|mpi|ucc|xccl|hccl):|multimem_|nvshmem|rocshmem|userbuffers_"
     r"|(one|two)_?shot_?(all|reduce)|deep_ep::|deepep::|internode::|intranode::"
     r"|cross_device_reduce|quick_?reduce|moeAllToAll|mnnvl::"
-    r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!_(permute|sum_rows))",
+    r"|(?<![a-z_])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?!_permute|_sum_rows)",
     re.IGNORECASE,
 )
 # FSDP's copies into and out of communication buffers carry the collective's name.
@@ -199,9 +201,8 @@ _KERNEL_LAUNCH = re.compile(r"^(cuda|hip|cu)(Ext|Module|ExtModule|Graph)?Launch(
 _CAPTURE = re.compile(r"^(?:cuda|hip|cu)Stream(Begin|End)Capture")
 
 
-def is_communication(name: str) -> bool:
-    """A kernel (or host span) that moves data between ranks."""
-    return bool(_COMMUNICATION.search(name)) and not _NOT_COMMUNICATION.search(name)
+is_communication = NameSearch(_COMMUNICATION, _NOT_COMMUNICATION)
+"""A kernel (or host span) that moves data between ranks."""
 
 
 def is_copy_kernel(name: str) -> bool:

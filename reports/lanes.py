@@ -32,6 +32,9 @@ MAX_DEPTH = 48
 # Fast compression for much data: 3 costs a third of 6's time for a tenth more bytes.
 _LEVEL = 4
 
+_MAX_SHORT = 20_000
+"""Names beyond these are shown as recorded; no program has as many kernels."""
+
 _STATES = ("compute", "communication", "copy")
 _HOLE_FACTOR = 4
 _HELD = [CLOCK_LABELS.index(name) for name in ("power_cap", "thermal", "application", "idle_ramp")]
@@ -206,7 +209,7 @@ class Kinds:
         """Deflated JSON: ``names``, ``short`` (where it differs) and one column per field."""
         names = list(self.names.index)
         short = {}
-        for i, name in enumerate(names):
+        for i, name in enumerate(names[:_MAX_SHORT]):
             brief = fmt.kernel_name(name)
             if brief != name:
                 short[str(i)] = brief

@@ -22,7 +22,7 @@ from chopper.analyzers.replay.core_waits import without_core_wait
 from chopper.analyzers.replay.program import SYNCHRONIZATION
 from chopper.analyzers.replay.scenario import Freed
 from chopper.analyzers.work import family
-from chopper.analyzers.work.kernels import kernel_family
+from chopper.analyzers.work.kernels import kernel_families
 from chopper.causes import LEAVES
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def families(node: RankNodes) -> tuple[np.ndarray, list[str]]:
     op_codes, op_values = links.op_names
     of_op = np.array([_code(family(v), known) for v in op_values] + [-1])
     codes, values = links.events.names
-    of_kernel = np.array([_code(kernel_family(v), known) for v in values] + [-1])
+    of_kernel = np.array([_code(f, known) for f in kernel_families(values)] + [-1])
     found = np.where(of_op[op_codes] >= 0, of_op[op_codes], of_kernel[codes])
     found[links.work_class == COMMUNICATION] = known.index("communication")
     found[links.work_class == COPY] = known.index("copy")

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.name_search import NameSearch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # cuBLAS, cuBLASLt, cuDNN and CUTLASS write the operand types or the tensor instruction into the
 # name; hipBLASLt and Tensile ("Cijk_…") write a letter per operand after the contraction's
@@ -45,8 +53,8 @@ def matmul_dtype(dtype: str | None, kernel_name: str) -> str | None:
 
 # What a kernel without a modelled operator is, by its name. The first pattern that is found
 # decides: attention kernels carry "gemm" and convolutions "reduce" in their template arguments.
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (family, re.compile(pattern, re.IGNORECASE))
+_KINDS: tuple[tuple[str, NameSearch], ...] = tuple(
+    (family, NameSearch(re.compile(pattern, re.IGNORECASE)))
     for family, pattern in (
         (
             "vector",
@@ -93,7 +101,19 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 def kernel_family(name: str) -> str | None:
     """The family that a kernel's name tells: "gemm", "conv", "sdpa", "vector"; None if nothing."""
-    return next((family for family, pattern in _KINDS if pattern.search(name)), None)
+    return next((family for family, found in _KINDS if found(name)), None)
+
+
+def kernel_families(values: Sequence[str]) -> list[str | None]:
+    """The family of each of many names, as :func:`kernel_family` gives it."""
+    families: list[str | None] = [None] * len(values)
+    rows = np.arange(len(values))
+    for family, found in _KINDS:
+        hit = found.many([values[i] for i in rows.tolist()])
+        for row in rows[hit].tolist():
+            families[row] = family
+        rows = rows[~hit]
+    return families
 
 
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chopper.analyzers import names
-from chopper.analyzers.columns import compact, distinct_rows, matching, row_set
+from chopper.analyzers.columns import compact, distinct_rows, row_set
 from chopper.analyzers.links import COMPUTE, PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
-from chopper.analyzers.work.kernels import element_bytes, kernel_family
+from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.analyzers.work.libraries import FUNCTIONS
 from chopper.analyzers.work.matching import match_instances
 from chopper.analyzers.work.shapes import forward_rows, output_dims
@@ -179,8 +179,8 @@ def _by_operator(
     # An operator of unknown FLOP (a whole mixture of experts) also launches what is no product.
     unknown = is_math & np.isnan(found.work_flop[events])
     if unknown.any():
-        is_vector = matching(name_codes, name_values, lambda n: kernel_family(n) == "vector")
-        is_math &= ~(unknown & is_vector[events])
+        is_vector = np.array([f == "vector" for f in kernel_families(name_values)] + [False])
+        is_math &= ~(unknown & is_vector[name_codes[events]])
     found.math[events] = is_math
     found.vector[events] = ~is_math
     # What events of the same work share; helpers of the same operator have other names.
@@ -219,7 +219,7 @@ def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np
 def _by_kernel(links: Links, computing: np.ndarray, found: EventWork) -> None:
     """What the kernel's name tells where nothing else does: the kind of work, not its amount."""
     name_codes, name_values = links.events.names
-    families = [kernel_family(name) for name in name_values]
+    families = kernel_families(name_values)
     open_ = computing & ~found.math & ~found.vector
     is_math = np.array([f in MATH_FAMILIES for f in families] + [False])
     is_vector = np.array([f == "vector" for f in families] + [False])
