@@ -151,7 +151,8 @@ def check_rank(
         add(
             "trace.no_shapes",
             "warning",
-            "no shapes were recorded (record_shapes=False): FLOP and bytes are unknown",
+            "no shapes were recorded, so FLOP and bytes are unknown: record without --no-shapes "
+            "(torch.profiler: record_shapes=True)",
             None,
             "compute.ideal",
         )

@@ -104,7 +104,10 @@ def _math(attribution: Attribution, rank: int, time_ns: int) -> _Math:
     ):  # the sum over ranks is a whole number, too
         reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
         return _Math({}, {}, 1.0, time_ns, unknown_reason=reason)
-    reason = "the FLOP of no product are known: shapes were not recorded"
+    reason = (
+        "the FLOP of no product are known: shapes were not recorded; record without --no-shapes "
+        "(torch.profiler: record_shapes=True)"
+    )
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},

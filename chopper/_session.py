@@ -217,6 +217,7 @@ class Session:
             self._log,
             self._phases,
             limit=self.options.trace_limit,
+            alone=self.info.world_size == 1,
             on_overrun=self._stop_within_step,
             on_layers_lost=self._layers_lost,
         )
@@ -335,7 +336,9 @@ class Session:
         windows = self._windows
         traced = windows is not None and windows.covers_step()
         profiled = windows is not None and windows.profiled_step()
-        log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
+        length_ns = log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
+        if windows is not None and not profiled:
+            windows.follow(log.number - 1, length_ns)
         self._collecting.step_ended(log.number - 1)
         if windows is not None and not late and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step

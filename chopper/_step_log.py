@@ -51,8 +51,8 @@ class StepLog:
         """The first step begins now."""
         self._start_ns = self._first_ns = time.time_ns()
 
-    def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> None:
-        """The step that runs ended, and the next one begins there.
+    def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> int:
+        """End the step that runs; the next one begins there. Return its length, in ns.
 
         Args:
             end_ns: when.
@@ -61,15 +61,16 @@ class StepLog:
             tokens: how many this rank worked through in it, where the program says.
         """
         assert self.source is not None
+        length_ns = end_ns - self._start_ns
         if tokens is not None:
-            length_ns = end_ns - self._start_ns
             self._work.append((self._start_ns + length_ns // 2, length_ns, self.number, tokens))
         row = (self.number, self._start_ns, end_ns, self.source, traced, profiled)
         self._rows.append(row)
         if traced or (not profiled and self.number > 1):
-            self._durations[traced].append(end_ns - self._start_ns)
+            self._durations[traced].append(length_ns)
         self.number += 1
         self._start_ns = end_ns
+        return length_ns
 
     def skip(self) -> None:
         """What was done since the last step ended belongs to no step."""

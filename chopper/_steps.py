@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 
 _STALE_AFTER = 8
 """Steps of another optimizer, without one of the leader's, after which the leader is replaced."""
+_LONG_RATIO = 3
+_LONG_SHARE = 0.05
+_LONG_EXCESS_NS = 500_000_000
+_ALIKE_RATIO = 1.5
+"""A step is long by ratio, share of the time and excess over the typical one, and those that come
+again are alike: a busy machine makes single steps long, too."""
+_STEPS_TO_COMPARE = 4
 _CONTEXTS = (1, 2, 4, 8, 16, 32)
 """Lengths of the rows of optimizers whose successor is kept."""
 _MOST_CONTEXTS = 1 << 14
@@ -92,6 +100,44 @@ def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
     if not 0 <= start < stop:
         raise UsageError(f"steps to trace: {spec!r} holds none; expected 0 <= START < STOP")
     return (Window(start, stop, settle=min(start, 1)),)
+
+
+class LongSteps:
+    """Finds steps that take much longer than the others and come again at equal distances.
+
+    An evaluation every 50 steps, a rollout before every 16th update, a checkpoint. Only steps that
+    take half a second more than the typical one count.
+    """
+
+    def __init__(self) -> None:
+        self._lengths_ns: deque[int] = deque(maxlen=64)
+        """Of the last steps that were not long."""
+        self._last: tuple[int, int] | None = None
+        """Number and length of the last long step."""
+
+    def ended(self, number: int, length_ns: int) -> tuple[int, int] | None:
+        """Note a step that ran at the program's own speed.
+
+        Returns:
+            After the second of two long steps, the one to expect next and their distance; None
+            else, and where they take less than 5 % of the time.
+        """
+        if len(self._lengths_ns) < _STEPS_TO_COMPARE:
+            self._lengths_ns.append(length_ns)
+            return None
+        typical_ns = statistics.median(self._lengths_ns)
+        excess_ns = length_ns - typical_ns
+        if length_ns <= _LONG_RATIO * typical_ns or excess_ns < _LONG_EXCESS_NS:
+            self._lengths_ns.append(length_ns)
+            return None
+        before, self._last = self._last, (number, length_ns)
+        if before is None:
+            return None
+        period = number - before[0]
+        alike = max(length_ns, before[1]) <= _ALIKE_RATIO * min(length_ns, before[1])
+        if period < 2 or not alike or excess_ns < _LONG_SHARE * period * typical_ns:
+            return None
+        return number + period, period
 
 
 class OptimizerCycle:

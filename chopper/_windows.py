@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from chopper import _environment, _forking
-from chopper._steps import Window
+from chopper._steps import DEFAULT_WINDOWS, LongSteps, Window
 from chopper._trace_budget import DEFAULT_TEXT, TraceBudget
 from chopper.run import StreamWriter
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # A loop that never steps would be traced to its end, which may be days away.
 _STEPLESS_NS = 60 * 10**9
 _STEPLESS_CALLS = 50
+_STEPS_AHEAD = 4
+"""A window that follows long steps is planned at least so many steps ahead."""
+_LONGEST_PERIOD = 32
+"""Up to here, such a window holds all steps from one long one to the next."""
+_FOLLOW_UNTIL = 4096
 _MOVED_TO = 8
 """A window that was too large goes to a multiple of this: ranks whose first traces ended a step
 apart trace the same steps then."""
@@ -51,6 +56,7 @@ class TraceWindows:
         log: the recording's steps.
         phases: the recording's phases.
         limit: how much a trace may hold, as a multiple of the default (``_trace_budget``).
+        alone: whether this is the program's only rank, whose windows no others have to share.
         on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to
             follow.
     """
@@ -63,6 +69,7 @@ class TraceWindows:
         log: StepLog,
         phases: PhaseLog,
         limit: float,
+        alone: bool,
         on_overrun: Callable[[], None],
         on_layers_lost: Callable[[Exception], None],
     ) -> None:
@@ -76,6 +83,10 @@ class TraceWindows:
         self._on_overrun = on_overrun
         self._annotator = Annotator(self._check, on_layers_lost, phases.current)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
+        self._alone = alone
+        self._long_steps = LongSteps()
+        self._followed = False
+        """Whether the later window was put where the next long step is expected."""
         self._moved = False
         """Whether a window was put in the place of one that was too large."""
         self._upcoming = deque(windows)
@@ -106,7 +117,7 @@ class TraceWindows:
     @property
     def final(self) -> bool:
         """Whether no trace can be taken any more from steps that ended."""
-        return not self._upcoming and self._capture is None
+        return not self._upcoming and self._capture is None and not self._may_follow
 
     def covers_step(self) -> bool:
         """Whether the step that ends now is one of the traced ones."""
@@ -165,6 +176,39 @@ class TraceWindows:
             self._trace.prepare()
             return True
         return False
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether the later window may yet be put where a long step is expected.
+
+        Ranks would not agree on which steps are long, so that is for a program of one rank.
+        """
+        default = self._alone and self._windows is DEFAULT_WINDOWS
+        return default and not self._followed and self._log.number < _FOLLOW_UNTIL
+
+    def follow(self, number: int, length_ns: int) -> None:
+        """Have the later window hold the next of the long steps that come again and again."""
+        if self._capture is not None or not self._may_follow:
+            return
+        expected = self._long_steps.ended(number, length_ns)
+        if expected is None or (self._kept is not None and self._trace.left_open):
+            return
+        following, period = expected
+        if following < number + _STEPS_AHEAD:
+            following += -(-_STEPS_AHEAD // period) * period
+        last = DEFAULT_WINDOWS[-1]
+        count = max(period if period <= _LONGEST_PERIOD else 0, last.stop - last.start)
+        window = Window(following - 1, following - 1 + count, last.settle)
+        planned = window.fitted(max(3, self._budget.fitting_steps()))
+        self._followed = True
+        self._upcoming = deque([planned])
+        self._part.note(
+            "run.window_follows",
+            f"every {period} steps one took much longer than the others, as steps "
+            f"{number - period} and {number}: {_steps_text(planned.start, planned.stop)} are "
+            "traced, if the program gets there, so that the next of them is",
+            severity="info",
+        )
 
     def begin_span(self) -> None:
         """Show the step that begins to other readers of the trace; ours read step.arrow."""

@@ -273,8 +273,11 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
     ranks = f"{len(run.ranks)} rank" + ("s" if len(run.ranks) > 1 else "")
     if traced:
         trace = f"steps {traced[0]} to {traced[-1]} traced"
+    elif part.traces:
+        trace = "a trace without whole steps"
     else:
-        trace = "a trace without whole steps" if part.traces else "no trace"
+        reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
+        trace = ": ".join(["no trace", *reports])
     _say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
     others = _processes.findings(path, shown)
     for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):

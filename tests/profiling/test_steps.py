@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 
 import chopper
 from chopper import _claim, _session, _step_log
-from chopper._steps import DEFAULT_WINDOWS, OptimizerCycle, Window, parse_windows
+from chopper._steps import DEFAULT_WINDOWS, LongSteps, OptimizerCycle, Window, parse_windows
 from chopper.errors import UsageError
 from chopper.run import Run
 from tests.profiling.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
@@ -353,6 +354,57 @@ def test_without_a_trace_no_step_is_profiled(task):
         for _ in range(3):
             task.step()
     assert [row["profiled"] for row in steps_of("run")] == [False] * 3
+
+
+def test_long_steps_that_come_again_are_expected():
+    for period in (2, 5, 16):
+        steps, found = LongSteps(), {}
+        for number in range(7, 60):
+            expected = steps.ended(number, (9 if number % period == 0 else 1) * 10**9)
+            if expected is not None:
+                found[number] = expected
+        assert found
+        assert all(found[number] == (number + period, period) for number in found)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [3.1 if n % 90 == 0 else 1 for n in range(600)],  # too rare to matter
+        [2.5 if n % 9 == 0 else 1 for n in range(90)],  # not much longer
+        [90 if n == 40 else 1 for n in range(90)],  # alone
+        [0.3 if n % 9 == 0 else 0.01 for n in range(90)],  # short, as by a busy machine
+        [{30: 20, 60: 80}.get(n, 1) for n in range(90)],  # not alike
+    ],
+)
+def test_other_long_steps_are_not(lengths):
+    steps = LongSteps()
+    assert not [n for n, length in enumerate(lengths) if steps.ended(n, int(length * 10**9))]
+
+
+@pytest.mark.parametrize(
+    ("period", "world_size", "traced"),
+    [(16, "1", range(47, 63)), (40, "1", range(119, 124)), (16, "2", range(50, 55))],
+)
+def test_the_later_window_holds_the_next_of_the_long_steps(
+    task, monkeypatch, period, world_size, traced
+):
+    """PPO's rollouts, by a clock that is told. Ranks trace the same steps, so they keep theirs."""
+    ahead_ns = 0
+    clock = SimpleNamespace(
+        time_ns=lambda: time.time_ns() + ahead_ns, perf_counter_ns=time.perf_counter_ns
+    )
+    monkeypatch.setattr(_session, "time", clock)
+    monkeypatch.setattr(_step_log, "time", clock)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with chopper.profile("run", collect=TRACE_ONLY, trace_limit=100) as prof:
+        for number in range(126):
+            task.step()
+            ahead_ns += (100 if number and number % period == 0 else 10) * 10**9
+            prof.step()
+    assert traced_of("run") == list(traced)
+    assert findings_of() == (["run.window_follows"] if world_size == "1" else [])
 
 
 def test_no_second_trace_while_a_span_of_the_first_is_open(task):
