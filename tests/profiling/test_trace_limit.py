@@ -177,3 +177,20 @@ def test_options_of_the_trace_reach_the_recorded_program(tmp_path):
     assert operators
     assert not any("Input Dims" in args for args in operators)
     assert any(event.get("cat") == "python_function" for event in events)
+
+
+def test_a_window_that_the_program_never_reaches_is_said(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "chopper", "record", "-o", "run", "--collect", "torch_trace"]
+    done = subprocess.run(
+        [*command, "--steps", "100:105", "--", sys.executable, "train.py"],
+        cwd=tmp_path,
+        check=True,
+        timeout=600,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        "9 steps, no trace: the program ended after 9 steps; steps from 99 on are traced"
+        in done.stderr
+    )
