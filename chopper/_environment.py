@@ -59,10 +59,36 @@ def _environment_int(name: str) -> int | None:
         return None
 
 
-def rank_info() -> RankInfo:
-    """The rank, from torch.distributed when it is initialized, else from torchrun's environment."""
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    # SLURM_NTASKS counts the tasks of the job; within a step of it, this counts the step's.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Rank, number of ranks and local rank, as Open MPI, MVAPICH, MPICH and Intel MPI, and srun say."""
+
+
+def _launched_rank() -> tuple[int | None, int | None, int | None]:
+    """Rank, number of ranks and local rank, as the launcher's environment says."""
+    # torchrun and what starts by its rules: accelerate, deepspeed, Ray Train.
     rank, world_size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
     local_rank = _environment_int("LOCAL_RANK")
+    if rank is not None:
+        return rank, world_size, local_rank
+    # Lightning and Fabric count within a node; on further nodes the process group will tell.
+    if None not in (local_rank, world_size) and _environment_int("NODE_RANK") == 0:
+        return local_rank, world_size, local_rank
+    for names in _LAUNCHERS:
+        rank, world_size, local_rank = map(_environment_int, names)
+        if rank is not None and world_size is not None and world_size > 1:
+            return rank, world_size, local_rank
+    return None, None, None
+
+
+def rank_info() -> RankInfo:
+    """The rank, from torch.distributed when it is initialized, else from the launcher's variables."""
+    rank, world_size, local_rank = _launched_rank()
     dist = _distributed()
     if dist is not None:
         rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -41,3 +41,49 @@ def test_a_device_without_an_address_has_no_node(monkeypatch: pytest.MonkeyPatch
     fake = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _index: object()))
     monkeypatch.setitem(sys.modules, "torch", fake)
     assert _environment.device_numa_node("cuda:0") is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 0, 1, False)),
+        # torchrun, accelerate, deepspeed, Ray Train; started by hand without a local rank
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (5, 1, 8, True)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2, True)),
+        # Lightning's and Fabric's subprocesses, on the first node; on others nobody can say
+        ({"NODE_RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, (3, 3, 4, True)),
+        ({"NODE_RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (0, 0, 1, False)),
+        # mpirun
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            },
+            (3, 1, 4, True),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, (1, 0, 2, True)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, (0, 0, 1, False)),
+        # srun; a script of sbatch has the job's variables, but is no task of a step
+        (
+            {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"},
+            (6, 2, 8, True),
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
+            (0, 0, 1, False),
+        ),
+    ],
+)
+def test_ranks_as_launchers_say_them(
+    variables: dict[str, str], expected: tuple[int, int, int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*os.environ]:
+        if name.startswith(
+            ("RANK", "WORLD_", "LOCAL_", "NODE_", "OMPI_", "PMI_", "MPI_", "SLURM_")
+        ):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    info = _environment.rank_info()
+    assert (info.rank, info.local_rank, info.world_size, info.known) == expected

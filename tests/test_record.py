@@ -374,6 +374,39 @@ def test_the_rank_of_a_parent_that_took_no_step_goes_to_its_children(record):
     assert "recorded 2 ranks, 4 steps" in done.stderr
 
 
+def test_set_up_is_not_part_of_the_first_step(record):
+    script = record.script(
+        """
+        import time, torch
+
+        class Detector(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(8, 8)
+                self.stride = 64 / self(torch.zeros(1, 8)).shape[-1]  # in training mode
+
+            def forward(self, x): return self.layer(x)
+
+        model = Detector()
+        model(torch.ones(1, 8))  # set-up: what comes before the optimizer is not a step
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        print(time.time_ns())
+        for _ in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        """,
+        begin="",
+    )
+    done = record(sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    run = record.run()
+    steps = run.table(0, "step").to_pylist()
+    assert len(steps) == 3
+    assert int(done.stdout) < run.part(0).start_ns < steps[0]["start_ns"]
+    names = run.table(0, "host_span")["name"].to_pylist()
+    assert names.count("chopper::layer::Detector") == 3
+
+
 def test_two_commands_do_not_record_into_one_directory(record):
     with record.popen("sh", "-c", "echo ready; read line", stdin=subprocess.PIPE) as first:
         assert first.stdout is not None

@@ -77,6 +77,8 @@ def arm() -> None:
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+    from chopper._optimizers import BackwardWatch, optimizer_was_made
+
     def on_forward(module: torch.nn.Module, args: Any) -> None:  # noqa: ARG001
         if (
             module.training
@@ -84,6 +86,7 @@ def arm() -> None:
             and not torch.compiler.is_compiling()
             and not _in_loader_worker()
             and any(parameter.requires_grad for parameter in module.parameters())
+            and optimizer_was_made()
         ):
             session = _begin()
             if session is not None:
@@ -96,8 +99,6 @@ def arm() -> None:
     def on_backward() -> None:
         if not _in_loader_worker():
             _begin()
-
-    from chopper._optimizers import BackwardWatch
 
     backward = BackwardWatch(before=on_backward)
     backward.begin()

@@ -100,7 +100,9 @@ def command(
     """Record any training command, without changing its code.
 
     Every process below COMMAND that trains with torch becomes a rank of the run: the ranks of
-    torchrun, of mp.spawn, or a plain script. The exit code is COMMAND's own (128 + n when signal n
+    torchrun, accelerate, deepspeed, Lightning, mpirun, srun or mp.spawn, or a plain script. What is
+    no rank of the same job (workers of a pool, trials of a sweep, a second script) is recorded as
+    a run of its own inside it, which is listed at the end. The exit code is COMMAND's own (128 + n when signal n
     ended it); 127 when there is no such command; 1 when COMMAND ended well but nothing was
     recorded. Ctrl-C reaches all of its processes, and what was recorded is kept.
 
@@ -225,6 +227,9 @@ def hooked_environment(path: Path, notes: Path, options: dict[str, Any]) -> dict
     }
 
 
+_LAUNCHERS_ELSEWHERE = ("ray", "deepspeed", "mpirun", "mpiexec", "srun", "accelerate", "fabric")
+
+
 class _Notes:
     """What the hooked processes said of themselves."""
 
@@ -245,10 +250,21 @@ class _Notes:
             )
         if "recording" in self._details:
             return "a process began to record and could not write; see its message above"
+        elsewhere = ""
+        launcher = Path(command_line[0]).name
+        if launcher in _LAUNCHERS_ELSEWHERE:
+            elsewhere = (
+                f"; what {launcher} starts on other hosts, or in a cluster that ran before, has "
+                "not the environment of this command: have it pass on PYTHONPATH and the variables "
+                "that begin with CHOPPER_"
+            )
         if "torch" in self._details:
-            return "torch was imported, but nothing trained: no forward in training mode, no step"
+            return (
+                "torch was imported, but nothing trained: no forward in training mode with an "
+                f"optimizer, no backward pass, no step{elsewhere}"
+            )
         if "python" in self._details:
-            return "Python was started, but torch was never imported"
+            return f"Python was started, but torch was never imported{elsewhere}"
         return (
             f"`{shlex.join(command_line[:3])}` started no Python that could be hooked; options -S, "
             "-I and -E of Python and a cleared environment (env -i, sudo) keep chopper out: call "
