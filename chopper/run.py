@@ -57,6 +57,11 @@ def is_rank_dir(path: Path) -> bool:
     return _RANK_DIR.match(path.name) is not None
 
 
+def _in_bounds(ranks: list[int]) -> bool:
+    """Whether all ranks are numbers that a job can have."""
+    return all(0 <= rank < MOST_RANKS for rank in ranks)
+
+
 def is_run(path: Path) -> bool:
     """Whether ``path`` is a run directory, complete or half written."""
     try:
@@ -334,8 +339,10 @@ class Run:
             try:
                 found = m.decode_run(data, str(file))
                 ranks = [part.rank for part in found.ranks]
-                if len(set(ranks)) < len(ranks) or not all(0 <= r < MOST_RANKS for r in ranks):
-                    raise RunFormatError(f"{file}: damaged manifest (ranks {some(ranks)})")
+                if not ranks or len(set(ranks)) < len(ranks) or not _in_bounds(ranks):
+                    raise RunFormatError(
+                        f"{file}: damaged manifest (ranks {some(ranks) or 'none'})"
+                    )
                 found.findings += _processes.findings(path)
                 return cls(found, path)
             except m.NewerRunError:

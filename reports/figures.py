@@ -15,7 +15,7 @@ import numpy as np
 from chopper import _format as fmt
 from chopper.causes import LEAVES
 from chopper.reports.palette import color
-from chopper.reports.series import Series, thin
+from chopper.reports.series import LARGEST_DRAWN, Series, thin
 from chopper.reports.story import full_label
 
 if TYPE_CHECKING:
@@ -231,6 +231,11 @@ _UNITS = {
 LINES = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#59b2d9", "#8a8f98")
 
 
+def _drawable(value: np.ndarray) -> np.ndarray:
+    """The values, NaN beyond what an axis can span."""
+    return np.where(np.abs(value) < LARGEST_DRAWN, value, np.nan)
+
+
 def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
     """All telemetry over the run, one panel per quantity, traced steps shaded."""
     panels = list(dict.fromkeys(s.panel for s in series))
@@ -276,13 +281,13 @@ def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
         )
         for j, one in enumerate(mine):
             cut = thin(one, _POINTS)
-            value = np.round(cut.value * scale, 4)
+            value = _drawable(cut.value) * scale
             data.append(
                 {
                     "type": "scatter",
                     "mode": "lines",
                     "x": [round(t / 1e9, 4) for t in (cut.time_ns - zero).tolist()],
-                    "y": [None if v != v else v for v in value.tolist()],
+                    "y": [None if v != v else round(v, 4) for v in value.tolist()],
                     "yaxis": f"y{suffix}",
                     "name": plain(one.label),
                     "line": {"width": 1.5, "color": LINES[j % len(LINES)]},

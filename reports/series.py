@@ -341,6 +341,8 @@ def _counters(table: pa.Table, rank: int) -> list[Series]:
 
 
 _QUEUE_RANKS = 8
+LARGEST_DRAWN = 1e30
+"""Values beyond are holes in the curves: the page draws with 32 bits, and an axis spans them all."""
 
 
 def queues(attribution: Attribution) -> list[Series]:

@@ -187,7 +187,7 @@ def _host_shares(
 
 def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:
     """Series near the embedded windows, times as differences in µs from the first sample."""
-    from chopper.reports.series import SAMPLED, thin
+    from chopper.reports.series import LARGEST_DRAWN, SAMPLED, thin
 
     described: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
@@ -202,8 +202,9 @@ def _telemetry(series: Iterable[Series], entries: list[dict[str, Any]]) -> str:
             one.unit,
             one.rank,
             one.time_ns[first:last],
-            one.value[first:last],
+            one.value[first:last].copy(),
         )
+        cut.value[~(np.abs(cut.value) < LARGEST_DRAWN)] = np.nan
         if len(cut.time_ns) < 2 or not np.isfinite(cut.value).any():
             continue
         cut = thin(cut, _POINTS_PER_SERIES)

@@ -181,7 +181,8 @@ class _Taken:
             self._next += 1
             return self._next - 1
         try:
-            return int(float(row[layout.dispatch]))
+            number = int(float(row[layout.dispatch]))
+            return number if -(2**63) <= number < 2**63 else None
         except (ValueError, OverflowError, IndexError):
             return None
 

@@ -244,3 +244,17 @@ def test_kept_table_of_another_shape_is_made_again(imported: Path) -> None:
 
 def test_part_of_a_run_is_one_document() -> None:
     assert json.loads(encode(RankManifest(rank=0)))["rank"] == 0
+
+
+def test_run_whose_manifest_lists_no_ranks(imported: Path, tmp_path: Path) -> None:
+    whole = analyzed(imported)
+    file = imported / "manifest.json"
+    document = json.loads(file.read_bytes())
+    file.write_text(json.dumps(document | {"ranks": []}))
+    found = analyzed(imported)
+    assert "damaged manifest (ranks none)" in quality(found)["run.manifest_damaged"]["message"]
+    assert same(found, whole)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(file, alone)
+    assert refused(alone, tmp_path).endswith("alone/manifest.json: damaged manifest (ranks none)")

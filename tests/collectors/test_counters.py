@@ -240,3 +240,12 @@ def test_damage_is_said_with_the_run(tmp_path):
     run = chopper.load(beside(tmp_path, FITS.replace("50.5", "much")))
     findings = run.part(0).findings
     assert [f.code for f in findings] == ["counters.damaged"]
+
+
+@pytest.mark.parametrize("number", ["1" * 20, "1e308", "9" * 400, "²"])
+def test_numbers_of_dispatches_beyond_64_bits_are_rows_that_cannot_be_read(tmp_path, number):
+    text = WIDE.replace('\n1,"add.kd"', f'\n{number},"add.kd"')
+    folder = beside(tmp_path, text)
+    run = chopper.load([folder / "rank0.json", folder / "counters.csv"])
+    dispatches = set(run.table(0, "kernel_counter")["dispatch_id"].to_pylist())
+    assert dispatches == {0}
