@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+NOTES = ".hook-notes"
+"""A file in the run while ``chopper record`` lasts: what the processes below it came to."""
+
+
 def beside(place: Path, what: Literal["old", "new"]) -> Path:
     """Where this process keeps a run while it replaces the one in ``place``."""
     return place.with_name(f".{place.name}.{socket.gethostname()}-{os.getpid()}.{what}")

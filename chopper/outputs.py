@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OWN_ENTRY = re.compile(
     r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
-    r"|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
+    r"|\.hook-notes|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
     re.DOTALL,
 )
 _OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
@@ -53,7 +53,8 @@ def check_output(path: Path, *, force: bool = False) -> bool:
             raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
         if not path.is_dir():
             return False
-        entries = sorted(path.iterdir())
+        # A recorder that was killed before any rank began leaves its notes.
+        entries = sorted(p for p in path.iterdir() if p.name != _replacing.NOTES)
         if not entries:
             return False
         if not is_run(path) and not is_experiment(path):

@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 from chopper._own_python import own_python
+from chopper._replacing import NOTES
+from chopper.outputs import check_output, is_own
+from chopper.run import Run
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
@@ -93,6 +96,29 @@ def test_chopper_stopped_and_continued_alone(tmp_path: Path) -> None:
         chopper.wait(PATIENCE_S)
     assert chopper.returncode == 7
     assert job.is_recorded()
+
+
+def test_a_program_whose_recorder_is_killed_goes_on_and_leaves_a_run(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        job.command,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(scratch)},
+    ) as chopper:
+        program = psutil.Process(job.program())
+        chopper.kill()
+    assert program.is_running()
+    job.end(0)
+    until(lambda: not program.is_running() or program.status() == "zombie", "its end")
+    assert list(scratch.iterdir()) == []
+    assert Run.open(tmp_path / "run").ranks == [0]
+    # What the recorder left is of the run, and goes with it.
+    assert is_own(tmp_path / "run" / NOTES)
+    assert check_output(tmp_path / "run", force=True)
 
 
 SHELL = """

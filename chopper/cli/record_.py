@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import click
 
 from chopper._hook import arming
 from chopper._hook.early import NOTES_VARIABLE
+from chopper._replacing import NOTES
 from chopper._steps import DEFAULT_WINDOWS_TEXT
 from chopper._trace_budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.cli._path import NamedPath
@@ -145,11 +145,16 @@ def command(
     try:
         with new_output(target, force=force, say=_say) as path:
             _say(f"recording to {shown}")
-            with tempfile.NamedTemporaryFile(prefix="chopper-notes-") as notes:
-                environment = hooked_environment(path, Path(notes.name), options)
+            # Inside the run: whoever is killed leaves nothing elsewhere.
+            notes = path / NOTES
+            notes.touch()
+            try:
+                environment = hooked_environment(path, notes, options)
                 with _watched(path, str(shown), live=live, address=address) as sink:
                     code = launch(command_line, env=environment, output=sink)
-                seen = _Notes(Path(notes.name))
+                seen = _Notes(notes)
+            finally:
+                notes.unlink(missing_ok=True)
             return _close(path, shown, command_line, code, seen)
     except (ChopperError, OSError) as exc:
         if code is None:
@@ -235,7 +240,10 @@ class _Notes:
 
     def __init__(self, path: Path) -> None:
         self._details: dict[str, list[str]] = {}
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        text = ""
+        with contextlib.suppress(FileNotFoundError):  # the command removed the run
+            text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             stage, _, rest = line.partition("\t")
             self._details.setdefault(stage, []).append(rest.partition("\t")[2])
 

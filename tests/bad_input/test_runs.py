@@ -257,4 +257,6 @@ def test_run_whose_manifest_lists_no_ranks(imported: Path, tmp_path: Path) -> No
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(file, alone)
-    assert refused(alone, tmp_path).endswith("alone/manifest.json: damaged manifest (ranks none)")
+    outcome = run("analyze", alone)
+    assert outcome.code == 1
+    assert outcome.lines == [f"chopper: {alone}/manifest.json: damaged manifest (ranks none)"]
