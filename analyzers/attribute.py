@@ -243,7 +243,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     return RankResult(
         rank=given.rank,
         device_event=events.table,
-        event_link=links.table(),
+        event_link=links.table(windows),
         communication=_communication(joined, matched),
         piece=piece,
         window=window,
@@ -318,7 +318,7 @@ def _empty(joined: JoinedRank) -> RankResult:
     return RankResult(
         rank=joined.given.rank,
         device_event=joined.links.events.table,
-        event_link=joined.links.table(),
+        event_link=joined.links.table(joined.windows),
         communication=_communication(joined, None),
         piece=TABLES["piece"].empty(),
         window=TABLES["window"].empty(),

@@ -12,7 +12,7 @@ from chopper.analyzers import names
 from chopper.analyzers._passes import passes
 from chopper.analyzers.columns import dictionary, ints, matching, nullable, strings
 from chopper.analyzers.trace import DeviceEvents, HostSpans
-from chopper.analyzers.windows import holes
+from chopper.analyzers.windows import Windows, holes
 from chopper.tables import TABLES
 
 PHASES = [
@@ -490,11 +490,12 @@ class Links:
         at = self.annotation_row
         return np.where(at >= 0, codes[at], -1), values
 
-    def table(self) -> pa.Table:
-        """The declared `event_link` table."""
+    def table(self, windows: Windows) -> pa.Table:
+        """The declared `event_link` table, whose steps are windows."""
         declared = TABLES["event_link"]
         steps = len(self.steps_start_ns)
         step = np.where((self.step < 0) | ((self.step >= steps) & (steps > 0)), -1, self.step)
+        step = windows.of_steps(step)
         return pa.Table.from_arrays(
             [
                 nullable(self.launch_row),

@@ -41,6 +41,8 @@ class Windows:
     after_ns: int
     before_ns: int
     empty_steps: int = 0
+    steps: np.ndarray | None = None
+    """Step of each window, an index; below zero between stretches. None without steps."""
 
     def __len__(self) -> int:
         return max(len(self.bounds_ns) - 1, 0)
@@ -50,6 +52,16 @@ class Windows:
         """Return a mask of the windows that are attributed: all but those between stretches."""
         mask: np.ndarray = self.numbers != UNRECORDED
         return mask
+
+    def of_steps(self, step: np.ndarray) -> np.ndarray:
+        """Return, for each index of a step, that of its attributed window; -1 for none."""
+        if self.steps is None:
+            return np.where(step < 0, -1, 0 if len(self) else -1)
+        own = self.steps[self.recorded]
+        window = np.full(max(int(own.max(initial=-1)), int(step.max(initial=-1))) + 2, -1)
+        window[own] = np.arange(len(own))
+        of_step: np.ndarray = np.where(step < 0, -1, window[step])
+        return of_step
 
 
 def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
@@ -86,6 +98,7 @@ def cut_windows(links: Links, numbers: np.ndarray) -> Windows:
     after_hole = holes(numbers, links.steps_start_ns, links.steps_end_ns)
     latest = np.insert(latest, after_hole, links.steps_start_ns[after_hole])
     numbers = np.insert(numbers, after_hole, UNRECORDED)
+    own = np.insert(np.arange(steps), after_hole, UNRECORDED)
     bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
     # A step that ran nothing of its own ends where the one before it did: it owns no time.
     lasting = np.diff(bounds) > 0
@@ -104,4 +117,5 @@ def cut_windows(links: Links, numbers: np.ndarray) -> Windows:
         after_ns=max(last_ns - int(bounds[-1]), 0),
         before_ns=max(int(bounds[0]) - first_ns, 0),
         empty_steps=empty_steps,
+        steps=own[first:last][lasting],
     )

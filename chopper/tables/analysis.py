@@ -40,7 +40,7 @@ EVENT_LINK = Table(
             name="step_index",
             type="int32",
             nullable=True,
-            doc="Index into the steps of this rank; null before the first and after the last.",
+            doc="Index of its step's window; null before the first and after the last.",
         ),
         Column(
             name="work_class",

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.links import PHASES, WORK_CLASSES, Links, link
 from chopper.analyzers.trace import DeviceEvents, HostSpans
+from chopper.analyzers.windows import cut_windows
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, steps
 
@@ -24,7 +26,9 @@ def launch(at: int, correlation: int, **more: Any) -> dict[str, Any]:
 
 
 def column(links: Links, name: str) -> list[Any]:
-    values: list[Any] = links.table()[name].to_pylist()
+    values: list[Any] = links.table(cut_windows(links, np.arange(len(links.steps_start_ns))))[
+        name
+    ].to_pylist()
     return values
 
 

@@ -84,3 +84,14 @@ def test_a_graph_launch_owns_all_kernels_that_it_replays() -> None:
     )
     found = windows_of(host, device, steps((0, 100), (100, 200)))
     assert found.bounds_ns.tolist() == [0, 120, 220]
+
+
+def test_events_name_their_window_where_a_step_before_has_none() -> None:
+    # Step 1 runs nothing: the windows are of steps 0 and 2, and the event of step 2 is of window 1.
+    host = spans(launch(10, 1), launch(210, 2))
+    device = kernels(kernel(20, 60, correlation_id=1), kernel(220, 260, correlation_id=2))
+    step = steps((0, 100), (100, 200), (200, 300))
+    links = link(HostSpans(host), DeviceEvents(device), step, TABLES["collective"].empty())
+    windows = cut_windows(links, ints(step, "number"))
+    assert windows.numbers.tolist() == [0, 2]
+    assert links.table(windows)["step_index"].to_pylist() == [0, 1]

@@ -14,9 +14,14 @@ from chopper import calibration, experiment
 from chopper.calibration import Calibration, Measured
 from chopper.ingest import write_run
 from chopper.run import RunWriter, StreamWriter, finalize
+from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TABLES, TELEMETRY_TABLES
+from chopper.tables._base import Table
 from tests import recordings
 from tests.kineto_writer import BASE_NS, DIALECTS, TODAY, Trace, small_trace
 
+_RECORDED_TABLES = (
+    *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES, TABLES["step"], TABLES["layer_sequence"],
+)  # fmt: skip
 HEADING = "timestamp, index, clocks.current.sm [MHz], power.draw [W], clocks_event_reasons.active\n"
 ROCPROFV3 = (
     '"Correlation_Id","Dispatch_Id","Agent_Id","Queue_Id","Process_Id","Thread_Id","Grid_Size",'
@@ -146,8 +151,43 @@ def _tables(folder: Path) -> None:
     )
 
 
-def recorded(directory: Path, *, platform: Any = "cuda") -> None:
-    """A run as ``chopper record`` leaves it: two ranks, steps, clocks, processes, counters."""
+def _plausible(table: Table, rank: int) -> dict[str, list[Any]]:
+    """Eight rows in the order of time."""
+    columns: dict[str, list[Any]] = {}
+    for column in table.columns:
+        values: list[Any]
+        match column.name, column.type:
+            case "start_ns" | "time_ns", _:
+                values = [BASE_NS + 2_500 * i for i in range(8)]
+            case "end_ns", _:
+                values = [BASE_NS + 2_500 * (i + 1) for i in range(8)]
+            case "span_ns" | "dur_ns", _:
+                values = [100] * 8
+            case "rank" | "device_id", _:
+                values = [rank] * 8
+            case "traced", _:
+                values = [2 <= i < 6 for i in range(8)]
+            case "profiled", _:
+                values = [1 <= i < 6 for i in range(8)]
+            case "name", _:
+                values = ["evaluation", "generation"] * 4
+            case _, "bool":
+                values = [False] * 8
+            case _, "float64":
+                values = [1.0 + i for i in range(8)]
+            case _, "string" | "text":
+                values = [f"s{i % 2}" for i in range(8)]
+            case _:
+                values = [*range(8)]
+        columns[column.name] = values
+    return columns
+
+
+def recorded(directory: Path, *, platform: Any = "cuda", telemetry: bool = False) -> None:
+    """A run as ``chopper record`` leaves it: two ranks, traces, clocks, counters.
+
+    With ``telemetry``, every table that any collector writes.
+    """
     for rank in range(2):
         writer = RunWriter(directory, rank)
         part = writer.manifest
@@ -174,6 +214,10 @@ def recorded(directory: Path, *, platform: Any = "cuda") -> None:
         }
         for name, columns in with_rows.items():
             write_stream(writer.directory / f"{name}.arrow", name, columns)
+        for table in _RECORDED_TABLES if telemetry else ():
+            if table.name not in with_rows:
+                columns = _plausible(table, rank)
+                write_stream(writer.directory / f"{table.name}.arrow", table.name, columns)
         writer.save()
     finalize(directory, command=("train.py",), exit_code=0)
 
@@ -197,6 +241,7 @@ def _runs(folder: Path) -> None:
     write_run([folder / "ranks"], runs / "imported")
     recorded(runs / "recorded")
     recorded(runs / "host", platform="cpu")
+    recorded(runs / "telemetry", telemetry=True)
     plan = experiment.Plan(
         chopper_version="0.1",
         workload="gemm",

@@ -112,7 +112,7 @@ def _table(case: Case, bases: Path, place: Path) -> Commands:
 
 def _run(case: Case, bases: Path, place: Path) -> Commands:
     random = case.random("commands")
-    name = random.choice(("imported", "recorded", "recorded", "host", "experiment"))
+    name = random.choice(("imported", "recorded", "telemetry", "telemetry", "host", "experiment"))
     shutil.copytree(bases / "run" / name, place / "run")
     case.edit(lambda r: mutating.edit_directory(r, place / "run"))
     if name == "experiment":
