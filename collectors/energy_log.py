@@ -117,7 +117,7 @@ def _seconds(cell: str) -> str | None:
     """A number that is no energy or time of this world is none."""
     text = cell.strip()
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)
     except ValueError:
         return None
     return text if math.isfinite(value) and 0 <= value < _MOST_S else None

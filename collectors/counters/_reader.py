@@ -35,6 +35,7 @@ _COUNTER = re.compile(
     re.VERBOSE,
 )
 """A column that is a counter, in tables with a column for each."""
+_WHOLE = re.compile(r"([0-9]+)(?:\.0{1,9})?")
 _NO_COUNTER = re.compile(r"(?:LDS|XCC|GPU|SGPR|VGPR)_(?:Per|Block|Index|Count|Size|ID|Id)")
 
 
@@ -180,11 +181,10 @@ class _Taken:
         if layout.dispatch is None:
             self._next += 1
             return self._next - 1
-        try:
-            number = int(float(row[layout.dispatch]))
-            return number if -(2**63) <= number < 2**63 else None
-        except (ValueError, OverflowError, IndexError):
-            return None
+        cell = row[layout.dispatch].strip() if layout.dispatch < len(row) else ""
+        whole = _WHOLE.fullmatch(cell)
+        # A number that no 64 bits hold is no dispatch's; nor is one that a float rounds.
+        return int(whole[1]) if whole and len(whole[1]) < 19 else None
 
     def _add(
         self, dispatch: int, kernel: str, device: str | None, counter: str, cell: str, unit: str

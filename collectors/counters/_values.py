@@ -40,7 +40,8 @@ def _number(cell: str) -> float | None:
     elif _DECIMAL_COMMA.match(text):
         text = text.replace(",", ".")
     try:
-        value = float(text)
+        # Python reads 1_000, which no profiler writes.
+        value = math.nan if "_" in text else float(text)
     except ValueError:
         return None
     return value if math.isfinite(value) else None

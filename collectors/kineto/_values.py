@@ -85,9 +85,14 @@ class Ids(dict[Any, int]):
         return found
 
 
+def _has_underscore(value: Any) -> bool:
+    """Whether a text is a number to Python only: 1_000 is none in any file."""
+    return isinstance(value, str) and "_" in value
+
+
 def number(value: Any) -> float | None:
     """A finite float, or None for what is none."""
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or value is None or _has_underscore(value):
         return None
     try:
         found = float(value)
@@ -98,7 +103,7 @@ def number(value: Any) -> float | None:
 
 def integer(value: Any) -> int | None:
     """An integer of 64 bits, or None for what is none; strings are parsed."""
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or value is None or _has_underscore(value):
         return None
     try:
         found = int(value)
@@ -155,6 +160,8 @@ def no_ints(count: int) -> np.ndarray:
 def _exact_thousandths(text: str) -> int | None:
     """A decimal number times 1000, rounded half up, from its digits."""
     text = text.strip()
+    if "_" in text:
+        return None
     head, dot, tail = text.partition(".")
     try:
         if dot and tail.isdigit():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import pytest
 
 import chopper
 from chopper.analyzers.counters import join_counters
+from chopper.collectors import energy_log
 from chopper.collectors._unpack import head_of
 from chopper.collectors.counters import read_counters, sniff
 from chopper.collectors.counters._values import measured
+from chopper.collectors.kineto._values import integer, number
 from chopper.errors import InputError
 from chopper.ingest import write_run
 from chopper.run import Run
@@ -249,3 +252,34 @@ def test_numbers_of_dispatches_beyond_64_bits_are_rows_that_cannot_be_read(tmp_p
     run = chopper.load([folder / "rank0.json", folder / "counters.csv"])
     dispatches = set(run.table(0, "kernel_counter")["dispatch_id"].to_pylist())
     assert dispatches == {0}
+
+
+@pytest.mark.parametrize(
+    ("written", "dispatch"),
+    [
+        ("9007199254740993", 9007199254740993),
+        ("7.0", 7),
+        ("18446744073709551615", None),
+        ("1e300", None),
+        ("1_0", None),
+        ("-1", None),
+        ("", None),
+    ],
+)
+def test_a_dispatch_is_exact_or_left_out(
+    written: str, dispatch: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "counters.csv"
+    heading = "Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value"
+    path.write_text(f"{heading}\n5,k,SQ_WAVES,64\n{written},k,SQ_WAVES,64\n")
+    table, odd = read_counters(path)
+    expected = [5] if dispatch is None else sorted([5, dispatch])
+    assert table["dispatch_id"].to_pylist() == expected
+    assert bool(odd) == (dispatch is None)
+
+
+def test_numbers_in_pythons_own_spelling_are_none() -> None:
+    assert measured("1_000", "") == (None, None)
+    assert energy_log._seconds("1_0") is None
+    assert integer("1_0") is None
+    assert number("1_0.5") is None
