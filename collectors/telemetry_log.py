@@ -103,8 +103,9 @@ _INSTANT = "power.draw.instant"
 
 # Unit as a heading or a cell writes it → factor to the table's unit, by what the unit measures.
 _UNITS: dict[str, tuple[str, float]] = {
-    "mhz": ("hz", _MEGA), "ghz": ("hz", 1e9), "hz": ("hz", 1),
+    "mhz": ("hz", _MEGA), "ghz": ("hz", 1e9), "khz": ("hz", 1e3), "hz": ("hz", 1),
     "w": ("w", 1), "watt": ("w", 1), "watts": ("w", 1), "mw": ("w", 1e-3), "uw": ("w", 1e-6),
+    "kw": ("w", 1e3), "kj": ("j", 1e3), "wh": ("j", 3600), "kwh": ("j", 3.6e6),
     "j": ("j", 1), "mj": ("j", 1e-3), "uj": ("j", 1e-6),
     "c": ("c", 1), "celsius": ("c", 1), "°c": ("c", 1),
     "%": ("ratio", 0.01), "percent": ("ratio", 0.01),
@@ -165,7 +166,7 @@ def _plain(heading: str) -> tuple[str, str | None]:
     at = max(text.rfind("["), text.rfind("("))
     unit = text[at + 1 : -1].strip()
     if at >= 0 and text.endswith(("]", ")")) and unit and not {*unit} & {*"])"}:
-        return text[:at].strip().replace(" ", "_"), unit if unit in _UNITS else None
+        return text[:at].strip().replace(" ", "_"), unit
     name = text.replace(" ", "_")
     stem, _, last = name.rpartition("_")
     if stem and last in _UNITS:
@@ -308,12 +309,20 @@ def _placed(
     placed: dict[int, tuple[str, str, str | None]] = {}
     for i, (name, unit) in enumerate(columns):
         place = _place(name) if i not in taken else None
+        # A number of another unit is another number: temperatures in K, sizes in pages.
+        if place is not None and unit is not None and not _measures(unit, place[1]):
+            place = None
         earlier = next((at for at, known in placed.items() if known[:2] == place), None)
         if earlier is not None and name == _INSTANT:
             del placed[earlier]
         if place is not None and (earlier is None or name == _INSTANT):
             placed[i] = (*place, unit)
     return placed
+
+
+def _measures(unit: str, column: str) -> bool:
+    """Whether a unit is one of what a column holds."""
+    return _UNITS.get(unit, ("",))[0] == column.rpartition("_")[2]
 
 
 def _by_device(name: str, columns: dict[str, list[Any]]) -> pa.Table:

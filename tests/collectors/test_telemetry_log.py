@@ -216,3 +216,27 @@ def test_numbers_that_no_table_holds_are_unknown(cells: str, bad: int) -> None:
     assert log.tables["device_clock"]["sm_clock_hz"].to_pylist() == [1_980_000_000]
     assert log.tables["device_clock"]["power_w"].to_pylist() == [300.0]
     assert log.tables["device_counter"]["memory_used_bytes"].to_pylist() == [100 << 20]
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "column", "value"),
+    [
+        ("power [kW]", "0.3", "power_w", 300.0),
+        ("power_kw", "0.3", "power_w", 300.0),
+        ("energy [Wh]", "5", "energy_j", 18_000.0),
+        ("clocks.sm [KHz]", "1980000", "sm_clock_hz", 1_980_000_000),
+        ("temperature [K]", "330", "temperature_c", None),
+        ("power [dBm]", "5", "power_w", None),
+        ("memory.used [pages]", "5", "memory_used_bytes", None),
+        ("temperature [W]", "5", "temperature_c", None),
+    ],
+)
+def test_a_number_of_an_unknown_unit_is_not_taken_for_the_usual_one(
+    heading: str, cell: str, column: str, value: float | None
+) -> None:
+    """330 K are not 330 °C, and 0.3 kW not 0.3 W."""
+    text = f"timestamp,gpu,utilization.gpu,{heading}\n1754586662,0,50,{cell}\n"
+    log = read_log(text, "log.csv")
+    rows = {c: v for table in log.tables.values() for c, v in table.to_pylist()[0].items()}
+    assert rows.get(column) == value
+    assert log.ignored == (() if value is not None else (heading,))
