@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from chopper.analyzers import names
 from chopper.analyzers.columns import distinct_rows, ints, strings
 from chopper.analyzers.links import COMMUNICATION
 from chopper.storage import JSON_ERRORS
@@ -149,12 +150,14 @@ class Communication:
         kinds: distinct descriptions.
         kind: code into ``kinds``.
         sequence: number within the group, -1 where not recorded.
+        entered_ns: when the rank entered it, Unix time.
     """
 
     event_row: np.ndarray
     kinds: list[Kind]
     kind: np.ndarray
     sequence: np.ndarray
+    entered_ns: np.ndarray
 
     @property
     def bus_bytes(self) -> np.ndarray:
@@ -181,9 +184,11 @@ def describe(
     rows = np.flatnonzero(links.work_class == COMMUNICATION)
     recorded = _Recorded(collective)
     entry = recorded.of_events(links, rows)
-    name, names = _event_names(links, rows)
+    name, called_names = _event_names(links, rows)
     operator = np.where(entry < 0, _with_input(links, rows), -1)
-    columns = [recorded.alike[entry], name]
+    peer, entered_ns = _peers(links, rows)
+    peer = np.where(entry < 0, peer, -1)
+    columns = [recorded.alike[entry], name, peer]
     output_first = np.zeros(len(rows), dtype=bool)
     if len(links.host):
         inputs = (links.host.input_dims, links.host.input_types)
@@ -195,7 +200,9 @@ def describe(
     told = _Told(rank, world_size, groups)
     kinds = []
     for row in first:
-        called = names[name[row]]
+        called = called_names[name[row]]
+        if peer[row] >= 0:  # as NCCL's own spans say it
+            called = f"{called} {rank}->{peer[row]}"
         if entry[row] >= 0:
             kinds.append(told.by_metadata(recorded.fields[recorded.alike[entry[row]]], called))
         else:
@@ -207,7 +214,51 @@ def describe(
     # Sends and receives are numbered by each rank for itself.
     pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
     sequence = np.where(pairs[kind], -1, sequence)
-    return Communication(rows, kinds, kind, sequence)
+    return Communication(rows, kinds, kind, sequence, entered_ns)
+
+
+def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """With whom each send or receive of a CPU backend is exchanged, and when the rank entered it.
+
+    The span of the transfer says neither: it may begin when a message is out already. The operator
+    that began it does, on the same thread; its third input is the peer:
+    ``c10d::send(tensors, group, rank, tag)``.
+
+    Returns:
+        Rank of the peer within the group, -1 where unknown; Unix time, of any other event its start.
+    """
+    found = np.full(len(rows), -1, dtype=np.int64)
+    entered_ns = links.events.start_ns[rows]
+    host, at = links.host, links.launch_row[rows]
+    mine = np.flatnonzero(at >= 0)
+    if len(mine):
+        mine = mine[host.named(names.is_unscoped_span)[at[mine]]]
+    if not len(mine):
+        return found, entered_ns
+    operators = np.flatnonzero(host.named(lambda n: n in ("c10d::send", "c10d::recv_")))
+    tid = ints(host.table, "tid")
+    codes, values = host.concrete_inputs
+    for thread in np.unique(tid[at[mine]]).tolist():
+        begun = operators[tid[operators] == thread]
+        asked = mine[tid[at[mine]] == thread]
+        start = host.start_ns[at[asked]]
+        place = np.searchsorted(host.start_ns[begun], start, side="right") - 1
+        operator = begun[np.maximum(place, 0)] if len(begun) else begun
+        inside = place >= 0
+        if len(begun):
+            inside &= host.ends(operator) >= start
+            found[asked[inside]] = [_third(values, int(codes[r])) for r in operator[inside]]
+            entered_ns[asked[inside]] = host.start_ns[operator[inside]]
+    return found, entered_ns
+
+
+def _third(values: list[str], code: int) -> int:
+    """The third recorded input as a whole number of 0 or more; -1 for anything else."""
+    try:
+        peer = int(msgspec.json.decode(values[code])[2]) if code >= 0 else -1
+    except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
+        return -1
+    return max(peer, -1)
 
 
 def _numbered_by_operator(links: Links, rows: np.ndarray, recorded: _Recorded) -> np.ndarray:

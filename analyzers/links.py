@@ -214,7 +214,8 @@ class Links:
         """
         found = self._phase_at(time_ns)
         before, behind = self._neighbours(time_ns)
-        last = (found < 0) & (before == _BACKWARD) & (behind == _OPTIMIZER)
+        last = (found < 0) & (before == _BACKWARD)
+        last &= (behind == _BACKWARD) | (behind == _OPTIMIZER)
         return np.where(last, _BACKWARD, found)
 
     def unmarked_phase(self, time_ns: np.ndarray) -> np.ndarray:
@@ -524,7 +525,7 @@ def _phase_of(name: str, code_of: dict[str, int]) -> int:
         return _DATA
     if names.is_optimizer(name):
         return _OPTIMIZER
-    return _BACKWARD if names.is_backward(name) else -1
+    return _BACKWARD if names.is_backward(name) or names.is_gradient_reduction(name) else -1
 
 
 def phases_outside_training(present: set[str]) -> set[str]:

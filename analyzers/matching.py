@@ -173,7 +173,7 @@ def _keyed(
             Rows(
                 np.full(len(event), number, dtype=np.int64),
                 event,
-                links.events.start_ns[event],
+                communication.entered_ns,
                 links.events.end_ns[event],
                 key,
                 np.where(has_number, communication.sequence, -1),

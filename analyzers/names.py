@@ -178,6 +178,9 @@ _COMPILATION = re.compile(
     r" \(dynamo_timed\)$|^(dynamo|entire_frame_compile|entire_backward_compile|inductor_compile"
     r"|backend_compile|compile_attempt_\d+)$"
 )
+_GRADIENT_REDUCTION = re.compile(
+    r"^torch(\.|::)distributed(\.|::)(ddp\.)?reducer::(mul_out|copy_bucket_to_grad)$"
+)
 _PROGRAM_PHASE = "chopper::phase::"
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d+$|^torch::autograd::")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
@@ -305,6 +308,11 @@ def is_data_loading(name: str) -> bool:
 def is_compilation(name: str) -> bool:
     """A span of torch.compile at work: tracing, code generation, compiling, autotuning."""
     return bool(_COMPILATION.search(name))
+
+
+def is_gradient_reduction(name: str) -> bool:
+    """DDP's own work on its buckets, which its hooks do after the last node of backward too."""
+    return bool(_GRADIENT_REDUCTION.match(name))
 
 
 def is_forward(name: str) -> bool:

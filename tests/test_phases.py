@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 import chopper
 from chopper.analyzers.utilization import utilization
 from chopper.attribution import Attribution, Level
+from chopper.causes import CAUSES
+from tests.waiting import PATIENCE_S
 
 TRACE_ONLY = ("torch_trace",)
 _WAIT_S = 0.02
@@ -222,3 +227,115 @@ def test_the_closures_of_an_optimizer_train_and_its_own_math_is_the_optimizers()
         phases.setdefault(op, set()).add(phase)
     assert phases["aten::dot"] == {"optimizer"}  # the direction, between two closures
     assert phases["aten::addmm"] == {"forward"}
+
+
+_TWO_RANKS = """
+import os, sys, time, torch, chopper
+import torch.distributed as dist
+from torch import nn
+
+def data_parallel(rank):
+    net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+    net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    def step():
+        net(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+def pipeline(rank):
+    stage = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(stage.parameters(), 0.1)
+    def step():
+        if rank == 0:
+            time.sleep(WAIT_S)
+            y = stage(torch.ones(4, 64))
+            dist.send(y.detach(), 1)
+            gradient = torch.empty(4, 64)
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, gradient, 1)]):
+                work.wait()
+            y.backward(gradient)
+        else:
+            x = torch.empty(4, 64)
+            dist.recv(x, 0)
+            stage(x.requires_grad_()).sum().backward()
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x.grad, 0)]):
+                work.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+def zero(rank):
+    import deepspeed
+    deepspeed.init_distributed("gloo")
+    net = nn.Sequential(*[nn.Linear(16, 16) for _ in range(2)])
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={
+        "train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True},
+    })
+    def step():
+        loss = engine(torch.ones(4, 16, dtype=torch.bfloat16)).float().sum()
+        engine.backward(loss)
+        engine.step()
+    return step
+
+def train(rank, kind):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method="file://" + os.path.abspath("meet"), rank=rank, world_size=2
+    )
+    step = globals()[kind](rank)
+    with chopper.profile("run", collect=("torch_trace",), steps=(1, 3)):
+        for _ in range(4):
+            step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(train, (sys.argv[1],), 2, start_method="fork")
+""".replace("WAIT_S", str(_WAIT_S))
+
+
+def collectives_by_phase(kind: str) -> tuple[Attribution, dict[str, set[str]]]:
+    """Train on two ranks; return the attribution, and the phases of each collective of rank 0."""
+    Path("train.py").write_text(_TWO_RANKS)
+    subprocess.run(
+        [sys.executable, "train.py", kind],
+        check=True,
+        timeout=PATIENCE_S,
+        stdout=subprocess.DEVNULL,
+    )
+    attribution = attributed()
+    events = attribution.run.table(0, "device_event").to_pylist()
+    phases: dict[str, set[str]] = {}
+    for event, link in zip(events, attribution.links[0].to_pylist(), strict=True):
+        if event["kind"] == "host_collective" and link["step_index"] is not None:
+            phases.setdefault(event["name"], set()).add(link["phase"])
+    return attribution, phases
+
+
+def test_gradients_are_reduced_in_backward_and_their_copies_are_not_called_those_of_fsdp():
+    attribution, phases = collectives_by_phase("data_parallel")
+    assert phases["gloo:all_reduce"] == {"backward"}
+    copies = {g.key for g in attribution.by("phase") if g.causes.get("compute.fsdp_copy")}
+    assert copies == {"backward"}
+    assert "FSDP" not in CAUSES["compute.fsdp_copy"].label
+
+
+def test_a_stage_that_receives_waits_for_the_one_that_sends():
+    attribution, _ = collectives_by_phase("pipeline")
+    second = {group.key: group.causes for group in attribution.by("rank")}[1]
+    # In the second of two steps at least, the receive begins long before the first stage is done.
+    assert second["communication.wait"] > _WAIT_S * 1e9 / 2
+    assert second["communication.wait"] > second.get("communication.unseparated", 0)
+
+
+@pytest.mark.slow
+def test_what_zero_gathers_in_its_step_is_of_the_optimizer():
+    pytest.importorskip("deepspeed")
+    _, phases = collectives_by_phase("zero")
+    assert phases["gloo:all_gather"] == {"optimizer"}
+    assert "forward" not in set().union(*phases.values())
