@@ -45,6 +45,8 @@ class TraceBudget:
     def __init__(self, limit: float, module_calls: Callable[[], int]) -> None:
         self._limits = _Use(round(EVENTS * limit), round(MEMORY_BYTES * limit), SECONDS * limit)
         self._module_calls = module_calls
+        self.limit_text = DEFAULT_TEXT if limit == 1 else f"{limit:g} times {DEFAULT_TEXT}"
+        """The limits in words."""
         self._nodes = self._calls = self._rss_bytes = 0
         self._began_s = 0.0
         self._first, self._number = True, 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import _environment, _forking
 from chopper._steps import DEFAULT_WINDOWS, LongSteps, Window
-from chopper._trace_budget import DEFAULT_TEXT, TraceBudget
+from chopper._trace_budget import TraceBudget
 from chopper.run import StreamWriter
 
 if TYPE_CHECKING:
@@ -393,8 +393,8 @@ class TraceWindows:
     def _note_limit(self, message: str) -> None:
         self._part.note(
             "run.trace_limited",
-            f"{message}; a trace may hold {DEFAULT_TEXT}: allow a multiple of that with "
-            "--trace-limit, or chopper.profile(trace_limit=)",
+            f"{message}; a trace may hold {self._budget.limit_text}: --trace-limit FACTOR, or "
+            "chopper.profile(trace_limit=), allows more",
         )
 
     def give_up(self) -> None:
