@@ -14,7 +14,7 @@ import msgspec
 
 from chopper.architectures import MAX_LAYERS, Architecture, Experts, Latent
 from chopper.errors import InputError, UsageError
-from chopper.storage import JSON_ERRORS
+from chopper.storage import JSON_ERRORS, read_bytes
 
 Shapes = dict[str, Any]
 
@@ -637,9 +637,7 @@ def read_config(path: Path) -> Architecture:
     """
     where = path / "config.json" if path.is_dir() else path
     try:
-        found = msgspec.json.decode(where.read_bytes())
-    except OSError as exc:
-        raise InputError(f"{where}: cannot be read ({exc.strerror})") from exc
+        found = msgspec.json.decode(read_bytes(where))
     except JSON_ERRORS as exc:
         raise InputError(f"{where}: is not JSON ({exc}); expected a model's config.json") from exc
     if not isinstance(found, dict):

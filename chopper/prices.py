@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.errors import InputError
-from chopper.storage import JSON_ERRORS
+from chopper.storage import JSON_ERRORS, read_bytes
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.cost import Prices
@@ -28,7 +28,7 @@ def load(path: Path | None = None) -> Prices:
         data = (
             files("chopper").joinpath("data", "prices.json").read_bytes()
             if path is None
-            else path.read_bytes()
+            else read_bytes(path)
         )
         found = msgspec.json.decode(data, type=Prices)
     except OSError as exc:

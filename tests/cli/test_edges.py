@@ -224,3 +224,17 @@ def test_a_whole_process_with_names_and_a_terminal_of_old(sources: Path, tmp_pat
     )
     assert outcome.code == 0, outcome
     assert outcome.err.isascii()
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["record", "--prometheus", "²", "--", "true"], "'²': not an address"),
+        (["record", "--prometheus", "9" * 5000, "--", "true"], "not an address"),
+        (["estimate", "project", "RUN", "--device", ""], "no device is called"),
+    ],
+)
+def test_options_of_nonsense(command: list[str], expected: str, sources: Path) -> None:
+    outcome = run(*(str(sources / "run") if w == "RUN" else w for w in command))
+    assert outcome.code in (1, 2)
+    assert expected in outcome.line

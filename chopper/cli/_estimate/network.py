@@ -10,7 +10,7 @@ import click
 from chopper.cli._estimate.common import COUNT, RATE, SIZE, TIME, check, contradict, show, shown
 from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
-from chopper.storage import JSON_ERRORS
+from chopper.storage import JSON_ERRORS, read_bytes
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.network import Topology
@@ -142,10 +142,7 @@ def read_topology(file: Path) -> Topology:
 
     from chopper.analyzers.estimates.network import Topology
 
-    try:
-        data = file.read_bytes()
-    except OSError as exc:
-        raise InputError(f"{file}: cannot be read ({exc.strerror})") from exc
+    data = read_bytes(file)
     try:
         if file.suffix.lower() in (".yaml", ".yml"):
             found = msgspec.yaml.decode(data, type=Topology)

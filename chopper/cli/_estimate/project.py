@@ -130,7 +130,7 @@ def command(
     if max(ranks, default=0) > SCALES[-1]:
         raise UsageError(f"--ranks: found {max(ranks)}, expected at most {SCALES[-1]}")
     network = read_topology(topology) if topology else Topology()
-    target = named(device) if device else None
+    target = named(device) if device is not None else None
     attribution = _attributed(run)
     if target is not None or from_device is not None:
         _has_device_events(attribution, run)
