@@ -59,6 +59,7 @@ __all__ = ["Options", "Session", "active", "make_options", "numbered", "open_ses
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _MAX_MEASURES = 10_000
+_IDLE_S = 1.0
 
 _active: Session | None = None
 
@@ -135,6 +136,7 @@ class Session:
         self._guard = TerminationGuard(self._terminated)
         self._children: arming.ChildrenRecorded | None = None
         self._closed = False
+        self._over = threading.Event()
 
     @property
     def tracing(self) -> bool:
@@ -172,6 +174,7 @@ class Session:
             )
             self._children = arming.ChildrenRecorded(hooked)
         self._guard.arm()
+        threading.Thread(target=self._flush_idle, daemon=True, name="chopper").start()
         atexit.register(self.close)
         # Multiprocessing's children leave without atexit.
         if _forking.in_multiprocessing_child():
@@ -352,6 +355,22 @@ class Session:
                 self._phases.flush()
             log.flush(final=windows is None or windows.final)
 
+    def _flush_idle(self) -> None:
+        """Write the last steps of a program that does other things, and may be killed meanwhile.
+
+        Workers of Ray and of pools are ended so, without a word, long after they trained.
+        """
+        while not self._over.wait(_IDLE_S):
+            with self._lock:
+                log, windows = self._log, self._windows
+                if not self.recording or log is None:
+                    return
+                if log.due(time.time_ns()) and log.pending:
+                    try:
+                        log.flush(final=windows is None or windows.final)
+                    except Exception:  # noqa: BLE001 - the next step says so, in its own thread
+                        return
+
     # -- what the traces meet -----------------------------------------------------------------
 
     @_harmless
@@ -443,6 +462,7 @@ class Session:
             _active = None
             atexit.unregister(self.close)
             self._guard.disarm()
+            self._over.set()
             self._closing = False
         if self._doomed is not None and doomed_before is None:  # the signal came meanwhile
             os.kill(os.getpid(), self._doomed)
@@ -574,6 +594,7 @@ class Session:
         """Stop recording for good; the program goes on."""
         global _active
         was_recording, self.recording = self.recording, False
+        self._over.set()
         _active = None if _active is self else _active
         say(f"recording stopped: {reason}; the program goes on")
         if not was_recording:

@@ -80,6 +80,11 @@ class StepLog:
         """Chopper's own code took this long within a step."""
         self._own_ns.append(own_ns)
 
+    @property
+    def pending(self) -> bool:
+        """Whether steps ended that are not on disk."""
+        return bool(self._rows)
+
     def due(self, now_ns: int) -> bool:
         """Whether it is time to flush."""
         return now_ns - self._flushed_ns > _FLUSH_NS

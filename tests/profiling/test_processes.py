@@ -19,7 +19,7 @@ from chopper import _session
 from chopper.run import MANIFEST, Run
 from tests.conftest import take_signals
 from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, traced_of
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def test_forked_children_record_apart_from_their_parent(task):
@@ -112,6 +112,41 @@ def batches(reader):
             yield reader.read_next_batch()
         except (StopIteration, pyarrow.ArrowInvalid):
             return
+
+
+IDLE = """
+import sys, torch, chopper
+from chopper import _session
+_session._IDLE_S = 0.01
+with chopper.profile("run", trace=False, collect=["torch_trace"]) as prof:
+    for _ in range(3):
+        prof.step()
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_the_last_steps_outlive_a_kill_of_an_idle_program(tmp_path):
+    (tmp_path / "script.py").write_text(IDLE)
+    file = tmp_path / "run" / "rank-00000" / "step.arrow"
+
+    def steps():
+        try:
+            with pyarrow.OSFile(str(file)) as opened:
+                found = batches(pyarrow.ipc.open_stream(opened))
+                return [n for batch in found for n in batch.column("number").to_pylist()]
+        except (OSError, pyarrow.ArrowInvalid):
+            return []
+
+    with subprocess.Popen(
+        [sys.executable, "script.py"], cwd=tmp_path, stdin=subprocess.PIPE
+    ) as process:
+        try:
+            until(lambda: steps() == [0, 1, 2] or process.poll() is not None, "all steps on disk")
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert steps() == [0, 1, 2]
 
 
 TERMINATED = """
