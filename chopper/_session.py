@@ -580,6 +580,9 @@ class Session:
             for finding in (*others, *(f for part in parts for f in part.findings)):
                 if finding.severity != "info" or finding.code == "run.processes":
                     say(f"{finding.severity}: {finding.message}")
+            for report in parts[0].collectors:
+                if report.status == "failed":
+                    say(f"collector {report.name} failed: {report.reason}")
 
     def _check_rank(self) -> None:
         now = _environment.rank_info()

@@ -84,7 +84,10 @@ def test_a_collector_that_raises_harms_nothing_else(task, fake, monkeypatch, sta
     assert report_of("run", "torch_trace").status == "obtained"
     assert traced_of("run") == [2, 3]
     assert Run.open(Path("run")).part(0).status == "complete"
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err.splitlines() == [
+        "chopper: recorded 1 rank, 4 steps; next: chopper analyze run",
+        f"chopper: collector fake failed: {stage}: RuntimeError: no {stage} today",
+    ]
 
 
 def test_an_unknown_collector_is_a_usage_error():
