@@ -1,18 +1,19 @@
 """How long a step takes at the program's own speed, what tracing added, and which kinds there are.
 
 The untraced steps are those during which no trace was being taken (column `profiled` of table
-`step` is false). Their median is the step time of a run; the traced steps are its decomposition.
+`step` is false). Their median (their mean where steps are uneven) is the step time of a run; the traced steps are its decomposition.
 Where fewer than three are known, as in imported traces, the traced steps are both.
 
 Steps are told apart by what else ran in them: by the rows of `program_phase` that overlap them
-("training + evaluation"), by being much longer than the first ones should be ("first steps"), or, where
-no phase says why, by taking three times the median and 20 % of the time ("long steps").
+("training + evaluation"), by coming first and taking longer than all later ones ("first steps"),
+or, where no phase says why, by taking three times the median and 20 % of the time while they are at
+most a tenth of the steps ("long steps").
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -31,6 +32,9 @@ _LEAST_OVERLAP = 0.01
 """A phase that takes less of a step does not make it another kind."""
 _LONG_FACTOR = 3.0
 _LONG_SHARE = 0.2
+_LONG_MOST = 0.1
+"""Where more of the steps are long, they recur within what a step is: they are no kind."""
+_UNEVEN = 1.2
 _NEARBY_STEPS = 5
 _SLOW_NEARBY = 1.3
 _MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
@@ -42,17 +46,33 @@ class Spread:
     """Times of several steps.
 
     Attributes:
-        median_ns: of them.
+        median_ns, mean_ns: of them.
         low_ns, high_ns: their quartiles: half of the steps lie between.
         count: steps.
         lengths_ns: each of them, in the order of their numbers.
     """
 
     median_ns: int
+    mean_ns: int
     low_ns: int
     high_ns: int
     count: int
     lengths_ns: tuple[int, ...]
+
+    @property
+    def statistic(self) -> Literal["median", "mean"]:
+        """Which of the two is the step time.
+
+        The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
+        in flights (a batch from each loader's worker, then a wait) have a median that no throughput
+        belongs to.
+        """
+        return "mean" if self.mean_ns > _UNEVEN * self.median_ns else "median"
+
+    @property
+    def value_ns(self) -> int:
+        """The step time."""
+        return self.mean_ns if self.statistic == "mean" else self.median_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +109,7 @@ class StepTime:
         untraced: steps of that kind that ran without a trace; None with the ``reason``.
         traced_ns: mean window of the traced steps of that kind; None when nothing was attributed.
         traced_count: their number.
-        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced median.
+        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced step time.
         tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
         nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
             None with fewer than three. Where it is long as well, tracing is not the reason.
@@ -113,15 +133,15 @@ class StepTime:
 
     @property
     def headline_ns(self) -> int | None:
-        """The step time: the median of the untraced steps, or the mean of the traced ones."""
-        return self.traced_ns if self.untraced is None else self.untraced.median_ns
+        """The step time: of the untraced steps, else the mean of the traced ones."""
+        return self.traced_ns if self.untraced is None else self.untraced.value_ns
 
     @property
     def tracing_ratio(self) -> float | None:
         """What tracing added, of the untraced step."""
-        if self.tracing_ns is None or self.untraced is None or not self.untraced.median_ns:
+        if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
             return None
-        return self.tracing_ns / self.untraced.median_ns
+        return self.tracing_ns / self.untraced.value_ns
 
     @property
     def is_slow_nearby(self) -> bool:
@@ -129,7 +149,7 @@ class StepTime:
         return (
             self.untraced is not None
             and self.nearby_ns is not None
-            and self.nearby_ns > _SLOW_NEARBY * self.untraced.median_ns
+            and self.nearby_ns > _SLOW_NEARBY * self.untraced.value_ns
         )
 
     @property
@@ -137,7 +157,7 @@ class StepTime:
         """Untraced over traced time: what turns a time of traced steps into one at full speed."""
         if self.untraced is None or not self.traced_ns:
             return 1.0
-        return self.untraced.median_ns / self.traced_ns
+        return self.untraced.value_ns / self.traced_ns
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form."""
@@ -176,6 +196,7 @@ def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
         return None
     return {
         "median_ns": spread.median_ns,
+        "mean_ns": spread.mean_ns,
         "quartile_low_ns": spread.low_ns,
         "quartile_high_ns": spread.high_ns,
         "steps_count": spread.count,
@@ -222,7 +243,7 @@ def step_time(attribution: Attribution) -> StepTime:
         untraced = None
     tracing = interval = nearby = None
     if untraced is not None and traced_ns is not None:
-        tracing = traced_ns - untraced.median_ns
+        tracing = traced_ns - untraced.value_ns
         chosen = np.array([n == kind for n in names], dtype=bool) & recorded.untraced
         nearby = _nearby(recorded, chosen, mine.traced if mine is not None else ())
         interval = _interval(tracing, recorded.length_ns[chosen], lengths)
@@ -315,7 +336,8 @@ def _kinds_of(recorded: _Recorded) -> list[str]:
             max(limit, _LONG_FACTOR * float(np.median(lengths[traced]))) if len(traced) else limit
         )
         long = np.concatenate([quick[lengths[quick] >= limit], traced[lengths[traced] >= slow]])
-        if lengths[long].sum() >= _LONG_SHARE * lengths.sum() and len(long) < len(training):
+        share = lengths[long].sum() / max(lengths.sum(), 1)
+        if share >= _LONG_SHARE and len(long) <= _LONG_MOST * len(training):
             for i in long:
                 names[i] = LONG
     return names
@@ -370,7 +392,10 @@ def _spread(lengths: np.ndarray) -> Spread | None:
     if not len(lengths):
         return None
     low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
-    return Spread(median, low, high, len(lengths), tuple(np.rint(lengths).astype(int).tolist()))
+    mean = round(float(lengths.mean()))
+    return Spread(
+        median, mean, low, high, len(lengths), tuple(np.rint(lengths).astype(int).tolist())
+    )
 
 
 def _headline_kind(kinds: tuple[StepKind, ...]) -> str:

@@ -188,7 +188,7 @@ def of_steps(attribution: Attribution) -> list[Finding]:
                 code="steps.slowed_by_tracing",
                 severity="warning",
                 message=f"tracing itself made the traced steps {ratio:.0%} longer "
-                f"({duration(step.traced_ns)} instead of {duration(step.untraced.median_ns)}): what "
+                f"({duration(step.traced_ns)} instead of {duration(step.untraced.value_ns)}): what "
                 "the host does is overstated by as much; record with --no-shapes, or with a longer "
                 "window (--steps), to lower it",
             )

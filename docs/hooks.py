@@ -396,14 +396,15 @@ FIELDS = {
     },
     "step_time": {
         "kind": "Kind of the steps that it is of: `training`, or `training + rollout` and the like.",
-        "headline_ns": "The step time: the untraced median, else the mean of the traced steps.",
-        "untraced": "Steps of that kind that ran without a trace: `median_ns`, `quartile_low_ns`, "
+        "headline_ns": "The step time: the median of the untraced steps, or their mean where it is a "
+        "fifth longer; else the mean of the traced steps.",
+        "untraced": "Steps of that kind that ran without a trace: `median_ns`, `mean_ns`, `quartile_low_ns`, "
         "`quartile_high_ns`, `steps_count`; null with the reason.",
         "untraced_reason": "Why it is null.",
         "traced_mean_ns": "Mean window of the traced steps of that kind: what the causes are of.",
         "traced_count": "Traced steps of that kind.",
-        "tracing_ns": "What tracing itself added: `traced_mean_ns` less the untraced median.",
-        "tracing_ratio": "The same, of the untraced median.",
+        "tracing_ns": "What tracing itself added: `traced_mean_ns` less the untraced step time.",
+        "tracing_ratio": "The same, of the untraced step time.",
         "nearby_ns": "Median of the untraced steps next to the traced ones; where it is long as "
         "well, tracing is not the reason.",
         "tracing_ci95_ns": "95 % interval of `tracing_ns`; null with fewer than three traced steps.",

@@ -635,24 +635,22 @@ def _pair(low: int | None, high: int | None) -> str:
 
 def _overhead(attribution: Attribution) -> list[dict[str, str]]:
     rows = []
+    step = attribution.step_time()
     for part in attribution.run.manifest.ranks:
         cost: Overhead | None = part.overhead
         if cost is None:
             continue
-        tracing = None
-        if cost.traced_step_ns and cost.untraced_step_ns:
-            tracing = cost.traced_step_ns / cost.untraced_step_ns - 1
         rows.append(
             {
                 "ranks": str(part.rank),
                 "setup": fmt.duration(cost.setup_ns),
                 "per_step": fmt.duration(cost.per_step_ns),
                 "export": fmt.duration(cost.export_ns),
-                "traced": fmt.duration(cost.traced_step_ns),
-                "untraced": fmt.duration(cost.untraced_step_ns),
+                "traced": fmt.duration(step.traced_ns),
+                "untraced": fmt.duration(None if step.untraced is None else step.headline_ns),
                 "cost": fmt.UNKNOWN
-                if tracing is None
-                else f"{100 * tracing:+.1f} %".replace("-", "−"),
+                if step.tracing_ratio is None
+                else f"{100 * step.tracing_ratio:+.1f} %".replace("-", "−"),
             }
         )
     return rows[:16]

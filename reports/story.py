@@ -135,7 +135,7 @@ def tell(views: Views) -> Story:
     reason = None if ideal is not None else printable(_why_no_ideal(attribution))
     top = tuple(_top(views, row) for row in _largest(attribution, 3))
     step = attribution.step_time()
-    headline = observed if step.untraced is None else float(step.untraced.median_ns)
+    headline = observed if step.untraced is None else float(step.untraced.value_ns)
     verdict, detail = _verdict(attribution, unit, headline, ideal, reason, step)
     ceilings, used = _ceilings(attribution)
     return Story(
@@ -332,7 +332,8 @@ def tracing(step: StepTime) -> str:
     if untraced is None or step.traced_ns is None or step.tracing_ns is None:
         return ""
     said = (
-        f"The step time is the median of {fmt.plural(untraced.count, 'step')} without a trace; half "
+        f"The step time is the {untraced.statistic} of {fmt.plural(untraced.count, 'step')} without a "
+        "trace" + (", which are uneven" if untraced.statistic == "mean" else "") + "; half "
         f"of them took {fmt.duration(untraced.low_ns)} to {fmt.duration(untraced.high_ns)}. The "
         f"causes are those of {fmt.plural(step.traced_count, 'traced step')} of "
         f"{fmt.duration(step.traced_ns)} on average: tracing itself "
@@ -372,8 +373,8 @@ def tracing_rows(story: Story) -> list[tuple[str, str, str, str]]:
         ),
         (
             f"{story.unit} without a trace",
-            fmt.duration(step.untraced.median_ns),
-            fmt.ratio(step.untraced.median_ns / observed),
+            fmt.duration(step.untraced.value_ns),
+            fmt.ratio(step.untraced.value_ns / observed),
             f"{fmt.duration(step.untraced.low_ns)} – {fmt.duration(step.untraced.high_ns)}",
         ),
     ]
@@ -391,7 +392,7 @@ def kind_rows(step: StepTime) -> list[tuple[str, str, str, str, str]]:
         (
             k.name,
             str(len(k.numbers)),
-            fmt.UNKNOWN if k.untraced is None else fmt.duration(k.untraced.median_ns),
+            fmt.UNKNOWN if k.untraced is None else fmt.duration(k.untraced.value_ns),
             fmt.ratio(k.share_ratio),
             "none"
             if not k.traced
@@ -402,7 +403,7 @@ def kind_rows(step: StepTime) -> list[tuple[str, str, str, str, str]]:
 
 
 KIND_HEADER = ("kind of step", "steps", "untraced", "of time", "traced")
-"""``untraced``: median of those without a trace."""
+"""``untraced``: the step time of those without a trace."""
 
 
 def _mostly(kind: StepKind) -> str:

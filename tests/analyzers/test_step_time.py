@@ -151,27 +151,42 @@ def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
 
 
 def test_long_steps_without_phases_are_a_kind() -> None:
-    found = recorded([10, 10, 10, 170] * 4, range(5, 7), profiled=range(5, 7))
+    found = recorded([*[10] * 15, 170] * 3, range(5, 7), profiled=range(5, 7))
     kinds = {k.name: k for k in found.step_time().kinds}
-    assert kinds["long steps"].numbers == (3, 7, 11, 15)
-    assert "long steps" in codes(found)["steps.not_traced"]
+    assert kinds["long steps"].numbers == (15, 31, 47)
+    said = codes(found)["steps.not_traced"]
+    assert said.startswith("3 steps (long steps: 15,31,47) took 53% of the time")
+    assert said.endswith("record with --steps 31:32")
     # Long, but little of the time: not a kind.
     few = recorded([10] * 40 + [40] + [10] * 10, range(5, 7), profiled=range(5, 7))
     assert {k.name for k in few.step_time().kinds} == {"training"}
 
 
+def test_steps_that_come_in_flights_have_their_mean_as_step_time() -> None:
+    # Four workers of a loader: three steps of 2 ms, then a wait of 92 ms for the next four batches.
+    found = recorded([2, 2, 2, 94] * 6, range(4, 8), profiled=range(4, 8))
+    step = found.step_time()
+    assert {k.name for k in step.kinds} == {"training"}
+    assert step.untraced is not None
+    assert (step.untraced.median_ns, step.untraced.statistic) == (2 * MS, "mean")
+    assert step.headline_ns == 25 * MS == step.traced_ns
+    assert "A step takes 25.0 ms" in text.render(found)
+    assert "is the mean of 20 steps without a trace, which are uneven" in story.tracing(step)
+
+
 def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
-    # Each fourth step took 60 ms, 50 of which its thread waited for a core.
-    found = recorded([10, 10, 10, 60] * 4, range(5, 7), profiled=range(5, 7))
+    # Each sixteenth step took 60 ms, 50 of which its thread waited for a core.
+    lengths = [*[10] * 15, 60] * 3
+    found = recorded(lengths, range(5, 7), profiled=range(5, 7))
     assert "long steps" in {k.name for k in found.step_time().kinds}
-    found = recorded([10, 10, 10, 60] * 4, range(5, 7), profiled=range(5, 7))
+    found = recorded(lengths, range(5, 7), profiled=range(5, 7))
     ends = found.run.table(0, "step")["end_ns"].to_pylist()
     waited = 0
     rows = [
         {"time_ns": T0_NS, "span_ns": 0, "step": None, "tid": 1, "run_delay_ns": 0, "run_ns": 0}
     ]
     for step, end_ns in enumerate(ends):
-        waited += 50 * MS if step % 4 == 3 else 0
+        waited += 50 * MS if step % 16 == 15 else 0
         ran = end_ns - T0_NS - waited
         rows.append(
             {
