@@ -45,9 +45,10 @@ def command(
 ) -> None:
     """Import kernel traces of torch, Nsight Systems, rocprofv3 or rpd as one run; join runs of nodes.
 
-    TRACE is a file, a glob or a directory; many files become the ranks of one run. Damaged files
-    are read as far as they go, and what was lost is said. Every command that takes RUN also takes
-    traces directly; importing keeps them together with their tables.
+    TRACE is a file, a glob or a directory; many files become the ranks of one run, and those of one
+    process, one window after the other (torch.profiler's schedule with repeat), one rank with more
+    steps. Damaged files are read as far as they go, and what was lost is said. Every command that
+    takes RUN also takes traces directly; importing keeps them together with their tables.
 
     What a file is, is read from its contents: Kineto JSON, `nsys export --type sqlite`, rocprofv3's
     rocpd, JSON and CSV (all files of one recording), rocprof's CSV, rpd. A CSV of hardware counters
