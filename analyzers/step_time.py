@@ -12,7 +12,7 @@ most a tenth of the steps ("long steps").
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -101,6 +101,28 @@ class StepKind:
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """Time of a recording that belongs to no step, mean over ranks.
+
+    Attributes:
+        before_ns, between_ns, after_ns: before the first step, between steps, after the last.
+        recording_ns: the whole recording.
+        phases_ns: program phase → its part of the time before the first and after the last step.
+    """
+
+    before_ns: int
+    between_ns: int
+    after_ns: int
+    recording_ns: int
+    phases_ns: dict[str, int]
+
+    @property
+    def total_ns(self) -> int:
+        """All of it."""
+        return self.before_ns + self.between_ns + self.after_ns
+
+
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """The step time of a run, with and without tracing.
 
@@ -114,9 +136,7 @@ class StepTime:
         nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
             None with fewer than three. Where it is long as well, tracing is not the reason.
         kinds: all kinds, the most time first.
-        outside_ns: time of the recording that belongs to no step; None where its bounds are not
-            known.
-        recording_ns: the whole recording.
+        outside: time of the recording in no step; None where its bounds are not known.
     """
 
     kind: str
@@ -128,8 +148,7 @@ class StepTime:
     tracing_ci95_ns: tuple[int, int] | None
     nearby_ns: int | None
     kinds: tuple[StepKind, ...]
-    outside_ns: int | None
-    recording_ns: int | None
+    outside: Outside | None
 
     @property
     def headline_ns(self) -> int | None:
@@ -172,8 +191,7 @@ class StepTime:
             "tracing_ratio": self.tracing_ratio,
             "nearby_ns": self.nearby_ns,
             "tracing_ci95_ns": list(self.tracing_ci95_ns) if self.tracing_ci95_ns else None,
-            "outside_ns": self.outside_ns,
-            "recording_ns": self.recording_ns,
+            "outside": None if self.outside is None else asdict(self.outside),
             "kinds": [
                 {
                     "name": k.name,
@@ -257,7 +275,7 @@ def step_time(attribution: Attribution) -> StepTime:
         tracing_ci95_ns=interval,
         nearby_ns=nearby,
         kinds=kinds,
-        **_outside(attribution),
+        outside=_outside(attribution),
     )
 
 
@@ -428,20 +446,30 @@ def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) ->
     return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
 
 
-def _outside(attribution: Attribution) -> dict[str, int | None]:
-    """Time of the recording that no step holds, mean over ranks."""
-    outside, whole = [], []
+def _outside(attribution: Attribution) -> Outside | None:
+    """Time of the recording that no step holds; None where its bounds are not known."""
+    found: list[tuple[int, int, int, int]] = []
+    phases: dict[str, int] = {}
     for part in attribution.run.manifest.ranks:
         table = attribution.run.table(part.rank, "step")
-        known = part.start_ns is not None and part.end_ns is not None
+        begin_ns, finish_ns = part.start_ns, part.end_ns
+        known = begin_ns is not None and finish_ns is not None and finish_ns > begin_ns
         if not known or part.status == "imported" or not table.num_rows:
-            return {"outside_ns": None, "recording_ns": None}
-        inside = int((ints(table, "end_ns") - ints(table, "start_ns")).sum())
-        whole.append((part.end_ns or 0) - (part.start_ns or 0))
-        outside.append(max(whole[-1] - inside, 0))
-    if not whole or min(whole) <= 0:
-        return {"outside_ns": None, "recording_ns": None}
-    return {
-        "outside_ns": round(sum(outside) / len(outside)),
-        "recording_ns": round(sum(whole) / len(whole)),
-    }
+            return None
+        begin_ns, finish_ns = begin_ns or 0, finish_ns or 0
+        start, end = ints(table, "start_ns"), ints(table, "end_ns")
+        before = max(int(start[0]) - begin_ns, 0)
+        after = max(finish_ns - int(end[-1]), 0)
+        between = int(np.maximum(start[1:] - end[:-1], 0).sum())
+        found.append((before, between, after, finish_ns - begin_ns))
+        for row in attribution.run.table(part.rank, "program_phase").to_pylist():
+            early = max(min(row["end_ns"], int(start[0])) - row["start_ns"], 0)
+            late = max(row["end_ns"] - max(row["start_ns"], int(end[-1])), 0)
+            if early + late:
+                phases[row["name"]] = phases.get(row["name"], 0) + early + late
+    if not found:
+        return None
+    before, between, after, whole = (round(float(v)) for v in np.mean(found, axis=0))
+    return Outside(
+        before, between, after, whole, {n: t // len(found) for n, t in sorted(phases.items())}
+    )

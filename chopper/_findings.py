@@ -213,18 +213,28 @@ def of_steps(attribution: Attribution) -> list[Finding]:
                 f"them was traced: record with --steps {last}:{last + 1}",
             )
         )
-    if step.outside_ns and step.recording_ns:
-        share = step.outside_ns / step.recording_ns
-        if share >= _OUTSIDE_RATIO:
-            found.append(
-                Finding(
-                    code="run.outside_steps",
-                    severity="info",
-                    message=f"{duration(step.outside_ns)} of the recording's "
-                    f"{duration(step.recording_ns)} ({share:.0%}) are outside of steps: set-up, what "
-                    "follows the last step, and whatever runs between them",
-                )
+    outside = step.outside
+    if outside is not None and outside.total_ns >= _OUTSIDE_RATIO * outside.recording_ns:
+        parts = [
+            f"{duration(time_ns)} {where}"
+            for time_ns, where in (
+                (outside.before_ns, "before the first"),
+                (outside.between_ns, "between them"),
+                (outside.after_ns, "after the last"),
             )
+            if time_ns
+        ]
+        phases = [f"{name} {duration(time_ns)}" for name, time_ns in outside.phases_ns.items()]
+        of_phases = f" (of them {', '.join(phases)})" if phases else ""
+        found.append(
+            Finding(
+                code="run.outside_steps",
+                severity="info",
+                message=f"{duration(outside.total_ns)} of the recording's "
+                f"{duration(outside.recording_ns)} ({outside.total_ns / outside.recording_ns:.0%}) "
+                f"are outside of steps: {', '.join(parts)}{of_phases}",
+            )
+        )
     return found
 
 

@@ -408,8 +408,9 @@ FIELDS = {
         "nearby_ns": "Median of the untraced steps next to the traced ones; where it is long as "
         "well, tracing is not the reason.",
         "tracing_ci95_ns": "95 % interval of `tracing_ns`; null with fewer than three traced steps.",
-        "outside_ns": "Time of the recording that belongs to no step.",
-        "recording_ns": "Time of the whole recording.",
+        "outside": "Time of the recording in no step: `before_ns` the first, `between_ns` them, "
+        "`after_ns` the last, `recording_ns` in all, `phases_ns` by program phase; null where its "
+        "bounds are not known.",
         "kinds": "All kinds of steps, the most time first: `name`, `steps_count`, `steps`, "
         "`traced_steps`, `untraced`, `traced_mean_ns`, `time_ns`, `share_ratio` of the time of all "
         "steps, and `causes_ns` of the traced ones.",

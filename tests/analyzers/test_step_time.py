@@ -231,6 +231,20 @@ def test_first_steps_that_were_slow_are_neither_headline_nor_finding() -> None:
     assert "steps.not_traced" not in codes(found)
 
 
+def test_time_outside_of_steps_is_a_finding_with_its_phases() -> None:
+    found = recorded([10] * 8, range(3, 6), profiled=range(3, 6), phases=[("evaluation", 80, 110)])
+    part = found.run.manifest.ranks[0]
+    part.start_ns, part.end_ns = T0_NS - 40 * MS, T0_NS + 120 * MS
+    outside = found.step_time().outside
+    assert outside is not None
+    assert (outside.before_ns, outside.between_ns, outside.after_ns) == (40 * MS, 0, 40 * MS)
+    assert outside.phases_ns == {"evaluation": 30 * MS}
+    assert codes(found)["run.outside_steps"] == (
+        "80.0 ms of the recording's 160 ms (50%) are outside of steps: 40.0 ms before the first, "
+        "40.0 ms after the last (of them evaluation 30.0 ms)"
+    )
+
+
 def test_a_recorded_run_says_its_untraced_step_time_and_kinds(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
