@@ -176,6 +176,9 @@ def of_steps(attribution: Attribution) -> list[Finding]:
     step = attribution.step_time()
     found = []
     ratio, interval = step.tracing_ratio, step.tracing_ci95_ns
+    remedy = "--no-shapes, or with a longer window (--steps), to lower it"
+    if any(f.code == "trace.no_shapes" for f in attribution.findings):
+        remedy = "a longer window (--steps) to see how much of it is noise"
     if (
         step.untraced is not None
         and ratio is not None
@@ -189,8 +192,7 @@ def of_steps(attribution: Attribution) -> list[Finding]:
                 severity="warning",
                 message=f"tracing itself made the traced steps {ratio:.0%} longer "
                 f"({duration(step.traced_ns)} instead of {duration(step.untraced.value_ns)}): what "
-                "the host does is overstated by as much; record with --no-shapes, or with a longer "
-                "window (--steps), to lower it",
+                f"the host does is overstated by as much; record with {remedy}",
             )
         )
     for kind in step.kinds:

@@ -278,7 +278,7 @@ def _causes(console: Console, attribution: Attribution, story: Story, width: int
     if not rows:
         return
     wide = width >= 84
-    bar_width = max(6, min(30, width - 88)) if wide else 0
+    bar_width = max(6, min(30, width - 88 - 7 * bool(story.tracing))) if wide else 0
     back = attribution.recoverable()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("where the time went", no_wrap=True, overflow="ellipsis")
