@@ -640,17 +640,21 @@ def _overhead(attribution: Attribution) -> list[dict[str, str]]:
         cost: Overhead | None = part.overhead
         if cost is None:
             continue
+        traced_ns, untraced_ns = step.traced_ns, step.headline_ns
+        if step.untraced is None:
+            # What the recording itself counted, as older ones did not say of each step.
+            traced_ns, untraced_ns = cost.traced_step_ns, cost.untraced_step_ns
         rows.append(
             {
                 "ranks": str(part.rank),
                 "setup": fmt.duration(cost.setup_ns),
                 "per_step": fmt.duration(cost.per_step_ns),
                 "export": fmt.duration(cost.export_ns),
-                "traced": fmt.duration(step.traced_ns),
-                "untraced": fmt.duration(None if step.untraced is None else step.headline_ns),
+                "traced": fmt.duration(traced_ns),
+                "untraced": fmt.duration(untraced_ns),
                 "cost": fmt.UNKNOWN
-                if step.tracing_ratio is None
-                else f"{100 * step.tracing_ratio:+.1f} %".replace("-", "−"),
+                if not traced_ns or not untraced_ns
+                else f"{100 * (traced_ns / untraced_ns - 1):+.1f} %".replace("-", "−"),
             }
         )
     return rows[:16]
