@@ -208,7 +208,7 @@ def test_a_profiler_in_another_thread_takes_the_trace_over(tmp_path, body, trace
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    assert "chopper" not in done.stderr
+    assert "recording stopped" not in done.stderr
     part = Run.open(tmp_path / "run").part(0)
     assert part.status == "complete"
     assert traced_of(tmp_path / "run") == list(traced)
