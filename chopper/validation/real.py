@@ -8,12 +8,14 @@ same recording: recovered is what the cause has more of in the one than in the o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,9 +35,8 @@ if TYPE_CHECKING:
     from chopper.validation.results import OnCase
 
 _RESAMPLES = 4000
-_LEAK_ERRORS = 4.0
-"""A leak counts from so many standard errors on: some twenty causes are looked at in each case, and
-at two one of them would seem to leak by chance."""
+_FALSE_LEAKS = 0.05
+"""Probability that noise alone makes any cause of a case seem to leak."""
 _PAIRS, _QUICK_PAIRS = 12, 8
 _STEP_LIMIT_S = 5.0
 _BUSY_CORES = 0.3
@@ -406,7 +407,7 @@ def _score_level(
             injected_ns=total,
             recovered_ns=total + error,
             ci95_ns=(total + low, total + high),
-            leaked_ns={cause: leak for cause, at in errors.items() if (leak := _leak(at))},
+            leaked_ns=_leaks(errors),
             bar=REAL,
         )
     )
@@ -467,15 +468,37 @@ def _error(error_ns: np.ndarray) -> tuple[int, int, int]:
     return round(float(_trimmed(error_ns))), round(float(low)), round(float(high))
 
 
-def _leak(error_ns: np.ndarray) -> int:
-    """Sum of the errors of all pairs; 0 where it is no further from zero than chance takes it."""
+def _leaks(errors_ns: dict[str, np.ndarray]) -> dict[str, int]:
+    """Return the summed error in ns of each cause whose error is more than noise.
+
+    The limit in standard errors is Student's, at ``_FALSE_LEAKS`` shared by all causes that vary at
+    all (Bonferroni). A trimmed mean has as many degrees of freedom as values kept, less one (Tukey
+    and McLaughlin 1963).
+
+    Args:
+        errors_ns: cause → (pairs,) attributed less true time.
+    """
+    errors = {cause: at for cause, at in errors_ns.items() if at.any()}
+    if not errors:
+        return {}
+    z = NormalDist().inv_cdf(1 - _FALSE_LEAKS / len(errors) / 2)
+    leaks = {cause: _leak(at, z) for cause, at in errors.items()}
+    return {cause: leak for cause, leak in leaks.items() if leak}
+
+
+def _leak(error_ns: np.ndarray, z: float) -> int:
+    """Return the summed error of all pairs; 0 where it is within ``z`` normal deviations of zero."""
     count = len(error_ns)
     out = count // 5
-    if count - 2 * out < 2:
+    freedom = count - 2 * out - 1
+    if freedom < 1:
         return 0
     ordered = np.sort(error_ns)
-    # Standard error of a trimmed mean (Tukey and McLaughlin 1963): by the winsorized spread.
+    # Standard error of a trimmed mean: by the winsorized spread.
     spread = np.clip(error_ns, ordered[out], ordered[count - out - 1]).std(ddof=1)
     standard_error = float(spread) * count**0.5 / (1 - 2 * out / count)
+    # Student's quantile by Wallace's approximation (1959), solved for t.
+    shape = ((8 * freedom + 3) / (8 * freedom + 1)) ** 2
+    limit = math.sqrt(freedom * math.expm1(shape * z * z / freedom))
     total = float(_trimmed(error_ns))
-    return round(total) if abs(total) > _LEAK_ERRORS * standard_error else 0
+    return round(total) if abs(total) > limit * standard_error else 0
