@@ -22,8 +22,11 @@ class Client:
     steps: tuple[int, ...]
     """Steps of each process that trains."""
     launcher: tuple[str, ...] = (sys.executable,)
-    ends: Literal["every optimizer step", "last optimizer", "backward"] = "every optimizer step"
-    """What ends a step, in the words of the probe's events."""
+    ends: Literal["every optimizer step", "round of optimizers", "backward"] = (
+        "every optimizer step"
+    )
+    """What ends a step, in the words of the probe's events. A round begins with the optimizer
+    that stepped first; others may leave rounds out."""
     phases: frozenset[str] = frozenset({"forward", "backward", "optimizer"})
     """Phases that take time in the traced steps."""
     named: dict[str, str] = field(default_factory=dict)
@@ -36,6 +39,8 @@ class Client:
     """Whether the probe times forward passes: hooks would disturb what compiles them."""
     spans_apart: bool = True
     """Whether forward, backward and optimizer do not lie within each other, as LBFGS's do."""
+    pooled: bool = False
+    """Whether the processes share the steps as it happens: only their sum is known."""
     same_losses: bool = True
     """Whether two runs of the program alone agree to the last bit."""
     waits_for_data: float | None = None
@@ -106,19 +111,21 @@ CLIENTS = (
         causes=_COMPUTING | _COMMUNICATION,
     ),
     Client(program="nanogpt_accumulation.py", library=None, steps=(12,), causes=_COMPUTING),
-    Client(program="gan.py", library=None, steps=(60,), ends="last optimizer", causes=_COMPUTING),
+    Client(
+        program="gan.py", library=None, steps=(60,), ends="round of optimizers", causes=_COMPUTING
+    ),
     Client(
         program="sb3_sac.py",
         library="stable_baselines3",
         steps=(120,),
-        ends="last optimizer",
+        ends="round of optimizers",
         causes=_COMPUTING,
     ),
     Client(
         program="sb3_td3.py",
         library="stable_baselines3",
-        steps=(60,),
-        ends="last optimizer",
+        steps=(120,),
+        ends="round of optimizers",
         causes=_COMPUTING,
     ),
     Client(
@@ -137,7 +144,9 @@ CLIENTS = (
         spans_apart=False,
         causes=_COMPUTING,
     ),
-    Client(program="joblib_sweep.py", library="joblib", steps=(80, 80), causes=_COMPUTING),
+    Client(
+        program="joblib_sweep.py", library="joblib", steps=(80, 80), pooled=True, causes=_COMPUTING
+    ),
     Client(program="optuna_sweep.py", library="optuna", steps=(60, 60), causes=_COMPUTING),
     Client(
         program="hogwild.py",
@@ -164,7 +173,7 @@ CLIENTS = (
     Client(
         program="manual_sgd.py",
         library=None,
-        steps=(60,),
+        steps=(120,),
         ends="backward",
         phases=frozenset({"forward", "backward"}),
         causes=_COMPUTING,
