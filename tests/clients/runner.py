@@ -207,7 +207,7 @@ def _compare_outcomes(verdict: Verdict, alone: Execution, recorded: Execution) -
 
 def _compare_recording(verdict: Verdict, execution: Execution, path: Path) -> None:
     """Compare the run directory with the probe."""
-    recorded = _read(path)
+    recorded = _read(verdict, path)
     trained = [p for p in execution.processes if p.step_ends(verdict.client)]
     _compare_steps(verdict, trained, recorded)
     _compare_named(verdict, trained, recorded)
@@ -218,10 +218,13 @@ def _compare_recording(verdict: Verdict, execution: Execution, path: Path) -> No
     _compare_causes(verdict, analyses)
 
 
-def _read(path: Path) -> list[Recorded]:
+def _read(verdict: Verdict, path: Path) -> list[Recorded]:
     """Read the processes that were recorded, from the files and not through chopper."""
     parts = []
     for file in sorted(path.rglob("step.arrow")):
+        if not file.with_name("manifest.json").is_file():
+            verdict.fail("steps", f"{file.parent.relative_to(path)} has no manifest")
+            continue
         manifest = json.loads((file.parent / "manifest.json").read_text(encoding="utf-8"))
         steps = _rows(file)
         if steps:

@@ -150,7 +150,7 @@ class Probe:
                 return spanned(*args, **kwargs)
             finally:
                 if outermost and not self.optimizers:
-                    self.write(event="backward")
+                    self.write(event="backward", peak_kb=peak_kb())
 
         return backward
 
