@@ -30,7 +30,7 @@ class Client:
     phases: frozenset[str] = frozenset({"forward", "backward", "optimizer"})
     """Phases that take time in the traced steps."""
     named: dict[str, str] = field(default_factory=dict)
-    """Program phase → the probe's sum that it must equal over the whole run."""
+    """Program phase → the timed function whose calls it must equal, from first to last step."""
     timed: tuple[str, ...] = ()
     """Functions that the probe times, as ``module:Class.method``."""
     causes: frozenset[str] = frozenset()
@@ -119,6 +119,10 @@ CLIENTS = (
         library="stable_baselines3",
         steps=(120,),
         ends="round of optimizers",
+        timed=(
+            "stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm.collect_rollouts",
+        ),
+        named={"rollout": "OffPolicyAlgorithm.collect_rollouts"},
         causes=_COMPUTING,
     ),
     Client(
@@ -126,6 +130,10 @@ CLIENTS = (
         library="stable_baselines3",
         steps=(120,),
         ends="round of optimizers",
+        timed=(
+            "stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm.collect_rollouts",
+        ),
+        named={"rollout": "OffPolicyAlgorithm.collect_rollouts"},
         causes=_COMPUTING,
     ),
     Client(

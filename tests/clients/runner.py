@@ -290,14 +290,17 @@ def _compare_named(verdict: Verdict, trained: list[Process], recorded: list[Reco
         recorded_ns = probe_ns = 0
         for process in trained:
             part = by_pid.get(process.pid)
-            if part is not None:
-                first_ns, last_ns = part.steps[0]["start_ns"], part.steps[-1]["end_ns"]
-                recorded_ns += sum(
-                    row["end_ns"] - row["start_ns"]
-                    for row in part.program_phases
-                    if row["name"] == name and first_ns <= row["start_ns"] <= last_ns
-                )
-                probe_ns += process.step_ends(verdict.client)[-1]["sums_ns"].get(kind, 0)
+            if part is None:
+                continue
+            window = (part.steps[0]["start_ns"], part.steps[-1]["end_ns"])
+            recorded_ns += _within(
+                window,
+                [(r["start_ns"], r["end_ns"]) for r in part.program_phases if r["name"] == name],
+            )
+            probe_ns += _within(
+                window,
+                [(e["began_ns"], e["t_ns"]) for e in process.events if e.get("name") == kind],
+            )
         shown.append(f"{name} {recorded_ns / 1e9:.2f} s ({probe_ns / 1e9:.2f})")
         verdict.expect(
             abs(recorded_ns - probe_ns) <= NAMED_TOLERANCE * probe_ns,
@@ -306,6 +309,12 @@ def _compare_named(verdict: Verdict, trained: list[Process], recorded: list[Reco
         )
     if shown:
         verdict.cells["named"] = ", ".join(shown)
+
+
+def _within(window: tuple[int, int], spans: list[tuple[int, int]]) -> int:
+    """Return how much of a window some spans take, which do not overlap."""
+    first_ns, last_ns = window
+    return sum(max(0, min(end, last_ns) - max(start, first_ns)) for start, end in spans)
 
 
 def _analyze(verdict: Verdict, run: Path) -> dict[str, Any] | None:

@@ -2,10 +2,10 @@
 
 Python imports this file at its start when this folder is on PYTHONPATH. Each process that imports
 torch appends JSON lines to ``$CLIENTS_PROBE/<pid>.jsonl``: one when it begins, one after each step
-of an optimizer or, where there is none, after each outermost backward pass. They hold wall-clock
-nanoseconds, a checksum of the parameters, and sums so far: time in forward passes with and without
-gradients, in backward passes, waiting for a DataLoader's batch, and in the functions that
-``$CLIENTS_TIMED`` names (``module:Class.method``, separated by commas).
+of an optimizer or, where there is none, after each outermost backward pass, one after each call of
+the functions that ``$CLIENTS_TIMED`` names (``module:Class.method``, separated by commas). They hold
+wall-clock nanoseconds, a checksum of the parameters, and sums so far: time in forward passes with
+and without gradients, in backward passes, in optimizers, and waiting for a DataLoader's batch.
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ class Probe:
         return _look_alike(timed, function)
 
     def whole(self, name: str, function: Any) -> Any:
-        """Return a function whose outermost calls are added up from begin to end."""
+        """Return a function whose outermost calls are written down from begin to end."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             inside = self.inside.__dict__.setdefault("whole", set())
             if name in inside:
                 return function(*args, **kwargs)
             inside.add(name)
-            began_ns = time.perf_counter_ns()
+            began_ns = time.time_ns()
             try:
                 return function(*args, **kwargs)
             finally:
                 inside.discard(name)
-                self.add(name, time.perf_counter_ns() - began_ns)
+                self.write(event="call", name=name, began_ns=began_ns)
 
         return _look_alike(timed, function)
 
@@ -111,12 +111,17 @@ class Probe:
 
         backward = self.backward(torch.autograd.backward)
         wrap_step = Optimizer.profile_hook_step
-        step = staticmethod(lambda function: wrap_step(self.step(function)))
+
+        def step(function: Any) -> Any:
+            """Wrap the step of a class of optimizers, when the first of them is made."""
+            self.find_timed()  # Trainers are imported by then.
+            return wrap_step(self.step(function))
+
         for owner, name, replacement in (
             (torch.autograd, "backward", backward),
             (_BaseDataLoaderIter, "__next__", self.span("data", _BaseDataLoaderIter.__next__)),
             (DataLoader, "__iter__", self.span("data", DataLoader.__iter__)),
-            (Optimizer, "profile_hook_step", step),
+            (Optimizer, "profile_hook_step", staticmethod(step)),
         ):
             setattr(owner, name, replacement)
         if not os.environ.get("CLIENTS_NO_FORWARD"):
