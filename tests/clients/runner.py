@@ -157,7 +157,8 @@ def _execute(client: Client, directory: Path, *, prefix: tuple[str, ...]) -> Exe
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
-        "RAY_TRAIN_V2_ENABLED": "1",
+        # What DeepSpeed compiles is kept with the environment that it was compiled for.
+        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
     }
     began_s = time.monotonic()
     done = subprocess.run(
