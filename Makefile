@@ -15,8 +15,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?= -n auto --dist worksteal
 # Percent of lines and branches that the tests must reach, children included.
 COVERAGE_MIN ?= 80
-# Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py". Those named
-# are tried; without any, all are, and the table in the documentation is written anew.
+# Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py"; all if none.
 CLIENTS ?=
 # Where the demo writes; an earlier demo's run and report there are replaced.
 DEMO_RUN ?= runs/demo
@@ -109,7 +108,7 @@ $(VENV)/clients.stamp: tests/clients/requirements.txt $(VENV)/run.stamp
 	@touch $@
 
 clients: $(VENV)/clients.stamp  ## record programs of real libraries, compare with a witness in each
-	@$(VENV)/clients/bin/python -m tests.clients $(if $(CLIENTS),$(CLIENTS),--page docs/concepts/clients.md)
+	@$(VENV)/clients/bin/python -m tests.clients --page docs/concepts/clients.md $(CLIENTS)
 
 clean:  ## remove the environment and everything that was built (recorded runs stay)
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* *.egg-info

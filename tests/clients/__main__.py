@@ -36,7 +36,7 @@ BEGIN, END = "<!-- begin: written by make clients -->", "<!-- end -->"
 def main() -> int:
     parser = argparse.ArgumentParser(description="Record training programs of real libraries.")
     parser.add_argument("programs", nargs="*", help="files in tests/clients/programs; all if none")
-    parser.add_argument("--page", type=Path, help="document whose table is replaced")
+    parser.add_argument("--page", type=Path, help="document whose table is brought up to date")
     parser.add_argument("--keep", type=Path, help="keep what the programs and chopper wrote here")
     options = parser.parse_args()
     names = {client.program for client in CLIENTS}
@@ -76,21 +76,22 @@ def failures(verdict: Verdict, column: str) -> list[str]:
 
 
 def write_page(page: Path, verdicts: list[Verdict]) -> None:
-    """Replace the table between the page's two marks."""
-    rows = [["program", "library", *COLUMNS.values()]]
-    rows.append(["---"] * len(rows[0]))
+    """Write the rows of these clients into the page's table; those of others stay."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    table, _, after = rest.partition(END)
+    rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
     for verdict in verdicts:
-        cells = []
+        cells = [f"`{verdict.client.program}`", version(verdict.client)]
         for column in COLUMNS:
             cell = verdict.cells.get(column, "–")
             messages = "; ".join(failures(verdict, column))
             cells.append(f"{cell} **{messages}**" if messages else cell)
-        rows.append([f"`{verdict.client.program}`", version(verdict.client), *cells])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+        rows[verdict.client.program] = f"| {' | '.join(cells)} |"
+    titles = ["program", "library", *COLUMNS.values()]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines += [rows[client.program] for client in CLIENTS if client.program in rows]
+    text = "\n".join(lines)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def version(client: Client) -> str:

@@ -181,7 +181,7 @@ CLIENTS = (
     Client(
         program="manual_sgd.py",
         library=None,
-        steps=(120,),
+        steps=(60,),
         ends="backward",
         phases=frozenset({"forward", "backward"}),
         causes=_COMPUTING,
