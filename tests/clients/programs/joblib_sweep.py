@@ -21,6 +21,6 @@ def train(lr):
 
 
 if __name__ == "__main__":
-    rates = (0.001, 0.01, 0.05, 0.1)
+    rates = (0.001, 0.01, 0.02, 0.05)
     for lr, loss in zip(rates, Parallel(n_jobs=2)(delayed(train)(lr) for lr in rates), strict=True):
         print(f"lr {lr} loss {loss:.6f}")
