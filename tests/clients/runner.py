@@ -387,7 +387,7 @@ def _compare_phases(
         return
     if sums.get("data", 0) > LEAST_SHARE * traced_ns:
         verdict.expect("data" in shares, "phases", "missing: data")
-    if abs(observed_ns - traced_ns) > PHASE_TOLERANCE * traced_ns:
+    if not 1 - 2 * PHASE_TOLERANCE <= observed_ns / traced_ns <= 1 + PHASE_TOLERANCE:
         verdict.fail("shares", f"{observed_ns / 1e6:.0f} ms attributed of {traced_ns / 1e6:.0f}")
     _compare_shares(verdict, shares, {kind: ns / traced_ns for kind, ns in sums.items()})
 
