@@ -109,7 +109,8 @@ class Probe:
         from torch.utils.data import DataLoader
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        backward = self.backward(torch.autograd.backward)
+        # What all ways into a backward pass come down to.
+        backward = self.backward(torch.autograd._engine_run_backward)
         wrap_step = Optimizer.profile_hook_step
 
         def step(function: Any) -> Any:
@@ -118,7 +119,7 @@ class Probe:
             return wrap_step(self.step(function))
 
         for owner, name, replacement in (
-            (torch.autograd, "backward", backward),
+            (torch.autograd, "_engine_run_backward", backward),
             (_BaseDataLoaderIter, "__next__", self.span("data", _BaseDataLoaderIter.__next__)),
             (DataLoader, "__iter__", self.span("data", DataLoader.__iter__)),
             (Optimizer, "profile_hook_step", staticmethod(step)),
