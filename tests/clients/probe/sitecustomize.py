@@ -110,7 +110,7 @@ class Probe:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         # What all ways into a backward pass come down to.
-        backward = self.backward(torch.autograd._engine_run_backward)
+        backward = self.backward(vars(torch.autograd)["_engine_run_backward"])
         wrap_step = Optimizer.profile_hook_step
 
         def step(function: Any) -> Any:
