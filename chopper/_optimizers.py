@@ -39,6 +39,9 @@ class BackwardWatch:
         after: called after each.
     """
 
+    _latest: BackwardWatch | None = None
+    """The watch that began last, while it watches."""
+
     def __init__(
         self, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
     ) -> None:
@@ -63,19 +66,23 @@ class BackwardWatch:
             outermost = outermost and graph_task() == -1 and self._patched is not None
             if outermost and self._before is not None:
                 self._before()
-            # What is called before may have put another watch in the place of this one.
-            current = module._engine_run_backward
-            result = (original if current is run_backward else current)(*args, **kwargs)
-            if outermost and self._after is not None and self._patched is not None:
-                self._after()
+            result = original(*args, **kwargs)
+            # What was called before may have put another watch in the place of this one, below
+            # or above a wrapper of the program: its name in torch says nothing about the order.
+            watch = self if self._patched is not None else BackwardWatch._latest
+            if outermost and watch is not None and watch._after is not None:
+                watch._after()
             return result
 
         self._patched = (original, run_backward)
+        BackwardWatch._latest = self
         module._engine_run_backward = run_backward
 
     def remove(self) -> None:
         """Watch no longer. Idempotent."""
         patched, self._patched = self._patched, None
+        if BackwardWatch._latest is self:
+            BackwardWatch._latest = None
         if patched is not None:
             import torch
 

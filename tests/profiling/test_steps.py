@@ -569,8 +569,25 @@ def test_backward_passes_are_steps_where_no_optimizer_is(tmp_path):
         assert traced_of(tmp_path / name) == traced, name
 
 
-def test_a_program_of_tensors_alone_is_recorded(tmp_path):
-    (tmp_path / "script.py").write_text(MANUAL + "functional(9)")
+WRAPPED = """
+engine, passes = torch.autograd._engine_run_backward, []
+
+
+def counted(*args, **kwargs):
+    passes.append(1)
+    return engine(*args, **kwargs)
+
+
+torch.autograd._engine_run_backward = counted
+by_hand(9)
+assert len(passes) == 9, passes
+"""
+
+
+@pytest.mark.parametrize("program", ["functional(9)", WRAPPED], ids=["tensors", "wrapped"])
+def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
+    """Also one that puts a function of its own around torch's backward pass."""
+    (tmp_path / "script.py").write_text(MANUAL + program)
     command = [sys.executable, "-m", "chopper", "record", "-o", "run", "--collect", "torch_trace"]
     subprocess.run(
         [*command, "--", sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=600
