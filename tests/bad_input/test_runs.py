@@ -21,7 +21,11 @@ from tests.kineto_writer import small_trace
 def test_duplicate_ranks(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.json", of_rank(0)), write(tmp_path / "b.json", of_rank(0))
     line = refused(tmp_path / "*.json", tmp_path)
-    assert line.startswith(f"two traces claim rank 0: {a} and {b}; pass one of them")
+    same_process = "of one process (pid 100) and overlapping in time: the same trace twice"
+    assert line.startswith(f"{a} and {b}: {same_process}")
+    other = write(tmp_path / "b.json", of_rank(0).replace(b'"pid": 100', b'"pid": 200'))
+    line = refused(tmp_path / "*.json", tmp_path)
+    assert line.startswith(f"two traces claim rank 0: {a} and {other}; pass one of them")
 
 
 def test_missing_ranks_are_said(tmp_path: Path) -> None:
