@@ -347,6 +347,10 @@ _CHECKS = (
         "were started without chopper, or that was killed."),
     Check("run.manifest_damaged", "Damaged manifest", "The ranks' own manifests are used."),
     Check("run.older_attempt", "Older attempt", "Folders of a start before the last restart."),
+    Check("run.processes", "Processes recorded apart", "Other processes of the same command trained "
+        "too: each has a run of its own inside this one."),
+    Check("run.window_follows", "Window moved", "The later window covers a long step that comes again "
+        "and again."),
     Check("run.restarted", "Restarted", "An earlier recording of the rank is kept beside."),
     Check("run.rank_changed", "Rank changed", "The process became another rank after it began."),
     Check("measures.dropped", "Measures not kept", "What the program gave to `prof.measure` or "
