@@ -59,6 +59,8 @@ __all__ = ["Options", "Session", "active", "make_options", "numbered", "open_ses
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _MAX_MEASURES = 10_000
+_OPTIMIZER = "optimizer"
+"""Phase in which an engine steps its optimizers."""
 _IDLE_S = 1.0
 
 _active: Session | None = None
@@ -131,6 +133,8 @@ class Session:
         self._optimizers = OptimizerWatch(self._optimizer_stepped, self._backward_ended)
         self._log: StepLog | None = None
         self._phases: PhaseLog | None = None
+        self._inner_optimizers: list[int] = []
+        """Optimizers that stepped within a phase of that name that a thread is inside of."""
         self._trainers = TrainerPhases(functools.partial(Phase, self))
         self._windows: TraceWindows | None = None
         self._guard = TerminationGuard(self._terminated)
@@ -237,6 +241,11 @@ class Session:
         began_ns = time.perf_counter_ns()
         self._backwards = None  # from here on optimizers end steps
         with self._at_work():
+            if self._phases is not None and self._phases.current() == _OPTIMIZER:
+                # DeepSpeed's engine steps torch's optimizer once for each group of parameters, and
+                # gathers the parameters after it: the step ends when the engine returns.
+                self._inner_optimizers.append(optimizer_id)
+                return
             now_ns = time.time_ns()
             for end_ns in self._cycle.stepped(optimizer_id, now_ns):
                 log.source = "optimizer"
@@ -314,6 +323,10 @@ class Session:
             return
         with self._at_work():
             self._phases.end(phase)
+            if phase.name == _OPTIMIZER and self._phases.current() != _OPTIMIZER:
+                inner, self._inner_optimizers = self._inner_optimizers, []
+                for optimizer_id in dict.fromkeys(inner):
+                    self._optimizer_stepped(optimizer_id)
 
     def _begin_phase_span(self, name: str) -> Any:
         return self._windows.begin_phase(name) if self._windows is not None else None

@@ -317,8 +317,9 @@ def test_a_stage_that_receives_waits_for_the_one_that_sends():
     assert second["communication.wait"] > second.get("communication.unseparated", 0)
 
 
-def test_a_step_of_an_engine_is_of_the_optimizer_and_no_phase_of_the_program():
-    # As the step of DeepSpeed's engine is wrapped, which does more than torch's optimizer.
+def test_a_step_of_an_engine_is_one_step_and_of_the_optimizer():
+    # As the step of DeepSpeed's engine is wrapped: it steps torch's optimizer for each group of
+    # parameters, and gathers what the ranks updated.
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
@@ -326,10 +327,15 @@ def test_a_step_of_an_engine_is_of_the_optimizer_and_no_phase_of_the_program():
             net(torch.ones(4, 32)).sum().backward()
             with prof.phase("optimizer"):
                 optimizer.step()
+                optimizer.step()
                 torch.ones(3).cumsum(0)
-            prof.step()
     attribution = attributed()
+    run = attribution.run
+    steps = run.table(0, "step").to_pylist()
+    assert [step["source"] for step in steps] == ["optimizer"] * (_STEPS + 1)
     links = attribution.links[0]
-    rows = zip(links["op"].to_pylist(), links["phase"].to_pylist(), strict=True)
-    assert {phase for op, phase in rows if op == "aten::cumsum"} == {"optimizer"}
-    assert not attribution.run.table(0, "program_phase").num_rows
+    columns = (links[name].to_pylist() for name in ("op", "phase", "step_index"))
+    rows = zip(*columns, strict=True)
+    gathered = [(phase, step) for op, phase, step in rows if op == "aten::cumsum"]
+    assert gathered == [("optimizer", number) for number in range(_STEPS)]
+    assert not run.table(0, "program_phase").num_rows
