@@ -28,6 +28,5 @@ def train_loop(config):
 
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-result = TorchTrainer(train_loop, scaling_config=ScalingConfig(num_workers=2, use_gpu=False)).fit()
-print(f"loss {result.metrics['loss']:.6f}")
+TorchTrainer(train_loop, scaling_config=ScalingConfig(num_workers=2, use_gpu=False)).fit()
 ray.shutdown()
