@@ -2,8 +2,8 @@
 
 Recordings unpack to 10 to 50 times their size; a file made to do harm unpacks to 1000 times. What
 is unpacked is therefore measured against what was read, and what is held in memory against what is
-free. The environment variable ``CHOPPER_MAX_INPUT`` (``CHOPPER_MAX_INPUT=40GB``) replaces both by
-one size: that much may be unpacked from each file, and no more.
+free. ``chopper --max-input 40GB …``, or ``CHOPPER_MAX_INPUT=40GB`` in the environment, replaces both
+by one size: that much may be unpacked from each file, and no more.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Intake:
         if self._allowed_bytes is not None:
             if unpacked_bytes > self._allowed_bytes:
                 raise InputError(
-                    f"{self._path}: holds more than {bytes_(self._allowed_bytes)}, which {VARIABLE} "
-                    "allows; allow more, or record less"
+                    f"{self._path}: holds more than {bytes_(self._allowed_bytes)}, the limit set by "
+                    "--max-input; allow more, or record less"
                 )
             return
         if unpacked_bytes <= RATIO_FROM_BYTES:
@@ -73,8 +73,8 @@ class Intake:
         if unpacked_bytes > MAX_RATIO * read_bytes:
             raise InputError(
                 f"{self._path}: {bytes_(read_bytes)} of it unpack to {bytes_(unpacked_bytes)}, more "
-                f"than {MAX_RATIO} times as much, as no recording does; if it is one, set {VARIABLE} "
-                "to the size that it may have, for example 10GB"
+                f"than {MAX_RATIO} times as much, as no recording does; if it is one, allow its "
+                "size, with `chopper --max-input 10GB` before the command"
             )
         self.check_memory(unpacked_bytes)
 
@@ -97,5 +97,6 @@ class Intake:
             raise InputError(
                 f"{self._path}: reading {bytes_(text_bytes)} of it takes about "
                 f"{bytes_(needed_bytes)} of memory, and {bytes_(self._usable_bytes)} are free; read "
-                f"it on a machine with more memory, or set {VARIABLE} to its size to try all the same"
+                f"it on a machine with more memory, or try all the same, with `chopper "
+                "--max-input 10GB` before the command"
             )

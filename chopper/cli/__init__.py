@@ -64,8 +64,14 @@ class _Group(LazyGroup):
 
 
 @click.command(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--max-input",
+    metavar="SIZE",
+    help="How much a file of another tool may unpack to, such as 40GB.  [default: 200 times its "
+    "size, and what fits in memory]",
+)
 @click.version_option(__version__, prog_name="chopper")
-def cli() -> None:
+def cli(max_input: str | None) -> None:
     """The hardware could do this step in X ms; it took Y ms: where did the rest go?
 
     \b
@@ -75,6 +81,12 @@ def cli() -> None:
       chopper analyze runs/mine --by layer
       chopper report trace.json.gz -o report.html
     """
+    if max_input is not None:
+        from chopper.limits import VARIABLE
+        from chopper.quantities import size_bytes
+
+        size_bytes(max_input, "--max-input")
+        os.environ[VARIABLE] = max_input  # for the processes that this one starts, too
 
 
 def _check_current_directory() -> None:
