@@ -5,6 +5,7 @@ These are the ends of steps, when the program marks none.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -14,6 +15,7 @@ from chopper._hook.early import ImportWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 
 _CREATE_GRAPH = 3
@@ -36,16 +38,21 @@ class BackwardWatch:
 
     Args:
         before: called before each of them.
-        after: called after each.
+        around: makes the block that each of them runs in.
+        after: called after each that raised nothing.
     """
 
     _latest: BackwardWatch | None = None
     """The watch that began last, while it watches."""
 
     def __init__(
-        self, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+        self,
+        before: Callable[[], None] | None = None,
+        around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        after: Callable[[], None] | None = None,
     ) -> None:
         self._before = before
+        self._around = around
         self._after = after
         self._patched: tuple[Any, Any] | None = None
 
@@ -66,7 +73,8 @@ class BackwardWatch:
             outermost = outermost and graph_task() == -1 and self._patched is not None
             if outermost and self._before is not None:
                 self._before()
-            result = original(*args, **kwargs)
+            with self._around() if outermost else contextlib.nullcontext():
+                result = original(*args, **kwargs)
             # What was called before may have put another watch in the place of this one, below
             # or above a wrapper of the program: its name in torch says nothing about the order.
             watch = self if self._patched is not None else BackwardWatch._latest
@@ -115,12 +123,22 @@ class OptimizerWatch:
 
     Args:
         stepped: called with the id of an optimizer, after each of its steps.
+        in_backward: makes the block that each backward pass runs in.
         backward: called after each backward pass.
     """
 
-    def __init__(self, stepped: Callable[[int], None], backward: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stepped: Callable[[int], None],
+        in_backward: Callable[[], AbstractContextManager[Any]],
+        backward: Callable[[], None],
+    ) -> None:
         self._stepped = stepped
-        self._backward = BackwardWatch(after=backward)
+        self._backward = BackwardWatch(around=in_backward, after=backward)
+        self.trained_ids: set[int] = set()
+        """``id`` of each parameter of the optimizers that stepped."""
+        self._known: set[int] = set()
+        """Those optimizers."""
         self._handle: Any = None
         self._scaler: tuple[Any, Any, Any] | None = None
         self._finder: ImportWatch | None = None
@@ -169,6 +187,11 @@ class OptimizerWatch:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         if self._scaled.stepped:
             self._scaled.stepped[-1] = id(optimizer)
+        if id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
+            with contextlib.suppress(Exception):  # an optimizer may have groups of any kind
+                groups = optimizer.param_groups
+                self.trained_ids.update(id(p) for group in groups for p in group["params"])
         self._stepped(id(optimizer))
 
     def _wrap(self, original: Any) -> Any:

@@ -130,7 +130,11 @@ class Session:
         self._collecting = Collecting(options)
         self._cycle = OptimizerCycle()
         self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
-        self._optimizers = OptimizerWatch(self._optimizer_stepped, self._backward_ended)
+        self._optimizers = OptimizerWatch(
+            self._optimizer_stepped,
+            functools.partial(Phase, self, "backward"),
+            self._backward_ended,
+        )
         self._log: StepLog | None = None
         self._phases: PhaseLog | None = None
         self._inner_optimizers: list[int] = []
@@ -227,6 +231,7 @@ class Session:
             alone=self.info.world_size == 1,
             on_overrun=self._stop_within_step,
             on_layers_lost=self._layers_lost,
+            trained_ids=self._optimizers.trained_ids,
         )
 
     # -- steps --------------------------------------------------------------------------------
@@ -281,7 +286,6 @@ class Session:
             return
         with self._at_work():
             if log.source != "mark":
-                self._optimizers.end()
                 if log.source is not None:
                     if self._windows is not None:
                         self._windows.start_over()

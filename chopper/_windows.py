@@ -13,7 +13,7 @@ from chopper._trace_budget import TraceBudget
 from chopper.run import StreamWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from chopper._phases import PhaseLog
     from chopper._step_log import StepLog
@@ -59,6 +59,8 @@ class TraceWindows:
         alone: whether this is the program's only rank, whose windows no others have to share.
         on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to
             follow.
+        on_layers_lost: called with the error when layers have no names from here on.
+        trained_ids: ``id`` of each parameter that an optimizer stepped, as it grows.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class TraceWindows:
         alone: bool,
         on_overrun: Callable[[], None],
         on_layers_lost: Callable[[Exception], None],
+        trained_ids: Collection[int],
     ) -> None:
         from chopper.collectors.annotate import Annotator
 
@@ -81,7 +84,7 @@ class TraceWindows:
         self._log = log
         self._phases = phases
         self._on_overrun = on_overrun
-        self._annotator = Annotator(self._check, on_layers_lost, phases.current)
+        self._annotator = Annotator(self._check, on_layers_lost, phases.current, trained_ids)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
         self._alone = alone
         self._long_steps = LongSteps()

@@ -29,7 +29,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     import torch
 
@@ -65,7 +65,7 @@ class _Names:
         self.layer = layer
         self.forward = LAYER_PREFIX + layer
         self.recompute = RECOMPUTE_PREFIX + layer
-        self.trained: bool | None = None
+        self.trained = False
         """Whether it has parameters to train; None where it has none at all, or nobody asked."""
 
 
@@ -139,6 +139,7 @@ class Annotator:
             ones so far. It may end the trace.
         on_failure: called with the error when a hook failed; the hooks are gone by then.
         current_phase: returns the phase that this thread is in by name, None for none.
+        trained_ids: ``id`` of each parameter that an optimizer of torch stepped, as it grows.
     """
 
     def __init__(
@@ -146,10 +147,12 @@ class Annotator:
         on_call: Callable[[int], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
         current_phase: Callable[[], str | None] = lambda: None,
+        trained_ids: Collection[int] = (),
     ) -> None:
         self._on_call = on_call
         self._on_failure = on_failure
         self._current_phase = current_phase
+        self._trained_ids = trained_ids
         self._last_phase: str | None = None
         """Phase of the last outermost forward; None for training."""
         self._filter: Any = None
@@ -284,17 +287,25 @@ class Annotator:
         with_gradients = self._records_gradients()
         if with_gradients and module.training and (self._last_phase is None or _has_own(module)):
             self._last_phase = None
+            names.trained = True
             return (FORWARD,)
         if named:
             return (FORWARD,) if with_gradients else ()
         if _has_own(module):
-            if names.trained is None:
-                names.trained = any(p.requires_grad for p in module.parameters())
-            evaluates = with_gradients or (names.trained and not module.training)
+            evaluates = with_gradients or (not module.training and self._is_trained(module, names))
             self._last_phase = "evaluation" if evaluates else "inference"
         # A loss is of the phase of the model before it.
         phase = PHASE_PREFIX + (self._last_phase or "inference")
         return (phase, FORWARD) if with_gradients else (phase,)
+
+    def _is_trained(self, module: torch.nn.Module, names: _Names) -> bool:
+        """Whether a module is trained; a target network or a teacher is not."""
+        if names.trained:
+            return True
+        if not self._trained_ids:
+            return any(parameter.requires_grad for parameter in module.parameters())
+        names.trained = any(id(parameter) in self._trained_ids for parameter in module.parameters())
+        return names.trained
 
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         if self._is_compiling():

@@ -339,3 +339,44 @@ def test_a_step_of_an_engine_is_one_step_and_of_the_optimizer():
     gathered = [(phase, step) for op, phase, step in rows if op == "aten::cumsum"]
     assert gathered == [("optimizer", number) for number in range(_STEPS)]
     assert not run.table(0, "program_phase").num_rows
+
+
+def test_what_ends_a_backward_pass_is_of_it():
+    # As DDP waits for its reductions, after the last node of autograd.
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def finish():
+        torch.ones(3).cumsum(0)
+
+    def last(gradient):
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    net.head.weight.register_hook(last)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, _STEPS)) as prof:
+        for _ in range(_STEPS + 1):
+            with pytest.raises(RuntimeError, match="shape"):
+                net(torch.ones(4, 32)).sum().backward(torch.ones(7))
+            optimizer.step(lambda: net(torch.ones(4, 32)).sum().backward())
+            prof.step()
+    links = attributed().links[0]
+    rows = zip(links["op"].to_pylist(), links["phase"].to_pylist(), strict=True)
+    assert {phase for op, phase in rows if op == "aten::cumsum"} == {"backward"}
+
+
+def test_a_target_network_is_not_evaluated():
+    net, target = Net(), Net().eval()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(1, _STEPS)) as prof:
+        for _ in range(_STEPS + 1):
+            with torch.no_grad():
+                wanted = target(torch.ones(4, 32))
+            (net(torch.ones(4, 32)) - wanted).square().sum().backward()
+            optimizer.step()
+            net.eval()
+            with torch.no_grad():
+                net(torch.ones(4, 32))
+            net.train()
+            prof.step()
+    phases = {group.key for group in attributed().by("phase")}
+    assert {"inference", "evaluation"} <= phases
