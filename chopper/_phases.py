@@ -67,6 +67,11 @@ def _compiling() -> bool:
     return compiler is not None and bool(compiler.is_compiling())
 
 
+def _recorded(stack: list[OpenPhase]) -> OpenPhase | None:
+    """Return the innermost phase that has rows; those of a training step are in traces only."""
+    return next((phase for phase in reversed(stack) if phase.name not in _TRAINING), None)
+
+
 class PhaseLog:
     """Records the phases of all threads of a process.
 
@@ -100,8 +105,9 @@ class PhaseLog:
         if stack and stack[-1].name == name:
             return None
         now_ns = time.time_ns()
-        if stack:
-            self._record(stack[-1], now_ns)
+        outer = _recorded(stack)
+        if outer is not None and name not in _TRAINING:
+            self._record(outer, now_ns)
         phase = OpenPhase(name, now_ns)
         stack.append(phase)
         phase.span = self._begin_span(name)
@@ -113,15 +119,17 @@ class PhaseLog:
         if phase not in stack:
             return
         now_ns = time.time_ns()
-        self._record(stack[-1], now_ns)
-        while True:
-            inner = stack.pop()
+        innermost = _recorded(stack)
+        kept, ended = stack[: stack.index(phase)], stack[stack.index(phase) :]
+        if innermost is not None and innermost in ended:
+            self._record(innermost, now_ns)
+            outer = _recorded(kept)
+            if outer is not None:
+                outer.start_ns = now_ns
+        for inner in reversed(ended):
             self._end_span(inner)
-            if inner is phase:
-                break
-        if stack:
-            stack[-1].start_ns = now_ns
-        else:
+        stack[:] = kept
+        if not stack:
             del self._stacks[phase.thread_id]
         if now_ns - self._flushed_ns > _FLUSH_NS:
             self.flush()
@@ -161,14 +169,16 @@ class PhaseLog:
         """
         now_ns = time.time_ns()
         for stack in self._stacks.values():
-            self._record(stack[-1], now_ns)
+            innermost = _recorded(stack)
+            if innermost is not None:
+                self._record(innermost, now_ns)
         self._stacks = {}
         self.flush()
         if self._writer is not None:
             self._writer.close()
 
     def _record(self, phase: OpenPhase, end_ns: int) -> None:
-        if end_ns > phase.start_ns and phase.name not in _TRAINING:
+        if end_ns > phase.start_ns:
             self._rows.append((phase.name, phase.tid, phase.start_ns, end_ns))
 
     def _end_span(self, phase: OpenPhase) -> None:
