@@ -11,6 +11,7 @@ import pyarrow as pa
 from chopper.analyzers import names
 from chopper.analyzers._passes import passes
 from chopper.analyzers.columns import dictionary, ints, matching, nullable, strings
+from chopper.analyzers.nesting import activity, innermost_at
 from chopper.analyzers.trace import DeviceEvents, HostSpans
 from chopper.analyzers.windows import Windows, holes
 from chopper.tables import TABLES
@@ -302,7 +303,19 @@ class Links:
         at = np.searchsorted(host.start_ns[tops], time_ns, side="right") - 1
         row = tops[np.maximum(at, 0)]
         inside = (at >= 0) & (host.ends(row) > time_ns)
-        return np.where(inside, self.span_phase[row], -1)
+        phase = np.where(inside, self.span_phase[row], -1)
+        if self._phases_within_phases and inside.any():
+            thread = host.nesting.thread[row[inside]]
+            innermost = innermost_at(activity(host.nesting), thread, time_ns[inside])
+            phase[inside] = self.span_phase[innermost]
+        return phase
+
+    @cached_property
+    def _phases_within_phases(self) -> bool:
+        """Whether a phase runs within another, as what a closure of an optimizer does."""
+        parent = self.host.nesting.parent
+        around = np.where(parent >= 0, self.span_phase[np.maximum(parent, 0)], -1)
+        return bool(((around >= 0) & (around != self.span_phase)).any())
 
     def _backward_end(self, time_ns: np.ndarray) -> np.ndarray:
         """End of the last backward activity in the step around each time."""

@@ -238,9 +238,13 @@ def data_parallel(rank):
     net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
     net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    def step():
+    def closure():
         net(torch.ones(4, 64)).sum().backward()
+    def step():
+        closure()
         optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step(closure)  # as Lightning does
         optimizer.zero_grad()
     return step
 
