@@ -37,7 +37,7 @@ class OpenPhase:
 
 
 class Phase:
-    """A ``with`` block of a phase.
+    """A ``with`` block of a phase; it may be entered again, also within itself and by threads.
 
     Args:
         session: the recording; None where there is none.
@@ -47,17 +47,23 @@ class Phase:
     def __init__(self, session: Session | None, name: str) -> None:
         self._session = session
         self._name = name
-        self._open: OpenPhase | None = None
+        self._open: list[tuple[int, OpenPhase | None]] = []
+        """For each block that was entered, its thread, and what is to be ended with it."""
 
     def __enter__(self) -> Phase:
         if self._session is not None and not _compiling():
-            self._open = self._session.begin_phase(self._name)
+            self._open.append((threading.get_ident(), self._session.begin_phase(self._name)))
         return self
 
     def __exit__(self, *error: object) -> None:
-        phase, self._open = self._open, None
-        if phase is not None and self._session is not None:
-            self._session.end_phase(phase)
+        if self._session is None or not self._open or _compiling():
+            return
+        own = [entry for entry in self._open if entry[0] == threading.get_ident()]
+        # A generator may be left in another thread than it was entered in.
+        entry = (own or self._open)[-1]
+        self._open.remove(entry)
+        if entry[1] is not None:
+            self._session.end_phase(entry[1])
 
 
 def _compiling() -> bool:

@@ -204,3 +204,31 @@ def test_saving_is_a_checkpoint_and_torch_is_as_it_was(task, tmp_path):
     inside(task.model.state_dict(), tmp_path / "again.pt")
     assert [row["name"] for row in phases_of()] == ["checkpoint"]
     assert torch.load(tmp_path / "again.pt").keys() == task.model.state_dict().keys()
+
+
+def test_a_phase_that_is_entered_again_within_itself_ends(task):
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False) as prof:
+        evaluation = prof.phase("evaluation")
+        with evaluation, evaluation:
+            task.step()
+        session = _session.active()
+        assert session is not None
+        assert session._phases is not None
+        assert session._phases.current() is None
+        left, entered = threading.Event(), threading.Event()
+
+        def elsewhere():
+            with evaluation:
+                entered.set()
+                left.wait()
+
+        thread = threading.Thread(target=elsewhere)
+        with evaluation:
+            thread.start()
+            entered.wait()
+        assert session._phases.current() is None
+        left.set()
+        thread.join()
+    rows = phases_of()
+    assert [row["name"] for row in rows] == ["evaluation"] * 3
+    assert len({row["tid"] for row in rows}) == 2
