@@ -30,6 +30,40 @@ class _Scaled(threading.local):
         """For each, the optimizer that stepped within it."""
 
 
+class StepHook:
+    """A global hook of optimizers that may be removed while it runs.
+
+    torch iterates over its dictionary of hooks itself: when a hook removes itself and the program
+    has another one behind it, the program's step ends with an error.
+
+    Args:
+        register: torch's function for such hooks.
+        call: called with the optimizer.
+    """
+
+    def __init__(self, register: Callable[[Any], Any], call: Callable[[Any], None]) -> None:
+        self._call: Callable[[Any], None] | None = call
+        self._running = 0
+
+        def hook(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+            if self._call is not None:
+                self._running += 1
+                try:
+                    self._call(optimizer)
+                finally:
+                    self._running -= 1
+
+        # torch.compile calls it, as it is, between its graphs.
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+        self._handle = register(hook)
+
+    def remove(self) -> None:
+        """Call nothing from here on. While it runs, the hook itself stays. Idempotent."""
+        self._call = None
+        if not self._running:
+            self._handle.remove()
+
+
 class BackwardWatch:
     """Sees the outermost backward passes of every thread, ``torch.autograd.grad`` among them.
 
@@ -139,7 +173,7 @@ class OptimizerWatch:
         """``id`` of each parameter of the optimizers that stepped."""
         self._known: set[int] = set()
         """Those optimizers."""
-        self._handle: Any = None
+        self._handle: StepHook | None = None
         self._scaler: tuple[Any, Any, Any] | None = None
         self._finder: ImportWatch | None = None
         self._scaled = _Scaled()
@@ -161,7 +195,7 @@ class OptimizerWatch:
 
         self.saw_torch = True
         self._finder = None
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._handle = StepHook(register_optimizer_step_post_hook, self._after_step)
         original = GradScaler.step
         wrapped = self._wrap(original)
         self._backward.begin()
@@ -184,7 +218,7 @@ class OptimizerWatch:
             if kind.step is wrapped:
                 kind.step = original
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+    def _after_step(self, optimizer: Any) -> None:
         if self._scaled.stepped:
             self._scaled.stepped[-1] = id(optimizer)
         if id(optimizer) not in self._known:

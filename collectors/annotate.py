@@ -24,12 +24,13 @@ import contextlib
 import gc
 import threading
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from chopper._module_hooks import GlobalHooks, named_submodules, parameters
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     import torch
 
@@ -41,7 +42,6 @@ DATA = "chopper::data"
 PHASE_PREFIX = "chopper::phase::"
 
 _CALLS_BETWEEN_CHECKS = 256
-_COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 _WRAPPER_PARTS = frozenset(("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"))
 _WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
 
@@ -79,7 +79,7 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
     names: dict[int, str] = {}
     within: list[str] = []  # names of DDP-like wrappers, whose child is called `module`
     root_class = _class_name(_unwrap(root))
-    for name, module in _walk(root):
+    for name, module in named_submodules(root):
         own = name
         for wrapper in within:
             inner = f"{wrapper}.module" if wrapper else "module"
@@ -89,24 +89,6 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
             within.append(name)
         names[id(module)] = strip_wrappers(own) or root_class
     return names
-
-
-def _walk(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """What ``named_modules`` gives, whatever the program made of that method."""
-    seen: set[int] = set()
-    left = [("", root)]
-    while left:
-        name, module = left.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield name, module
-        children = [
-            (f"{name}.{part}" if name else part, child)
-            for part, child in module._modules.items()
-            if child is not None
-        ]
-        left.extend(reversed(children))
 
 
 def _class_name(module: torch.nn.Module) -> str:
@@ -155,12 +137,11 @@ class Annotator:
         self._trained_ids = trained_ids
         self._last_phase: str | None = None
         """Phase of the last outermost forward; None for training."""
-        self._filter: Any = None
         self._names: dict[int, _Names] = {}
         self._roots: set[str] = set()
         self._has_main_root = False
         self._threads = _Thread()
-        self._handles: list[Any] = []
+        self._hooks: GlobalHooks | None = None
         self._gc_span: Any = None
         self._rows: list[tuple[str, bool, int, int, int, int, int]] = []
         self._root_calls = 0
@@ -169,7 +150,7 @@ class Annotator:
 
     def install(self) -> None:
         """Register the hooks. Idempotent."""
-        if self._handles:
+        if self._hooks is not None:
             return
         import torch
         from torch._C._profiler import _RecordFunctionFast
@@ -184,30 +165,20 @@ class Annotator:
         self._sequence_nr = torch._C._autograd._get_sequence_nr
         self._now = time.time_ns
         _leave_to_python(self._before, self._after, self._begin, self._end)
-        # torch.compile's modules say so at each call; the second firing is for the wrapper, whose
-        # name is the same.
-        count = len(warnings.filters)
-        warnings.filterwarnings("ignore", message=_COMPILE_WARNING, category=UserWarning)
-        self._filter = warnings.filters[0] if len(warnings.filters) > count else None
-        self._handles = [
+        self._hooks = GlobalHooks(
             nn_module.register_module_forward_pre_hook(self._before),
             # Recomputation ends a module early by an exception: ordinary hooks would not see it.
             nn_module.register_module_forward_hook(self._after, always_call=True),
-        ]
+        )
         self._root_calls = 0
         gc.callbacks.append(self._on_gc)
 
     def remove(self) -> None:
         """Remove the hooks. Idempotent."""
-        for handle in self._handles:
-            handle.remove()
-        if self._handles:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.remove()
             gc.callbacks.remove(self._on_gc)
-        self._handles = []
-        with contextlib.suppress(ValueError):
-            filters: Any = warnings.filters
-            filters.remove(self._filter)
-        self._filter = None
         stack = self._threads.stack
         while stack:  # within a forward: what is open in this thread ends with the trace
             _, span, phases, *_ = stack.pop()
@@ -266,7 +237,7 @@ class Annotator:
             and (outermost or not self.calls % _CALLS_BETWEEN_CHECKS)
         ):
             self._on_call(self._root_calls)
-            if not self._handles:  # it ended the trace
+            if self._hooks is None:  # it ended the trace
                 return
         if outermost:
             phases = tuple(self._phase(name) for name in self._root_phases(module, names))
@@ -303,8 +274,8 @@ class Annotator:
         if names.trained:
             return True
         if not self._trained_ids:
-            return any(parameter.requires_grad for parameter in module.parameters())
-        names.trained = any(id(parameter) in self._trained_ids for parameter in module.parameters())
+            return any(parameter.requires_grad for parameter in parameters(module))
+        names.trained = any(id(parameter) in self._trained_ids for parameter in parameters(module))
         return names.trained
 
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
@@ -360,7 +331,7 @@ class Annotator:
             else:
                 self._has_main_root = True
                 self._roots.add(names[id(module)])
-        for _, part in _walk(module):
+        for _, part in named_submodules(module):
             if id(part) in names:
                 self._names[id(part)] = _Names(part, names[id(part)])
         return self._names[id(module)]
@@ -376,7 +347,7 @@ class Annotator:
 
 def _has_own(module: torch.nn.Module) -> bool:
     """Whether a module has parameters: a model has, most losses have none."""
-    return next(module.parameters(), None) is not None
+    return next(parameters(module), None) is not None
 
 
 def _leave_to_python(*hooks: Any) -> None:

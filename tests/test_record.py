@@ -598,3 +598,51 @@ def test_under_nohup_a_hang_up_changes_nothing(record):
         process.send_signal(signal.SIGHUP)
         _, err = process.communicate("go on\n", timeout=PATIENCE_S)
     assert process.returncode == 5, err
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        pytest.param(
+            """
+            class Groups(torch.nn.Sequential):
+                def parameters(self, recurse=True):
+                    return [{"params": list(super().parameters()), "lr": 0.1}]
+
+            model = Groups(*model)
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(3):
+                step()
+            """,
+            3,
+            id="parameters() of its own",
+        ),
+        pytest.param(
+            """
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+            register_optimizer_step_pre_hook(lambda *_: None)
+            for _ in range(3):
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+            """,
+            2,  # what the first of them is the sign of begins with it
+            id="a hook of optimizers behind ours",
+        ),
+        pytest.param(
+            """
+            import warnings
+            warnings.simplefilter("error")
+            model = torch.compile(model, backend="eager")
+            for _ in range(3):
+                step()
+            """,
+            3,
+            id="warnings about hooks are errors",
+        ),
+    ],
+)
+def test_what_watches_for_training_raises_nothing_in_the_program(record, body, steps):
+    done = record(sys.executable, record.script(body))
+    assert done.returncode == 0, done.stderr
+    assert record.run().table(0, "step").num_rows >= steps

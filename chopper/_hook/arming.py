@@ -7,6 +7,7 @@ an optimizer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -77,22 +78,29 @@ def arm() -> None:
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from chopper._optimizers import BackwardWatch, optimizer_was_made
+    from chopper._module_hooks import GlobalHooks, parameters
+    from chopper._optimizers import BackwardWatch, StepHook, optimizer_was_made
 
-    def on_forward(module: torch.nn.Module, args: Any) -> None:  # noqa: ARG001
-        if (
+    def trains(module: torch.nn.Module) -> bool:
+        return (
             module.training
             and torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
             and not _in_loader_worker()
-            and any(parameter.requires_grad for parameter in module.parameters())
+            and any(parameter.requires_grad for parameter in parameters(module))
             and optimizer_was_made()
-        ):
+        )
+
+    def on_forward(module: torch.nn.Module, args: Any) -> None:  # noqa: ARG001
+        signs = False
+        with contextlib.suppress(Exception):  # a module may be of any kind
+            signs = trains(module)
+        if signs:
             session = _begin()
             if session is not None:
                 session.enter_root(module)
 
-    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    def on_step(optimizer: Any) -> None:  # noqa: ARG001
         if not _in_loader_worker():
             _begin()
 
@@ -103,8 +111,8 @@ def arm() -> None:
     backward = BackwardWatch(before=on_backward)
     backward.begin()
     _handles.append(backward)
-    _handles.append(register_module_forward_pre_hook(on_forward))
-    _handles.append(register_optimizer_step_pre_hook(on_step))
+    _handles.append(GlobalHooks(register_module_forward_pre_hook(on_forward)))
+    _handles.append(StepHook(register_optimizer_step_pre_hook, on_step))
 
 
 def disarm() -> None:

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.modules import module as nn_module
 from torch.nn.parallel import DistributedDataParallel
 
-from chopper.collectors.annotate import Annotator, _walk, module_names, strip_wrappers
+from chopper._module_hooks import named_submodules
+from chopper.collectors.annotate import Annotator, module_names, strip_wrappers
 
 
 class Net(nn.Module):
@@ -147,7 +148,9 @@ def test_names_walk_as_torch_does():
     shared = nn.Linear(4, 4)
     model = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()), nn.Linear(4, 4))
     model.register_module("none", None)
-    assert [(n, id(m)) for n, m in _walk(model)] == [(n, id(m)) for n, m in model.named_modules()]
+    assert [(n, id(m)) for n, m in named_submodules(model)] == [
+        (n, id(m)) for n, m in model.named_modules()
+    ]
 
 
 def test_a_second_model_is_told_from_the_first(annotator):

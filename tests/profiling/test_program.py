@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import chopper
+from chopper._step_log import StepLog
 from chopper.errors import OutputError, UsageError
 from chopper.run import Run
 from tests.conftest import tmpfs
@@ -236,3 +238,19 @@ def test_an_exception_that_cannot_be_printed_passes_through(task):
         train()
     part = Run.open(Path("run")).part(0)
     assert (part.status, part.error) == ("failed", "Bad")
+
+
+def test_a_recording_that_fails_within_a_step_leaves_the_programs_hooks_alone(task, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise OSError("no space left")
+
+    called = []
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False):
+        handle = register_optimizer_step_post_hook(lambda *_: called.append(1))
+        monkeypatch.setattr(StepLog, "end", fail)
+        try:
+            for _ in range(3):
+                task.step()
+        finally:
+            handle.remove()
+    assert len(called) == 3
