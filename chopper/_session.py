@@ -650,6 +650,10 @@ class Session:
         global _active
         self.recording = False
         _active = None
+        # Another thread may have held it: that thread is not in here.
+        self._lock = threading.RLock()
+        if self._collecting.trace is not None:
+            self._collecting.trace.lock = self._lock
         atexit.unregister(self.close)
         self._guard.disarm()
         self._optimizers.end()

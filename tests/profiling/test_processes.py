@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pyarrow
@@ -44,6 +45,33 @@ def test_forked_children_record_apart_from_their_parent(task):
     assert {p.name for p in Path("run").iterdir()} == {"rank-00000", "process-2", MANIFEST}
     (report,) = Run.open(Path("run/process-2")).part(0).collectors
     assert (report.name, report.status) == ("torch_trace", "refused")
+
+
+def test_a_child_that_is_forked_while_another_thread_is_in_the_recorder_goes_on(task):
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(500, 501)):
+        task.step()
+        session = _session.active()
+        assert session is not None
+        held, forked = threading.Event(), threading.Event()
+
+        def hold():
+            with session._lock:
+                held.set()
+                forked.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            with torch.autograd.profiler.profile(use_kineto=True):
+                torch.ones(2).sum()
+            os._exit(7)
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        forked.set()
+        thread.join()
+    assert ended == 7
 
 
 FORKS = """
