@@ -167,3 +167,19 @@ def test_a_watch_that_ended_sees_nothing(seen: list[str]) -> None:
     watching.end()
     importlib.import_module(NAME)
     assert seen == ["executed"]
+
+
+def test_a_watch_that_ends_during_an_import_hides_no_finder(seen: list[str]) -> None:
+    watching = ImportWatch("another_module", lambda: None)
+    watching.begin()
+
+    class Ends(importlib.abc.MetaPathFinder):
+        """Does what another thread may do meanwhile."""
+
+        def find_spec(self, *_args: Any) -> None:
+            watching.end()
+
+    finders = [Ends(), PathFinder]
+    sys.meta_path[1:] = finders
+    assert importlib.import_module(NAME).value == 7
+    assert sys.meta_path == finders

@@ -56,7 +56,9 @@ class ImportWatch:
         """Watch no longer. Idempotent."""
         self._then = None
         if self in sys.meta_path:
-            sys.meta_path.remove(self)
+            # A new list: an import that goes through the old one, in another thread or around this
+            # one, would skip the finder that moved up.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """What the finders behind this one find, with a loader that says when it has loaded."""
