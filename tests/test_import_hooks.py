@@ -179,7 +179,7 @@ def test_a_watch_that_ends_during_an_import_hides_no_finder(seen: list[str]) -> 
         def find_spec(self, *_args: Any) -> None:
             watching.end()
 
-    finders = [Ends(), PathFinder]
+    finders: list[Any] = [Ends(), PathFinder]
     sys.meta_path[1:] = finders
     assert importlib.import_module(NAME).value == 7
     assert sys.meta_path == finders
