@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from chopper._hook.early import ImportWatch
@@ -159,6 +160,7 @@ class OptimizerWatch:
         stepped: called with the id of an optimizer, after each of its steps.
         in_backward: makes the block that each backward pass runs in.
         backward: called after each backward pass.
+        dropped: called with the id of an optimizer that stepped, when it is no more.
     """
 
     def __init__(
@@ -166,13 +168,15 @@ class OptimizerWatch:
         stepped: Callable[[int], None],
         in_backward: Callable[[], AbstractContextManager[Any]],
         backward: Callable[[], None],
+        dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stepped = stepped
+        self._dropped = dropped
         self._backward = BackwardWatch(around=in_backward, after=backward)
         self.trained_ids: set[int] = set()
         """``id`` of each parameter of the optimizers that stepped."""
-        self._known: set[int] = set()
-        """Those optimizers."""
+        self._known: dict[int, Any] = {}
+        """Those optimizers, by id."""
         self._handle: StepHook | None = None
         self._scaler: tuple[Any, Any, Any] | None = None
         self._finder: ImportWatch | None = None
@@ -222,11 +226,22 @@ class OptimizerWatch:
         if self._scaled.stepped:
             self._scaled.stepped[-1] = id(optimizer)
         if id(optimizer) not in self._known:
-            self._known.add(id(optimizer))
+            self._know(optimizer)
             with contextlib.suppress(Exception):  # an optimizer may have groups of any kind
                 groups = optimizer.param_groups
                 self.trained_ids.update(id(p) for group in groups for p in group["params"])
         self._stepped(id(optimizer))
+
+    def _know(self, optimizer: Any) -> None:
+        key = id(optimizer)
+
+        def forget(_reference: Any) -> None:
+            self._known.pop(key, None)
+            self._dropped(key)
+
+        self._known[key] = None
+        with contextlib.suppress(TypeError):  # a class without weak references
+            self._known[key] = weakref.ref(optimizer, forget)
 
     def _wrap(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -134,6 +134,7 @@ class Session:
             self._optimizer_stepped,
             functools.partial(Phase, self, "backward"),
             self._backward_ended,
+            self._cycle.dropped,
         )
         self._log: StepLog | None = None
         self._phases: PhaseLog | None = None

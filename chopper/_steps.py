@@ -149,11 +149,14 @@ class OptimizerCycle:
     one is the last is told from what followed the same optimizers before; where nothing did, the
     end is certain only when the leader steps again, which is a step late.
 
-    A leader that steps no more, while others go round, is replaced by the first of those.
+    A leader that steps no more, while others go round, is replaced by the first of those; one that
+    the program has dropped, as soon as another one steps.
     """
 
     def __init__(self) -> None:
         self._leader: int | None = None
+        self._dropped: set[int] = set()
+        """Optimizers that are no more."""
         self._unit: list[tuple[int, int]] = []
         """Optimizers of the step that runs, with the times at which they had stepped."""
         self._ended = False
@@ -171,8 +174,13 @@ class OptimizerCycle:
             return None
         return self._unit[-1][1]
 
+    def dropped(self, optimizer_id: int) -> None:
+        """Note that an optimizer is no more; called in any thread."""
+        self._dropped.add(optimizer_id)
+
     def stepped(self, optimizer_id: int, now_ns: int) -> list[int]:
         """Note that an optimizer stepped; return the ends of steps that this made certain."""
+        self._dropped.discard(optimizer_id)  # another one may have its id
         self._learn(optimizer_id)
         ends: list[int] = []
         if self._leader is None:
@@ -181,6 +189,8 @@ class OptimizerCycle:
             self._finish_unit(ends)
         self._unit.append((optimizer_id, now_ns))
         if optimizer_id != self._leader and self._leader_is_gone(optimizer_id):
+            self._replace_leader(ends)
+        while self._leader in self._dropped and len(self._unit) > 1:
             self._replace_leader(ends)
         if not self._ended and self._expected() == self._leader:
             self._ended = True

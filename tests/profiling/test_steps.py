@@ -594,3 +594,16 @@ def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
     )
     assert len(steps_of(tmp_path / "run")) == 9
     assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
+
+
+def test_optimizers_that_are_made_anew_for_a_few_steps_each_are_all_seen():
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False):
+        session = _session.active()
+        assert session is not None
+        for _ in range(12):  # folds, trials, adaptation to one input
+            task = Task()
+            for _ in range(3):
+                task.step()
+            trained = {id(parameter) for parameter in task.model.parameters()}
+            assert trained <= session._optimizers.trained_ids
+    assert len(steps_of("run")) == 36
