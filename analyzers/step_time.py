@@ -264,7 +264,7 @@ def step_time(attribution: Attribution) -> StepTime:
         tracing = traced_ns - untraced.value_ns
         chosen = np.array([n == kind for n in names], dtype=bool) & recorded.untraced
         nearby = _nearby(recorded, chosen, mine.traced if mine is not None else ())
-        interval = _interval(tracing, recorded.length_ns[chosen], lengths)
+        interval = _interval(tracing, recorded.length_ns[chosen], lengths, untraced.statistic)
     return StepTime(
         kind=kind,
         untraced=untraced,
@@ -424,14 +424,19 @@ def _headline_kind(kinds: tuple[StepKind, ...]) -> str:
     return max(traced, key=lambda k: (k.name.startswith(TRAINING), len(k.numbers))).name
 
 
-def _interval(tracing_ns: int, untraced: np.ndarray, traced: np.ndarray) -> tuple[int, int] | None:
-    """95 % interval of a mean of traced steps less a median of untraced ones."""
+def _interval(
+    tracing_ns: int, untraced: np.ndarray, traced: np.ndarray, statistic: str
+) -> tuple[int, int] | None:
+    """95 % interval of a mean of traced steps less the median, or the mean, of untraced ones."""
     if min(len(untraced), len(traced)) < MIN_STEPS:
         return None
-    spread = float(np.median(np.abs(untraced - np.median(untraced))))
-    of_median = _MAD_TO_MEDIAN_ERROR * spread / np.sqrt(len(untraced))
-    of_mean = float(np.std(traced, ddof=1)) / np.sqrt(len(traced))
-    half = float(t_975(np.array(len(traced) - 1))) * float(np.hypot(of_median, of_mean))
+    if statistic == "mean":
+        spread = float(np.std(untraced, ddof=1))
+    else:
+        spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(untraced - np.median(untraced))))
+    of_untraced = spread / np.sqrt(len(untraced))
+    of_traced = float(np.std(traced, ddof=1)) / np.sqrt(len(traced))
+    half = float(t_975(np.array(len(traced) - 1))) * float(np.hypot(of_untraced, of_traced))
     return round(tracing_ns - half), round(tracing_ns + half)
 
 

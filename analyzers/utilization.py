@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.compute import MOST_OF_A_PEAK
@@ -56,8 +57,10 @@ class _Math:
 def utilization(attribution: Attribution) -> pa.Table:
     """MFU and HFU of the run, of its data types, and of each rank, against both ceilings.
 
-    EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null).
+    EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null). Where
+    steps of several kinds were traced, it is of those that the step time is of.
     """
+    attribution = attribution.of_kind()
     scale = attribution.step_time().scale
     math = {
         r.rank: _math(attribution, r.rank, round(r.observed_ns * scale)) for r in attribution.ranks
@@ -298,6 +301,8 @@ def tokens_of(attribution: Attribution, rank: int) -> int | None:
     rows = np.flatnonzero(codes == names.index("aten::embedding"))
     steps = attribution.run.table(rank, "step")
     steps = steps.filter(steps["traced"]) if steps.num_rows else steps
+    if steps.num_rows and attribution.partial is not None:
+        steps = steps.filter(pc.is_in(steps["number"], value_set=attribution.windows["number"]))
     if steps.num_rows:
         at = ints(spans, "start_ns")[rows]
         step = np.searchsorted(ints(steps, "start_ns"), at, side="right") - 1

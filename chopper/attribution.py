@@ -314,6 +314,7 @@ class Attribution:
             pieces=within(self.pieces),
             windows=windows,
             gaps=within(self.gaps),
+            links={rank: self._links_within(rank, windows) for rank in self.links},
             partial=f"steps of several kinds were traced, and this is of {step.kind} alone",
             _cache={"step_time": step},
         )
@@ -329,6 +330,18 @@ class Attribution:
             for r in self.ranks
         ]
         return part
+
+    def _links_within(self, rank: int, windows: pa.Table) -> pa.Table:
+        """Links of a rank's events, without a window where theirs is none of ``windows``."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        links = self.links[rank]
+        place = links.schema.get_field_index("step_index")
+        mine = windows["step_index"].filter(pc.equal(windows["rank"], rank))
+        step = links["step_index"]
+        kept = pc.if_else(pc.is_in(step, value_set=mine), step, pa.scalar(None, step.type))
+        return links.set_column(place, links.schema.field(place), kept)
 
     def step_time_ns(self) -> list[int]:
         """Observed time of each step: the longest window over ranks, in step order."""

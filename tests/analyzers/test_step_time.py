@@ -13,6 +13,7 @@ from chopper.analyzers.compare import compare
 from chopper.attribution import Attribution
 from chopper.gate import decide, parse
 from chopper.reports import comparison, markdown, story, text
+from chopper.views import view
 from tests.analyzers.make import table
 from tests.comparing import T0_NS, attribution
 
@@ -220,6 +221,45 @@ def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     row = next(line for line in shown.splitlines() if line.startswith("observed"))
     assert "20.0 ms" in row
     assert found.of_kind().step_time() is step
+
+
+def test_utilization_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(32, 64)
+    with chopper.profile(tmp_path / "run", steps="4:8") as prof:
+        for i in range(12):
+            if i == 6:
+                with prof.phase("evaluation"), torch.no_grad():
+                    for _ in range(100):
+                        model(torch.randn(256, 64))
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    found = chopper.attribute(tmp_path / "run")
+    part = found.of_kind()
+    assert (found.steps, part.steps) == (4, 3)
+    # A product for each layer's output and its weight's gradient; the first input has none.
+    flop_of_a_step = (3 * 4 - 1) * 2 * 32 * 64 * 64
+    for attributed in (found, part):
+        row = view(attributed, "utilization").to_pylist()[0]
+        assert row["model_flop"] == 3 * flop_of_a_step
+        assert row["observed_ns"] == part.observed_ns
+        assert row["time_ns"] == round(part.observed_ns * part.step_time().scale)
+    calls = part.links[0]["step_index"].drop_null().unique().to_pylist()
+    assert sorted(calls) == sorted(part.windows["step_index"].to_pylist())
+
+
+def test_the_interval_of_tracing_beside_uneven_steps_is_of_their_mean() -> None:
+    # Loader workers deliver four batches at once: the mean of the untraced steps is 25 ms.
+    lengths = [10, 10, 10, 70] * 3 + [25, 26, 24, 25] + [10, 10, 10, 70] * 3
+    step = recorded(lengths, range(12, 16), profiled=range(12, 16)).step_time()
+    assert step.untraced is not None
+    assert (step.untraced.statistic, step.tracing_ns) == ("mean", 0)
+    low, high = step.tracing_ci95_ns or (0, 0)
+    assert low < -5 * MS < 5 * MS < high
 
 
 def test_first_steps_that_were_slow_are_neither_headline_nor_finding() -> None:
