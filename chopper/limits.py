@@ -35,7 +35,8 @@ def usable_memory_bytes() -> int:
         used = int((group / "memory.current").read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # File pages count as used, but are given up under pressure.
-        return max(0, min(available, limit - used + int(stat["inactive_file"])))
+        cached = int(stat["inactive_file"]) + int(stat["active_file"])
+        return max(0, min(available, limit - used + cached))
     except (OSError, ValueError, KeyError):
         return available
 
