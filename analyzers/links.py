@@ -278,10 +278,15 @@ class Links:
         return found
 
     def _sides(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Phases of what the host did before and after each time; -1 for nothing."""
+        """Phases of what the host did before and after each time; -1 for nothing.
+
+        Before a time between two steps it did nothing: the end of an optimizer's step and the
+        zeroing of gradients that begins the next one enclose what the program does between them.
+        """
         if self._marks_forward:
             before, behind = self._neighbours(time_ns)
-            return np.where(before == _FORWARD, -1, before), behind
+            before[(before == _FORWARD) | self._steps_between(self._tops, time_ns)] = -1
+            return before, behind
         host, nesting = self.host, self.host.nesting
         operators = host.of("cpu_op")
         top = nesting.parent < 0
@@ -293,7 +298,25 @@ class Links:
         own[open_] = self.unmarked_phase(host.start_ns[rows[open_]])
         at = np.searchsorted(host.start_ns[rows], time_ns, side="right")
         phase = np.concatenate([[-1], own, [-1]])
-        return phase[at], phase[at + 1]
+        before, behind = phase[at], phase[at + 1]
+        before[self._steps_between(rows, time_ns)] = -1
+        return before, behind
+
+    def _steps_between(self, rows: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+        """Mask of the times whose last span before and next one after begin in different steps.
+
+        Args:
+            rows: host spans, in order of time.
+            time_ns: the times.
+        """
+        start_ns = self.host.start_ns[rows]
+        step = np.searchsorted(self.steps_start_ns, start_ns, side="right")
+        step = np.concatenate([step[:1], step, step[-1:]])
+        at = np.searchsorted(start_ns, time_ns, side="right")
+        if not len(rows):
+            return np.zeros(len(time_ns), dtype=bool)
+        crossed: np.ndarray = step[at] != step[at + 1]
+        return crossed
 
     def _phase_at(self, time_ns: np.ndarray) -> np.ndarray:
         """Phase that any marked span had at each time, innermost in time order; -1 none."""
@@ -302,7 +325,9 @@ class Links:
             return np.full(len(time_ns), -1, dtype=np.int64)
         at = np.searchsorted(host.start_ns[tops], time_ns, side="right") - 1
         row = tops[np.maximum(at, 0)]
-        inside = (at >= 0) & (host.ends(row) > time_ns)
+        # Of spans that overlap, the later one takes over: the profiler's next step begins before
+        # the optimizer's step that ended the last one returns.
+        inside = (at >= 0) & (host.nesting.end_ns[row] > time_ns)
         phase = np.where(inside, self.span_phase[row], -1)
         if self._phases_within_phases and inside.any():
             thread = host.nesting.thread[row[inside]]

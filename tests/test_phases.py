@@ -105,6 +105,24 @@ def test_waiting_for_a_batch_belongs_to_no_layer(loader, phase):
     assert {"body.0", "body.1", "head"} <= times(attribution, "layer").keys()
 
 
+@pytest.mark.parametrize("marked", [True, False], ids=["prof.step", "found"])
+def test_time_before_gradients_are_zeroed_is_not_of_the_optimizer(marked):
+    # The end of the optimizer's step and the zeroing enclose what comes between two steps.
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(1, 1 + _STEPS)) as prof:
+        for _ in range(_STEPS + 3):
+            time.sleep(_WAIT_S)
+            optimizer.zero_grad()
+            net(torch.ones(4, 32)).sum().backward()
+            optimizer.step()
+            if marked:
+                prof.step()
+    found = chopper.attribute("run").by("phase")
+    waited = {g.key: g.causes.get("idle.preparation.python", 0) for g in found}
+    assert waited["between"] >= _STEPS * _WAIT_S * 1e9
+
+
 def evaluate_unnamed(net, prof):
     net.eval()
     with torch.no_grad():
