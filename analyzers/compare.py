@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper._format import some
+from chopper._format import plural, ranges, some
 from chopper.analyzers import parity
 from chopper.analyzers.resample import (
     MIN_STEPS,
@@ -23,6 +23,7 @@ from chopper.analyzers.resample import (
     inflation,
     welch,
 )
+from chopper.analyzers.step_time import FIRST
 from chopper.analyzers.steps import Steps, cut, events_of
 from chopper.causes import CAUSES, LEAVES, parents
 from chopper.comparison import Change, Comparison, Item, Side, Total
@@ -44,8 +45,11 @@ def compare(
         a: the run to compare with.
         b: the run that is judged.
         allow_different: give a verdict although the runs do not do the same work.
-        all_steps: keep leading steps that took much longer than those after them.
+        all_steps: keep leading steps that took much longer than those after them, and steps of
+            other kinds.
     """
+    if not all_steps:
+        a, b = _of_one_kind(a, b)
     sides = (cut(a, warm_up=all_steps), cut(b, warm_up=all_steps))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [_exact(s, leaves) for s in sides]
@@ -60,9 +64,24 @@ def compare(
         changes=changes,
         kernels=_items((a, b), sides, "kernel"),
         operations=_items((a, b), sides, "op"),
-        notes=tuple(_notes(sides)),
+        notes=(*_notes_of_kinds((a, b)), *_notes(sides)),
         allow_different=allow_different,
     )
+
+
+def _of_one_kind(a: Attribution, b: Attribution) -> tuple[Attribution, Attribution]:
+    """The steps that the runs' step times are of, where steps of other kinds were traced too.
+
+    Two runs seldom trace as many evaluations, and a mean over both kinds tells how many. Slow
+    leading steps alone are left to :func:`~chopper.analyzers.steps.cut`.
+    """
+    times = a.step_time(), b.step_time()
+    others = any(
+        k.traced and k.name not in (FIRST, time.kind) for time in times for k in time.kinds
+    )
+    if not others or times[0].kind != times[1].kind:
+        return a, b
+    return a.of_kind(), b.of_kind()
 
 
 def apportion(total_ns: np.ndarray, windows: int) -> np.ndarray:
@@ -164,12 +183,27 @@ def _side(attribution: Attribution, steps: Steps) -> Side:
 
 
 def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
-    """The median step without a trace; None where a run has no such steps."""
-    a, b = (run.step_time().untraced for run in runs)
-    if a is None or b is None:
+    """The median step without a trace; None where a run has none of the other's kind."""
+    times = [run.step_time() for run in runs]
+    a, b = (time.untraced for time in times)
+    if a is None or b is None or times[0].kind != times[1].kind:
         return None
     lengths = [np.array(s.lengths_ns, dtype=np.float64) for s in (a, b)]
     return _total(a.median_ns, b.median_ns, compare_medians(*lengths), 0)
+
+
+def _notes_of_kinds(runs: tuple[Attribution, Attribution]) -> list[str]:
+    """Which traced steps are left out because they are of another kind."""
+    notes = []
+    for name, run in zip("AB", runs, strict=True):
+        step = run.step_time()
+        for kind in step.kinds:
+            if run.partial is not None and kind.traced and kind.name != step.kind:
+                notes.append(
+                    f"{name}: {plural(len(kind.traced), 'traced step')} ({kind.name}: "
+                    f"{ranges(kind.traced)}) left out: the steps compared are of {step.kind}"
+                )
+    return notes
 
 
 def _notes(sides: tuple[Steps, Steps]) -> list[str]:

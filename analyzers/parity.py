@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
 
 from chopper.analyzers.columns import ints, strings
 from chopper.analyzers.steps import events_of, ranks_without_steps
@@ -249,13 +250,18 @@ def _ranks(attribution: Attribution) -> list[int]:
 
 
 def _inside_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, int]:
-    """(mask of the host spans that begin in the rank's traced steps, number of these)."""
+    """(mask of the host spans that begin in the rank's compared steps, number of these)."""
     host = attribution.run.table(rank, "host_span")
     step = attribution.run.table(rank, "step")
     step = step.filter(step["traced"]) if step.num_rows else step
     if not step.num_rows:
         return np.ones(host.num_rows, dtype=bool), 1
     start = ints(host, "start_ns")
+    if attribution.partial is not None:
+        step = step.filter(pc.is_in(step["number"], value_set=attribution.windows["number"]))
+        at = np.searchsorted(ints(step, "start_ns"), start, side="right") - 1
+        ends = np.append(ints(step, "end_ns"), np.iinfo(np.int64).min)
+        return start < ends[at], step.num_rows
     inside: np.ndarray = (start >= ints(step, "start_ns")[0]) & (start < ints(step, "end_ns")[-1])
     return inside, step.num_rows
 

@@ -12,7 +12,7 @@ most a tenth of the steps ("long steps").
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -280,6 +280,30 @@ def step_time(attribution: Attribution) -> StepTime:
 
 
 def _recorded(attribution: Attribution) -> _Recorded:
+    recorded = _host_steps(attribution)
+    return recorded if recorded.untraced.any() else _by_window(attribution, recorded)
+
+
+def _by_window(attribution: Attribution, recorded: _Recorded) -> _Recorded:
+    """Steps as long as their windows, where all that is known is a trace.
+
+    A host that runs ahead of its device takes another time for a step than the step takes.
+    """
+    windows: dict[int, list[int]] = {}
+    columns = (ints(attribution.windows, c) for c in ("start_ns", "end_ns"))
+    spans = zip(attribution.windows["number"].to_pylist(), *columns, strict=True)
+    for number, start_ns, end_ns in spans:
+        windows.setdefault(number, []).append(int(end_ns - start_ns))
+    length, own = recorded.length_ns.copy(), recorded.own_ns.copy()
+    for i, number in enumerate(recorded.numbers.tolist()):
+        if number in windows:
+            waited = length[i] - own[i]
+            length[i] = np.mean(windows[number])
+            own[i] = max(length[i] - waited, 0)
+    return replace(recorded, length_ns=length, own_ns=own)
+
+
+def _host_steps(attribution: Attribution) -> _Recorded:
     rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
     for rank in attribution.run.ranks:
         table = attribution.run.table(rank, "step")

@@ -200,7 +200,9 @@ def _decide(comparison: Comparison, condition: Condition, *, point: bool) -> Dec
     found = _quantity(comparison, condition.quantity)
     if found is None and condition.quantity == "untraced":
         return Decision(
-            condition, "undecided", "a run has fewer than three steps without a trace: not failed"
+            condition,
+            "undecided",
+            "a run has fewer than three steps of the other's kind without a trace: not failed",
         )
     if found is None:
         return Decision(condition, *_absent(condition))

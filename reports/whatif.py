@@ -37,6 +37,9 @@ def render(found: WhatIf, *, width: int = 100, color: bool = False) -> str:
 
 def _head(console: Console, found: WhatIf) -> None:
     unit = "step" if next(iter(found.steps), None) is not None else "window"
+    untraced = found.observed.step_time().untraced
+    if untraced is not None:
+        unit = f"traced {unit}"
     console.print(Text(printable(found.source), style="bold"))
     for change in found.changes:
         console.print(Text(f"· {printable(change)}"))
@@ -76,6 +79,8 @@ def _head(console: Console, found: WhatIf) -> None:
                     f"{fmt.ratio(following.share_ratio)} of what is left"
                 )
             )
+    if untraced is not None:
+        console.print(Text(f"A step without a trace takes {fmt.duration(untraced.value_ns)}."))
     for note in found.notes:
         console.print(Text(f"! {printable(note)}", style="yellow"))
     console.print()

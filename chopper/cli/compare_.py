@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option(
     "--all-steps",
     is_flag=True,
-    help="Keep leading steps that took much longer than all later ones.",
+    help="Keep leading steps that took much longer than all later ones, and steps of other kinds.",
 )
 def command(
     run_a: str,

@@ -107,6 +107,12 @@ class Replay:
         """What limits every prediction for this run."""
         graph = self.base.graph
         notes = []
+        kinds = [k for k in self.attribution.step_time().kinds if k.traced]
+        if len(kinds) > 1:
+            said = ", ".join(f"{len(k.traced)} of {k.name}" for k in kinds)
+            notes.append(
+                f"steps of several kinds were traced ({said}): the times are means over all of them"
+            )
         events = self.base.events
         if graph.free > _FREE_RATIO * events:
             notes.append(

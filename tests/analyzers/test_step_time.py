@@ -271,6 +271,19 @@ def test_first_steps_that_were_slow_are_neither_headline_nor_finding() -> None:
     assert "steps.not_traced" not in codes(found)
 
 
+def test_kinds_of_steps_of_a_trace_are_judged_by_their_windows() -> None:
+    # The host ran ahead: its first step took 60 ms, and each of the device's took 20 ms.
+    found = recorded([20] * 6, range(6))
+    rows = found.run.table(0, "step").to_pylist()
+    for row, start, end in zip(
+        rows, [0, 60, 62, 64, 66, 68], [60, 62, 64, 66, 68, 70], strict=True
+    ):
+        row["start_ns"], row["end_ns"] = T0_NS + start * MS, T0_NS + end * MS
+    found.run.put(0, "step", table("step", rows))
+    (kind,) = found.step_time().kinds
+    assert (kind.name, kind.time_ns, kind.share_ratio) == ("training", 120 * MS, 1.0)
+
+
 def test_time_outside_of_steps_is_a_finding_with_its_phases() -> None:
     found = recorded([10] * 8, range(3, 6), profiled=range(3, 6), phases=[("evaluation", 80, 110)])
     part = found.run.manifest.ranks[0]
@@ -316,6 +329,27 @@ def test_a_recorded_run_says_its_untraced_step_time_and_kinds(tmp_path: Path) ->
     assert min(untraced) <= step.untraced.median_ns <= max(untraced)
     assert kinds["training + rollout"].time_ns == lengths[10] + lengths[20]
     assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
+
+
+def test_runs_that_traced_an_evaluation_are_compared_by_their_training_steps() -> None:
+    # The step with the evaluation is A's first traced one and B's last.
+    lengths_ms = [10, 10, 80, 20, 20, 20, 80, 10, 10, 10]
+    a = recorded(lengths_ms, range(2, 6), profiled=range(2, 6), phases=[("evaluation", 30, 90)])
+    b = recorded(lengths_ms, range(3, 7), profiled=range(3, 7), phases=[("evaluation", 170, 230)])
+    found = compare(a, b)
+    assert (found.step.a_ns, found.step.b_ns) == (20 * MS, 20 * MS)
+    assert (found.a.steps, found.b.steps) == (3, 3)
+    assert [note for note in found.notes if "evaluation" in note] == [
+        "A: 1 traced step (training + evaluation: 2) left out: the steps compared are of training",
+        "B: 1 traced step (training + evaluation: 6) left out: the steps compared are of training",
+    ]
+    whole = compare(a, b, all_steps=True)
+    assert (whole.a.steps, whole.step.a_ns) == (4, 35 * MS)
+    # Where the step times are of different kinds, their medians say nothing of each other.
+    only = recorded([10, 10, 80, 80, 10, 80, 80, 80], range(2, 4), profiled=range(2, 4),
+                    phases=[("evaluation", 20, 180), ("evaluation", 190, 430)])  # fmt: skip
+    assert only.step_time().kind == "training + evaluation"
+    assert compare(a, only).untraced is None
 
 
 def test_runs_are_compared_by_their_steps_without_a_trace_as_well() -> None:
