@@ -50,6 +50,7 @@ class Spread:
         low_ns, high_ns: their quartiles: half of the steps lie between.
         count: steps.
         lengths_ns: each of them, in the order of their numbers.
+        is_uneven: whether their mean is a fifth longer than their median, waits for a core aside.
     """
 
     median_ns: int
@@ -58,6 +59,7 @@ class Spread:
     high_ns: int
     count: int
     lengths_ns: tuple[int, ...]
+    is_uneven: bool
 
     @property
     def statistic(self) -> Literal["median", "mean"]:
@@ -65,9 +67,9 @@ class Spread:
 
         The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
         in flights (a batch from each loader's worker, then a wait) have a median that no throughput
-        belongs to.
+        belongs to. Steps that waited for a core, which other programs took, make no flights.
         """
-        return "mean" if self.mean_ns > _UNEVEN * self.median_ns else "median"
+        return "mean" if self.is_uneven else "median"
 
     @property
     def value_ns(self) -> int:
@@ -408,7 +410,7 @@ def _kinds(
     found = []
     for name in dict.fromkeys(names):
         mine = np.array([n == name for n in names], dtype=bool)
-        quick = recorded.length_ns[mine & recorded.untraced]
+        quick = mine & recorded.untraced
         traced = sorted({int(n) for n in numbers[window_kind == name]})
         causes: dict[str, int] = {}
         for number in traced:
@@ -420,7 +422,7 @@ def _kinds(
                 name=name,
                 numbers=tuple(recorded.numbers[mine].tolist()),
                 traced=tuple(traced),
-                untraced=_spread(quick),
+                untraced=_spread(recorded.length_ns[quick], recorded.own_ns[quick]),
                 traced_ns=round(float(window_ns[window_kind == name].mean())) if traced else None,
                 time_ns=round(mine_ns),
                 share_ratio=mine_ns / whole,
@@ -430,14 +432,14 @@ def _kinds(
     return tuple(sorted(found, key=lambda k: (-k.time_ns, k.name)))
 
 
-def _spread(lengths: np.ndarray) -> Spread | None:
+def _spread(lengths: np.ndarray, own: np.ndarray) -> Spread | None:
     if not len(lengths):
         return None
     low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
     mean = round(float(lengths.mean()))
-    return Spread(
-        median, mean, low, high, len(lengths), tuple(np.rint(lengths).astype(int).tolist())
-    )
+    uneven = all(float(v.mean()) > _UNEVEN * float(np.median(v)) for v in (lengths, own))
+    each = tuple(np.rint(lengths).astype(int).tolist())
+    return Spread(median, mean, low, high, len(lengths), each, uneven)
 
 
 def _headline_kind(kinds: tuple[StepKind, ...]) -> str:

@@ -200,7 +200,10 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
             }
         )
     found.run.put(0, "core_wait", table("core_wait", rows))
-    assert {k.name for k in found.step_time().kinds} == {"training"}
+    step = found.step_time()
+    assert {k.name for k in step.kinds} == {"training"}
+    assert step.untraced is not None
+    assert step.untraced.statistic == "median"
 
 
 def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
