@@ -132,7 +132,7 @@ class Session:
         self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
         self._optimizers = OptimizerWatch(
             self._optimizer_stepped,
-            functools.partial(Phase, self, "backward"),
+            self._in_backward,
             self._backward_ended,
             self._cycle.dropped,
         )
@@ -332,6 +332,10 @@ class Session:
                 inner, self._inner_optimizers = self._inner_optimizers, []
                 for optimizer_id in dict.fromkeys(inner):
                     self._optimizer_stepped(optimizer_id)
+
+    def _in_backward(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the block that a backward pass runs in: a phase, of which only traces tell."""
+        return Phase(self, "backward") if self.tracing else contextlib.nullcontext()
 
     def _begin_phase_span(self, name: str) -> Any:
         return self._windows.begin_phase(name) if self._windows is not None else None
