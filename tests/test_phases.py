@@ -162,7 +162,10 @@ def test_evaluation_is_no_part_of_the_training_step(evaluate):
     (used, *_) = utilization(attribution).to_pylist()
     # Three products forward; backward two of each, but for the gradient of the input.
     flop = 2 * 4 * (2 * 32 * 32 + 32)
-    assert used["model_flop"] == _STEPS * (3 * flop - 2 * 4 * 32 * 32)
+    # Of the steps that the step time is of: a slow first one is none of them.
+    steps = attribution.of_kind().steps
+    assert steps >= _STEPS - 1
+    assert used["model_flop"] == steps * (3 * flop - 2 * 4 * 32 * 32)
 
 
 def test_training_in_eval_mode_inside_a_named_phase_or_a_checkpoint_is_training():
