@@ -186,14 +186,14 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
     rows = [
         {"time_ns": T0_NS, "span_ns": 0, "step": None, "tid": 1, "run_delay_ns": 0, "run_ns": 0}
     ]
-    for step, end_ns in enumerate(ends):
-        waited += 50 * MS if step % 16 == 15 else 0
+    for number, end_ns in enumerate(ends):
+        waited += 50 * MS if number % 16 == 15 else 0
         ran = end_ns - T0_NS - waited
         rows.append(
             {
                 "time_ns": end_ns,
                 "span_ns": 0,
-                "step": step,
+                "step": number,
                 "tid": 1,
                 "run_delay_ns": waited,
                 "run_ns": ran,
