@@ -1,4 +1,4 @@
-"""Sets of intervals of time: how much of them lies before a moment, or inside another interval."""
+"""Sets of intervals of time: their length before a moment or inside another one, and nesting."""
 
 from __future__ import annotations
 
@@ -49,6 +49,43 @@ def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Union:
     begin, end = start[first], reach[last]
     length = end - begin
     return Union(begin, end, np.cumsum(length) - length)
+
+
+def innermost(
+    start_ns: np.ndarray, end_ns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give each nanosecond to one of the intervals that hold it: to the one that began last.
+
+    Of those that began together it is the shortest.
+
+    Returns:
+        The interval's row, start and end of each piece. Pieces are disjoint, ascending, not empty.
+    """
+    ends = end_ns.tolist()
+    pieces: list[tuple[int, int, int]] = []
+    running: list[int] = []  # rows, the one that began last on top
+    now_ns = 0
+
+    def run_until(time_ns: int) -> None:
+        nonlocal now_ns
+        while running and now_ns < time_ns:
+            row = running[-1]
+            stop_ns = min(ends[row], time_ns)
+            if stop_ns > now_ns:
+                pieces.append((row, now_ns, stop_ns))
+                now_ns = stop_ns
+            if ends[row] <= now_ns:
+                running.pop()
+
+    order = np.lexsort((-end_ns, start_ns))
+    order = order[end_ns[order] > start_ns[order]]
+    for row, begin_ns in zip(order.tolist(), start_ns[order].tolist(), strict=True):
+        run_until(begin_ns)
+        now_ns = begin_ns
+        running.append(row)
+    run_until(max(ends, default=0))
+    rows, starts, stops = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+    return rows, starts, stops
 
 
 @dataclass(frozen=True, slots=True)

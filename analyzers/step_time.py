@@ -19,10 +19,13 @@ import numpy as np
 
 from chopper.analyzers.columns import ints
 from chopper.analyzers.core_wait import wait_of_steps
+from chopper.analyzers.intervals import innermost
 from chopper.analyzers.resample import MIN_STEPS, t_975
 from chopper.analyzers.steps import warm_up_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from chopper.attribution import Attribution
 
 TRAINING = "training"
@@ -109,7 +112,8 @@ class Outside:
     Attributes:
         before_ns, between_ns, after_ns: before the first step, between steps, after the last.
         recording_ns: the whole recording.
-        phases_ns: program phase → its part of the time before the first and after the last step.
+        phases_ns: program phase → its part of the time before the first and after the last step;
+            each nanosecond belongs to the innermost phase.
     """
 
     before_ns: int
@@ -338,23 +342,25 @@ def _phases(
     attribution: Attribution, rank: int, start_ns: np.ndarray, end_ns: np.ndarray
 ) -> list[set[str]]:
     """Return, for each step, ``training`` and the names of the program phases that ran in it."""
-    table = attribution.run.table(rank, "program_phase")
     length = np.maximum(end_ns - start_ns, 1)
     shares: list[dict[str, float]] = [{} for _ in start_ns]
-    for name, a, b in zip(
-        table["name"].to_pylist(),
-        table["start_ns"].to_pylist(),
-        table["end_ns"].to_pylist(),
-        strict=True,
-    ):
+    for name, a, b in _phase_pieces(attribution, rank):
         first = int(np.searchsorted(end_ns, a, side="right"))
         for i in range(first, int(np.searchsorted(start_ns, b))):
             part = (min(b, end_ns[i]) - max(a, start_ns[i])) / length[i]
             shares[i][name] = shares[i].get(name, 0.0) + float(part)
-    found: list[set[str]] = []
+    names: list[set[str]] = []
     for share in shares:
-        found.append({n for n, part in share.items() if part >= _LEAST_OVERLAP} | {TRAINING})
-    return found
+        names.append({n for n, part in share.items() if part >= _LEAST_OVERLAP} | {TRAINING})
+    return names
+
+
+def _phase_pieces(attribution: Attribution, rank: int) -> Iterator[tuple[str, int, int]]:
+    """Phase, start and end of each piece of a rank's time in which the phase is the innermost."""
+    table = attribution.run.table(rank, "program_phase")
+    names = table["name"].to_pylist()
+    for row, *span in zip(*innermost(ints(table, "start_ns"), ints(table, "end_ns")), strict=True):
+        yield names[row], int(span[0]), int(span[1])
 
 
 def _kinds_of(recorded: _Recorded) -> list[str]:
@@ -493,11 +499,11 @@ def _outside(attribution: Attribution) -> Outside | None:
         after = max(finish_ns - int(end[-1]), 0)
         between = int(np.maximum(start[1:] - end[:-1], 0).sum())
         found.append((before, between, after, finish_ns - begin_ns))
-        for row in attribution.run.table(part.rank, "program_phase").to_pylist():
-            early = max(min(row["end_ns"], int(start[0])) - row["start_ns"], 0)
-            late = max(row["end_ns"] - max(row["start_ns"], int(end[-1])), 0)
+        for name, a, b in _phase_pieces(attribution, part.rank):
+            early = max(min(b, int(start[0])) - max(a, begin_ns), 0)
+            late = max(min(b, finish_ns) - max(a, int(end[-1])), 0)
             if early + late:
-                phases[row["name"]] = phases.get(row["name"], 0) + early + late
+                phases[name] = phases.get(name, 0) + early + late
     if not found:
         return None
     before, between, after, whole = (round(float(v)) for v in np.mean(found, axis=0))

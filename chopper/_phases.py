@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from chopper.run import StreamWriter
@@ -22,18 +23,21 @@ _COLUMNS = ("name", "tid", "start_ns", "end_ns")
 
 
 class OpenPhase:
-    """A phase that a thread is inside of."""
+    """A phase that a thread, a coroutine or a generator is inside of."""
 
-    __slots__ = ("name", "span", "start_ns", "thread_id", "tid")
+    __slots__ = ("ended", "log", "name", "outer", "span", "span_thread", "start_ns", "tid")
 
-    def __init__(self, name: str, start_ns: int) -> None:
+    def __init__(self, log: PhaseLog, name: str, outer: OpenPhase | None) -> None:
+        self.log = log
         self.name = name
-        self.thread_id = threading.get_ident()
+        self.outer = outer
         self.tid = threading.get_native_id()
-        self.start_ns = start_ns
-        """Start of the time that is not in the table yet."""
+        self.ended = False
         self.span: Any = None
         """Its span in the trace that is being taken."""
+        self.span_thread = 0
+        """The thread of the span, which alone can end it."""
+        self.start_ns = time.time_ns()
 
 
 class Phase:
@@ -47,23 +51,19 @@ class Phase:
     def __init__(self, session: Session | None, name: str) -> None:
         self._session = session
         self._name = name
-        self._open: list[tuple[int, OpenPhase | None]] = []
-        """For each block that was entered, its thread, and what is to be ended with it."""
+        self._open: list[OpenPhase] = []
+        """One for each block that was entered while something was recorded."""
 
     def __enter__(self) -> Phase:
         if self._session is not None and not _compiling():
-            self._open.append((threading.get_ident(), self._session.begin_phase(self._name)))
+            phase = self._session.begin_phase(self._name)
+            if phase is not None:
+                self._open.append(phase)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._session is None or not self._open or _compiling():
-            return
-        own = [entry for entry in self._open if entry[0] == threading.get_ident()]
-        # A generator may be left in another thread than it was entered in.
-        entry = (own or self._open)[-1]
-        self._open.remove(entry)
-        if entry[1] is not None:
-            self._session.end_phase(entry[1])
+        if self._session is not None and self._open and not _compiling():
+            self._session.end_phase(self._open)
 
 
 def _compiling() -> bool:
@@ -73,15 +73,16 @@ def _compiling() -> bool:
     return compiler is not None and bool(compiler.is_compiling())
 
 
-def _recorded(stack: list[OpenPhase]) -> OpenPhase | None:
-    """Return the innermost phase that has rows; those of a training step are in traces only."""
-    return next((phase for phase in reversed(stack) if phase.name not in _TRAINING), None)
+_innermost: ContextVar[OpenPhase | None] = ContextVar("chopper_phase", default=None)
+"""Phase that the running code entered last: each thread and each coroutine has its own."""
 
 
 class PhaseLog:
     """Records the phases of all threads of a process.
 
-    Called with the recording's lock held.
+    A phase lasts from its entry to its end, whatever else is entered and left meanwhile: coroutines
+    take turns in one thread, and a generator may be suspended within a phase, in which its caller
+    then is as well. Called with the recording's lock held.
 
     Args:
         directory: the rank's folder.
@@ -95,67 +96,79 @@ class PhaseLog:
         self._writer: StreamWriter | None = None
         self._rows: list[tuple[str, int, int, int]] = []
         self._flushed_ns = 0
-        self._stacks: dict[int, list[OpenPhase]] = {}
-        """Open phases by thread, outermost first."""
+        self._open: dict[OpenPhase, None] = {}
+        """Phases that have not ended, in the order of their entry."""
+        self._shown: list[OpenPhase] = []
+        """Those with a span, outermost first."""
         self._lost_spans: list[Any] = []
         """Spans of lost traces: only the thread that opened them may close them."""
 
     def current(self) -> str | None:
-        """Name of the innermost phase of this thread."""
-        stack = self._stacks.get(threading.get_ident())
-        return stack[-1].name if stack else None
+        """Name of the innermost phase of the running code."""
+        phase = self._current()
+        return phase.name if phase is not None else None
 
-    def begin(self, name: str) -> OpenPhase | None:
-        """Begin a phase in this thread; None when the thread is in one of that name already."""
-        stack = self._stacks.setdefault(threading.get_ident(), [])
-        if stack and stack[-1].name == name:
-            return None
-        now_ns = time.time_ns()
-        outer = _recorded(stack)
-        if outer is not None and name not in _TRAINING:
-            self._record(outer, now_ns)
-        phase = OpenPhase(name, now_ns)
-        stack.append(phase)
-        phase.span = self._begin_span(name)
+    def _current(self) -> OpenPhase | None:
+        phase = _innermost.get()
+        while phase is not None and (phase.ended or phase.log is not self):
+            phase = phase.outer
         return phase
 
-    def end(self, phase: OpenPhase) -> None:
-        """End a phase; those inside of it that nobody ended end too."""
-        stack = self._stacks.get(phase.thread_id, [])
-        if phase not in stack:
-            return
-        now_ns = time.time_ns()
-        innermost = _recorded(stack)
-        kept, ended = stack[: stack.index(phase)], stack[stack.index(phase) :]
-        if innermost is not None and innermost in ended:
-            self._record(innermost, now_ns)
-            outer = _recorded(kept)
-            if outer is not None:
-                outer.start_ns = now_ns
-        for inner in reversed(ended):
-            self._end_span(inner)
-        stack[:] = kept
-        if not stack:
-            del self._stacks[phase.thread_id]
-        if now_ns - self._flushed_ns > _FLUSH_NS:
+    def begin(self, name: str) -> OpenPhase:
+        """Begin a phase of the running code."""
+        phase = OpenPhase(self, name, self._current())
+        self._open[phase] = None
+        _innermost.set(phase)
+        self._show(phase)
+        return phase
+
+    def end(self, entered: list[OpenPhase]) -> OpenPhase:
+        """End the innermost of the phases that one block entered, and drop it from them.
+
+        It is the latest one where the running code is in none of them: a generator may be closed
+        anywhere.
+        """
+        phase = self._current()
+        while phase is not None and phase not in entered:
+            phase = phase.outer
+        phase = phase or entered[-1]
+        entered.remove(phase)
+        if phase.ended:
+            return phase
+        self._end(phase, time.time_ns())
+        self._hide(phase)
+        if _innermost.get() is phase:
+            _innermost.set(phase.outer)
+        if time.time_ns() - self._flushed_ns > _FLUSH_NS:
             self.flush()
+        return phase
+
+    def record(self, name: str, tid: int, start_ns: int, end_ns: int) -> None:
+        """Record a phase that is over."""
+        self._rows.append((name, tid, start_ns, end_ns))
 
     def begin_spans(self) -> None:
-        """Show the open phases of this thread in the step that begins, which is traced."""
-        for phase in self._stacks.get(threading.get_ident(), []):
-            phase.span = self._begin_span(phase.name)
+        """Show the phases of the running code in the step that begins, which is traced."""
+        phases = []
+        phase = self._current()
+        while phase is not None:
+            phases.append(phase)
+            phase = phase.outer
+        for phase in reversed(phases):
+            if not phase.ended:
+                self._show(phase)
 
     def end_spans(self) -> None:
-        """End the spans of this thread, innermost first: the traced step around them ends."""
-        for phase in reversed(self._stacks.get(threading.get_ident(), [])):
-            self._end_span(phase)
+        """End the spans, innermost first: the traced step around them ends."""
+        while self._shown:
+            self._hide(self._shown[-1])
 
     def lose_spans(self) -> None:
         """Leave the open spans to the thread that began them: its trace is lost."""
-        for stack in self._stacks.values():
-            for phase in stack:
-                self._lost_spans.append(phase.span)
-                phase.span = None
+        for phase in self._shown:
+            self._lost_spans.append(phase.span)
+            phase.span = None
+        self._shown = []
 
     def flush(self) -> None:
         """Write what ended since; the file is there once there is any."""
@@ -174,24 +187,51 @@ class PhaseLog:
             OutputError: it cannot be written.
         """
         now_ns = time.time_ns()
-        for stack in self._stacks.values():
-            innermost = _recorded(stack)
-            if innermost is not None:
-                self._record(innermost, now_ns)
-        self._stacks = {}
+        for phase in tuple(self._open):
+            self._end(phase, now_ns)
         self.flush()
         if self._writer is not None:
             self._writer.close()
 
-    def _record(self, phase: OpenPhase, end_ns: int) -> None:
-        if end_ns > phase.start_ns:
-            self._rows.append((phase.name, phase.tid, phase.start_ns, end_ns))
+    def _end(self, phase: OpenPhase, end_ns: int) -> None:
+        phase.ended = True
+        self._open.pop(phase, None)
+        # What calls itself is one phase, until the outer call ends.
+        if phase.name not in _TRAINING and not _repeats(phase):
+            self.record(phase.name, phase.tid, phase.start_ns, end_ns)
 
-    def _end_span(self, phase: OpenPhase) -> None:
-        span, phase.span = phase.span, None
-        if span is None:
+    def _show(self, phase: OpenPhase) -> None:
+        if not _repeats(phase):
+            phase.span = self._begin_span(phase.name)
+            if phase.span is not None:
+                phase.span_thread = threading.get_ident()
+                self._shown.append(phase)
+
+    def _hide(self, phase: OpenPhase) -> None:
+        """End a span. Spans nest: those inside of it end as well, and begin anew."""
+        if phase not in self._shown:
             return
-        if phase.thread_id == threading.get_ident():
+        if phase.span_thread != threading.get_ident():
+            self._shown.remove(phase)
+            self._lost_spans.append(phase.span)
+            phase.span = None
+            return
+        inner: list[OpenPhase] = []
+        while phase.span is not None:
+            last = self._shown.pop()
+            span, last.span = last.span, None
             span.__exit__(None, None, None)
-        else:
-            self._lost_spans.append(span)
+            inner.append(last)
+        for last in reversed(inner[:-1]):
+            self._show(last)
+
+
+def _repeats(phase: OpenPhase) -> bool:
+    """Whether a phase is within another of its name in the same thread."""
+    outer = phase.outer
+    return (
+        outer is not None
+        and not outer.ended
+        and outer.name == phase.name
+        and outer.tid == phase.tid
+    )

@@ -315,19 +315,19 @@ class Session:
 
     @_harmless
     def begin_phase(self, name: str) -> OpenPhase | None:
-        """Begin a phase of the program in this thread; None when there is nothing to end."""
+        """Begin a phase of the running code; None when nothing is recorded."""
         if not self.recording or self._phases is None:
             return None
         with self._at_work():
             return self._phases.begin(str(name))
 
     @_harmless
-    def end_phase(self, phase: OpenPhase) -> None:
-        """End a phase that ``begin_phase`` returned."""
+    def end_phase(self, entered: list[OpenPhase]) -> None:
+        """End the innermost of the phases that ``begin_phase`` returned to one block."""
         if not self.recording or self._phases is None:
             return
         with self._at_work():
-            self._phases.end(phase)
+            phase = self._phases.end(entered)
             if phase.name == _OPTIMIZER and self._phases.current() != _OPTIMIZER:
                 inner, self._inner_optimizers = self._inner_optimizers, []
                 for optimizer_id in dict.fromkeys(inner):

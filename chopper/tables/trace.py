@@ -237,10 +237,10 @@ LAYER_SEQUENCE = Table(
 
 PROGRAM_PHASE = Table(
     "program_phase",
-    1,
+    2,
     "Phases that the program names with prof.phase(…), or that its trainer is known to be in "
-    "(evaluation, generation, rollout, checkpoint), whether a trace was being taken or not. Rows of "
-    "one thread do not overlap: where phases nest, the innermost has the time.",
+    "(evaluation, generation, rollout, checkpoint), whether a trace was being taken or not. Rows "
+    "overlap where phases nest or coroutines take turns: the one that began last has the time.",
     (
         Column(name="name", type="string", doc="Name of the phase."),
         Column(name="tid", type="int64", doc="Thread that was in it."),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.intervals import spread, union
+from chopper.analyzers.intervals import innermost, spread, union
 
 _intervals = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda t: (t[0], t[0] + t[1])),
@@ -37,3 +37,23 @@ def test_amounts_spread_evenly(parts: list[tuple[int, int]], times: list[int], s
     wanted = [sum(10 * min(max(t - a, 0), b - a) / (b - a) for a, b in parts) for t in times]
     got = amounts.until(np.array(times, dtype=np.int64) + shift)
     assert got.tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=12),
+)
+def test_each_nanosecond_belongs_to_the_interval_that_began_last(
+    parts: list[tuple[int, int]],
+) -> None:
+    start = np.array([a for a, _ in parts], dtype=np.int64)
+    end = start + np.array([length for _, length in parts], dtype=np.int64)
+    owner: dict[int, tuple[int, int]] = {}
+    for row, a, b in zip(*innermost(start, end), strict=True):
+        assert a < b
+        for moment in range(a, b):
+            assert moment not in owner
+            owner[moment] = (int(start[row]), int(end[row]))
+    for moment in range(50):
+        holding = [(a, -b) for a, b in zip(start, end, strict=True) if a <= moment < b]
+        latest = max(holding, default=None)
+        assert owner.get(moment) == (latest and (latest[0], -latest[1]))

@@ -287,6 +287,22 @@ def test_kinds_of_steps_of_a_trace_are_judged_by_their_windows() -> None:
     assert (kind.name, kind.time_ns, kind.share_ratio) == ("training", 120 * MS, 1.0)
 
 
+def test_nested_phases_outside_of_steps_share_their_time() -> None:
+    # 100 ms before the first step, all of it rollout; generation takes 60 of it, evaluation 10.
+    phases = [("generation", -90, -30), ("evaluation", -50, -40), ("rollout", -100, 5)]
+    found = recorded([10] * 6, range(1, 3), profiled=range(1, 3), phases=phases)
+    (part,) = found.run.manifest.ranks
+    part.start_ns, part.end_ns = T0_NS - 100 * MS, T0_NS + 60 * MS
+    outside = found.step_time().outside
+    assert outside is not None
+    assert outside.before_ns == sum(outside.phases_ns.values()) == 100 * MS
+    assert outside.phases_ns == {
+        "evaluation": 10 * MS,
+        "generation": 50 * MS,
+        "rollout": 40 * MS,
+    }
+
+
 def test_time_outside_of_steps_is_a_finding_with_its_phases() -> None:
     found = recorded([10] * 8, range(3, 6), profiled=range(3, 6), phases=[("evaluation", 80, 110)])
     part = found.run.manifest.ranks[0]

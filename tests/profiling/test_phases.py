@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import pickle
@@ -16,6 +17,14 @@ import chopper
 from chopper import _session
 from chopper.run import Run
 from tests.profiling.make import TRACE_ONLY, findings_of, trace_of, traced_of
+
+
+def current_phase():
+    """Name of the innermost phase of the running code."""
+    session = _session.active()
+    assert session is not None
+    assert session._phases is not None
+    return session._phases.current()
 
 
 def phases_of(path="run"):
@@ -54,9 +63,10 @@ def test_the_innermost_phase_has_the_time(task):
             task.model(torch.ones(2, 8))
         task.step()
         prof.step()
-    rows = phases_of()
-    assert [row["name"] for row in rows] == ["rollout", "generation", "rollout"]
-    assert [row["end_ns"] for row in rows[:-1]] == [row["start_ns"] for row in rows[1:]]
+    generation, rollout = phases_of()
+    assert (generation["name"], rollout["name"]) == ("generation", "rollout")
+    assert rollout["start_ns"] <= generation["start_ns"]
+    assert generation["end_ns"] <= rollout["end_ns"]
 
 
 def test_a_phase_around_steps_is_shown_in_each_of_them(task):
@@ -211,10 +221,7 @@ def test_a_phase_that_is_entered_again_within_itself_ends(task):
         evaluation = prof.phase("evaluation")
         with evaluation, evaluation:
             task.step()
-        session = _session.active()
-        assert session is not None
-        assert session._phases is not None
-        assert session._phases.current() is None
+        assert current_phase() is None
         left, entered = threading.Event(), threading.Event()
 
         def elsewhere():
@@ -226,9 +233,94 @@ def test_a_phase_that_is_entered_again_within_itself_ends(task):
         with evaluation:
             thread.start()
             entered.wait()
-        assert session._phases.current() is None
+        assert current_phase() is None
         left.set()
         thread.join()
     rows = phases_of()
     assert [row["name"] for row in rows] == ["evaluation"] * 3
     assert len({row["tid"] for row in rows}) == 2
+
+
+def test_coroutines_that_take_turns_keep_their_phases(task):
+    """Those of one thread, with a trace: spans nest all the same."""
+    turns: list[str | None] = []
+
+    async def run(name, entered, others, *, last):
+        with shared if name == "shared" else prof.phase(name):
+            turns.append(current_phase())
+            entered.set()
+            await others.wait()
+            turns.append(current_phase())
+            if last:
+                await asyncio.sleep(0)
+            task.model(torch.ones(2, 8))
+        turns.append(current_phase())
+
+    async def both(first, second):
+        one, two = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(run(first, one, two, last=False), run(second, two, one, last=True))
+
+    with chopper.profile("run", collect=TRACE_ONLY, steps=(0, 2)) as prof:
+        shared = prof.phase("shared")
+        asyncio.run(both("rollout", "evaluation"))
+        assert turns == ["rollout", "evaluation", "evaluation", "rollout", None, None]
+        asyncio.run(both("shared", "shared"))
+        task.step()
+        prof.step()
+    rollout, evaluation, *shared_rows = sorted(phases_of(), key=lambda row: row["start_ns"])
+    assert (rollout["name"], evaluation["name"]) == ("rollout", "evaluation")
+    assert rollout["start_ns"] < evaluation["start_ns"] < rollout["end_ns"] < evaluation["end_ns"]
+    assert [row["name"] for row in shared_rows] == ["shared"] * 2
+    spans = sorted((s["ts"], s["ts"] + s["dur"], s["name"]) for s in spans_of())
+    assert [name.rpartition(":")[2] for _, _, name in spans][:3] == [
+        "rollout",
+        "evaluation",
+        "evaluation",
+    ]
+    for start, end, _ in spans:
+        assert all(
+            b <= start or a >= end or (a <= start and end <= b) or (start <= a and b <= end)
+            for a, b, _ in spans
+        )
+
+
+def test_a_generator_that_is_suspended_in_a_phase_ends_no_other(task):
+    def batches(name):
+        with prof.phase(name):
+            yield torch.ones(2, 8)
+            yield torch.ones(2, 8)
+
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False) as prof:
+        with prof.phase("evaluation"):
+            inside = batches("begun inside")
+            next(inside)
+        assert current_phase() == "begun inside"
+        inside.close()
+        assert current_phase() is None
+        outside = batches("begun outside")
+        next(outside)
+        with prof.phase("evaluation"):
+            assert [*outside]
+            assert current_phase() == "evaluation"
+            task.step()
+        assert current_phase() is None
+    ended = [row["name"] for row in phases_of()]
+    assert ended == ["evaluation", "begun inside", "begun outside", "evaluation"]
+
+
+def test_a_thread_inherits_no_phase_of_one_that_died(task):
+    names = []
+
+    def enter():
+        prof.phase("never ended").__enter__()
+
+    def look():
+        names.append(current_phase())
+
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False) as prof:
+        for target in (enter, look):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+        task.step()
+    assert names == [None]
