@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -177,6 +176,8 @@ class OptimizerWatch:
         """``id`` of each parameter of the optimizers that stepped."""
         self._known: dict[int, Any] = {}
         """Those optimizers, by id."""
+        self._groups: dict[int, int] = {}
+        """How many groups of parameters each of them had at its last step."""
         self._handle: StepHook | None = None
         self._scaler: tuple[Any, Any, Any] | None = None
         self._finder: ImportWatch | None = None
@@ -187,11 +188,8 @@ class OptimizerWatch:
 
     def begin(self) -> None:
         """Watch; from its import on, where torch is not imported yet."""
-        if "torch" in sys.modules:
-            self._begin()
-        else:
-            self._finder = ImportWatch("torch", self._begin)
-            self._finder.begin()
+        self._finder = ImportWatch("torch", self._begin)
+        self._finder.begin()
 
     def _begin(self) -> None:
         from torch.amp.grad_scaler import GradScaler
@@ -227,8 +225,10 @@ class OptimizerWatch:
             self._scaled.stepped[-1] = id(optimizer)
         if id(optimizer) not in self._known:
             self._know(optimizer)
-            with contextlib.suppress(Exception):  # an optimizer may have groups of any kind
-                groups = optimizer.param_groups
+        with contextlib.suppress(Exception):  # an optimizer may have groups of any kind
+            groups = optimizer.param_groups
+            if len(groups) != self._groups.get(id(optimizer)):  # add_param_group adds one
+                self._groups[id(optimizer)] = len(groups)
                 self.trained_ids.update(id(p) for group in groups for p in group["params"])
         self._stepped(id(optimizer))
 
@@ -237,6 +237,7 @@ class OptimizerWatch:
 
         def forget(_reference: Any) -> None:
             self._known.pop(key, None)
+            self._groups.pop(key, None)
             self._dropped(key)
 
         self._known[key] = None

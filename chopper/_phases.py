@@ -55,18 +55,18 @@ class Phase:
         """One for each block that was entered while something was recorded."""
 
     def __enter__(self) -> Phase:
-        if self._session is not None and not _compiling():
+        if self._session is not None and not compiling():
             phase = self._session.begin_phase(self._name)
             if phase is not None:
                 self._open.append(phase)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._session is not None and self._open and not _compiling():
+        if self._session is not None and self._open and not compiling():
             self._session.end_phase(self._open)
 
 
-def _compiling() -> bool:
+def compiling() -> bool:
     """Whether torch.compile is looking at this call, which is no time of the program's."""
     torch: Any = sys.modules.get("torch")
     compiler = getattr(torch, "compiler", None)  # None while torch is being imported

@@ -42,7 +42,7 @@ from chopper._phases import Phase, PhaseLog
 from chopper._signals import TerminationGuard, no_interrupts
 from chopper._step_log import StepLog
 from chopper._steps import BackwardSteps, OptimizerCycle
-from chopper._trainers import TrainerPhases
+from chopper._trainers import Evaluations, TrainerPhases
 from chopper._windows import TraceWindows
 from chopper.errors import UsageError
 from chopper.run import Run, RunWriter, finalize
@@ -141,6 +141,7 @@ class Session:
         self._inner_optimizers: list[int] = []
         """Optimizers that stepped within a phase of that name that a thread is inside of."""
         self._trainers = TrainerPhases(functools.partial(Phase, self))
+        self._evaluations = Evaluations(self._evaluated, lambda: self._phase_name() is not None)
         self._windows: TraceWindows | None = None
         self._guard = TerminationGuard(self._terminated)
         self._children: arming.ChildrenRecorded | None = None
@@ -177,6 +178,7 @@ class Session:
             self._watch_trace(self._collecting.trace)
         self._optimizers.begin()
         self._trainers.begin()
+        self._evaluations.begin()
         if not _claim.launched():
             hooked = arming.hooked(
                 str(self._output.absolute()), _claim.IN_PROFILE, for_children(self.options)
@@ -239,6 +241,7 @@ class Session:
 
     def _optimizer_stepped(self, optimizer_id: int) -> None:
         log = self._log
+        self._evaluations.trained()
         if self.recording and log is not None and log.source != "mark" and os.getpid() == self._pid:
             self._note_optimizer(log, optimizer_id)
 
@@ -247,7 +250,7 @@ class Session:
         began_ns = time.perf_counter_ns()
         self._backwards = None  # from here on optimizers end steps
         with self._at_work():
-            if self._phases is not None and self._phases.current() == _OPTIMIZER:
+            if self._phase_name() == _OPTIMIZER:
                 # DeepSpeed's engine steps torch's optimizer once for each group of parameters, and
                 # gathers the parameters after it: the step ends when the engine returns.
                 self._inner_optimizers.append(optimizer_id)
@@ -260,6 +263,7 @@ class Session:
 
     def _backward_ended(self) -> None:
         log = self._log
+        self._evaluations.trained()
         if self.recording and log is not None and os.getpid() == self._pid:
             self._note_backward(log)
 
@@ -328,10 +332,21 @@ class Session:
             return
         with self._at_work():
             phase = self._phases.end(entered)
-            if phase.name == _OPTIMIZER and self._phases.current() != _OPTIMIZER:
+            if phase.name == _OPTIMIZER and self._phase_name() != _OPTIMIZER:
                 inner, self._inner_optimizers = self._inner_optimizers, []
                 for optimizer_id in dict.fromkeys(inner):
                     self._optimizer_stepped(optimizer_id)
+
+    def _phase_name(self) -> str | None:
+        """Name of the phase that the running code is in, None for none."""
+        return self._phases.current() if self._phases is not None else None
+
+    @_harmless
+    def _evaluated(self, tid: int, start_ns: int, end_ns: int) -> None:
+        """Record an evaluation that no phase names."""
+        if self.recording and self._phases is not None:
+            with self._at_work():
+                self._phases.record("evaluation", tid, start_ns, end_ns)
 
     def _in_backward(self) -> contextlib.AbstractContextManager[Any]:
         """Return the block that a backward pass runs in: a phase, of which only traces tell."""
@@ -510,6 +525,7 @@ class Session:
     def _stop_watching(self) -> None:
         self._optimizers.end()
         self._trainers.end()
+        self._evaluations.end()
         self._leave_children()
 
     def _leave_children(self) -> None:
@@ -631,6 +647,7 @@ class Session:
         with contextlib.suppress(Exception):
             self._optimizers.end()
             self._trainers.end()
+            self._evaluations.end()
         with contextlib.suppress(Exception):
             if self._windows is not None:
                 self._windows.give_up()
@@ -663,6 +680,7 @@ class Session:
         self._guard.disarm()
         self._optimizers.end()
         self._trainers.end()
+        self._evaluations.end()
         if self._windows is not None:
             self._windows.forked()
         if not _forking.forks_loader_worker():

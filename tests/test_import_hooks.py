@@ -183,3 +183,37 @@ def test_a_watch_that_ends_during_an_import_hides_no_finder(seen: list[str]) -> 
     sys.meta_path[1:] = finders
     assert importlib.import_module(NAME).value == 7
     assert sys.meta_path == finders
+
+
+def test_a_watch_of_a_module_that_is_there_calls_at_once(seen: list[str]) -> None:
+    importlib.import_module(NAME)
+    watch(seen)
+    assert seen == ["executed", "told"]
+
+
+def test_an_import_that_is_under_way_may_fail_and_be_tried_again(
+    seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (tmp_path / f"{NAME}.py").read_text()
+    monkeypatch.setattr(sys, "watch_of_a_test", lambda: watch(seen), raising=False)
+    (tmp_path / f"{NAME}.py").write_text("import sys; sys.watch_of_a_test(); 1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        importlib.import_module(NAME)
+    assert seen == []
+    (tmp_path / f"{NAME}.py").write_text(good + "# longer\n\n\n")
+    importlib.invalidate_caches()
+    importlib.import_module(NAME)
+    assert seen == ["executed", "told"]
+
+
+def test_a_lazy_module_that_is_there_is_not_loaded_by_watching_it(seen: list[str]) -> None:
+    spec = importlib.util.find_spec(NAME)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    watch(seen)
+    assert seen == []
+    assert module.value == 7
+    assert seen == ["executed", "told"]

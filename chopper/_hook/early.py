@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def note(stage: str, detail: str = "") -> None:
 
 
 class ImportWatch:
-    """A finder that calls ``then`` once a module was imported; other finders and loaders do that.
+    """Calls ``then`` once a module is imported: at once, or by a finder that leaves it to others.
 
     Those behind it in ``sys.meta_path`` are asked, in their order; those before it were. Looking a
     module up (``importlib.util.find_spec``) is not importing it, and a lazy module is imported
@@ -41,7 +42,7 @@ class ImportWatch:
 
     Args:
         name: the module.
-        then: called once; what it raises is dropped.
+        then: called once; what it raises within an import is dropped.
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
@@ -49,8 +50,23 @@ class ImportWatch:
         self._then: Callable[[], None] | None = then
 
     def begin(self) -> None:
-        """Watch from here on."""
-        sys.meta_path.insert(0, self)
+        """Watch from here on; call at once where the module is there and whole."""
+        module = sys.modules.get(self._name)
+        if module is None:
+            sys.meta_path.insert(0, self)
+            return
+        spec: Any = None
+        with contextlib.suppress(AttributeError):  # not getattr, which loads a lazy module
+            spec = object.__getattribute__(module, "__spec__")
+        if type(module).__name__ == "_LazyModule" and spec is not None:
+            spec.loader = _Watched(spec.loader, self)
+            return
+        if type(spec) is ModuleSpec and getattr(spec, "_initializing", False):
+            _UnderWay.watch(spec, self)
+            return
+        then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def end(self) -> None:
         """Watch no longer. Idempotent."""
@@ -75,6 +91,13 @@ class ImportWatch:
                 return spec
         return None
 
+    def import_ended(self) -> None:
+        """Called at the end of an import that was under way: it may have failed."""
+        if self._name in sys.modules:
+            self.imported()
+        elif self._then is not None:
+            self.begin()
+
     def imported(self) -> None:
         """Called by the loader."""
         then = self._then
@@ -82,6 +105,25 @@ class ImportWatch:
         if then is not None:
             with contextlib.suppress(Exception):  # the profiler never changes the program
                 then()
+
+
+class _UnderWay(ModuleSpec):
+    """The spec of a module whose import is under way; it says when that ends."""
+
+    _watches: list[ImportWatch]
+
+    @classmethod
+    def watch(cls, spec: ModuleSpec, watch: ImportWatch) -> None:
+        """Have the watch see the end of this import."""
+        spec.__class__ = cls
+        vars(spec).setdefault("_watches", []).append(watch)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:  # the last thing that the import system does
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            for watch in vars(self).pop("_watches"):
+                watch.import_ended()
 
 
 def _ask(finder: Any, name: str, path: Any, target: Any) -> Any:

@@ -8,15 +8,20 @@ import inspect
 import pickle
 import sys
 import threading
+import types
+from importlib.machinery import ModuleSpec
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 import torch
+from torch import save as save_imported_before
 
 import chopper
 from chopper import _session
+from chopper._trainers import Redirection
 from chopper.run import Run
-from tests.profiling.make import TRACE_ONLY, findings_of, trace_of, traced_of
+from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, trace_of, traced_of
 
 
 def current_phase():
@@ -197,23 +202,141 @@ def test_what_trainers_do_has_the_phase_that_they_name(task, transformers, impor
         task.step()
     # The loop is part of its evaluation.
     assert [row["name"] for row in phases_of()] == ["evaluation", "checkpoint"]
-    assert not hasattr(trainer_class.evaluate, "__wrapped__")
     assert trainer.evaluate([1]) == (1, "eval")
 
 
 def test_saving_is_a_checkpoint_and_torch_is_as_it_was(task, tmp_path):
-    own = torch.save
-    with chopper.profile("run", collect=TRACE_ONLY):
+    own, code = torch.save, torch.save.__code__
+    signature, source = inspect.signature(torch.save), inspect.getsource(torch.save)
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False):
         task.step()
-        torch.save(task.model.state_dict(), tmp_path / "model.pt")
-        assert torch.save is torch.serialization.save
-        assert pickle.loads(pickle.dumps(torch.save)) is torch.save
-        # What was imported meanwhile goes on working.
-        inside = torch.save
-    assert torch.save is torch.serialization.save is own
-    inside(task.model.state_dict(), tmp_path / "again.pt")
+        save_imported_before(task.model.state_dict(), tmp_path / "model.pt")
+        assert torch.save is torch.serialization.save is own
+        for library in (pickle, importlib.import_module("cloudpickle"), ForkingPickler):
+            assert pickle.loads(library.dumps(save_imported_before)) is own
+        assert (inspect.signature(torch.save), inspect.getsource(torch.save)) == (signature, source)
+    assert torch.save.__code__ is code
     assert [row["name"] for row in phases_of()] == ["checkpoint"]
-    assert torch.load(tmp_path / "again.pt").keys() == task.model.state_dict().keys()
+    assert torch.load(tmp_path / "model.pt").keys() == task.model.state_dict().keys()
+
+
+def functions_of_every_kind():
+    cell: list[int] = []
+
+    class Base:
+        def run(self, value=3):
+            return value
+
+    class Kind(Base):
+        def run(self, value=3):
+            return [super().run(value), cell]
+
+    def plain(a, b=2, /, c=3, *rest, d, e=5, **others):
+        return a, b, c, rest, d, e, others
+
+    @torch.no_grad()
+    def decorated(x, y=1):
+        return torch.is_grad_enabled(), x, y
+
+    return Kind, plain, decorated
+
+
+def test_a_redirected_function_takes_and_returns_what_it_did():
+    kind, plain, decorated = functions_of_every_kind()
+    calls = [
+        lambda: plain(1, d=4),
+        lambda: plain(1, 2, 3, 4, 5, d=6, e=7, a=8, f=9),
+        lambda: decorated(2),
+        lambda: decorated(y=2, x=3),
+        lambda: kind().run(),
+    ]
+    expected = [call() for call in calls]
+    seen = []
+
+    def noted(redirection):
+        def call(*args, **kwargs):
+            seen.append(redirection)
+            return redirection.original(*args, **kwargs)
+
+        return call
+
+    redirections = [Redirection.of(f) for f in (plain, decorated, kind.run)]
+    for redirection in redirections:
+        redirection.begin(noted(redirection))
+    assert [call() for call in calls] == expected
+    assert len(seen) == len(calls)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'd'"):
+        plain(1)
+    plain.__kwdefaults__["e"] = 6  # defaults are the function's own
+    assert plain(1, d=4)[5] == 6
+    assert Redirection.of(plain) is redirections[0]
+    copied = type(plain)(plain.__code__, plain.__globals__)
+    for redirection in redirections:
+        redirection.end()
+        redirection.end()
+    plain.__kwdefaults__["e"] = 5
+    assert [call() for call in calls] == expected
+    assert copied(1, 2, 3, d=4, e=5) == expected[0]
+    assert len(seen) == len(calls) + 1
+
+
+def test_a_library_whose_import_is_under_way_is_seen(task, transformers, tmp_path):
+    trainer = tmp_path / "library" / "transformers" / "trainer.py"
+    begin = "import sys; sys.modules['conftest_of_a_test'].begin()\n"
+    trainer.write_text(begin + trainer.read_text())
+    prof = chopper.profile("run", collect=TRACE_ONLY, trace=False)
+    sys.modules["conftest_of_a_test"] = module = types.ModuleType("conftest_of_a_test")
+    vars(module)["begin"] = prof.__enter__
+    try:
+        module = importlib.import_module("transformers.trainer")
+        assert type(module.__spec__) is ModuleSpec
+        module.Trainer().evaluate([1])
+        task.step()
+    finally:
+        prof.__exit__(None, None, None)
+        del sys.modules["conftest_of_a_test"]
+    assert [row["name"] for row in phases_of()] == ["evaluation"]
+
+
+def test_an_evaluation_needs_no_name(task):
+    """Steps without a trace have a kind as well."""
+    teacher = torch.nn.Linear(8, 4)
+    code = torch.nn.Module.eval.__code__, torch.nn.Module.train.__code__
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False) as prof:
+        for number in range(4):
+            teacher.eval()  # which never trains
+            task.step()
+            if number == 1:
+                task.model.eval()
+                with torch.no_grad():
+                    task.model(torch.ones(2, 8))
+                task.model.train()
+            if number == 2:  # trained in eval mode: batch norm is frozen
+                task.model.eval()
+                task.step()
+                task.model.train()
+            if number == 3:
+                with prof.phase("rollout"):  # named otherwise
+                    task.model.eval()
+                    task.model.train()
+            prof.step()
+    assert code == (torch.nn.Module.eval.__code__, torch.nn.Module.train.__code__)
+    evaluation, rollout = phases_of()
+    assert (evaluation["name"], rollout["name"]) == ("evaluation", "rollout")
+    step = steps_of("run")[1]
+    assert step["start_ns"] <= evaluation["start_ns"] < evaluation["end_ns"] <= step["end_ns"]
+
+
+def test_parameters_that_an_optimizer_gets_later_are_trained(task):
+    late = torch.nn.Linear(8, 4)
+    with chopper.profile("run", collect=TRACE_ONLY, trace=False):
+        task.step()
+        task.optimizer.add_param_group({"params": late.parameters()})
+        task.step()
+        session = _session.active()
+        assert session is not None
+        trained = session._optimizers.trained_ids
+        assert {id(p) for p in (*task.model.parameters(), *late.parameters())} == trained
 
 
 def test_a_phase_that_is_entered_again_within_itself_ends(task):
