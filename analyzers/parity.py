@@ -284,7 +284,7 @@ def _operators(runs: Pair, flop: Check) -> Check:
         names = {*a, *b}
         shared = sum(min(a.get(n, 0.0), b.get(n, 0.0)) for n in names)
         similarity = shared / sum(max(a.get(n, 0.0), b.get(n, 0.0)) for n in names)
-        apart = sorted(names, key=lambda n: -abs(a.get(n, 0.0) - b.get(n, 0.0)))[:3]
+        apart = sorted(names, key=lambda n: (-abs(a.get(n, 0.0) - b.get(n, 0.0)), n))[:3]
         if similarity < _OPERATORS_PASS_RATIO:
             said = (f"{n} {a.get(n, 0.0):.4g} and {b.get(n, 0.0):.4g}" for n in apart)
             note += f" ({similarity:.0%}); {', '.join(said)}"
