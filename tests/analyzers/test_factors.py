@@ -218,15 +218,20 @@ def test_without_a_spread_of_clocks_the_roofline_decides() -> None:
 
 
 def test_a_slope_that_contradicts_the_roofline_outweighs_it() -> None:
-    # By its bytes bound by memory, yet it follows the clock: 40 instances, 2 % of noise.
-    rng = np.random.default_rng(5)
+    # Near memory's roofline (0.2), yet durations of clock^(-0.9), times factors that no clock
+    # explains: 0.9 ± 0.06. The roofline is off by 0.7, so its variance is 0.7² − 0.06² = 0.486 where
+    # it would have been 0.25², and it weighs an eighth of what it would have.
     clock = np.repeat([1.2e9, 1.98e9], 20)
-    taken = 1e6 * 1.98e9 / clock * np.exp(rng.normal(0, 0.02, 40))
+    taken = 1e6 * (clock / 1.98e9) ** -0.9 * np.tile([1.1, 1 / 1.1], 20)
     found = estimate(
-        np.zeros(40, np.int64), 1, taken, clock, np.zeros(40), np.ones(40, bool), np.zeros(40)
+        np.zeros(40, np.int64), 1, taken, clock, np.zeros(40), np.ones(40, bool), np.full(40, 0.2)
     )
-    assert found.value[0] == pytest.approx(min(found.slope[0], 1.0), abs=2e-3)
-    assert found.error[0] == pytest.approx(found.slope_error[0], rel=0.01)
+    assert found.slope[0] == pytest.approx(0.9)
+    error = found.slope_error[0]
+    weights = np.array([1 / error**2, 1 / (0.7**2 - error**2)])
+    assert weights[1] == pytest.approx(1 / 0.486, rel=0.01)
+    assert found.value[0] == pytest.approx((weights @ [0.9, 0.2]) / weights.sum())
+    assert found.error[0] == pytest.approx(weights.sum() ** -0.5)
 
 
 def test_a_roofline_within_the_error_of_the_slope_is_believed_in_full() -> None:
