@@ -56,6 +56,7 @@ class RankInput:
         kernel_counter: hardware counters of its kernels, as declared; None when there are none.
         core_wait: run delays of its thread, as declared; None when there are none.
         synchronization: what was waited for, as declared; None when the trace does not say.
+        recorded: chopper took the trace.
     """
 
     rank: int
@@ -73,6 +74,7 @@ class RankInput:
     kernel_counter: pa.Table | None = None
     core_wait: pa.Table | None = None
     synchronization: pa.Table | None = None
+    recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,7 @@ def _findings(joined: JoinedRank, too_fast: int, of_peak_ratio: float = 0.0) -> 
         too_fast=too_fast,
         of_peak_ratio=of_peak_ratio,
         settling_count=_settling_count(joined),
+        recorded=joined.given.recorded,
     )
 
 

@@ -62,7 +62,8 @@ def clock_by_kernel(attribution: Attribution) -> pa.Table:
 
 
 def clock_by_step(attribution: Attribution) -> pa.Table:
-    """Clocks of each rank's steps, in order. PIECE, WINDOW, DEVICE_CLOCK -> CLOCK_BY_STEP."""
+    """Clocks of each rank's steps, of all kinds. PIECE, WINDOW, DEVICE_CLOCK -> CLOCK_BY_STEP."""
+    attribution = attribution.whole
     made_of = clocked(attribution)
     if made_of is None:
         return TABLES["clock_by_step"].empty()

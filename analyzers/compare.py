@@ -48,8 +48,7 @@ def compare(
         all_steps: keep leading steps that took much longer than those after them, and steps of
             other kinds.
     """
-    if not all_steps:
-        a, b = _of_one_kind(a, b)
+    a, b = (run.whole if all_steps else _of_one_kind(run) for run in (a, b))
     sides = (cut(a, warm_up=all_steps), cut(b, warm_up=all_steps))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [_exact(s, leaves) for s in sides]
@@ -69,19 +68,15 @@ def compare(
     )
 
 
-def _of_one_kind(a: Attribution, b: Attribution) -> tuple[Attribution, Attribution]:
-    """The steps that the runs' step times are of, where steps of other kinds were traced too.
+def _of_one_kind(run: Attribution) -> Attribution:
+    """The steps that the run's step time is of, where steps of other kinds were traced too.
 
     Two runs seldom trace as many evaluations, and a mean over both kinds tells how many. Slow
     leading steps alone are left to :func:`~chopper.analyzers.steps.cut`.
     """
-    times = a.step_time(), b.step_time()
-    others = any(
-        k.traced and k.name not in (FIRST, time.kind) for time in times for k in time.kinds
-    )
-    if not others or times[0].kind != times[1].kind:
-        return a, b
-    return a.of_kind(), b.of_kind()
+    time = run.step_time()
+    others = any(k.traced and k.name not in (FIRST, time.kind) for k in time.kinds)
+    return run.of_kind() if others else run.whole
 
 
 def apportion(total_ns: np.ndarray, windows: int) -> np.ndarray:
@@ -193,12 +188,15 @@ def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
 
 
 def _notes_of_kinds(runs: tuple[Attribution, Attribution]) -> list[str]:
-    """Which traced steps are left out because they are of another kind."""
+    """Which traced steps are left out because they are of another kind; runs that differ in it."""
     notes = []
+    kinds = [run.step_time().kind for run in runs]
+    if kinds[0] != kinds[1]:
+        notes.append(f"the steps compared are of {kinds[0]} in A and of {kinds[1]} in B")
     for name, run in zip("AB", runs, strict=True):
         step = run.step_time()
         for kind in step.kinds:
-            if run.partial is not None and kind.traced and kind.name != step.kind:
+            if run.whole is not run and kind.traced and kind.name != step.kind:
                 notes.append(
                     f"{name}: {plural(len(kind.traced), 'traced step')} ({kind.name}: "
                     f"{ranges(kind.traced)}) left out: the steps compared are of {step.kind}"

@@ -257,7 +257,7 @@ def _inside_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, int]
     if not step.num_rows:
         return np.ones(host.num_rows, dtype=bool), 1
     start = ints(host, "start_ns")
-    if attribution.partial is not None:
+    if attribution.whole is not attribution:
         step = step.filter(pc.is_in(step["number"], value_set=attribution.windows["number"]))
         at = np.searchsorted(ints(step, "start_ns"), start, side="right") - 1
         ends = np.append(ints(step, "end_ns"), np.iinfo(np.int64).min)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper._format import plural
 from chopper.analyzers import names
 from chopper.analyzers.columns import ints
 from chopper.analyzers.compute import MOST_OF_A_PEAK
@@ -39,6 +40,7 @@ def check_rank(
     too_fast: int,
     of_peak_ratio: float,
     settling_count: int = 0,
+    recorded: bool = False,
 ) -> list[Finding]:
     """All checks on one rank's trace.
 
@@ -52,6 +54,7 @@ def check_rank(
         too_fast: kernels that ran faster than their peak.
         of_peak_ratio: what all products need at the peak, over the time that they took.
         settling_count: steps that were traced so that ranks settle, and do not count.
+        recorded: chopper took the trace.
     """
     findings: list[Finding] = []
 
@@ -151,8 +154,12 @@ def check_rank(
         add(
             "trace.no_shapes",
             "warning",
-            "no shapes were recorded, so FLOP and bytes are unknown: record without --no-shapes "
-            "(torch.profiler: record_shapes=True)",
+            "no shapes were recorded, so FLOP and bytes are unknown: "
+            + (
+                "record without --no-shapes (chopper.profile: without shapes=False)"
+                if recorded
+                else "torch.profiler records them with record_shapes=True"
+            ),
             None,
             "compute.ideal",
         )
@@ -201,14 +208,14 @@ def check_rank(
             "and is not attributed",
             stretches + 1,
         )
-    recorded = windows.numbers[windows.recorded]
-    jumps = int((np.diff(recorded) > 1).sum()) - windows.empty_steps - stretches
+    numbers = windows.numbers[windows.recorded]
+    jumps = int((np.diff(numbers) > 1).sum()) - windows.empty_steps - stretches
     if jumps > 0:
         add(
             "steps.not_consecutive",
             "warning",
-            f"step numbers jump {jumps} times: what was not recorded in between counts to the "
-            "step after it",
+            f"step numbers jump {plural(jumps, 'time')} without a hole in the trace: whatever ran "
+            "between two numbered steps counts to the later one",
             jumps,
         )
     lengths = np.diff(windows.bounds_ns)[windows.recorded]

@@ -21,12 +21,13 @@ _LEAST_STEPS = 5
 
 
 def steps(attribution: Attribution) -> pa.Table:
-    """Step windows of all ranks in order of step, then rank. PIECE, WINDOW -> STEPS.
+    """Step windows of all ranks and kinds, by step, then rank. PIECE, WINDOW -> STEPS.
 
     The four states sum to the observed time. An outlier is further from its rank's median than 3.5
     times 1.4826 × the median absolute deviation (Iglewicz and Hoaglin's modified z-score), and
     further than 2 %; with fewer than five steps none is told.
     """
+    attribution = attribution.whole
     windows, pieces = attribution.windows, attribution.pieces
     count = windows.num_rows
     if not count:

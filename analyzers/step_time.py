@@ -110,22 +110,18 @@ class Outside:
     """Time of a recording that belongs to no step, mean over ranks.
 
     Attributes:
-        before_ns, between_ns, after_ns: before the first step, between steps, after the last.
+        after_ns: after the last step, without what chopper took to end the recording.
+        profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
+            written), and to end the recording.
         recording_ns: the whole recording.
-        phases_ns: program phase → its part of the time before the first and after the last step;
-            each nanosecond belongs to the innermost phase.
+        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the innermost
+            phase.
     """
 
-    before_ns: int
-    between_ns: int
     after_ns: int
+    profiler_ns: int
     recording_ns: int
     phases_ns: dict[str, int]
-
-    @property
-    def total_ns(self) -> int:
-        """All of it."""
-        return self.before_ns + self.between_ns + self.after_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,8 +480,12 @@ def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) ->
 
 
 def _outside(attribution: Attribution) -> Outside | None:
-    """Time of the recording that no step holds; None where its bounds are not known."""
-    found: list[tuple[int, int, int, int]] = []
+    """Time of the recording that no step holds; None where its bounds are not known.
+
+    A step begins where the one before it ended, and the first one when the recording is set up:
+    chopper alone works before the first step and between steps.
+    """
+    found: list[tuple[int, int, int]] = []
     phases: dict[str, int] = {}
     for part in attribution.run.manifest.ranks:
         table = attribution.run.table(part.rank, "step")
@@ -495,18 +495,17 @@ def _outside(attribution: Attribution) -> Outside | None:
             return None
         begin_ns, finish_ns = begin_ns or 0, finish_ns or 0
         start, end = ints(table, "start_ns"), ints(table, "end_ns")
-        before = max(int(start[0]) - begin_ns, 0)
-        after = max(finish_ns - int(end[-1]), 0)
+        last_ns = int(end[-1])
+        close_ns = (part.overhead.close_ns if part.overhead else None) or 0
+        after = max(finish_ns - last_ns - close_ns, 0)
         between = int(np.maximum(start[1:] - end[:-1], 0).sum())
-        found.append((before, between, after, finish_ns - begin_ns))
+        own = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
+        found.append((after, own, finish_ns - begin_ns))
         for name, a, b in _phase_pieces(attribution, part.rank):
-            early = max(min(b, int(start[0])) - max(a, begin_ns), 0)
-            late = max(min(b, finish_ns) - max(a, int(end[-1])), 0)
-            if early + late:
-                phases[name] = phases.get(name, 0) + early + late
+            late = min(b, finish_ns) - max(a, last_ns)
+            if late > 0:
+                phases[name] = phases.get(name, 0) + late
     if not found:
         return None
-    before, between, after, whole = (round(float(v)) for v in np.mean(found, axis=0))
-    return Outside(
-        before, between, after, whole, {n: t // len(found) for n, t in sorted(phases.items())}
-    )
+    after, own, whole = (round(float(v)) for v in np.mean(found, axis=0))
+    return Outside(after, own, whole, {n: t // len(found) for n, t in sorted(phases.items())})

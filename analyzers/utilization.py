@@ -57,10 +57,8 @@ class _Math:
 def utilization(attribution: Attribution) -> pa.Table:
     """MFU and HFU of the run, of its data types, and of each rank, against both ceilings.
 
-    EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null). Where
-    steps of several kinds were traced, it is of those that the step time is of.
+    EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null).
     """
-    attribution = attribution.of_kind()
     scale = attribution.step_time().scale
     math = {
         r.rank: _math(attribution, r.rank, round(r.observed_ns * scale)) for r in attribution.ranks
@@ -107,10 +105,7 @@ def _math(attribution: Attribution, rank: int, time_ns: int) -> _Math:
     ):  # the sum over ranks is a whole number, too
         reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
         return _Math({}, {}, 1.0, time_ns, unknown_reason=reason)
-    reason = (
-        "the FLOP of no product are known: shapes were not recorded; record without --no-shapes "
-        "(torch.profiler: record_shapes=True)"
-    )
+    reason = "the FLOP of no product are known: shapes were not recorded"
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
@@ -301,7 +296,7 @@ def tokens_of(attribution: Attribution, rank: int) -> int | None:
     rows = np.flatnonzero(codes == names.index("aten::embedding"))
     steps = attribution.run.table(rank, "step")
     steps = steps.filter(steps["traced"]) if steps.num_rows else steps
-    if steps.num_rows and attribution.partial is not None:
+    if steps.num_rows and attribution.whole is not attribution:
         steps = steps.filter(pc.is_in(steps["number"], value_set=attribution.windows["number"]))
     if steps.num_rows:
         at = ints(spans, "start_ns")[rows]

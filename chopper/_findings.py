@@ -29,6 +29,7 @@ _TRACING_RATIO = 0.15
 _KIND_RATIO = 0.2
 """Steps of a kind that was not traced are worth a window from this share of the time on."""
 _OUTSIDE_RATIO = 0.2
+"""From so much of the program's time after the last step on, the steps are not its whole story."""
 _SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -168,7 +169,7 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
 
 
 def of_steps(attribution: Attribution) -> list[Finding]:
-    """What tracing added, kinds of steps that no window caught, and time outside of steps."""
+    """What tracing added, kinds of steps that no window caught, and time after the last step."""
     from chopper._format import duration, plural, ranges
     from chopper.analyzers.step_time import FIRST
     from chopper.manifest import Finding
@@ -216,27 +217,21 @@ def of_steps(attribution: Attribution) -> list[Finding]:
             )
         )
     outside = step.outside
-    if outside is not None and outside.total_ns >= _OUTSIDE_RATIO * outside.recording_ns:
-        parts = [
-            f"{duration(time_ns)} {where}"
-            for time_ns, where in (
-                (outside.before_ns, "before the first"),
-                (outside.between_ns, "between them"),
-                (outside.after_ns, "after the last"),
+    if outside is not None:
+        own_ns = outside.recording_ns - outside.profiler_ns
+        if outside.after_ns >= _OUTSIDE_RATIO * own_ns > 0:
+            phases = [f"{name} {duration(time_ns)}" for name, time_ns in outside.phases_ns.items()]
+            found.append(
+                Finding(
+                    code="run.outside_steps",
+                    severity="info",
+                    message=f"{duration(outside.after_ns)} of the program's {duration(own_ns)} "
+                    f"({outside.after_ns / own_ns:.0%}) come after the last step"
+                    + (f" (of them {', '.join(phases)})" if phases else "")
+                    + f"; the {duration(outside.profiler_ns)} in which chopper started, wrote traces "
+                    "and ended are not counted",
+                )
             )
-            if time_ns
-        ]
-        phases = [f"{name} {duration(time_ns)}" for name, time_ns in outside.phases_ns.items()]
-        of_phases = f" (of them {', '.join(phases)})" if phases else ""
-        found.append(
-            Finding(
-                code="run.outside_steps",
-                severity="info",
-                message=f"{duration(outside.total_ns)} of the recording's "
-                f"{duration(outside.recording_ns)} ({outside.total_ns / outside.recording_ns:.0%}) "
-                f"are outside of steps: {', '.join(parts)}{of_phases}",
-            )
-        )
     return found
 
 

@@ -11,10 +11,11 @@ import os
 import re
 import shlex
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chopper import manifest as m
-from chopper._format import some
+from chopper._format import plural, some
 from chopper._process_identity import HeldElsewhere, ProcessIdentity, locked, runs
 from chopper.errors import RunFormatError
 from chopper.run import MANIFEST, is_rank_dir, is_run
@@ -125,20 +126,57 @@ def yield_ranks(path: Path) -> None:
                 return
 
 
-def describe(path: Path, shown: Path) -> str:
-    """A sub-run in some words: its path, steps and command."""
-    folders = rank_dirs(path)
-    part = part_of(folders[0]) if folders else None
-    words = [f"{len(folders)} ranks"] if len(folders) > 1 else []
-    if part is not None and part.steps_count is not None:
-        words.append(f"{part.steps_count} step" + ("s" if part.steps_count != 1 else ""))
-    elif not any(map(has_steps, folders)):
-        words.append("no steps")
-    if any(map(recorded_by, folders)):
-        words.append("still recording")
-    if part is not None and part.command:
-        words.append(shlex.join(part.command[:4]))
-    return f"{shown} ({', '.join(words)})" if words else str(shown)
+@dataclass(frozen=True, slots=True)
+class SubRun:
+    """A run inside of a run.
+
+    Attributes:
+        path: its directory.
+        pid: process of its first rank; None where it cannot be read.
+        ranks: how many recorded into it.
+        steps: of its first rank; 0 where it has none yet, None for a recording that was cut short.
+        recording: whether it is being recorded into.
+        command: how the process was started.
+    """
+
+    path: Path
+    pid: int | None
+    ranks: int
+    steps: int | None
+    recording: bool
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        words = [f"{self.ranks} ranks"] if self.ranks > 1 else []
+        if self.steps is not None:
+            words.append(plural(self.steps, "step"))
+        if self.recording:
+            words.append("still recording")
+        if self.command:
+            words.append(shlex.join(self.command[:4]))
+        return f"{self.path} ({', '.join(words)})" if words else str(self.path)
+
+
+def described(path: Path) -> list[SubRun]:
+    """The runs inside of a run, by number."""
+    found = []
+    for sub in sub_runs(path):
+        folders = rank_dirs(sub)
+        part = part_of(folders[0]) if folders else None
+        steps = part.steps_count if part is not None else None
+        if steps is None and not any(map(has_steps, folders)):
+            steps = 0
+        found.append(
+            SubRun(
+                sub,
+                part.pid if part is not None else None,
+                len(folders),
+                steps,
+                any(map(recorded_by, folders)),
+                (part.command if part is not None else None) or (),
+            )
+        )
+    return found
 
 
 def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
@@ -148,17 +186,17 @@ def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
         path: the run directory.
         shown: its name in messages, when that is another one.
     """
-    subs = sub_runs(path)
+    subs = described(path)
     if not subs:
         return []
-    trained = any(has_steps(folder) for sub in subs for folder in rank_dirs(sub))
+    trained = any(sub.steps != 0 for sub in subs)
+    named = [str(replace(sub, path=(shown or path) / sub.path.name)) for sub in subs]
     return [
         m.Finding(
             code="run.processes",
             severity="warning" if trained else "info",
             count=len(subs) + 1,
             message=f"{len(subs) + 1} processes recorded apart; this is one of them. Analyze the "
-            f"{'other' if len(subs) == 1 else 'others'} by path: "
-            f"{some([describe(sub, (shown or path) / sub.name) for sub in subs])}",
+            f"{'other' if len(subs) == 1 else 'others'} by path: {some(named)}",
         )
     ]

@@ -125,6 +125,7 @@ class Session:
         self._lock = threading.RLock()
         self._busy = False
         self._closing = False
+        self._closing_ns = 0
         self._doomed: int | None = None
         """The signal that ends the process once the recording is closed."""
         self._collecting = Collecting(options)
@@ -513,6 +514,7 @@ class Session:
             self._give_up(reason_of(own))
 
     def _close_parts(self, *, tracer: bool) -> None:
+        self._closing_ns = time.time_ns()
         self._stop_watching()
         self._last_step()
         if tracer:
@@ -591,6 +593,7 @@ class Session:
         manifest.steps_count = self._log.number
         manifest.collectors = self._collecting.reports()
         self._log.summarize(self._overhead)
+        self._overhead.close_ns = manifest.end_ns - self._closing_ns
         self._part.save()
         # The run that a launcher was told to make is closed by it.
         if self.info.world_size == 1 and not (

@@ -38,6 +38,9 @@ def load(source: Source) -> Run:
 def attribute(run: Run | Source) -> Attribution:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
+    Where steps of several kinds were traced (with an evaluation, say, or slow first ones), it is of
+    those that the step time is of; :attr:`Attribution.whole` is of all of them.
+
     Args:
         run: a run, or anything that :func:`load` takes.
 
@@ -87,6 +90,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                     kernel_counter=run.table(rank, "kernel_counter"),
                     core_wait=run.table(rank, "core_wait"),
                     synchronization=run.table(rank, "synchronization"),
+                    recorded=part.status != "imported",
                 )
             )
         )
@@ -193,9 +197,10 @@ def _attribute(
         withheld=withheld(findings),
         communication=stacked([r.communication for r in results]),
     )
-    findings += [*_findings.of_steps(attribution), *_findings.of_utilization(attribution)]
-    attribution.findings = _findings.gathered(findings)
-    return attribution
+    shown = attribution.of_kind()
+    findings += [*_findings.of_steps(shown), *_findings.of_utilization(shown)]
+    attribution.findings = shown.findings = _findings.gathered(findings)
+    return shown
 
 
 def compare(

@@ -1,6 +1,8 @@
 """The result of attributing a run: tables of exclusive pieces, and views of them.
 
 Everything here is a regrouping of the same nanoseconds: whatever the level, the sums are equal.
+Where steps of several kinds were traced, all of it is of the kind that the step time is of, and
+``whole`` is of all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from chopper.causes import CAUSES, LEAVES, parents
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import numpy as np
     import pandas as pd
     import pyarrow as pa
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from chopper.replaying import Recoverable
     from chopper.run import Run
 
-SCHEMA = "chopper.attribution/1"
+SCHEMA = "chopper.attribution/2"
 Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 _BOOTSTRAP_RESAMPLES = 2000
@@ -108,7 +112,7 @@ def _no_communication() -> pa.Table:
 
 @dataclass
 class Attribution:
-    """Where every nanosecond of a run's windows went.
+    """Where every nanosecond of a run's steps went: of one kind of steps, the step time's.
 
     Attributes:
         pieces: the `piece` table of all ranks.
@@ -140,9 +144,13 @@ class Attribution:
     factors: dict[int, Factors] = field(default_factory=dict)
     withheld: list[Withheld] = field(default_factory=list)
     communication: pa.Table = field(default_factory=_no_communication)
-    partial: str | None = None
-    """Why it is a part of another attribution (:meth:`of_kind`); None: it is whole."""
+    _whole: Attribution | None = field(default=None, repr=False)
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def whole(self) -> Attribution:
+        """The attribution of all traced steps of all kinds; itself where they are of one kind."""
+        return self._whole or self
 
     @property
     def observed_ns(self) -> int:
@@ -191,10 +199,8 @@ class Attribution:
         Made when it is first asked for, not with the attribution: null with the reason where the
         run cannot be replayed, or nothing takes the cause away. The values do not add up.
         """
-        from chopper.replaying import Recoverable, recoverable
+        from chopper.replaying import recoverable
 
-        if self.partial is not None:
-            return {row.id: Recoverable(None, self.partial) for row in self.causes()}
         return recoverable(self)
 
     def critical_lanes(self) -> dict[int, Lane]:
@@ -286,37 +292,44 @@ class Attribution:
         return found
 
     def of_kind(self) -> Attribution:
-        """The part of it that the step time is of, where steps of several kinds were traced.
+        """The part of it that the step time is of; itself where no other kind was traced."""
+        step = self.step_time()
+        mine = [kind.traced for kind in step.kinds if kind.name == step.kind]
+        return self.of_steps(mine[0]) if mine and mine[0] else self
 
-        Itself where all windows are of one kind. Of a part, no recoverable times are known.
+    def of_steps(self, numbers: Collection[int]) -> Attribution:
+        """The part of its ``whole`` in these steps; the whole itself where it has no others.
+
+        Args:
+            numbers: of steps; -1 for windows without a number.
         """
         import numpy as np
         import pyarrow as pa
 
-        step = self.step_time()
-        traced = {number for kind in step.kinds if kind.name == step.kind for number in kind.traced}
-        numbers = self.windows["number"].to_pylist()
-        inside = np.array([n in traced for n in numbers], dtype=bool)
-        if not traced or inside.all():
-            return self
-        windows = self.windows.filter(pa.array(inside))
-        width = int(self.windows["step_index"].to_numpy().max()) + 1
+        whole = self.whole
+        inside = np.isin(_window_numbers(whole.windows), [*numbers])
+        if inside.all():
+            return whole
+        windows = whole.windows.filter(pa.array(inside))
+        width = int(whole.windows["step_index"].to_numpy().max()) + 1
 
         def within(table: pa.Table) -> pa.Table:
-            place, mine = (
+            window, mine = (
                 t["rank"].to_numpy().astype(np.int64) * width + t["step_index"].to_numpy()
                 for t in (table, windows)
             )
-            return table.filter(pa.array(np.isin(place, mine)))
+            return table.filter(pa.array(np.isin(window, mine)))
 
+        links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
         part = replace(
-            self,
-            pieces=within(self.pieces),
+            whole,
+            pieces=within(whole.pieces),
             windows=windows,
-            gaps=within(self.gaps),
-            links={rank: self._links_within(rank, windows) for rank in self.links},
-            partial=f"steps of several kinds were traced, and this is of {step.kind} alone",
-            _cache={"step_time": step},
+            gaps=within(whole.gaps),
+            links=links,
+            communication=_communication_within(whole, links),
+            _whole=whole,
+            _cache={"step_time": whole.step_time()},
         )
         by_rank = {g.key: g for g in part.by("rank")}
         counts = windows["rank"].to_pylist()
@@ -327,21 +340,9 @@ class Attribution:
                 ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0) if r.rank in by_rank else 0,
                 steps=counts.count(r.rank),
             )
-            for r in self.ranks
+            for r in whole.ranks
         ]
         return part
-
-    def _links_within(self, rank: int, windows: pa.Table) -> pa.Table:
-        """Links of a rank's events, without a window where theirs is none of ``windows``."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        links = self.links[rank]
-        place = links.schema.get_field_index("step_index")
-        mine = windows["step_index"].filter(pc.equal(windows["rank"], rank))
-        step = links["step_index"]
-        kept = pc.if_else(pc.is_in(step, value_set=mine), step, pa.scalar(None, step.type))
-        return links.set_column(place, links.schema.field(place), kept)
 
     def step_time_ns(self) -> list[int]:
         """Observed time of each step: the longest window over ranks, in step order."""
@@ -409,17 +410,25 @@ class Attribution:
         return Basis("sum of the causes below it", all(b.measured for b in under))
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form, schema ``chopper.attribution/1``."""
+        """The documented JSON form, schema ``chopper.attribution/2``."""
+        from chopper import _processes
         from chopper.views import view
 
         by_rank = {g.key: g.causes for g in self.by("rank")}
         back = self.recoverable()
+        whole = self.whole
         return {
             "schema": SCHEMA,
             "run": self.run.source,
             "observed_ns": self.observed_ns,
             "ideal_ns": None if self.withholds("compute.ideal") else self.ideal_ns,
             "steps": self.steps,
+            "all_kinds": {
+                "observed_ns": whole.observed_ns,
+                "ideal_ns": None if whole.withholds("compute.ideal") else whole.ideal_ns,
+                "steps": whole.steps,
+                "causes_ns": {row.id: row.time_ns for row in whole.leaves()},
+            },
             "step_time": self.step_time().to_dict(),
             "step_time_ns": self.step_time_ns(),
             "ranks": [
@@ -434,6 +443,10 @@ class Attribution:
                     "causes_ns": by_rank.get(r.rank, {}),
                 }
                 for r in self.ranks
+            ],
+            "processes": [
+                {"path": str(p.path), "pid": p.pid, "ranks": p.ranks, "steps": p.steps}
+                for p in (_processes.described(self.run.path) if self.run.path else ())
             ],
             "causes": [
                 {
@@ -533,6 +546,40 @@ def _finding_dict(finding: Finding) -> dict[str, Any]:
         "count": finding.count,
         "withholds": list(finding.withholds),
     }
+
+
+def _window_numbers(windows: pa.Table) -> np.ndarray:
+    """Step number of each window; -1 for none."""
+    numbers: np.ndarray = windows["number"].fill_null(-1).to_numpy()
+    return numbers
+
+
+def _links_within(links: pa.Table, rank: int, windows: pa.Table) -> pa.Table:
+    """Links of a rank's events, without a window where theirs is none of ``windows``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    place = links.schema.get_field_index("step_index")
+    mine = windows["step_index"].filter(pc.equal(windows["rank"], rank))
+    step = links["step_index"]
+    kept = pc.if_else(pc.is_in(step, value_set=mine), step, pa.scalar(None, step.type))
+    return links.set_column(place, links.schema.field(place), kept)
+
+
+def _communication_within(whole: Attribution, links: dict[int, pa.Table]) -> pa.Table:
+    """The communication table without the events of the windows that ``links`` have lost."""
+    import numpy as np
+    import pyarrow as pa
+
+    table = whole.communication
+    rank, row = table["rank"].to_numpy(), table["event_row"].to_numpy()
+    kept = np.ones(len(rank), dtype=bool)
+    for number, left in links.items():
+        had = whole.links[number]["step_index"].is_valid().to_numpy()
+        lost = had & ~left["step_index"].is_valid().to_numpy()
+        mine = np.flatnonzero(rank == number)
+        kept[mine] = ~lost[row[mine]]
+    return table.filter(pa.array(kept))
 
 
 def _codes(table: pa.Table, column: str) -> tuple[np.ndarray, list[Any]]:

@@ -171,8 +171,9 @@ _CHECKS = (
     Check("steps.empty", "Steps without work", "Steps that ran nothing of their own on the device."),
     Check(
         "steps.not_consecutive",
-        "Steps missing",
-        "Step numbers jump: what ran in between counts to the step after it.",
+        "Step numbers jump",
+        "Steps follow each other in time and their numbers do not: whatever ran between two of them "
+        "counts to the later one. Where the trace itself has a hole, `trace.several_windows` says so.",
     ),
     Check("trace.several_windows", "Several windows", "The trace was taken in several stretches (a "
           "profiler's schedule with repeat, files of several windows): between them nothing is known."),
@@ -194,8 +195,8 @@ _CHECKS = (
         "Steps that took a fifth of the time or more, with phases of their own (evaluation, rollout) "
         "or three times as long as the others, lie in no window: nothing is said of their causes.",
     ),
-    Check("run.outside_steps", "Time outside of steps", "A fifth of the recording or more belongs to "
-          "no step: set-up, evaluation between epochs, what follows the last step."),
+    Check("run.outside_steps", "Time after the last step", "A fifth of the program's time or more: a "
+          "last evaluation, a checkpoint. What chopper took to start, write traces and end is apart."),
     Check(
         "launch.without_kernel",
         "Kernels missing",

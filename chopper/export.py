@@ -38,7 +38,8 @@ def export(
     Args:
         attribution: what to write.
         kind: ``parquet`` or ``csv`` (a file per table: of each rank in ``rank-00000/``, of the
-            attribution at the top, of the views in ``views/``), or ``perfetto`` (``trace.json.gz``).
+            attribution at the top, of the views in ``views/``; of steps of all kinds, where several
+            were traced, in ``all_kinds/``), or ``perfetto`` (``trace.json.gz``), with all steps.
         directory: where; made when it is not there.
         force: write into a directory that holds files, over those of the same name.
 
@@ -92,8 +93,11 @@ def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
     from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
     from chopper.views import VIEWS, view
 
-    for name in ("piece", "window", "gap"):
-        yield name, getattr(attribution, f"{name}s")
+    whole = attribution.whole
+    for folder, part in {"": attribution, "all_kinds/": whole}.items():
+        if not folder or whole is not attribution:
+            for name in ("piece", "window", "gap"):
+                yield folder + name, getattr(part, f"{name}s")
     for rank in attribution.run.ranks:
         folder = rank_dir_name(rank)
         declarations = (*TRACE_TABLES, *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES)
@@ -101,8 +105,8 @@ def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
             table = attribution.run.table(rank, declared.name)
             if table.num_rows:
                 yield f"{folder}/{declared.name}", table
-        if rank in attribution.links:
-            yield f"{folder}/event_link", attribution.links[rank]
+        if rank in whole.links:
+            yield f"{folder}/event_link", whole.links[rank]
     for name in VIEWS:
         table = view(attribution, name)
         if table.num_rows:
@@ -131,6 +135,7 @@ def _write(table: pa.Table, path: Path) -> None:
 
 def _write_timeline(attribution: Attribution, path: Path) -> None:
     """Chrome's trace format; times are microseconds since the first event, exact to the ns."""
+    attribution = attribution.whole
     starts = [
         int(start)
         for rank in attribution.run.ranks

@@ -91,6 +91,8 @@ class Overhead(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Median time that chopper's own code took inside a step (marks, hooks)."""
     export_ns: int | None = None
     """Writing the trace, outside the steps."""
+    close_ns: int | None = None
+    """Ending the recording after the program's own end: its last trace, collectors and files."""
     traced_step_ns: int | None = None
     """Median duration of traced steps."""
     untraced_step_ns: int | None = None

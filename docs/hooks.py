@@ -371,19 +371,24 @@ def provenance(quantity: Sourced) -> str:
     return quantity.source if quantity.note is None else f"{quantity.source} ({quantity.note})"
 
 
-# What each field of ``chopper.attribution/1`` means. A field that the program writes and this
+# What each field of ``chopper.attribution/2`` means. A field that the program writes and this
 # does not name, or the other way round, fails the build.
 FIELDS = {
     "": {
         "schema": "Name and version of this form.",
         "run": "The run directory or trace that was named.",
-        "observed_ns": "Time of all step windows of all ranks.",
+        "observed_ns": "Time of the step windows of all ranks: of steps of the kind `step_time.kind`.",
         "ideal_ns": "The part of it that model math needs at the devices' peaks; null where a rank's "
         "is not known.",
         "steps": "Step windows of the rank that has most.",
+        "all_kinds": "The same of all traced steps of all kinds: `observed_ns`, `ideal_ns`, `steps`, "
+        "`causes_ns` (leaf cause → time; sums to its `observed_ns`) and, with `--by`, `groups`.",
         "step_time": "The step time with and without tracing, and the kinds of steps.",
-        "step_time_ns": "Of each traced step, the longest window over ranks.",
+        "step_time_ns": "Of each of these steps, the longest window over ranks.",
         "ranks": "One object per rank.",
+        "processes": "The runs inside of this one, of further processes of the same command that are "
+        "none of its ranks: `path`, `pid`, `ranks` and `steps` (null where a recording was cut short) "
+        "of each. Nothing of them is in the times here.",
         "causes": "One object per cause with time in it, parents before their leaves. The times of "
         "the leaf causes sum to `observed_ns`.",
         "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) and "
@@ -408,9 +413,9 @@ FIELDS = {
         "nearby_ns": "Median of the untraced steps next to the traced ones; where it is long as "
         "well, tracing is not the reason.",
         "tracing_ci95_ns": "95 % interval of `tracing_ns`; null with fewer than three traced steps.",
-        "outside": "Time of the recording in no step: `before_ns` the first, `between_ns` them, "
-        "`after_ns` the last, `recording_ns` in all, `phases_ns` by program phase; null where its "
-        "bounds are not known.",
+        "outside": "Time of the recording in no step: the program's, `after_ns` the last one, with its "
+        "`phases_ns` by program phase, and chopper's own, `profiler_ns` (set-up, writing traces, the "
+        "end); `recording_ns` in all; null where its bounds are not known.",
         "kinds": "All kinds of steps, the most time first: `name`, `steps_count`, `steps`, "
         "`traced_steps`, `untraced`, `traced_mean_ns`, `time_ns`, `share_ratio` of the time of all "
         "steps, and `causes_ns` of the traced ones.",

@@ -77,12 +77,11 @@ def render(attribution: Attribution) -> str:
     import jinja2
     from markupsafe import Markup as safe
 
-    part = attribution.of_kind()
-    views = Views(part)
+    views = Views(attribution)
     story = tell(views)
     telemetry = [*series.collect(attribution.run), *series.queues(attribution)]
     tables = details.tables(attribution)
-    lanes = timeline.build(attribution, telemetry)
+    lanes = timeline.build(attribution.whole, telemetry)
     clocks = frequency.build(attribution, story)
     context = _context(views, story, lanes, telemetry)
     context["frequency"] = clocks

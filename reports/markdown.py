@@ -31,7 +31,6 @@ def escape(text: str) -> str:
 
 def render(attribution: Attribution) -> str:
     """The Markdown report of an attribution."""
-    attribution = attribution.of_kind()
     views = Views(attribution)
     story = tell(views)
     parts = [

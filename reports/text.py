@@ -48,7 +48,6 @@ def render(
         color: emit ANSI colours.
     """
     width = max(width, _MIN_WIDTH)
-    attribution = attribution.of_kind()
     views = Views(attribution)
     story = tell(views)
     console = _console(width, color)

@@ -14,6 +14,7 @@ import pytest
 from chopper import _claim, _processes
 from chopper._environment import RankInfo
 from chopper._process_identity import HeldElsewhere, identity_of, locked, machine
+from chopper.api import attribute
 from chopper.errors import OutputError
 from chopper.manifest import encode
 from chopper.outputs import new_output
@@ -168,6 +169,13 @@ def test_the_rank_goes_to_the_process_that_took_steps(tmp_path: Path) -> None:
     parent = Run.open(tmp_path / "process-3")
     assert parent.manifest.command == ("python", "parent.py")
     assert not list(tmp_path.glob(".*"))
+    # The same as data.
+    pid = parent.part(0).pid
+    assert attribute(run).to_dict()["processes"] == [
+        {"path": str(tmp_path / "process-2"), "pid": pid, "ranks": 1, "steps": 0},
+        {"path": str(tmp_path / "process-3"), "pid": pid, "ranks": 1, "steps": 0},
+    ]
+    assert attribute(parent).to_dict()["processes"] == []
 
 
 def test_a_living_process_keeps_its_rank(tmp_path: Path) -> None:

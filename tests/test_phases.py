@@ -211,7 +211,7 @@ def test_compilation_is_a_cause_of_its_own():
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    attribution = attributed()
+    attribution = attributed().whole
     by_step = {group.key: group.causes for group in attribution.by("step")}
     took = {step: causes.get("idle.preparation.compile", 0) for step, causes in by_step.items()}
     assert took[0] > took[2] == 0

@@ -50,6 +50,27 @@ class Path:
         """Length of each stretch."""
         return self.end_ns - self.start_ns
 
+    def within(self, windows: list[np.ndarray]) -> Path:
+        """The parts of it in windows: for each rank's place, (windows, 2) begins and ends."""
+        rows, starts, ends = [], [], []
+        for place, bounds in enumerate(windows):
+            mine = np.flatnonzero(self.place == place)
+            for begin, end in bounds.tolist():
+                low = np.maximum(self.start_ns[mine], begin)
+                high = np.minimum(self.end_ns[mine], end)
+                some = high > low
+                rows.append(mine[some])
+                starts.append(low[some])
+                ends.append(high[some])
+        row, start, end = (
+            np.concatenate([*p, np.zeros(0, np.int64)]) for p in (rows, starts, ends)
+        )
+        order = np.argsort(start, kind="stable")
+        row, start, end = row[order], start[order], end[order]
+        return Path(
+            self.place[row], start, end, self.kind[row], self.event[row], self.interval[row]
+        )
+
 
 def path_of(outcome: Outcome, alike: int | None = None) -> Path:
     """The critical path to the end of the last window: of all ranks, or of the one in that place."""

@@ -82,7 +82,8 @@ def command(
 
     With --by, --json adds "level" and "groups": one object per value with its "key" (null for
     what has none), "time_ns" and "causes" (leaf cause to nanoseconds). All times are summed over
-    ranks and steps; text shows them per step.
+    ranks and steps; text shows them per step. Where steps of several kinds were traced, all is of
+    those that the step time is of, and "all_kinds" in --json of all of them.
 
     \b
     Examples:
@@ -149,12 +150,11 @@ def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict
     """The documented form; with a level, its groups in their order."""
     out = attribution.to_dict()
     if by is not None:
-        groups = attribution.by(by)
         out["level"] = by
-        out["groups"] = [
-            {"key": g.key, "time_ns": g.time_ns, "causes": g.causes}
-            for g in (groups if top is None else groups[:top])
-        ]
+        for into, part in ((out, attribution), (out["all_kinds"], attribution.whole)):
+            into["groups"] = [
+                {"key": g.key, "time_ns": g.time_ns, "causes": g.causes} for g in part.by(by)[:top]
+            ]
     return out
 
 

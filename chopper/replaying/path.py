@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.columns import dictionary, nullable
-from chopper.analyzers.replay.path import Lane, causes_of, lane_of, path_of
+from chopper.analyzers.replay.path import Lane, causes_of, lane_of
 from chopper.errors import InputError
 from chopper.replaying.replay import replay_of
 from chopper.tables import TABLES
@@ -24,7 +24,7 @@ def critical_path(attribution: Attribution) -> pa.Table:
         replay = replay_of(attribution)
     except InputError:
         return declared.empty()
-    found = causes_of(replay.unmodified, path_of(replay.unmodified), replay.facts)
+    found = causes_of(replay.unmodified, replay.critical_path(), replay.facts)
     rows = sorted(((c, n, round(t)) for (c, n), t in found.items()), key=lambda row: -row[2])
     total = sum(time for _, _, time in rows)
     return declared.validate(
@@ -74,7 +74,7 @@ def lanes_of(attribution: Attribution) -> dict[int, Lane]:
         InputError: the run cannot be replayed.
     """
     replay = replay_of(attribution)
-    path = path_of(replay.unmodified)
+    path = replay.critical_path()
     return {
         fact.node.rank: lane_of(path, place, replay.facts)
         for place, fact in enumerate(replay.facts)

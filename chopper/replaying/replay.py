@@ -9,6 +9,7 @@ import numpy as np
 
 from chopper import _format as fmt
 from chopper import api
+from chopper.analyzers.columns import ints
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.path import LAG, causes_of, path_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.scenario import Outcome
     from chopper.attribution import Attribution
     from chopper.replaying.asked import Changes
+    from chopper.run import Run
 
 ERROR_RATIO = 0.01
 """An unmodified replay that is further from the observed time says nothing about changes."""
@@ -44,39 +46,26 @@ class Replay:
     """
 
     def __init__(self, attribution: Attribution) -> None:
-        run = attribution.run
-        joined, _ = api._join(run)
-        matched = api._match(run, joined)
-        usable = [j for j in joined if len(j.windows)]
-        source = run.source
-        if not usable:
-            raise InputError(
-                f"{source}: cannot be replayed: no device event and no operator was recorded"
-            )
-        if not all(j.windows.recorded.all() for j in usable):
-            raise InputError(
-                f"{source}: cannot be replayed: it was traced in several windows, and what ran between "
-                "them is not known; name the trace of one of them"
-            )
-        traces.check_launches(source, usable)
+        whole = attribution.whole
+        # Steps depend on those before them: all kinds are replayed, and one is counted.
+        other = None if whole is attribution else replay_of(whole)
         self.attribution = attribution
-        self.base: Base = Base(build([(j, matched.get(j.given.rank)) for j in usable]))
+        self.base: Base = other.base if other else _base_of(attribution.run)
         self.unmodified: Outcome = self.base.outcome
-        ranks = attribution.pieces["rank"].to_numpy()
-        alone = len(attribution.ranks) == 1
-        self.facts: list[RankFacts] = [
-            RankFacts(
-                node,
-                attribution.pieces if alone else attribution.pieces.filter(ranks == node.rank),
-                attribution.factors.get(node.rank),
-            )
+        self.facts: list[RankFacts] = other.facts if other else _facts_of(attribution, self.base)
+        ranks = ints(attribution.windows, "rank")
+        numbers = ints(attribution.windows, "number")
+        self.counted: list[np.ndarray] = [
+            np.isin(node.joined.windows.numbers, numbers[ranks == node.rank])
             for node in self.base.graph.ranks
         ]
-        self.error_ratio = self._error()
+        """Mask of the windows of each rank that the attribution is of."""
+        self.error_ratio: float = other.error_ratio if other else self._error()
         if self.error_ratio > ERROR_RATIO:
             raise InputError(
-                f"{source}: cannot be replayed: unchanged, the replay is {self.error_ratio:.1%} off "
-                f"(bar {ERROR_RATIO:.0%}); the order of its events contradicts what they depend on"
+                f"{attribution.run.source}: cannot be replayed: unchanged, the replay is "
+                f"{self.error_ratio:.1%} off (bar {ERROR_RATIO:.0%}); the order of its events "
+                "contradicts what they depend on"
             )
 
     def scenario(self) -> Scenario:
@@ -107,11 +96,16 @@ class Replay:
         """What limits every prediction for this run."""
         graph = self.base.graph
         notes = []
-        kinds = [k for k in self.attribution.step_time().kinds if k.traced]
-        if len(kinds) > 1:
-            said = ", ".join(f"{len(k.traced)} of {k.name}" for k in kinds)
+        if self.attribution.whole is not self.attribution:
+            step = self.attribution.step_time()
+            others = ", ".join(
+                f"{len(k.traced)} of {k.name}"
+                for k in step.kinds
+                if k.traced and k.name != step.kind
+            )
             notes.append(
-                f"steps of several kinds were traced ({said}): the times are means over all of them"
+                f"the times are of {fmt.plural(step.traced_count, 'traced step')} of {step.kind}; the "
+                f"others ({others}) are replayed with them and not counted"
             )
         events = self.base.events
         if graph.free > _FREE_RATIO * events:
@@ -148,17 +142,16 @@ class Replay:
 
     def _lag_ratio(self) -> float:
         """Share of the critical path on which nothing recorded was waited for."""
-        path = path_of(self.unmodified)
+        path = self.critical_path()
         length = path.length_ns
         return float(length[path.kind == LAG].sum() / max(length.sum(), 1))
 
     def totals(self, outcome: Outcome) -> list[int]:
-        """Time of all windows of each rank."""
-        found = []
-        for place in range(len(self.base.graph.ranks)):
-            bounds = outcome.windows(place)
-            found.append(int(bounds[-1] - bounds[0]) if len(bounds) else 0)
-        return found
+        """Time of the windows of each rank that are counted."""
+        return [
+            int(np.diff(outcome.windows(place))[counted].sum())
+            for place, counted in enumerate(self.counted)
+        ]
 
     def reference(self, outcome: Outcome) -> int | None:
         """Place of the rank that all are taken to be like; None unless ranks are uncoupled.
@@ -179,8 +172,10 @@ class Replay:
         for place, node in enumerate(self.base.graph.ranks):
             if alike is not None and place != alike:
                 continue
-            lengths = np.diff(outcome.windows(place)).tolist()
-            for number, length in zip(node.joined.windows.numbers.tolist(), lengths, strict=True):
+            counted = self.counted[place]
+            lengths = np.diff(outcome.windows(place))[counted].tolist()
+            numbers = node.joined.windows.numbers[counted].tolist()
+            for number, length in zip(numbers, lengths, strict=True):
                 key = None if number < 0 else int(number)
                 longest[key] = max(longest.get(key, 0), int(length))
         return dict(sorted(longest.items(), key=lambda item: -1 if item[0] is None else item[0]))
@@ -234,7 +229,9 @@ class Replay:
         mean_observed, mean_predicted, interval, saved = summary(list(pairs.values()))
         alike = self.reference(outcome)
         run = self.attribution.run
-        replayed = api.attribute(traces.replayed(self, outcome, alike))
+        replayed = api.attribute(traces.replayed(self, outcome, alike)).of_steps(
+            [-1 if number is None else number for number in pairs]
+        )
         closed = sum(replayed.step_time_ns()) / max(len(pairs), 1)
         if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
             off = (closed - mean_predicted) / max(mean_predicted, 1.0)
@@ -249,7 +246,7 @@ class Replay:
                 f"the host's work after {fmt.plural(waits, 'wait')} that are gone "
                 f"is taken to be as quick as later in the same steps, when caches are warm: {each} less after each"
             )
-        path = causes_of(outcome, path_of(outcome, alike), self.facts)
+        path = causes_of(outcome, self.critical_path(outcome), self.facts)
         rows = sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2])
         return WhatIf(
             source=run.source,
@@ -267,9 +264,52 @@ class Replay:
             path=rows,
         )
 
-    def critical_path(self) -> CriticalPath:
-        """The critical path of the run as it was."""
-        return path_of(self.unmodified)
+    def critical_path(self, outcome: Outcome | None = None) -> CriticalPath:
+        """The critical path of the counted windows: of the run as it was, or of an outcome."""
+        outcome = outcome or self.unmodified
+        path = path_of(outcome, self.reference(outcome))
+        if all(counted.all() for counted in self.counted):
+            return path
+        windows = []
+        for place, counted in enumerate(self.counted):
+            bounds = outcome.windows(place)
+            windows.append(np.stack([bounds[:-1], bounds[1:]], axis=1)[counted])
+        return path.within(windows)
+
+
+def _base_of(run: Run) -> Base:
+    """The dependency graph of a run.
+
+    Raises:
+        InputError: the run cannot be replayed: what it lacks.
+    """
+    joined, _ = api._join(run)
+    matched = api._match(run, joined)
+    usable = [j for j in joined if len(j.windows)]
+    if not usable:
+        raise InputError(
+            f"{run.source}: cannot be replayed: no device event and no operator was recorded"
+        )
+    if not all(j.windows.recorded.all() for j in usable):
+        raise InputError(
+            f"{run.source}: cannot be replayed: it was traced in several windows, and what ran "
+            "between them is not known; name the trace of one of them"
+        )
+    traces.check_launches(run.source, usable)
+    return Base(build([(j, matched.get(j.given.rank)) for j in usable]))
+
+
+def _facts_of(attribution: Attribution, base: Base) -> list[RankFacts]:
+    ranks = attribution.pieces["rank"].to_numpy()
+    alone = len(attribution.ranks) == 1
+    return [
+        RankFacts(
+            node,
+            attribution.pieces if alone else attribution.pieces.filter(ranks == node.rank),
+            attribution.factors.get(node.rank),
+        )
+        for node in base.graph.ranks
+    ]
 
 
 def replay_of(attribution: Attribution) -> Replay:

@@ -229,7 +229,7 @@ def _record_and_score(
                 continue
             path = Path(directory) / plan.injection
             finalize(path)
-            attribution = chopper.attribute(chopper.load(path))
+            attribution = chopper.attribute(chopper.load(path)).whole
             named = named_stragglers(attribution) if injection.straggler is not None else {}
             cases = score(plan, injection, per_step(attribution), truths, levels)
             for level, case in enumerate(cases):

@@ -177,7 +177,7 @@ def _attributed(plan: Plan) -> Attribution:
 
     with tempfile.TemporaryDirectory(prefix="chopper-validate-") as folder:
         write(simulate(plan), Path(folder))
-        attribution = attribute(folder)
+        attribution = attribute(folder).whole
         # Tables are read while the folder is there.
         replay_of(attribution)
     return attribution

@@ -127,7 +127,7 @@ def _record(group: dict[str, _Real], seed: int) -> tuple[dict[str, np.ndarray], 
                 continue
             path = Path(directory) / plan.injection
             finalize(path)
-            predicted = api.whatif(path, **group[plan.injection].change)
+            predicted = api.whatif(api.attribute(path).whole, **group[plan.injection].change)
             found[plan.injection] = _pairs(plan, predicted, truths)
     return found, reasons
 

@@ -177,7 +177,7 @@ def _run(plan: Plan) -> _Outcome:
     recording = simulate(plan)
     with tempfile.TemporaryDirectory(prefix="chopper-validate-") as folder:
         write(recording, Path(folder))
-        attribution = attribute(folder)
+        attribution = attribute(folder).whole
     said = attribution.bases[_NOT_CLAIMED].text
     refusals = {match[1]: match[2] for match in _NOT_MEASURED.finditer(said)}
     pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])

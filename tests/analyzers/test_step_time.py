@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import chopper
 from chopper._findings import of_steps
 from chopper.analyzers.compare import compare
+from chopper.analyzers.step_time import Outside
 from chopper.attribution import Attribution
+from chopper.cli.analyze_ import to_csv, to_json
+from chopper.export import tables
 from chopper.gate import decide, parse
+from chopper.manifest import Overhead
 from chopper.reports import comparison, markdown, story, text
 from chopper.views import view
 from tests.analyzers.make import table
@@ -216,43 +224,85 @@ def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     kinds = {k.name: k for k in step.kinds}
     assert kinds["training + evaluation"].traced == (4,)
     assert sum(kinds["training + evaluation"].causes_ns.values()) == 80 * MS
-    assert found.to_dict()["observed_ns"] == 140 * MS
     part = found.of_kind()
+    assert part.whole is found
     assert part.observed_ns == 60 * MS == sum(r.time_ns for r in part.leaves())
-    shown = text.render(found)
+    document = part.to_dict()
+    assert document["observed_ns"] == 60 * MS
+    causes_ns = {"compute.ideal": 70 * MS, "idle.preparation.python": 70 * MS}
+    assert document["all_kinds"]["causes_ns"] == causes_ns
+    assert document["all_kinds"]["observed_ns"] == 140 * MS
+    shown = text.render(part)
     assert "observed" in shown
     row = next(line for line in shown.splitlines() if line.startswith("observed"))
     assert "20.0 ms" in row
-    assert found.of_kind().step_time() is step
+    assert part.of_kind().windows.equals(part.windows)
 
 
-def test_utilization_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -> None:
+def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = torch.randn(32, 64)
     with chopper.profile(tmp_path / "run", steps="4:8") as prof:
-        for i in range(12):
-            if i == 6:
+        for i in range(18):
+            if i in (6, 13):
                 with prof.phase("evaluation"), torch.no_grad():
-                    for _ in range(100):
+                    for _ in range(50):
                         model(torch.randn(256, 64))
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
     found = chopper.attribute(tmp_path / "run")
-    part = found.of_kind()
-    assert (found.steps, part.steps) == (4, 3)
+    whole = found.whole
+    assert (found.steps, whole.steps) == (3, 4)
+    assert found.of_kind().windows.equals(found.of_steps([4, 5, 7]).windows)
+    assert found.of_steps(range(8)) is whole
+    check_kinds(found)
+    check_outside(found)
     # A product for each layer's output and its weight's gradient; the first input has none.
     flop_of_a_step = (3 * 4 - 1) * 2 * 32 * 64 * 64
-    for attributed in (found, part):
-        row = view(attributed, "utilization").to_pylist()[0]
-        assert row["model_flop"] == 3 * flop_of_a_step
-        assert row["observed_ns"] == part.observed_ns
-        assert row["time_ns"] == round(part.observed_ns * part.step_time().scale)
-    calls = part.links[0]["step_index"].drop_null().unique().to_pylist()
-    assert sorted(calls) == sorted(part.windows["step_index"].to_pylist())
+    row = view(found, "utilization").to_pylist()[0]
+    assert row["model_flop"] == 3 * flop_of_a_step
+    assert row["observed_ns"] == found.observed_ns
+    assert row["time_ns"] == round(found.observed_ns * found.step_time().scale)
+    calls = found.links[0]["step_index"].drop_null().unique().to_pylist()
+    assert sorted(calls) == sorted(found.windows["step_index"].to_pylist())
+    # The causes stand beside the observed time that they sum to, in every form.
+    causes = {row.id: row.time_ns for row in found.leaves()}
+    document = to_json(found, "phase", None)
+    phases = {g["key"]: g["time_ns"] for g in document["groups"]}
+    assert sum(phases.values()) == found.observed_ns
+    assert "evaluation" not in phases
+    in_all = {g["key"]: g["time_ns"] for g in document["all_kinds"]["groups"]}
+    assert in_all["evaluation"] > 0
+    assert sum(in_all.values()) == whole.observed_ns
+    rows = csv.DictReader(io.StringIO(to_csv(found, None, None)))
+    in_csv = {row["id"]: int(row["time_ns"]) for row in rows if row["id"] in causes}
+    assert in_csv == causes
+    assert {c["id"]: c["time_ns"] for c in document["causes"] if c["id"] in causes} == causes
+    assert sum(causes.values()) == document["observed_ns"] == sum(found.step_time_ns())
+    assert sum(document["all_kinds"]["causes_ns"].values()) == whole.observed_ns
+    exported = dict(tables(found))
+    for name, one in (("", found), ("all_kinds/", whole)):
+        total = pc.sum(exported[f"{name}piece"]["time_ns"]).as_py()
+        assert total == one.observed_ns == sum(e - s for s, e in bounds(exported[f"{name}window"]))
+    assert exported["views/steps"].num_rows == 4
+    # The replay is of all steps, since they follow each other; what it answers is of these.
+    answer = chopper.whatif(found, fix="idle.preparation")
+    assert set(answer.steps) == set(found.windows["number"].to_pylist())
+    assert answer.observed_step_ns == found.observed_ns / 3
+    assert len(answer.attribution.windows) == 3
+    assert any("not counted" in note for note in answer.notes)
+    back = found.recoverable()
+    assert 0 < (back["compute"].time_ns or 0) <= found.observed_ns
+    path_ns = sum(time for _, _, time in chopper.whatif(found).path)
+    assert path_ns == pytest.approx(found.observed_ns, rel=0.01)
+
+
+def bounds(windows: pa.Table) -> Iterator[tuple[int, int]]:
+    return zip(*(windows[c].to_pylist() for c in ("start_ns", "end_ns")), strict=True)
 
 
 def test_the_interval_of_tracing_beside_uneven_steps_is_of_their_mean() -> None:
@@ -287,15 +337,15 @@ def test_kinds_of_steps_of_a_trace_are_judged_by_their_windows() -> None:
     assert (kind.name, kind.time_ns, kind.share_ratio) == ("training", 120 * MS, 1.0)
 
 
-def test_nested_phases_outside_of_steps_share_their_time() -> None:
-    # 100 ms before the first step, all of it rollout; generation takes 60 of it, evaluation 10.
-    phases = [("generation", -90, -30), ("evaluation", -50, -40), ("rollout", -100, 5)]
+def test_nested_phases_after_the_last_step_share_their_time() -> None:
+    # 100 ms after the last step, all of it rollout; generation takes 60 of it, evaluation 10.
+    phases = [("generation", 70, 130), ("evaluation", 110, 120), ("rollout", 55, 160)]
     found = recorded([10] * 6, range(1, 3), profiled=range(1, 3), phases=phases)
     (part,) = found.run.manifest.ranks
-    part.start_ns, part.end_ns = T0_NS - 100 * MS, T0_NS + 60 * MS
+    part.start_ns, part.end_ns = T0_NS, T0_NS + 160 * MS
     outside = found.step_time().outside
     assert outside is not None
-    assert outside.before_ns == sum(outside.phases_ns.values()) == 100 * MS
+    assert outside.after_ns == sum(outside.phases_ns.values()) == 100 * MS
     assert outside.phases_ns == {
         "evaluation": 10 * MS,
         "generation": 50 * MS,
@@ -303,51 +353,42 @@ def test_nested_phases_outside_of_steps_share_their_time() -> None:
     }
 
 
-def test_time_outside_of_steps_is_a_finding_with_its_phases() -> None:
+def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     found = recorded([10] * 8, range(3, 6), profiled=range(3, 6), phases=[("evaluation", 80, 110)])
     part = found.run.manifest.ranks[0]
-    part.start_ns, part.end_ns = T0_NS - 40 * MS, T0_NS + 120 * MS
-    outside = found.step_time().outside
-    assert outside is not None
-    assert (outside.before_ns, outside.between_ns, outside.after_ns) == (40 * MS, 0, 40 * MS)
-    assert outside.phases_ns == {"evaluation": 30 * MS}
+    part.start_ns, part.end_ns = T0_NS - 40 * MS, T0_NS + 125 * MS
+    part.overhead = Overhead(setup_ns=40 * MS, close_ns=5 * MS)
+    assert found.step_time().outside == Outside(40 * MS, 45 * MS, 165 * MS, {"evaluation": 30 * MS})
     assert codes(found)["run.outside_steps"] == (
-        "80.0 ms of the recording's 160 ms (50%) are outside of steps: 40.0 ms before the first, "
-        "40.0 ms after the last (of them evaluation 30.0 ms)"
+        "40.0 ms of the program's 120 ms (33%) come after the last step (of them evaluation 30.0 ms); "
+        "the 45.0 ms in which chopper started, wrote traces and ended are not counted"
     )
 
 
-def test_a_recorded_run_says_its_untraced_step_time_and_kinds(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = torch.randn(32, 64)
-    large = torch.randn(300, 300)
-    with chopper.profile(tmp_path / "run", steps="3:6") as prof:
-        for i in range(24):
-            if i in (10, 20):
-                with prof.phase("rollout"), torch.no_grad():
-                    for _ in range(200):
-                        large = torch.tanh(large @ large)
-            model(batch).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            prof.step()
-    found = chopper.attribute(tmp_path / "run")
+def check_outside(found: Attribution) -> None:
+    """The steps, what follows the last one, and chopper's own work are all of the recording."""
+    (part,) = found.run.manifest.ranks
+    outside, overhead = found.step_time().outside, part.overhead
+    assert outside is not None
+    assert overhead is not None
+    assert outside.recording_ns == (part.end_ns or 0) - (part.start_ns or 0)
+    steps_ns = sum(e - s for s, e in bounds(found.run.table(0, "step")))
+    assert outside.after_ns + outside.profiler_ns + steps_ns == outside.recording_ns
+    assert outside.profiler_ns >= (overhead.close_ns or 0) > 0
+
+
+def check_kinds(found: Attribution) -> None:
     step = found.step_time()
     kinds = {k.name: k for k in step.kinds}
-    assert kinds["training + rollout"].numbers == (10, 20)
+    assert kinds["training + evaluation"].numbers == (6, 13)
     assert step.kind == "training"
     assert step.traced_count == 3
     assert step.untraced is not None
-    assert step.untraced.count >= 10
-    table_of = found.run.table(0, "step")
-    starts, ends = (table_of[c].to_pylist() for c in ("start_ns", "end_ns"))
-    lengths = [b - a for a, b in zip(starts, ends, strict=True)]
-    untraced = [lengths[n] for n in kinds["training"].numbers if not 2 <= n <= 6]
+    assert step.untraced.count >= 5
+    lengths = [e - s for s, e in bounds(found.run.table(0, "step"))]
+    untraced = [lengths[n] for n in kinds["training"].numbers if not 3 <= n <= 8]
     assert min(untraced) <= step.untraced.median_ns <= max(untraced)
-    assert kinds["training + rollout"].time_ns == lengths[10] + lengths[20]
-    assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
+    assert kinds["training + evaluation"].time_ns == lengths[6] + lengths[13]
 
 
 def test_runs_that_traced_an_evaluation_are_compared_by_their_training_steps() -> None:
@@ -368,7 +409,11 @@ def test_runs_that_traced_an_evaluation_are_compared_by_their_training_steps() -
     only = recorded([10, 10, 80, 80, 10, 80, 80, 80], range(2, 4), profiled=range(2, 4),
                     phases=[("evaluation", 20, 180), ("evaluation", 190, 430)])  # fmt: skip
     assert only.step_time().kind == "training + evaluation"
-    assert compare(a, only).untraced is None
+    other = compare(a, only)
+    assert other.untraced is None
+    assert (
+        "the steps compared are of training in A and of training + evaluation in B" in other.notes
+    )
 
 
 def test_runs_are_compared_by_their_steps_without_a_trace_as_well() -> None:

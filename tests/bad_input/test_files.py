@@ -266,6 +266,8 @@ def test_deep_event_is_skipped_or_cut(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(edit: Any, code: str, tmp_path: Path) -> None:
     found = analyzed(write(tmp_path / "t.json", _with(edit)))
     assert code in quality(found)
+    # A trace of another's making is no recording of chopper's: its options are no advice here.
+    assert "--no-shapes" not in quality(found)[code]["message"]
     assert found["observed_ns"] > 0
 
 

@@ -375,9 +375,10 @@ def _compare_phases(
     observed_ns = traced_ns = 0
     comparable = bool(analyses)
     for analysis in analyses.values():
-        for group in (analysis or {}).get("groups", ()):
+        of_all = (analysis or {}).get("all_kinds", {})
+        for group in of_all.get("groups", ()):
             phases[group["key"]] += group["time_ns"]
-        observed_ns += (analysis or {}).get("observed_ns", 0)
+        observed_ns += of_all.get("observed_ns", 0)
     for part in recorded:
         process = by_pid.get(part.pid) if part.pid else None
         seen = _traced_sums(client, process, part) if process else None
