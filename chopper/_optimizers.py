@@ -105,14 +105,16 @@ class BackwardWatch:
             # outputs, their gradients, retain_graph, create_graph, ...
             outermost = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH]
             outermost = outermost and graph_task() == -1 and self._patched is not None
-            if outermost and self._before is not None:
+            if not outermost:
+                return original(*args, **kwargs)
+            if self._before is not None:
                 self._before()
-            with self._around() if outermost else contextlib.nullcontext():
+            with self._around():
                 result = original(*args, **kwargs)
             # What was called before may have put another watch in the place of this one, below
             # or above a wrapper of the program: its name in torch says nothing about the order.
             watch = self if self._patched is not None else BackwardWatch._latest
-            if outermost and watch is not None and watch._after is not None:
+            if watch is not None and watch._after is not None:
                 watch._after()
             return result
 
@@ -225,11 +227,13 @@ class OptimizerWatch:
             self._scaled.stepped[-1] = id(optimizer)
         if id(optimizer) not in self._known:
             self._know(optimizer)
-        with contextlib.suppress(Exception):  # an optimizer may have groups of any kind
+        try:
             groups = optimizer.param_groups
             if len(groups) != self._groups.get(id(optimizer)):  # add_param_group adds one
                 self._groups[id(optimizer)] = len(groups)
                 self.trained_ids.update(id(p) for group in groups for p in group["params"])
+        except Exception:  # noqa: BLE001 - an optimizer may have groups of any kind
+            self._groups[id(optimizer)] = 0
         self._stepped(id(optimizer))
 
     def _know(self, optimizer: Any) -> None:

@@ -48,7 +48,7 @@ from chopper.errors import UsageError
 from chopper.run import Run, RunWriter, finalize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from chopper._phases import OpenPhase
@@ -62,6 +62,7 @@ _MAX_MEASURES = 10_000
 _OPTIMIZER = "optimizer"
 """Phase in which an engine steps its optimizers."""
 _IDLE_S = 1.0
+_NO_BLOCK = contextlib.nullcontext()
 
 _active: Session | None = None
 
@@ -107,6 +108,31 @@ def _label(value: Any) -> str | int | float:
     return str(value)
 
 
+class _AtWork:
+    """The block in which the recorder's own code runs, with its lock held. It may be nested.
+
+    Args:
+        lock: the recording's.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._depth = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether some thread is in it."""
+        return self._depth > 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+
 class Session:
     """A recording from ``start`` to ``close``.
 
@@ -123,7 +149,7 @@ class Session:
         self.recording = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._busy = False
+        self._at_work = _AtWork(self._lock)
         self._closing = False
         self._closing_ns = 0
         self._doomed: int | None = None
@@ -195,7 +221,7 @@ class Session:
             Finalize(None, self.close, exitpriority=100)
         self._part.save()
         self._overhead.setup_ns = time.perf_counter_ns() - began_ns
-        with self._at_work():
+        with self._at_work:
             if self._windows is not None:
                 self._windows.switch()
             self._log.begin()
@@ -243,14 +269,14 @@ class Session:
     def _optimizer_stepped(self, optimizer_id: int) -> None:
         log = self._log
         self._evaluations.trained()
-        if self.recording and log is not None and log.source != "mark" and os.getpid() == self._pid:
+        if self.recording and log is not None and log.source != "mark":
             self._note_optimizer(log, optimizer_id)
 
     @_harmless
     def _note_optimizer(self, log: StepLog, optimizer_id: int) -> None:
         began_ns = time.perf_counter_ns()
         self._backwards = None  # from here on optimizers end steps
-        with self._at_work():
+        with self._at_work:
             if self._phase_name() == _OPTIMIZER:
                 # DeepSpeed's engine steps torch's optimizer once for each group of parameters, and
                 # gathers the parameters after it: the step ends when the engine returns.
@@ -265,13 +291,16 @@ class Session:
     def _backward_ended(self) -> None:
         log = self._log
         self._evaluations.trained()
-        if self.recording and log is not None and os.getpid() == self._pid:
+        if not self.recording or log is None:
+            return
+        # Where optimizers or the program end steps, only a trace has to be looked after.
+        if (self._backwards is not None and log.source != "mark") or self.tracing:
             self._note_backward(log)
 
     @_harmless
     def _note_backward(self, log: StepLog) -> None:
         began_ns = time.perf_counter_ns()
-        with self._at_work():
+        with self._at_work:
             if self._windows is not None:
                 self._windows.check()
             if self._backwards is None or log.source == "mark":
@@ -290,7 +319,7 @@ class Session:
         log = self._log
         if not self.recording or log is None:
             return
-        with self._at_work():
+        with self._at_work:
             if log.source != "mark":
                 if log.source is not None:
                     if self._windows is not None:
@@ -323,7 +352,7 @@ class Session:
         """Begin a phase of the running code; None when nothing is recorded."""
         if not self.recording or self._phases is None:
             return None
-        with self._at_work():
+        with self._at_work:
             return self._phases.begin(str(name))
 
     @_harmless
@@ -331,7 +360,7 @@ class Session:
         """End the innermost of the phases that ``begin_phase`` returned to one block."""
         if not self.recording or self._phases is None:
             return
-        with self._at_work():
+        with self._at_work:
             phase = self._phases.end(entered)
             if phase.name == _OPTIMIZER and self._phase_name() != _OPTIMIZER:
                 inner, self._inner_optimizers = self._inner_optimizers, []
@@ -346,12 +375,12 @@ class Session:
     def _evaluated(self, tid: int, start_ns: int, end_ns: int) -> None:
         """Record an evaluation that no phase names."""
         if self.recording and self._phases is not None:
-            with self._at_work():
+            with self._at_work:
                 self._phases.record("evaluation", tid, start_ns, end_ns)
 
     def _in_backward(self) -> contextlib.AbstractContextManager[Any]:
         """Return the block that a backward pass runs in: a phase, of which only traces tell."""
-        return Phase(self, "backward") if self.tracing else contextlib.nullcontext()
+        return Phase(self, "backward") if self.tracing else _NO_BLOCK
 
     def _begin_phase_span(self, name: str) -> Any:
         return self._windows.begin_phase(name) if self._windows is not None else None
@@ -413,16 +442,16 @@ class Session:
 
     @_harmless
     def _give_way(self, lost: bool) -> None:
-        with self._at_work():
+        with self._at_work:
             if self._windows is not None:
                 self._windows.give_way(lost=lost)
 
     @_harmless
     def before_fork(self) -> None:
         """A process is about to be forked from this thread."""
-        if self._windows is None or self._busy or not self._windows.tracing:
+        if self._windows is None or self._at_work.busy or not self._windows.tracing:
             return
-        with self._at_work():
+        with self._at_work:
             self._windows.before_fork()
 
     @_harmless
@@ -441,20 +470,11 @@ class Session:
 
     @_harmless
     def _stop_within_step(self) -> None:
-        with self._at_work():
+        with self._at_work:
             if self._windows is not None:
                 self._windows.stop_within_step()
 
     # -- end ----------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
-        with self._lock:
-            before, self._busy = self._busy, True
-            try:
-                yield
-            finally:
-                self._busy = before
 
     def _terminated(self, number: int, in_main_thread: bool) -> bool:
         """A signal ends the process: close, and say whether to die now. Called by the guard."""
@@ -468,7 +488,7 @@ class Session:
             self.close(
                 "interrupted",
                 f"ended by {signal.Signals(number).name}",
-                tracer=in_main_thread and not self._busy,
+                tracer=in_main_thread and not self._at_work.busy,
             )
         finally:
             self._lock.release()
@@ -677,6 +697,7 @@ class Session:
         _active = None
         # Another thread may have held it: that thread is not in here.
         self._lock = threading.RLock()
+        self._at_work = _AtWork(self._lock)
         if self._collecting.trace is not None:
             self._collecting.trace.lock = self._lock
         atexit.unregister(self.close)

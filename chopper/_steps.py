@@ -122,7 +122,8 @@ class LongSteps:
             After the second of two long steps, the one to expect next and their distance; None
             else, and where they take less than 5 % of the time.
         """
-        if len(self._lengths_ns) < _STEPS_TO_COMPARE:
+        # No median is needed for a step that is no longer than the excess that counts.
+        if len(self._lengths_ns) < _STEPS_TO_COMPARE or length_ns < _LONG_EXCESS_NS:
             self._lengths_ns.append(length_ns)
             return None
         typical_ns = statistics.median(self._lengths_ns)
@@ -166,6 +167,8 @@ class OptimizerCycle:
         self._recent: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
         """Optimizers that stepped in a row → the one that stepped after them last time."""
+        self._alone: int | None = None
+        """The only optimizer that stepped for so long that nothing more is learned from it."""
 
     @property
     def tentative_ns(self) -> int | None:
@@ -181,6 +184,9 @@ class OptimizerCycle:
     def stepped(self, optimizer_id: int, now_ns: int) -> list[int]:
         """Note that an optimizer stepped; return the ends of steps that this made certain."""
         self._dropped.discard(optimizer_id)  # another one may have its id
+        if optimizer_id == self._alone:
+            self._unit = [(optimizer_id, now_ns)]
+            return [now_ns]
         self._learn(optimizer_id)
         ends: list[int] = []
         if self._leader is None:
@@ -195,6 +201,9 @@ class OptimizerCycle:
         if not self._ended and self._expected() == self._leader:
             self._ended = True
             ends.append(now_ns)
+        known = _CONTEXTS[-1] + 1  # all rows of it alone were seen
+        alone = len(self._unit) == 1 and self._recent[-known:].count(optimizer_id) == known
+        self._alone = optimizer_id if alone else None
         return ends
 
     def _finish_unit(self, ends: list[int]) -> None:

@@ -79,6 +79,26 @@ def test_optimizers_that_step_in_some_steps_only(schedule, warm_up):
 
 
 @hypothesis.given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 33, 40]), st.booleans()), max_size=6
+    )
+)
+def test_an_optimizer_that_steps_alone_is_a_shortcut_only(runs):
+    quick, thorough = OptimizerCycle(), OptimizerCycle()
+    now_ns = 0
+    for optimizer_id, count, dropped in runs:
+        for _ in range(count):
+            now_ns += 1
+            thorough._alone = None
+            ends_of_quick = quick.stepped(optimizer_id, now_ns)
+            assert ends_of_quick == thorough.stepped(optimizer_id, now_ns)
+            assert quick.tentative_ns == thorough.tentative_ns
+        if dropped:
+            quick.dropped(optimizer_id)
+            thorough.dropped(optimizer_id)
+
+
+@hypothesis.given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)), max_size=4)
 )
 def test_any_schedule_of_followers_is_learned(followers):
