@@ -184,7 +184,8 @@ class TraceWindows:
     def _may_follow(self) -> bool:
         """Whether the later window may yet be put where a long step is expected.
 
-        Ranks would not agree on which steps are long, so that is for a program of one rank.
+        That is for a program of one rank: several measure other lengths, and could agree on a step
+        only by messages that each has before it gets there, which nothing bounds.
         """
         default = self._alone and self._windows is DEFAULT_WINDOWS
         return default and not self._followed and self._log.number < _FOLLOW_UNTIL
@@ -349,8 +350,9 @@ class TraceWindows:
         if excess is None:
             self._part.note(
                 "run.no_steps",
-                "no step ended within a minute: the trace was stopped there; call prof.step() at "
-                "the end of each step",
+                "no step ended within a minute of tracing: the trace was stopped there; in a loop "
+                "without an optimizer of torch, such as one that only evaluates, call prof.step() of "
+                "chopper.profile at the end of each round",
             )
             return
         again = ""

@@ -43,6 +43,8 @@ class Client:
     """Whether the processes share the steps as it happens: only their sum is known."""
     same_losses: bool = True
     """Whether two runs of the program alone agree to the last bit."""
+    reaches_limit: bool = False
+    """Whether a trace of the default steps would be larger than a trace may be."""
     waits_for_data: float | None = None
     """Least share of the time that the loader takes, where that is the point."""
 
@@ -110,7 +112,13 @@ CLIENTS = (
         steps=(80, 80),
         causes=_COMPUTING | _COMMUNICATION,
     ),
-    Client(program="nanogpt_accumulation.py", library=None, steps=(12,), causes=_COMPUTING),
+    Client(
+        program="nanogpt_accumulation.py",
+        library=None,
+        steps=(12,),
+        causes=_COMPUTING,
+        reaches_limit=True,
+    ),
     Client(
         program="gan.py", library=None, steps=(60,), ends="round of optimizers", causes=_COMPUTING
     ),

@@ -25,22 +25,31 @@ import pyarrow as pa
 from tests.clients.expected import PROGRAMS, Client
 
 ROOT = Path(__file__).resolve().parents[2]
+# What the two may differ by. In parentheses: the most that was measured, on a busy machine.
+TYPICAL_END_NS = 300_000
+"""Of half of a program's ends of steps (0.12 ms): the clocks are read one after the other."""
 STEP_END_TOLERANCE_NS = 1_000_000
 MOST_ENDS_OFF = 0.1
-"""Share of the ends of steps that a busy machine may move further."""
+"""Share of the ends that may be further off: those between whose readings a core was lost."""
 PHASE_TOLERANCE = 0.1
 """Of the traced steps' time: what a phase may differ from the probe's."""
-NAMED_TOLERANCE = 0.1
-"""Of the time that the probe measured: what a named phase may differ."""
-CALL_NS = 300_000
-"""Of each call: what the two clocks lie apart, with the recording of the phase between them."""
+MOST_MISSED, MOST_EXCEEDED = 0.1, 0.02
+"""Of the traced steps' time: how much less (3.6 %, steps of 24 ms) or more (0 %) the windows may
+hold. The last one ends with the last operator of its step, and the step with the mark after it."""
+NAMED_TOLERANCE = 0.05
+"""Of the time that the probe measured: what a named phase may differ (3 %, by rounding)."""
+CALL_NS = 200_000
+"""Of each call: what its begin and its end lie apart from the probe's, as the ends of steps do."""
 LEAST_SHARE = 0.005
 """Of the traced steps' time: what counts as having a phase."""
-MOST_MEMORY_MB = 1024
-"""Most that recording may add to the peak of a process: the default limit of a trace."""
-MOST_CPU_S = 20.0
-MOST_CPU_RATIO = 2.0
-"""A recorded program may take this many times its CPU time, or ``MOST_CPU_S`` more."""
+MOST_MEMORY_MB = 512
+"""Most that recording may add to the peak of a process (392 MB): a trace of five steps."""
+MOST_MEMORY_AT_LIMIT_MB = 1024
+"""The same of a program whose trace ends at the default limit (885 MB), which is as large."""
+MOST_CPU_S = 10.0
+"""CPU time that recording may add for each process that trains (4 s; 9 s at a trace's limit)."""
+CPU_NOISE = 0.25
+"""Of the program's own CPU time: what it varies between two runs on a busy machine."""
 TIMEOUT_S = 600.0
 
 _LOSS = re.compile(r"(?i)loss\S*\s*'?(-?\d+\.\d+(?:e[+-]?\d+)?)")
@@ -208,12 +217,11 @@ def _compare_outcomes(verdict: Verdict, alone: Execution, recorded: Execution) -
     else:
         verdict.cells["losses"] = "not repeatable"
     verdict.cells["memory"] = f"{alone.peak_mb:.0f} → {recorded.peak_mb:.0f} MB"
-    verdict.expect(
-        recorded.peak_mb - alone.peak_mb <= MOST_MEMORY_MB, "memory", verdict.cells["memory"]
-    )
+    most_mb = MOST_MEMORY_AT_LIMIT_MB if client.reaches_limit else MOST_MEMORY_MB
+    verdict.expect(recorded.peak_mb - alone.peak_mb <= most_mb, "memory", verdict.cells["memory"])
     verdict.cells["time"] = f"{alone.wall_s:.1f} → {recorded.wall_s:.1f} s"
     # CPU time, since what else runs on the machine weighs on the other.
-    most_s = max(alone.cpu_s * MOST_CPU_RATIO, alone.cpu_s + MOST_CPU_S)
+    most_s = alone.cpu_s * (1 + CPU_NOISE) + MOST_CPU_S * len(client.steps)
     cpu = f"{alone.cpu_s:.1f} → {recorded.cpu_s:.1f} s of CPU time"
     verdict.expect(recorded.cpu_s <= most_s, "time", cpu)
 
@@ -293,6 +301,7 @@ def _compare_steps(verdict: Verdict, trained: list[Process], recorded: list[Reco
         verdict.expect(
             off <= MOST_ENDS_OFF * len(errors_ns), "ends", f"{off} ends are off by over 1 ms"
         )
+        verdict.expect(median_ns <= TYPICAL_END_NS, "ends", f"{median_ns / 1e6:.2f} ms off by half")
 
 
 def _compare_named(verdict: Verdict, trained: list[Process], recorded: list[Recorded]) -> None:
@@ -399,7 +408,7 @@ def _compare_phases(
         return
     if sums.get("data", 0) > LEAST_SHARE * traced_ns:
         verdict.expect("data" in shares, "phases", "missing: data")
-    if not 1 - 2 * PHASE_TOLERANCE <= observed_ns / traced_ns <= 1 + PHASE_TOLERANCE:
+    if not 1 - MOST_MISSED <= observed_ns / traced_ns <= 1 + MOST_EXCEEDED:
         verdict.fail("shares", f"{observed_ns / 1e6:.0f} ms attributed of {traced_ns / 1e6:.0f}")
     _compare_shares(verdict, shares, {kind: ns / traced_ns for kind, ns in sums.items()})
 
