@@ -122,23 +122,21 @@ class Reader:
     def leave_alone(self, part: ReadPart, for_ns: int) -> None:
         """Leave a part that blocks to the thread that is in its call."""
         part.alone = True
-        self.status.note = (
-            f"{part.label or 'a reading'} blocked for more than {for_ns / 1e9:.1f} s; a thread of "
-            "its own reads it since"
-        )
+        _note_blocked(self.status, part.label or "a reading", for_ns)
 
     def _fail(self, part: ReadPart, exc: Exception) -> None:
         label = f"{part.label}: " if part.label else ""
         self.status.dropped_count += 1
         if isinstance(exc, Gone):
             part.live = False
-            self.status.note = f"{label}{exc}"
+            self.status.notes[f"failed {label}"] = f"{label}{exc}"
             return
         part.failures += 1
-        self.status.note = f"{label}a reading failed: {type(exc).__name__}: {exc}"
+        reason = f"a reading failed: {type(exc).__name__}: {exc}"
         if part.failures >= _FAILURES_TO_STOP:
             part.live = False
-            self.status.note = f"{label}left out after {part.failures} failures in a row: {exc}"
+            reason = f"left out after {part.failures} failures in a row: {exc}"
+        self.status.notes[f"failed {label}"] = f"{label}{reason}"
 
     def _schedule(self, now_ns: int) -> None:
         status = self.status
@@ -175,12 +173,19 @@ def _does_not_answer(for_ns: int) -> str:
     return f"a call of the driver has not returned for {for_ns / 1e9:.1f} s"
 
 
+def _note_blocked(status: SourceStatus, label: str, for_ns: int) -> None:
+    status.notes.setdefault(
+        f"blocked {label}",
+        f"{label} blocked for more than {for_ns / 1e9:.1f} s; a thread of its own reads it since",
+    )
+
+
 def slow_down(status: SourceStatus, call_ns: int) -> bool:
     """Read a source less often where one reading takes too much of its period."""
     if call_ns <= _CALL_RATIO * status.period_ns:
         return False
     status.period_ns = int(call_ns / _CALL_RATIO)
-    status.note = (
+    status.notes["period"] = (
         f"slowed down from {status.requested_hz:g} Hz: a reading takes {call_ns / 1e6:.2g} ms"
     )
     return True
@@ -201,7 +206,6 @@ class BackgroundReader:
         self._table = plan.table
         self._background = _plan.Background(plan, self.status.period_ns)
         self._blocked: dict[str, str] = {}
-        self._ever_blocked: set[int] = set()
         self._ticks = 0
 
     def start(self, first_ns: int) -> None:
@@ -221,12 +225,7 @@ class BackgroundReader:
             for device, for_ns in blocked
         }
         for device, for_ns in blocked:
-            if device not in self._ever_blocked:
-                self._ever_blocked.add(device)
-                self.status.note = (
-                    f"device {device} blocked for more than {for_ns / 1e9:.1f} s; a thread of its "
-                    "own reads it since"
-                )
+            _note_blocked(self.status, f"device {device}", for_ns)
 
     def summary(self) -> SourceStatus:
         """The status as of now."""
@@ -242,7 +241,7 @@ class BackgroundReader:
         status.jitter_p50_ns, status.jitter_p99_ns = delays.at(0.5), delays.at(0.99)
         status.call_p50_ns, status.call_p99_ns = costs.at(0.5), costs.at(0.99)
         if overflowed:
-            status.note = f"{overflowed} samples were lost: the ring was full"
+            status.notes["ring"] = f"{overflowed} samples were lost: the ring was full"
         if ticks // _CHECK_EVERY > self._ticks // _CHECK_EVERY and slow_down(
             status, status.call_p50_ns or 0
         ):
@@ -250,7 +249,7 @@ class BackgroundReader:
         self._ticks = ticks
         self.source.learn(devices)
         if devices and all(d.lost for d in devices):
-            status.note = "; ".join(dict.fromkeys(self.source.absent.values()))
+            status.notes["lost"] = "; ".join(dict.fromkeys(self.source.absent.values()))
         return status
 
     def blocked(self, now_ns: int) -> dict[str, str]:

@@ -44,8 +44,14 @@ class SourceStatus(msgspec.Struct, kw_only=True):
     jitter_p99_ns: int | None = None
     call_p50_ns: int | None = None
     call_p99_ns: int | None = None
-    note: str | None = None
-    """Why it was left out, slowed down, or what last failed."""
+    notes: dict[str, str] = {}
+    """Why it was left out, slowed down, or what last failed; by what it is about, so that one fact
+    never stands in for another."""
+
+    @property
+    def note(self) -> str | None:
+        """All of its notes in one line; None when there are none."""
+        return "; ".join(dict.fromkeys(self.notes.values())) or None
 
     @property
     def achieved_hz(self) -> float | None:
@@ -139,10 +145,12 @@ def to_report(name: str, status: SamplerStatus | None) -> CollectorReport:
     fastest = min(status.sources, key=lambda s: 1 / s.requested_hz)
     notes = [f"{s.name}: {s.note}" for s in status.sources if s.note is not None]
     failed = status.state == "failed"
+    if failed and status.error is not None:
+        notes.insert(0, status.error)
     return CollectorReport(
         name=name,
         status="failed" if failed else "obtained",
-        reason=status.error if failed else "; ".join(notes) or None,
+        reason="; ".join(notes) or None,
         files=status.files,
         requested_hz=fastest.requested_hz,
         achieved_hz=fastest.achieved_hz,

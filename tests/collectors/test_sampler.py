@@ -129,6 +129,19 @@ def test_a_costly_source_is_read_less_often(tmp_path: Path) -> None:
     assert status.cpu_ns / status.wall_ns < 0.06
 
 
+def test_no_note_of_a_source_stands_in_for_another(tmp_path: Path) -> None:
+    clock = FakeClock()
+    source = FakeSource(clock, cost_ns=2 * MS, fails=lambda n: n == 3)
+    status = sample_for(tmp_path, clock, source, 100.0, 10 * SECOND)
+    both = (
+        "fake: a reading failed: ValueError: no reading; "
+        "slowed down from 100 Hz: a reading takes 2 ms"
+    )
+    assert to_report("test", status).reason == both
+    status.state, status.error = "failed", "the disk is full"
+    assert to_report("test", status).reason == f"the disk is full; {both}"
+
+
 def test_rows_carry_the_middle_and_the_length_of_the_reading(tmp_path: Path) -> None:
     clock = FakeClock(realtime_ns=5 * SECOND)
     sample_for(tmp_path, clock, FakeSource(clock, cost_ns=3 * MS), 10.0, 50 * MS)
