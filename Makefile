@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 # Options for pytest, for example PYTEST_ARGS="-k closure". One worker a core by default.
 PYTEST_ARGS ?= -n auto --dist worksteal
-# Percent of lines and branches that the tests must reach, children included.
+# Percent of lines and branches that `make coverage` must reach, children included.
 COVERAGE_MIN ?= 80
 # Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py"; all if none.
 CLIENTS ?=
@@ -28,11 +28,14 @@ INSTALL := $(PIP) install --no-build-isolation -c constraints.txt $(PIP_ARGS)
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
+# One after the other, but the checks of `make test`: each takes one core, and two take as long.
+ifneq ($(MAKECMDGOALS),checks)
 .NOTPARALLEL:
-.PHONY: help env demo test lint types layers unit docs fuzz bench clients clean
+endif
+.PHONY: help env demo test test-all checks two-checks lint types layers unit coverage docs fuzz bench clients clean
 
 help:  ## what can be made
-	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/run.stamp: pyproject.toml constraints.txt setup.py $(wildcard analyzers/*.c analyzers/*/*.c collectors/*.[ch] collectors/*/*.[ch])
 	@echo "chopper: making the pinned environment in $(VENV) (a few minutes the first time)" >&2
@@ -62,7 +65,14 @@ demo: $(VENV)/run.stamp  ## record a real 2-rank FSDP2 training run, attribute i
 	  "      chopper doctor" >&2
 
 # pytest comes last, so that its closing line is the last line.
-test: lint types layers docs unit  ## everything that guards the code
+test: two-checks unit  ## what guards the code: checks, documentation, tests
+
+test-all: two-checks coverage  ## the same with the tests that take long, and coverage
+
+two-checks: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target checks
+
+checks: lint types layers docs
 
 lint: $(VENV)/dev.stamp  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -74,7 +84,11 @@ types: $(VENV)/dev.stamp  ## mypy --strict
 layers: $(VENV)/dev.stamp  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-unit: $(VENV)/dev.stamp  ## pytest with coverage
+unit: $(VENV)/dev.stamp  ## pytest without the tests that take long
+	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+# Every process that a test starts is measured too: that takes a third more time.
+coverage: $(VENV)/dev.stamp  ## all of pytest with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) $(PYTEST_ARGS)
 
 docs: $(VENV)/dev.stamp  ## the documentation, into site/

@@ -110,15 +110,13 @@ def test_a_damaged_cached_table_is_made_again(imported: Path) -> None:
     chosen = random.Random(7)
     for file in sorted((imported / "tables" / "rank-00000").iterdir()):
         data = bytearray(file.read_bytes())
-        for _ in range(4):
-            bit = chosen.randrange(len(data) * 8)
-            data[bit // 8] ^= 1 << (bit % 8)
-            file.write_bytes(data)
-            assert same(analyzed(imported), whole), file
-            gc.collect()  # it is kept when the run is let go of
-            key = cache.digest([imported / "rank-00000" / "trace.json.gz"])
-            assert cache.read(file.parent, key) is not None
-            data = bytearray(file.read_bytes())
+        bit = chosen.randrange(len(data) * 8)
+        data[bit // 8] ^= 1 << (bit % 8)
+        file.write_bytes(data)
+        assert same(analyzed(imported), whole), file
+        gc.collect()  # it is kept when the run is let go of
+        key = cache.digest([imported / "rank-00000" / "trace.json.gz"])
+        assert cache.read(file.parent, key) is not None
 
 
 def test_a_cached_table_of_other_numbers_is_made_again(imported: Path) -> None:

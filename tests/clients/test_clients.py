@@ -1,4 +1,4 @@
-"""Three of the clients that ``make clients`` records; no busy machine can fail what is held here."""
+"""Some of the clients that ``make clients`` records; no busy machine can fail what is held here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from tests.clients.runner import judge
 
 pytestmark = pytest.mark.slow
 
-FAST = ("accelerate_loop.py", "lightning_trainer.py", "joblib_sweep.py")
+ALWAYS = ("lightning_trainer.py",)
+WITH_THE_LONG_ONES = ("accelerate_loop.py", "joblib_sweep.py")
 NOT_OF_A_BUSY_MACHINE = ("steps", "phases", "losses", "exit")
 
 
 @pytest.mark.parametrize(
-    "client", [c for c in CLIENTS if c.program in FAST], ids=lambda client: client.program
+    "client",
+    [
+        pytest.param(
+            client,
+            id=client.program,
+            marks=() if client.program in ALWAYS else pytest.mark.long,
+        )
+        for client in CLIENTS
+        if client.program in ALWAYS + WITH_THE_LONG_ONES
+    ],
 )
 def test_recording_agrees_with_a_witness_inside(client, tmp_path):
     pytest.importorskip(client.library)

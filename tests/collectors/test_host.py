@@ -420,7 +420,11 @@ def test_a_grandchild_belongs_to_the_rank(
     assert watching.rows()[0]["child_count"] == before + 2
 
 
-def test_pss_is_read_at_most_once_a_second(tmp_path: Path, watch: Callable[..., Watch]) -> None:
+def test_pss_is_read_at_most_once_a_second(
+    tmp_path: Path, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a reading costs is the machine's: a dear one would be the last.
+    monkeypatch.setattr(RankSource, "_PSS_LIMIT_NS", 1000 * SECOND)
     announce(tmp_path, 0, os.getpid())
     watching = watch(tmp_path)
     first = watching.rows()[0]
@@ -551,7 +555,9 @@ def test_a_recording_of_this_machine(
     for name in ("host", "process"):
         for column in tables[name].column_names:
             empty = tables[name][column].null_count == tables[name].num_rows
-            assert empty == (f"{name}.{column}" in report.absent), (column, report.absent)
+            why = report.absent.get(f"{name}.{column}", "")
+            # What is left out later has some rows before.
+            assert empty == bool(why) or "left out after" in why, (column, report.absent)
 
 
 def test_a_machine_without_proc_is_refused_with_a_remedy(tmp_path: Path) -> None:
