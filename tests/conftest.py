@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # writes to stderr must not stand between a test and what chopper itself says there.
 os.environ["KINETO_LOG_LEVEL"] = "99"
 
+# Tests fill the cores already. Where two processes have a thread a core each, the threads of an
+# operator wait for each other spinning, and most of the CPU time goes there.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes says how busy the machine is.
 settings.register_profile(
     "chopper", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
