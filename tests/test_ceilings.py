@@ -235,6 +235,7 @@ def test_how_to_measure_is_no_matter_when_nothing_is_measured(tmp_path: Path, wo
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_the_microbenchmarks_really_measure_becomes_the_ceilings(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     tiny = {

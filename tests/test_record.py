@@ -220,7 +220,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_ctrl_c_reaches_all_and_keeps_what_was_recorded(record, number):
     script = record.script(LOOP.format(dies=-1))
     # One window: until the signal comes they may get as far as a later one.
