@@ -93,7 +93,7 @@ def test_waiting_for_a_batch_belongs_to_no_layer(loader, phase):
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    attribution = attributed()
+    attribution = attributed().whole  # a busy machine makes the first steps a kind of their own
     waited_ns = _STEPS * _WAIT_S * 1e9
     assert times(attribution, "phase")[phase] >= waited_ns
     levels: tuple[Level, ...] = ("layer", "op", "kernel")
@@ -118,7 +118,7 @@ def test_time_before_gradients_are_zeroed_is_not_of_the_optimizer(marked):
             optimizer.step()
             if marked:
                 prof.step()
-    found = chopper.attribute("run").by("phase")
+    found = chopper.attribute("run").whole.by("phase")
     waited = {g.key: g.causes.get("idle.preparation.python", 0) for g in found}
     assert waited["between"] >= _STEPS * _WAIT_S * 1e9
 
