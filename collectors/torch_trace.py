@@ -57,6 +57,11 @@ class TorchTrace:
         self._held: Any = None
         self._directory: Path | None = None
         self._owner: threading.Thread | None = None
+        """The thread that is traced, which alone can end the trace; None when all of them are."""
+        self._all_threads = False
+        """Whether all threads are to be traced: the program trains outside of its main thread."""
+        self._any_can_end = False
+        """Whether they are, so that any of them can end the trace."""
         self._own_call = False
         self._foreign_runs = False
         """Or is prepared."""
@@ -103,10 +108,11 @@ class TorchTrace:
             self._log_level_set = True
         self.settle()
         self._watch_profilers()
+        self._all_threads = threading.current_thread() is not threading.main_thread()
 
     @property
     def mine(self) -> bool:
-        """Whether this thread is the one that the trace began in; no other can end it."""
+        """Whether this thread can end the trace: it began in this one, or is of all threads."""
         return self._owner is None or self._owner is threading.current_thread()
 
     @property
@@ -139,7 +145,7 @@ class TorchTrace:
             self._profiler.add_metadata_json("host_name", json.dumps(socket.gethostname()))
         finally:
             self._own_call = False
-        self._owner = threading.current_thread()
+        self._owner = None if self._any_can_end else threading.current_thread()
         self.marks = []
         self.active = True
 
@@ -156,7 +162,7 @@ class TorchTrace:
             self.abandon()
             raise CaptureError("the trace cannot be ended by another thread than began it")
         self.active = False
-        if not _profiler_enabled():
+        if self._owner is not None and not _profiler_enabled():
             self.abandon()
             raise CaptureError("the trace was ended by another profiler in the program")
         self._own_call = True
@@ -210,6 +216,8 @@ class TorchTrace:
         try:
             self.settle()
         except RuntimeError:  # no thread can be started any more
+            leave_without_destructors()
+        if _abandoned:
             leave_without_destructors()
 
     def _stop_trace(self) -> None:
@@ -391,12 +399,15 @@ class TorchTrace:
 
         torch_profiler: Any = torch.profiler
 
+        config, self._any_can_end = _experimental_config(
+            trace_only=not self._stacks, all_threads=self._all_threads
+        )
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
         if hasattr(ProfilerActivity, "XPU"):
             wanted.add(ProfilerActivity.XPU)
         return torch_profiler.profile(
             activities=list(wanted & torch_profiler.supported_activities()),
-            experimental_config=_experimental_config(trace_only=not self._stacks),
+            experimental_config=config,
             **self._options,
         )
 
@@ -511,17 +522,22 @@ def _left_open(file: BinaryIO) -> bool:
     return any(not any(known in span for known in _CLOSE_SOON) for span in open_spans)
 
 
-def _experimental_config(*, trace_only: bool) -> Any:
-    """The options that this version of torch has.
+def _experimental_config(*, trace_only: bool, all_threads: bool) -> tuple[Any, bool]:
+    """The options that this version of torch has, and whether all threads are traced with them.
 
-    ``profile_all_threads`` is not among them: autograd's and gloo's threads are recorded without
-    it (it adds threads that the program started by hand). ``record_python_gc_info`` only works
-    together with stacks, so the garbage collector is annotated by ``annotate``.
+    Autograd's and gloo's threads are always recorded. A program that trains outside of its main
+    thread may run the forward in one thread and the optimizer in another, and any of them may be
+    gone when the trace is to end: there all threads are traced. ``record_python_gc_info`` only
+    works together with stacks, so the garbage collector is annotated by ``annotate``.
     """
     from torch._C._profiler import _ExperimentalConfig
 
     options: dict[str, Any] = {}
-    wanted = {"enable_cuda_sync_events": True, "trace_only": trace_only}
+    wanted = {
+        "enable_cuda_sync_events": True,
+        "trace_only": trace_only,
+        "profile_all_threads": all_threads,
+    }
     for name, value in wanted.items():
         if value:
             try:
@@ -530,4 +546,4 @@ def _experimental_config(*, trace_only: bool) -> Any:
             except TypeError:
                 continue
             options[name] = value
-    return _ExperimentalConfig(**options)
+    return _ExperimentalConfig(**options), "profile_all_threads" in options

@@ -118,6 +118,28 @@ def test_steps_of_another_thread_leave_the_trace_where_it_is(task):
     assert findings_of() == ["run.other_thread"]
 
 
+def test_forwards_in_threads_that_end_before_the_steps_do(task):
+    """As with ``asyncio.to_thread(model, x)`` under ``chopper record``."""
+
+    def in_thread(function, *args):
+        result = []
+        thread = threading.Thread(target=lambda: result.append(function(*args)))
+        thread.start()
+        thread.join()
+        return result[0]
+
+    recording = chopper.profile("run", collect=TRACE_ONLY)
+    in_thread(recording.__enter__)
+    for _ in range(8):
+        loss = in_thread(task.model, torch.ones(2, 8)).sum()
+        loss.backward()
+        task.optimizer.step()
+    recording.__exit__(None, None, None)
+    assert traced_of("run") == list(range(2, 7))
+    assert findings_of() == []
+    assert {"aten::addmm", "AddmmBackward0"} <= set(names_of("run"))
+
+
 @pytest.mark.slow
 def test_a_recording_that_another_thread_closes_gives_its_trace_up(tmp_path):
     (tmp_path / "script.py").write_text(
