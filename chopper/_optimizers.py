@@ -67,13 +67,13 @@ class StepHook:
 class BackwardWatch:
     """Sees the outermost backward passes of every thread, ``torch.autograd.grad`` among them.
 
-    Those that make a graph of their own (``create_graph``) do not count: they are a part of the
-    forward pass, as with a gradient penalty.
+    Those that make a graph of their own (``create_graph``) are mostly a part of the forward pass,
+    as with a gradient penalty; ``torch.func.grad`` has no others.
 
     Args:
         before: called before each of them.
-        around: makes the block that each of them runs in.
-        after: called after each that raised nothing.
+        around: makes the block that each of them runs in, unless it makes a graph.
+        after: called after each that raised nothing, with whether it made a graph.
     """
 
     _latest: BackwardWatch | None = None
@@ -83,7 +83,7 @@ class BackwardWatch:
         self,
         before: Callable[[], None] | None = None,
         around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        after: Callable[[], None] | None = None,
+        after: Callable[[bool], None] | None = None,
     ) -> None:
         self._before = before
         self._around = around
@@ -103,19 +103,19 @@ class BackwardWatch:
         @functools.wraps(original)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             # outputs, their gradients, retain_graph, create_graph, ...
-            outermost = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH]
-            outermost = outermost and graph_task() == -1 and self._patched is not None
-            if not outermost:
+            makes_graph = len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
+            outermost = graph_task() == -1 and self._patched is not None
+            if not outermost or (makes_graph and _is_inner_gradient()):
                 return original(*args, **kwargs)
             if self._before is not None:
                 self._before()
-            with self._around():
+            with contextlib.nullcontext() if makes_graph else self._around():
                 result = original(*args, **kwargs)
             # What was called before may have put another watch in the place of this one, below
             # or above a wrapper of the program: its name in torch says nothing about the order.
             watch = self if self._patched is not None else BackwardWatch._latest
             if watch is not None and watch._after is not None:
-                watch._after()
+                watch._after(makes_graph)
             return result
 
         self._patched = (original, run_backward)
@@ -135,6 +135,14 @@ class BackwardWatch:
             # Somebody may have wrapped it once more: then it stays, and only passes on.
             if module._engine_run_backward is wrapped:
                 module._engine_run_backward = original
+
+
+def _is_inner_gradient() -> bool:
+    """Whether ``torch.func`` differentiates within a function that it differentiates."""
+    from torch._C import _functorch
+
+    levels: Any = _functorch.get_interpreter_stack() or ()
+    return sum(level.key() == _functorch.TransformType.Grad for level in levels) > 1
 
 
 def optimizer_was_made() -> bool:
@@ -160,7 +168,7 @@ class OptimizerWatch:
     Args:
         stepped: called with the id of an optimizer, after each of its steps.
         in_backward: makes the block that each backward pass runs in.
-        backward: called after each backward pass.
+        backward: called after each backward pass, with whether it made a graph.
         dropped: called with the id of an optimizer that stepped, when it is no more.
     """
 
@@ -168,7 +176,7 @@ class OptimizerWatch:
         self,
         stepped: Callable[[int], None],
         in_backward: Callable[[], AbstractContextManager[Any]],
-        backward: Callable[[], None],
+        backward: Callable[[bool], None],
         dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stepped = stepped

@@ -288,17 +288,17 @@ class Session:
                 self._end_step(log, end_ns, began_ns, late=end_ns < now_ns)
                 began_ns = time.perf_counter_ns()
 
-    def _backward_ended(self) -> None:
+    def _backward_ended(self, makes_graph: bool) -> None:
         log = self._log
         self._evaluations.trained()
         if not self.recording or log is None:
             return
         # Where optimizers or the program end steps, only a trace has to be looked after.
         if (self._backwards is not None and log.source != "mark") or self.tracing:
-            self._note_backward(log)
+            self._note_backward(log, makes_graph)
 
     @_harmless
-    def _note_backward(self, log: StepLog) -> None:
+    def _note_backward(self, log: StepLog, makes_graph: bool) -> None:
         began_ns = time.perf_counter_ns()
         with self._at_work:
             if self._windows is not None:
@@ -306,7 +306,7 @@ class Session:
             if self._backwards is None or log.source == "mark":
                 return
             now_ns = time.time_ns()
-            for end_ns in self._backwards.ended(now_ns):
+            for end_ns in self._backwards.ended(now_ns, makes_graph):
                 log.source = "backward"
                 self._end_step(log, end_ns, began_ns, late=end_ns < now_ns)
                 began_ns = time.perf_counter_ns()

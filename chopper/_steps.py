@@ -257,6 +257,9 @@ class OptimizerCycle:
 class BackwardSteps:
     """Takes the ends of backward passes for the ends of steps, where no optimizer steps.
 
+    Those that make a graph of their own count until one comes that does not: before that one they
+    are a part of the forward pass.
+
     Args:
         optimizer_was_made: whether the program has an optimizer of torch, which may step yet:
             gradients are accumulated over many passes, but hardly over more than a thousand.
@@ -266,9 +269,15 @@ class BackwardSteps:
         self._optimizer_was_made = optimizer_was_made
         self._pending_ns: list[int] = []
         self._count = 0
+        self._all_make_graphs = True
 
-    def ended(self, now_ns: int) -> list[int]:
+    def ended(self, now_ns: int, makes_graph: bool) -> list[int]:
         """Note that a backward pass ended; return the ends of steps that this made certain."""
+        if not makes_graph and self._all_make_graphs:
+            self._all_make_graphs = False
+            self._pending_ns, self._count = [], 0
+        elif makes_graph and not self._all_make_graphs:
+            return []
         self._count += 1
         self._pending_ns.append(now_ns)
         if self._count < _BACKWARD_PASSES:

@@ -545,6 +545,25 @@ def accumulated(count, micro_batches):
         optimizer.step()
 
 
+def of_functions(count):
+    weights = {name: p.detach() for name, p in layer.named_parameters()}
+    def loss(weights, x):
+        inner = torch.func.grad(lambda x: torch.func.functional_call(layer, weights, (x,)).sum())
+        return inner(x).pow(2).sum()
+    for _ in range(count):
+        gradients = torch.func.grad(loss)(weights, torch.ones(2, 8))
+        weights = {name: p - 0.1 * gradients[name] for name, p in weights.items()}
+
+
+def with_penalties(count):
+    for _ in range(count):
+        x = torch.ones(2, 8, requires_grad=True)
+        y = layer(x).sum()
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        (y + gradient.pow(2).sum()).backward()
+
+
 def then_an_optimizer():
     by_hand(10)
     accumulated(5, 3)
@@ -560,6 +579,8 @@ RECORDED = """
 for name, train, *arguments in (
     ("hand", by_hand, 12),
     ("functional", functional, 12),
+    ("torch.func", of_functions, 12),
+    ("penalties", with_penalties, 12),
     ("three", by_hand, 3),
     ("later", then_an_optimizer),
     ("accumulated", accumulated, 4, 40),
@@ -577,6 +598,8 @@ def test_backward_passes_are_steps_where_no_optimizer_is(tmp_path):
     for name, sources, traced in (
         ("hand", ["backward"] * 12, [2, 3, 4, 5, 6]),
         ("functional", ["backward"] * 12, [2, 3, 4, 5, 6]),
+        ("torch.func", ["backward"] * 12, [2, 3, 4, 5, 6]),
+        ("penalties", ["backward"] * 12, [2, 3, 4, 5, 6]),
         ("three", ["backward"] * 3, [2]),
         # The three passes before an optimizer's first step cannot be told from those by hand.
         ("later", ["backward"] * 13 + ["optimizer"] * 5, [2, 3, 4, 5, 6]),
@@ -604,7 +627,11 @@ assert len(passes) == 9, passes
 """
 
 
-@pytest.mark.parametrize("program", ["functional(9)", WRAPPED], ids=["tensors", "wrapped"])
+@pytest.mark.parametrize(
+    "program",
+    ["functional(9)", "of_functions(9)", WRAPPED],
+    ids=["tensors", "torch.func", "wrapped"],
+)
 def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
     """Also one that puts a function of its own around torch's backward pass."""
     (tmp_path / "script.py").write_text(MANUAL + program)
