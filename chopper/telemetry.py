@@ -230,7 +230,8 @@ def core_wait_ratio(run: Run, rank: int, start_ns: int, end_ns: int) -> float | 
             last["time_ns"] - first["time_ns"],
         )
         if elapsed > 0 and waited >= 0 and first["pid"] == last["pid"]:
-            return float(waited / elapsed)
+            # A sample's time is known to half of its reading, which may have waited itself.
+            return min(float(waited / elapsed), 1.0)
     return None
 
 
@@ -264,7 +265,7 @@ def thread_wait(
         first = max(int(pc.sum(pc.less_equal(own["time_ns"], start_ns)).as_py()) - 1, 0)
         total = own["run_delay_ns"]
         waited = total[own.num_rows - 1].as_py() - total[first].as_py()
-        found.append((own["name"][0].as_py(), waited / (end_ns - start_ns)))
+        found.append((own["name"][0].as_py(), min(waited / (end_ns - start_ns), 1.0)))
     return max(found, key=lambda one: one[1], default=None)
 
 

@@ -195,6 +195,8 @@ def test_waiting_for_a_core_is_the_growth_within_the_time() -> None:
     assert core_wait_ratio(run, 0, 90 * 10**6, 310 * 10**6) == pytest.approx(0.2)
     assert core_wait_ratio(run, 0, 150 * 10**6, 250 * 10**6) is None
     assert core_wait_ratio(run, 1, 0, 10**12) is None
+    run.put(0, "process", waits((0, 0), (100, 122)))  # read later than its time says
+    assert core_wait_ratio(run, 0, 0, 10**9) == 1.0
 
 
 def test_a_counter_that_restarts_or_is_not_there_tells_nothing() -> None:
