@@ -7,7 +7,8 @@ Where fewer than three are known, as in imported traces, the traced steps are bo
 Steps are told apart by what else ran in them: by the rows of `program_phase` that overlap them
 ("training + evaluation"), by coming first and taking longer than all later ones ("first steps"),
 or, where no phase says why, by taking three times the median and 20 % of the time while they are at
-most a tenth of the steps ("long steps").
+most a tenth of the steps ("long steps"). Where a program trains several models in turn, the steps of
+each are kinds of their own ("training (optimizer 2)").
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 TRAINING = "training"
 FIRST = "first steps"
 LONG = "long steps"
+_OPTIMIZER = "optimizer "
+"""Column ``source`` of table ``step``, where another number than 1 follows."""
 _LEAST_OVERLAP = 0.01
 """A phase that takes less of a step does not make it another kind."""
 _LONG_FACTOR = 3.0
@@ -233,6 +236,7 @@ class _Recorded:
         untraced: (steps,) no rank was taking a trace; None where that was not recorded.
         own_ns: (steps,) the same without waiting for a core, which other programs decide.
         phases: (steps,) names of the program phases that ran in it.
+        optimizers: (steps,) "", or which optimizer it began with where that is not the first kind.
     """
 
     numbers: np.ndarray
@@ -240,6 +244,7 @@ class _Recorded:
     untraced: np.ndarray
     own_ns: np.ndarray
     phases: list[str]
+    optimizers: list[str]
 
 
 def step_time(attribution: Attribution) -> StepTime:
@@ -307,11 +312,14 @@ def _by_window(attribution: Attribution, recorded: _Recorded) -> _Recorded:
 
 def _host_steps(attribution: Attribution) -> _Recorded:
     rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
+    optimizers: dict[int, str] = {}
     for rank in attribution.run.ranks:
         table = attribution.run.table(rank, "step")
         start, end = ints(table, "start_ns"), ints(table, "end_ns")
         during = _phases(attribution, rank, start, end)
         profiled = table["profiled"].to_pylist()
+        sources = zip(table["number"].to_pylist(), table["source"].to_pylist(), strict=True)
+        optimizers.update({n: s for n, s in sources if s.startswith(_OPTIMIZER)})
         wait, _ = wait_of_steps(attribution.run.table(rank, "core_wait"), ints(table, "number"))
         for number, a, b, was, names, waited in zip(
             ints(table, "number").tolist(),
@@ -331,6 +339,7 @@ def _host_steps(attribution: Attribution) -> _Recorded:
         np.array([all(r[1] for r in rows[n]) for n in numbers], dtype=bool),
         np.array([np.mean([r[3] for r in rows[n]]) for n in numbers]),
         [" + ".join(sorted(set().union(*(r[2] for r in rows[n])))) for n in numbers],
+        [optimizers.get(n, "") for n in numbers],
     )
 
 
@@ -366,7 +375,16 @@ def _kinds_of(recorded: _Recorded) -> list[str]:
     for joined in recorded.phases:
         parts = joined.split(" + ")
         names.append(" + ".join(sorted(parts, key=lambda p: (p != TRAINING, p))))
-    training = np.array([i for i, n in enumerate(names) if n == TRAINING], dtype=np.int64)
+    for optimizer in dict.fromkeys(recorded.optimizers):
+        mine = [i for i, other in enumerate(recorded.optimizers) if other == optimizer]
+        _tell_lengths(names, np.array([i for i in mine if names[i] == TRAINING], int), recorded)
+        for i in mine:
+            names[i] += f" ({optimizer})" if optimizer else ""
+    return names
+
+
+def _tell_lengths(names: list[str], training: np.ndarray, recorded: _Recorded) -> None:
+    """Rename the first and the long ones among training steps of one optimizer."""
     lengths = recorded.own_ns
     if len(training):
         first = warm_up_steps(lengths[training])
@@ -386,7 +404,6 @@ def _kinds_of(recorded: _Recorded) -> list[str]:
         if share >= _LONG_SHARE and len(long) <= _LONG_MOST * len(training):
             for i in long:
                 names[i] = LONG
-    return names
 
 
 def _windows(

@@ -90,7 +90,7 @@ def worker(rounds: int, steps: int, output: str) -> None:
     def peer(_: Path) -> Durations:
         with torch.profiler.profile(
             record_shapes=True,
-            experimental_config=_experimental_config(trace_only=True),
+            experimental_config=_experimental_config(trace_only=True, all_threads=False)[0],
             schedule=torch.profiler.schedule(wait=0, warmup=0, active=steps + 9, repeat=1),
         ) as prof:
             durations = timed(prof.step)

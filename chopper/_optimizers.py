@@ -141,8 +141,8 @@ def _is_inner_gradient() -> bool:
     """Whether ``torch.func`` differentiates within a function that it differentiates."""
     from torch._C import _functorch
 
-    levels: Any = _functorch.get_interpreter_stack() or ()
-    return sum(level.key() == _functorch.TransformType.Grad for level in levels) > 1
+    levels = [level.key() for level in _functorch.get_interpreter_stack() or ()]
+    return levels.count(_functorch.TransformType.Grad) > 1
 
 
 def optimizer_was_made() -> bool:
@@ -186,6 +186,10 @@ class OptimizerWatch:
         """``id`` of each parameter of the optimizers that stepped."""
         self._known: dict[int, Any] = {}
         """Those optimizers, by id."""
+        self._kinds: dict[Any, int] = {}
+        """Class and shapes of parameters → number, from 1."""
+        self._kind_of: dict[int | None, int] = {}
+        """The same by the optimizer's id."""
         self._groups: dict[int, int] = {}
         """How many groups of parameters each of them had at its last step."""
         self._handle: StepHook | None = None
@@ -230,6 +234,13 @@ class OptimizerWatch:
             if kind.step is wrapped:
                 kind.step = original
 
+    def kind_of(self, optimizer_id: int | None) -> int:
+        """Return 1 for the optimizer that stepped first and its like, 2 for the next kind …
+
+        Those of one class whose parameters have the same shapes are alike.
+        """
+        return self._kind_of.get(optimizer_id, 1)
+
     def _after_step(self, optimizer: Any) -> None:
         if self._scaled.stepped:
             self._scaled.stepped[-1] = id(optimizer)
@@ -239,7 +250,11 @@ class OptimizerWatch:
             groups = optimizer.param_groups
             if len(groups) != self._groups.get(id(optimizer)):  # add_param_group adds one
                 self._groups[id(optimizer)] = len(groups)
-                self.trained_ids.update(id(p) for group in groups for p in group["params"])
+                trained = [p for group in groups for p in group["params"]]
+                self.trained_ids.update(id(p) for p in trained)
+                like = (type(optimizer), tuple(tuple(p.shape) for p in trained))
+                kind = self._kinds.setdefault(like, len(self._kinds) + 1)
+                self._kind_of[id(optimizer)] = kind
         except Exception:  # noqa: BLE001 - an optimizer may have groups of any kind
             self._groups[id(optimizer)] = 0
         self._stepped(id(optimizer))

@@ -283,7 +283,9 @@ class Session:
                 self._inner_optimizers.append(optimizer_id)
                 return
             now_ns = time.time_ns()
-            for end_ns in self._cycle.stepped(optimizer_id, now_ns):
+            ends = self._cycle.stepped(optimizer_id, now_ns)
+            log.optimizer = self._optimizers.kind_of(self._cycle.leader)
+            for end_ns in ends:
                 log.source = "optimizer"
                 self._end_step(log, end_ns, began_ns, late=end_ns < now_ns)
                 began_ns = time.perf_counter_ns()

@@ -32,6 +32,8 @@ class StepLog:
         """The step that runs."""
         self.source: Literal["mark", "optimizer", "backward"] | None = None
         """What tells that a step ended."""
+        self.optimizer = 1
+        """Which kind of optimizer the step began with, in the order in which they came."""
         self._target = directory / "step.arrow"
         self._writer: StreamWriter | None = StreamWriter(self._target, "step")
         self._start_ns = self._first_ns = 0
@@ -64,7 +66,10 @@ class StepLog:
         length_ns = end_ns - self._start_ns
         if tokens is not None:
             self._work.append((self._start_ns + length_ns // 2, length_ns, self.number, tokens))
-        row = (self.number, self._start_ns, end_ns, self.source, traced, profiled)
+        source: str = self.source
+        if source == "optimizer" and self.optimizer > 1:
+            source = f"{source} {self.optimizer}"
+        row = (self.number, self._start_ns, end_ns, source, traced, profiled)
         self._rows.append(row)
         if traced or (not profiled and self.number > 1):
             self._durations[traced].append(length_ns)

@@ -171,6 +171,11 @@ class OptimizerCycle:
         """The only optimizer that stepped for so long that nothing more is learned from it."""
 
     @property
+    def leader(self) -> int | None:
+        """The optimizer that steps begin with."""
+        return self._leader
+
+    @property
     def tentative_ns(self) -> int | None:
         """When the last step ended, if its end was not returned and no optimizer is missing."""
         if self._ended or not self._unit or self._expected() not in (None, self._leader):

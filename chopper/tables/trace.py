@@ -125,7 +125,9 @@ STEP = Table(
             name="source",
             type="string",
             doc="profiler_step (ProfilerStep#N), mark (prof.step()), optimizer (hooks), or backward "
-            "(a backward pass ended, in a program in which no optimizer of torch steps).",
+            "(a backward pass ended, in a program in which no optimizer of torch steps). Where a "
+            "program trains several models in turn, the steps of the second are of 'optimizer 2': "
+            "of another class, or of parameters of other shapes.",
         ),
         Column(name="traced", type="bool", doc="Whether the kernel trace covers this step."),
         Column(

@@ -643,6 +643,29 @@ def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
     assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
 
 
+def test_models_that_are_trained_in_turn_have_steps_of_their_own_kind():
+    """A large one, then four folds of a small one, of which the later window is."""
+
+    def train(width, count):
+        model = nn.Linear(8, width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(count):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+
+    with chopper.profile("run", collect=TRACE_ONLY):
+        train(4096, 20)
+        for _ in range(4):
+            train(4, 10)
+    sources = [row["source"] for row in steps_of("run")]
+    assert sources == ["optimizer"] * 20 + ["optimizer 2"] * 40
+    step = chopper.attribute("run").step_time()
+    steps = {kind.name: kind.numbers for kind in step.kinds}
+    assert step.kind == "training (optimizer 2)"
+    assert set(steps[step.kind]) >= set(traced_of("run")) == set(range(50, 55))
+    assert min(min(n) for kind, n in steps.items() if "2" in kind) == 20
+
+
 def test_optimizers_that_are_made_anew_for_a_few_steps_each_are_all_seen():
     with chopper.profile("run", collect=TRACE_ONLY, trace=False):
         session = _session.active()
