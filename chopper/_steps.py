@@ -254,7 +254,7 @@ class OptimizerCycle:
         for length in reversed(_CONTEXTS):
             if length <= len(self._recent):
                 follower = self._next.get(tuple(self._recent[-length:]))
-                if follower is not None:
+                if follower is not None and follower not in self._dropped:
                     return follower
         return None
 

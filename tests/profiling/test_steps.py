@@ -643,6 +643,18 @@ def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
     assert traced_of(tmp_path / "run") == [2, 3, 4, 5, 6]
 
 
+def test_folds_whose_optimizers_share_two_addresses_lose_no_step():
+    cycle = OptimizerCycle()
+    ends = []
+    for fold in range(4):
+        for step in range(10):
+            ends += cycle.stepped(fold % 2, 10 * fold + step)
+        if fold < 3:
+            cycle.dropped(fold % 2)
+    ends.append(cycle.tentative_ns)
+    assert list(dict.fromkeys(e for e in ends if e is not None)) == list(range(40))
+
+
 def test_models_that_are_trained_in_turn_have_steps_of_their_own_kind():
     """A large one, then four folds of a small one, of which the later window is."""
 
