@@ -645,7 +645,7 @@ def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
 
 def test_folds_whose_optimizers_share_two_addresses_lose_no_step():
     cycle = OptimizerCycle()
-    ends = []
+    ends: list[int | None] = []
     for fold in range(4):
         for step in range(10):
             ends += cycle.stepped(fold % 2, 10 * fold + step)
