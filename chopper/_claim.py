@@ -279,10 +279,7 @@ def _contemporary(folder: Path) -> bool:
 
 
 def _restarts() -> int:
-    try:
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-    except ValueError:
-        return 0
+    return digits(os.environ.get("TORCHELASTIC_RESTART_COUNT", "")) or 0
 
 
 def _set_aside(path: Path, directory: Path) -> m.Finding:

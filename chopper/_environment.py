@@ -17,6 +17,7 @@ from typing import Any
 
 from chopper._format import ranges
 from chopper.manifest import ClockAnchor, Device, RankManifest
+from chopper.quantities import digits
 
 _ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MKL_NUM", "KMP_")
 _ENVIRONMENT_NAMES = (
@@ -42,6 +43,8 @@ class RankInfo:
     world_size: int = 1
     known: bool = True
     """False when this process may yet become another rank (no RANK, no process group so far)."""
+    ignored: str | None = None
+    """The launcher's variables with their values, where they name no rank."""
 
 
 def _distributed() -> Any:
@@ -52,11 +55,12 @@ def _distributed() -> Any:
     return None
 
 
-def _environment_int(name: str) -> int | None:
-    try:
-        return int(os.environ[name])
-    except (KeyError, ValueError):
-        return None
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def environment_count(name: str) -> int | None:
+    """The number, 0 or more, that a variable of the environment holds; None for anything else."""
+    return digits(os.environ.get(name, "").strip())
 
 
 _LAUNCHERS = (
@@ -72,18 +76,26 @@ _LAUNCHERS = (
 def _launched_rank() -> tuple[int | None, int | None, int | None]:
     """Rank, number of ranks and local rank, as the launcher's environment says."""
     # torchrun and what starts by its rules: accelerate, deepspeed, Ray Train.
-    rank, world_size = _environment_int("RANK"), _environment_int("WORLD_SIZE")
-    local_rank = _environment_int("LOCAL_RANK")
+    rank, world_size, local_rank = map(environment_count, _TORCHRUN)
     if rank is not None:
         return rank, world_size, local_rank
     # Lightning and Fabric count within a node; on further nodes the process group will tell.
-    if None not in (local_rank, world_size) and _environment_int("NODE_RANK") == 0:
+    if None not in (local_rank, world_size) and environment_count("NODE_RANK") == 0:
         return local_rank, world_size, local_rank
     for names in _LAUNCHERS:
-        rank, world_size, local_rank = map(_environment_int, names)
+        rank, world_size, local_rank = map(environment_count, names)
         if rank is not None and world_size is not None and world_size > 1:
             return rank, world_size, local_rank
     return None, None, None
+
+
+def _nonsense(rank: int | None, world_size: int | None) -> str | None:
+    """The variables of torchrun's kind as they are set, where they contradict themselves."""
+    named = {name: value for name in _TORCHRUN if (value := os.environ.get(name))}
+    unreadable = "RANK" in named and any(environment_count(name) is None for name in named)
+    if unreadable or (rank is not None and world_size is not None and rank >= world_size):
+        return " ".join(f"{name}={value!r}" for name, value in named.items())
+    return None
 
 
 def rank_info() -> RankInfo:
@@ -92,6 +104,8 @@ def rank_info() -> RankInfo:
     dist = _distributed()
     if dist is not None:
         rank, world_size = dist.get_rank(), dist.get_world_size()
+    elif ignored := _nonsense(rank, world_size):
+        return RankInfo(known=False, ignored=ignored)
     if rank is None:
         return RankInfo(known=False)
     if local_rank is None:

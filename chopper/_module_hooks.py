@@ -1,4 +1,4 @@
-"""Global hooks of torch's modules that the program does not notice, and the modules' parameters.
+"""The calls of torch's modules, seen without the program noticing, and the modules' parameters.
 
 What a program overrides (``parameters``, ``named_modules``) may take and return anything, so it is
 not called here.
@@ -6,23 +6,17 @@ not called here.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
+from chopper._hook.early import ImportWatch
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
-
-_DICTIONARIES = (
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-)
-_PREDICATE = "_has_any_global_hook"
-
-_own_ids: set[int] = set()
-"""Handles of chopper's own global hooks."""
 
 
 def named_submodules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -51,39 +45,80 @@ def parameters(root: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
                 yield parameter
 
 
-class GlobalHooks:
-    """Handles of global module hooks, of which torch.compile does not warn the program.
+class ModuleCalls:
+    """Sees the calls of all modules, and has torch.compile compile what it would have anyhow.
 
-    A compiled module warns at each call where there are global hooks, as they fire twice for it.
+    Global module hooks would be seen by the compiler: it traces them, warns of them, and compiles
+    anew when they come or go. So ``Module.__call__`` is wrapped, and is torch's own again while
+    something is compiled.
+
+    Args:
+        enter: called with a module before its forward; returns whether ``leave`` is to follow.
+        leave: called with the module when its forward ended, however it did. Neither may raise.
     """
 
-    def __init__(self, *handles: Any) -> None:
-        self._handles = handles
-        _own_ids.update(handle.id for handle in handles)
-        _hide()
+    def __init__(
+        self, enter: Callable[[torch.nn.Module], bool], leave: Callable[[torch.nn.Module], None]
+    ) -> None:
+        import torch
+
+        self._module_class: Any = torch.nn.Module
+        self._functions: tuple[Any, Any] = (enter, leave)
+        self._active = True
+        self._original = original = self._module_class.__call__
+        is_compiling = torch.compiler.is_compiling
+
+        watch = self
+
+        @functools.wraps(original)
+        def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            # torch's tracer of Python reads the module from the variable of this name.
+            if is_compiling() or not watch._active or not enter(self):
+                return original(self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                leave(self)
+
+        self._call: Any = call
+        # The compiler keeps the method that it meets when it is imported.
+        self._compiler = ImportWatch("torch._dynamo", self._watch_compiler, self._hide)
+        self._compiler.begin()
+        self._show()
 
     def remove(self) -> None:
-        """Remove the hooks. Idempotent."""
-        handles, self._handles = self._handles, ()
-        for handle in handles:
-            handle.remove()
-            _own_ids.discard(handle.id)
+        """Call nothing from here on. Idempotent."""
+        self._active = False
+        self._hide()
+        self._compiler.end()
+        compiler = sys.modules.get("torch._dynamo.callback")
+        if compiler is not None:
+            with contextlib.suppress(AttributeError, ValueError):  # torch._dynamo.reset()
+                compiler.callback_handler.remove_start_callback(self._hide)
+                compiler.callback_handler.remove_end_callback(self._show)
 
+    def _hide(self, *_: Any) -> None:
+        # Somebody may have wrapped it once more: then it stays, and only passes on.
+        if self._module_class.__call__ is self._call:
+            self._module_class.__call__ = self._original
 
-def _hide() -> None:
-    """Have torch's predicate count the hooks of others only. It stays so: it tells the same."""
-    from torch.nn.modules import module as nn_module
+    def _show(self, *_: Any) -> None:
+        if self._active and self._module_class.__call__ is self._original:
+            self._module_class.__call__ = self._call
 
-    torch_module: Any = nn_module
-    original = getattr(torch_module, _PREDICATE, None)
-    if original is None or hasattr(original, "_chopper"):
-        return
+    def _watch_compiler(self) -> None:
+        from torch._dynamo import callback, eval_frame
 
-    def has_any_global_hook() -> Any:
-        if not _own_ids:
-            return original()
-        dictionaries = (getattr(torch_module, name, ()) for name in _DICTIONARIES)
-        return any(key not in _own_ids for hooks in dictionaries for key in tuple(hooks))
-
-    has_any_global_hook._chopper = True  # type: ignore[attr-defined]
-    setattr(torch_module, _PREDICATE, has_any_global_hook)
+        self._show()
+        callback.callback_handler.register_start_callback(self._hide)
+        callback.callback_handler.register_end_callback(self._show)
+        # Between its graphs the compiler would compile these, too.
+        compiler: Any = eval_frame
+        compiler.skip_code(self._call.__code__)
+        for function in self._functions:
+            code = function.__code__
+            try:  # what they call included
+                strategy = compiler.FrameExecStrategy(*2 * [compiler.FrameAction.SKIP])
+                compiler.set_code_exec_strategy(code, strategy)
+            except AttributeError:
+                compiler.skip_code(code)

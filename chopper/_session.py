@@ -194,6 +194,12 @@ class Session:
         self._describe_start()
         if claimed.finding is not None:
             self._manifest.findings.append(claimed.finding)
+        if self.info.ignored is not None:
+            self._part.note(
+                "run.rank_unknown",
+                f"recorded as rank 0 of 1: the environment names no rank ({self.info.ignored}); "
+                "expected 0 <= RANK < WORLD_SIZE",
+            )
         self._log = StepLog(self._part.directory)
         self._phases = PhaseLog(self._part.directory, self._begin_phase_span)
         self.recording = True
@@ -422,7 +428,7 @@ class Session:
         if log.due(end_ns):
             if self._phases is not None:
                 self._phases.flush()
-            log.flush(final=windows is None or windows.final)
+            log.flush()
 
     def _flush_idle(self) -> None:
         """Write the last steps of a program that does other things, and may be killed meanwhile.
@@ -431,12 +437,12 @@ class Session:
         """
         while not self._over.wait(_IDLE_S):
             with self._lock:
-                log, windows = self._log, self._windows
+                log = self._log
                 if not self.recording or log is None:
                     return
                 if log.due(time.time_ns()) and log.pending:
                     try:
-                        log.flush(final=windows is None or windows.final)
+                        log.flush()
                     except Exception:  # noqa: BLE001 - the next step says so, in its own thread
                         return
 
@@ -461,6 +467,12 @@ class Session:
         """Annotate a forward that began before the recording did, and is still running."""
         if self._windows is not None:
             self._windows.enter_root(module)
+
+    @_harmless
+    def leave_root(self, module: Any) -> None:
+        """End what ``enter_root`` annotated."""
+        if self._windows is not None:
+            self._windows.leave_root(module)
 
     @_harmless
     def _layers_lost(self, error: Exception) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from chopper.run import StreamWriter
+from chopper.storage import stream_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +39,8 @@ class StepLog:
         self._writer: StreamWriter | None = StreamWriter(self._target, "step")
         self._start_ns = self._first_ns = 0
         self._rows: list[_Row] = []
-        self._history: list[_Row] = []
-        """Rows that are on disk, and may yet have to be said anew."""
+        self._written = 0
+        """Steps that are on disk, from the first on."""
         self._flushed_ns = 0
         self._work: list[tuple[int, int, int, int]] = []
         self._work_writer: StreamWriter | None = None
@@ -94,38 +95,27 @@ class StepLog:
         """Whether it is time to flush."""
         return now_ns - self._flushed_ns > _FLUSH_NS
 
-    def flush(self, *, final: bool) -> None:
-        """Write what ended since.
-
-        Args:
-            final: no later trace can change what is said of these steps.
-        """
+    def flush(self) -> None:
+        """Write what ended since."""
         self._flushed_ns = time.time_ns()
         rows, self._rows = self._rows, []
-        if final:
-            self._history = []
-        else:
-            self._history.extend(rows)
+        self._written += len(rows)
         self._write(rows)
         self._write_work()
 
     def correct(self, steps: range, traced: bool) -> None:
         """Say of ``steps`` whether the trace that is kept covers them."""
-
-        def corrected(rows: list[_Row]) -> list[_Row]:
-            return [(*row[:4], traced, row[5]) if row[0] in steps else row for row in rows]
-
-        self._rows = corrected(self._rows)
-        if any(row[4] != traced and row[0] in steps for row in self._history):
-            self._history = corrected(self._history)
-            self._rewrite()
+        self._rows = [(*row[:4], traced, row[5]) if row[0] in steps else row for row in self._rows]
+        if steps.start < min(steps.stop, self._written):
+            self._rewrite(steps, traced)
 
     def restart(self) -> None:
         """Forget all steps: they were parts of the first one, which runs still."""
-        self._rows, self._history = [], []
-        self.number = 0
+        self._rows = []
+        self.number = self._written = 0
         self._start_ns = self._first_ns
-        self._rewrite()
+        self.abandon()
+        self._writer = StreamWriter(self._target, "step")
 
     def close(self) -> None:
         """Write what is left and end the file.
@@ -133,7 +123,7 @@ class StepLog:
         Raises:
             OutputError: it cannot be written.
         """
-        self.flush(final=True)
+        self.flush()
         self.abandon()
         if self._work_writer is not None:
             self._work_writer.close()
@@ -166,12 +156,22 @@ class StepLog:
         names = ("time_ns", "span_ns", "step", "tokens_count")
         self._work_writer.write(dict(zip(names, zip(*work, strict=True), strict=True)))
 
-    def _rewrite(self) -> None:
-        """Write the file anew: what was said of the steps so far no longer holds."""
+    def _rewrite(self, steps: range, traced: bool) -> None:
+        """Write the file anew, if it says otherwise of ``steps``; they may be millions."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         self.abandon()
-        self._writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
-        self._write(self._history)
-        self._writer.path.replace(self._target)
+        batches = list(stream_batches(self._target.read_bytes()))
+        writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            number = columns["number"]
+            inside = pc.and_(pc.greater_equal(number, steps.start), pc.less(number, steps.stop))
+            columns["traced"] = pc.if_else(inside, pa.scalar(traced), columns["traced"])
+            writer.write(columns)
+        self._writer = writer
+        writer.path.replace(self._target)
 
 
 def _median(values: deque[int]) -> int | None:

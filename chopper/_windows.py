@@ -117,11 +117,6 @@ class TraceWindows:
         mine: bool = self._trace.mine
         return mine
 
-    @property
-    def final(self) -> bool:
-        """Whether no trace can be taken any more from steps that ended."""
-        return not self._upcoming and self._capture is None and not self._may_follow
-
     def covers_step(self) -> bool:
         """Whether the step that ends now is one of the traced ones."""
         capture = self._capture
@@ -335,6 +330,10 @@ class TraceWindows:
         if self._capture is not None:
             self._annotator.enter(module)
 
+    def leave_root(self, module: Any) -> None:
+        """End what ``enter_root`` annotated."""
+        self._annotator.leave(module)
+
     def check(self) -> None:
         """End the trace if it has grown too large; called between two parts of a step."""
         self._check(0)
@@ -503,7 +502,7 @@ class TraceWindows:
         manifest.traces = (written.name,)
         manifest.steps_source = log.source
         _environment.describe(manifest)
-        log.flush(final=self.final)
+        log.flush()
         self._add_export_ns(began_ns)
         self._part.save()
 

@@ -159,7 +159,7 @@ def new_output(
             cannot be written; or, at the end, the old run cannot be put back (it is kept where
             the message says).
     """
-    with _held(path):
+    with claimed(path):
         yield from _new_output(path, force=force, say=say)
 
 
@@ -169,8 +169,12 @@ def claim_file(place: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Keep other commands from writing to the same place, until this one ends."""
+def claimed(path: Path) -> Iterator[None]:
+    """Keep other commands from writing a run to the same place, until this one ends.
+
+    Raises:
+        OutputError: another command writes one there.
+    """
     place = _real(path)
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +183,7 @@ def _held(path: Path) -> Iterator[None]:
             yield
     except HeldElsewhere as exc:
         raise OutputError(
-            f"{path}: process {exc} is recording into it; wait for its end, or choose another -o"
+            f"{path}: process {exc} is writing a run into it; wait for its end, or choose another -o"
         ) from None
 
 

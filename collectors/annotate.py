@@ -1,7 +1,7 @@
 """Names for what a trace shows: layers, recomputation, forward passes, garbage collection.
 
-Nothing is asked of the user. Global module hooks, present only while a trace is taken, emit one
-span per module call:
+Nothing is asked of the user. Calls of modules are watched only while a trace is taken, and emit one
+span each:
 
 ``chopper::layer::<fqn>``      a module's forward
 ``chopper::recompute::<fqn>``  the same within backward: activation checkpointing
@@ -27,7 +27,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from chopper._module_hooks import GlobalHooks, named_submodules, parameters
+from chopper._module_hooks import ModuleCalls, named_submodules, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -113,13 +113,13 @@ def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
 class Annotator:
     """Emits layer spans and keeps sequence ranges between ``install`` and ``remove``.
 
-    It takes part in nothing else: hooks return None, let no error of their own out, and are absent
-    when no trace is taken, since their mere presence takes every module call off torch's fast path.
+    It takes part in nothing else, lets no error of its own out, and is absent when no trace is
+    taken, since watching costs every call of a module some time.
 
     Args:
         on_call: called before each outermost forward, and some others, with the number of outermost
             ones so far. It may end the trace.
-        on_failure: called with the error when a hook failed; the hooks are gone by then.
+        on_failure: called with the error when annotating failed; it is over by then.
         current_phase: returns the phase that this thread is in by name, None for none.
         trained_ids: ``id`` of each parameter that an optimizer of torch stepped, as it grows.
     """
@@ -141,7 +141,7 @@ class Annotator:
         self._roots: set[str] = set()
         self._has_main_root = False
         self._threads = _Thread()
-        self._hooks: GlobalHooks | None = None
+        self._watch: ModuleCalls | None = None
         self._gc_span: Any = None
         self._rows: list[tuple[str, bool, int, int, int, int, int]] = []
         self._root_calls = 0
@@ -149,35 +149,28 @@ class Annotator:
         """Calls of modules so far."""
 
     def install(self) -> None:
-        """Register the hooks. Idempotent."""
-        if self._hooks is not None:
+        """Watch the calls of modules. Idempotent."""
+        if self._watch is not None:
             return
         import torch
         from torch._C._profiler import _RecordFunctionFast
         from torch.autograd.profiler import record_function
-        from torch.nn.modules import module as nn_module
 
         self._span = _RecordFunctionFast
         self._phase: Any = record_function
         self._records_gradients = torch.is_grad_enabled
-        self._is_compiling = torch.compiler.is_compiling
         self._graph_task = torch._C._current_graph_task_id
         self._sequence_nr = torch._C._autograd._get_sequence_nr
         self._now = time.time_ns
-        _leave_to_python(self._before, self._after, self._begin, self._end)
-        self._hooks = GlobalHooks(
-            nn_module.register_module_forward_pre_hook(self._before),
-            # Recomputation ends a module early by an exception: ordinary hooks would not see it.
-            nn_module.register_module_forward_hook(self._after, always_call=True),
-        )
+        self._watch = ModuleCalls(self.enter, self.leave)
         self._root_calls = 0
         gc.callbacks.append(self._on_gc)
 
     def remove(self) -> None:
-        """Remove the hooks. Idempotent."""
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.remove()
+        """Watch no longer. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.remove()
             gc.callbacks.remove(self._on_gc)
         stack = self._threads.stack
         while stack:  # within a forward: what is open in this thread ends with the trace
@@ -194,10 +187,6 @@ class Annotator:
         if self._on_failure is not None:
             self._on_failure(error)
 
-    def enter(self, module: torch.nn.Module) -> None:
-        """Annotate a call whose pre-hooks ran before ``install``; its post-hooks are to come."""
-        self._before(module, ())
-
     def take_rows(self) -> dict[str, list[Any]]:
         """Rows of ``layer_sequence`` since the last call, by column."""
         rows, self._rows = self._rows, []
@@ -213,13 +202,13 @@ class Annotator:
         )
         return {name: list(values) for name, values in zip(names, columns, strict=True)}
 
-    def _before(self, module: torch.nn.Module, args: Any) -> None:  # noqa: ARG002
-        if self._is_compiling():
-            return
+    def enter(self, module: torch.nn.Module) -> bool:
+        """Begin the spans of a call; returns whether ``leave`` is to end them."""
         try:
             self._begin(module)
         except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
             self._failed(exc)
+        return self._watch is not None
 
     def _begin(self, module: torch.nn.Module) -> None:
         stack = self._threads.stack
@@ -237,7 +226,7 @@ class Annotator:
             and (outermost or not self.calls % _CALLS_BETWEEN_CHECKS)
         ):
             self._on_call(self._root_calls)
-            if self._hooks is None:  # it ended the trace
+            if self._watch is None:  # it ended the trace
                 return
         if outermost:
             phases = tuple(self._phase(name) for name in self._root_phases(module, names))
@@ -278,9 +267,8 @@ class Annotator:
         names.trained = any(id(parameter) in self._trained_ids for parameter in parameters(module))
         return names.trained
 
-    def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
-        if self._is_compiling():
-            return
+    def leave(self, module: torch.nn.Module) -> None:
+        """End the spans of a call, if they are open still."""
         try:
             self._end(module)
         except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
@@ -291,8 +279,7 @@ class Annotator:
         stack = threads.stack
         if not stack:
             return
-        # An exception that is not an Exception skips hooks: what it left open ends here too.
-        if stack[-1][0] is not module and not any(entry[0] is module for entry in stack):
+        if not any(entry[0] is module for entry in reversed(stack)):  # of an earlier trace
             return
         while True:
             called, span, phases, layer, recompute, low, start_ns = stack.pop()
@@ -348,19 +335,3 @@ class Annotator:
 def _has_own(module: torch.nn.Module) -> bool:
     """Whether a module has parameters: a model has, most losses have none."""
     return next(parameters(module), None) is not None
-
-
-def _leave_to_python(*hooks: Any) -> None:
-    """Keep torch.compile from compiling the hooks' own frames between its graphs."""
-    import sys
-
-    if "torch._dynamo" not in sys.modules:
-        return
-    try:
-        import torch._C._dynamo.eval_frame as eval_frame
-
-        skip_code: Any = vars(eval_frame)["skip_code"]
-    except (ImportError, KeyError):
-        return
-    for hook in hooks:
-        skip_code(hook.__func__.__code__)

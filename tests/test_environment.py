@@ -50,6 +50,14 @@ def test_a_device_without_an_address_has_no_node(monkeypatch: pytest.MonkeyPatch
         # torchrun, accelerate, deepspeed, Ray Train; started by hand without a local rank
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (5, 1, 8, True)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2, True)),
+        # no rank of any job
+        ({"RANK": "5", "WORLD_SIZE": "2"}, (0, 0, 1, False)),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, (0, 0, 1, False)),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, (0, 0, 1, False)),
+        ({"RANK": "0", "WORLD_SIZE": "²"}, (0, 0, 1, False)),
+        ({"RANK": "1", "WORLD_SIZE": "two"}, (0, 0, 1, False)),
+        ({"RANK": "1", "WORLD_SIZE": "9" * 5000}, (0, 0, 1, False)),
+        ({"LOCAL_RANK": "-1"}, (0, 0, 1, False)),
         # Lightning's and Fabric's subprocesses, on the first node; on others nobody can say
         ({"NODE_RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, (3, 3, 4, True)),
         ({"NODE_RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (0, 0, 1, False)),
@@ -87,3 +95,5 @@ def test_ranks_as_launchers_say_them(
         monkeypatch.setenv(name, value)
     info = _environment.rank_info()
     assert (info.rank, info.local_rank, info.world_size, info.known) == expected
+    # Said in a finding, where the launcher claims that there is a rank.
+    assert (info.ignored is not None) == (not info.known and "RANK" in variables)

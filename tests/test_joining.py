@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow
 import pytest
+from click.testing import CliRunner
 
 from chopper import manifest as m
+from chopper.cli import cli
+from chopper.outputs import new_output
 from chopper.run import MANIFEST, Run, RunWriter, StreamWriter, finalize
 from chopper.storage import write_atomic
 from tests.waiting import PATIENCE_S
@@ -144,3 +148,17 @@ def test_an_existing_run_is_replaced_only_when_told(tmp_path):
     table = Run.open(Path("run")).table(2, "step")
     assert isinstance(table, pyarrow.Table)
     assert table.num_rows == 2
+
+
+def test_an_import_does_not_write_where_another_command_does(tmp_path):
+    node(tmp_path / "a", [0, 1])
+    node(tmp_path / "b", [2, 3])
+    arguments = ["import", str(tmp_path / "a"), str(tmp_path / "b"), "-o", "run"]
+    with new_output(Path("run")):
+        refused = CliRunner().invoke(cli, arguments)
+        forced = CliRunner().invoke(cli, [*arguments, "--force"])
+        assert list(Path("run").iterdir()) == []
+    for done in (refused, forced):
+        assert done.exit_code == 1
+        assert f"run: process {os.getpid()} is writing a run into it" in str(done.exception)
+    assert CliRunner().invoke(cli, arguments).exit_code == 0

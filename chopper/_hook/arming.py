@@ -75,30 +75,35 @@ def arm_forked() -> None:
 def arm() -> None:
     """Watch for the first sign of training."""
     import torch
-    from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from chopper._module_hooks import GlobalHooks, parameters
+    from chopper._module_hooks import ModuleCalls, parameters
     from chopper._optimizers import BackwardWatch, StepHook, optimizer_was_made
 
     def trains(module: torch.nn.Module) -> bool:
         return (
             module.training
             and torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
             and not _in_loader_worker()
             and any(parameter.requires_grad for parameter in parameters(module))
             and optimizer_was_made()
         )
 
-    def on_forward(module: torch.nn.Module, args: Any) -> None:  # noqa: ARG001
+    sessions: list[Any] = []
+
+    def before_forward(module: torch.nn.Module) -> bool:
         signs = False
         with contextlib.suppress(Exception):  # a module may be of any kind
             signs = trains(module)
-        if signs:
-            session = _begin()
-            if session is not None:
-                session.enter_root(module)
+        session = _begin() if signs else None
+        if session is None:
+            return False
+        sessions.append(session)
+        session.enter_root(module)
+        return True
+
+    def after_forward(module: torch.nn.Module) -> None:
+        sessions[0].leave_root(module)
 
     def on_step(optimizer: Any) -> None:  # noqa: ARG001
         if not _in_loader_worker():
@@ -111,7 +116,7 @@ def arm() -> None:
     backward = BackwardWatch(before=on_backward)
     backward.begin()
     _handles.append(backward)
-    _handles.append(GlobalHooks(register_module_forward_pre_hook(on_forward)))
+    _handles.append(ModuleCalls(before_forward, after_forward))
     _handles.append(StepHook(register_optimizer_step_pre_hook, on_step))
 
 

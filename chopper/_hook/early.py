@@ -43,11 +43,15 @@ class ImportWatch:
     Args:
         name: the module.
         then: called once; what it raises within an import is dropped.
+        first: called just before an import executes the module; what it raises is dropped.
     """
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None
+    ) -> None:
         self._name = name
         self._then: Callable[[], None] | None = then
+        self._first = first
 
     def begin(self) -> None:
         """Watch from here on; call at once where the module is there and whole."""
@@ -97,6 +101,12 @@ class ImportWatch:
             self.imported()
         elif self._then is not None:
             self.begin()
+
+    def importing(self) -> None:
+        """Called by the loader before it executes the module."""
+        if self._then is not None:
+            with contextlib.suppress(Exception):  # the profiler never changes the program
+                self._first()
 
     def imported(self) -> None:
         """Called by the loader."""
@@ -162,6 +172,7 @@ class _Watched:
         loader = self._loader
         spec = object.__getattribute__(module, "__spec__")
         spec.loader = module.__loader__ = loader
+        self._watch.importing()
         if hasattr(loader, "exec_module"):
             loader.exec_module(module)
             if spec.loader is not loader and type(module).__name__ == "_LazyModule":

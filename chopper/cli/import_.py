@@ -103,8 +103,16 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
 
     Raises:
         InputError: a trace cannot be read.
-        OutputError: the run cannot be written; nothing of it is left.
+        OutputError: another command writes a run there, or it cannot be written; nothing of it is
+            left.
     """
+    from chopper.outputs import claimed
+
+    with claimed(target):
+        return _write_claimed(make, target, force)
+
+
+def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: bool) -> RunManifest:
     from chopper.outputs import check_output, prepare_output, recover
 
     for line in recover(target):

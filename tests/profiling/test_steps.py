@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import hypothesis
+import pyarrow
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -461,17 +462,36 @@ def test_a_loop_without_steps_is_traced_whole(task):
     assert "aten::addmm" in names_of("run")
 
 
-def test_without_a_trace_no_step_is_kept_in_memory(monkeypatch):
+@pytest.mark.parametrize("collect", [(), TRACE_ONLY], ids=["no trace", "a far window"])
+def test_no_step_is_kept_in_memory(collect, monkeypatch):
     monkeypatch.setattr(_step_log, "_FLUSH_NS", 0)
-    with chopper.profile("run", collect=(), trace=False) as prof:
+    with chopper.profile("run", collect=collect, steps=(1000, 1001)) as prof:
         for _ in range(100):
             prof.step()
         session = _session.active()
         assert session is not None
-        log = session._log
-        assert log is not None
-        assert (log._history, log._rows) == ([], [])
+        kept = [value for value in vars(session._log).values() if isinstance(value, list)]
+        assert not any(kept)
     assert len(steps_of("run")) == 100
+
+
+def test_steps_on_disk_are_said_to_be_traced_and_not(tmp_path):
+    log = _step_log.StepLog(tmp_path)
+    log.source = "mark"
+    log.begin()
+    for number in range(6):
+        log.end(10**18 + number, traced=False, profiled=False)
+        if number != 4:
+            log.flush()  # batches of one step, and one of two
+    log.correct(range(1, 3), True)
+    log.end(10**18 + 6, traced=False, profiled=False)
+    log.correct(range(2), False)
+    log.correct(range(4, 7), True)
+    log.close()
+    with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
+        rows = stream.read_all().to_pylist()
+    assert [row["number"] for row in rows] == list(range(7))
+    assert [row["number"] for row in rows if row["traced"]] == [2, 4, 5, 6]
 
 
 def test_marks_that_come_late_begin_the_windows_again(task):
