@@ -354,6 +354,7 @@ _CHECKS = (
         "and again."),
     Check("run.restarted", "Restarted", "An earlier recording of the rank is kept beside."),
     Check("run.rank_changed", "Rank changed", "The process became another rank after it began."),
+    Check("run.rank_unknown", "Rank unknown", "The launcher's variables name no rank."),
     Check("measures.dropped", "Measures not kept", "What the program gave to `prof.measure` or "
         "`prof.step` is no number, or there were too many."),
     Check("run.no_steps", "No step seen", "Nothing said where a step ends."),
