@@ -195,6 +195,15 @@ CLIENTS = (
         causes=_COMPUTING,
     ),
     Client(
+        program="torch_func.py",
+        library=None,
+        steps=(60,),
+        ends="backward",
+        phases=frozenset({"forward", "backward"}),
+        causes=_COMPUTING,
+    ),
+    Client(program="asyncio_threads.py", library=None, steps=(80,), causes=_COMPUTING),
+    Client(
         program="slow_loader.py",
         library=None,
         steps=(60,),
