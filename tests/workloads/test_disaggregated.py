@@ -344,7 +344,10 @@ def test_what_starts_the_ranks_clears_away_what_they_could_not(tmp_path):
     assert not left.exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)],
+)
 def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, number, code):
     words = [
         "--repetitions",

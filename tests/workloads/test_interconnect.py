@@ -71,6 +71,7 @@ def test_the_interval_of_the_slope_is_that_of_the_textbook():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_over_a_shaped_link_is_as_slow_as_the_link_and_the_same(tmp_path):
     reason = link.unavailable()
     if reason is not None:
