@@ -22,11 +22,12 @@ class Client:
     steps: tuple[int, ...]
     """Steps of each process that trains."""
     launcher: tuple[str, ...] = (sys.executable,)
-    ends: Literal["every optimizer step", "round of optimizers", "backward"] = (
+    ends: Literal["every optimizer step", "round of optimizers", "backward", "timed call"] = (
         "every optimizer step"
     )
     """What ends a step, in the words of the probe's events. A round begins with the optimizer
-    that stepped first; others may leave rounds out."""
+    that stepped first; others may leave rounds out. A timed call counts if an optimizer steps
+    in it."""
     phases: frozenset[str] = frozenset({"forward", "backward", "optimizer"})
     """Phases that take time in the traced steps."""
     named: dict[str, str] = field(default_factory=dict)
@@ -104,6 +105,8 @@ CLIENTS = (
         library="deepspeed",
         launcher=_TORCHRUN,
         steps=(20, 20),
+        ends="timed call",
+        timed=("deepspeed.runtime.engine:DeepSpeedEngine.step",),
         causes=_COMPUTING | _COMMUNICATION,
     ),
     Client(

@@ -68,6 +68,14 @@ class Process:
         if client.ends == "backward":
             return [event for event in self.events if event["event"] == "backward"]
         steps = [event for event in self.events if event["event"] == "step"]
+        if client.ends == "timed call":
+            # The engine gathers the parameters after it stepped the optimizer.
+            return [
+                event
+                for event in self.events
+                if event["event"] == "call"
+                and any(event["began_ns"] < step["t_ns"] <= event["t_ns"] for step in steps)
+            ]
         if client.ends == "round of optimizers":
             following = [event["optimizer"] for event in steps[1:]] + [0]
             return [event for event, after in zip(steps, following, strict=True) if after == 0]
