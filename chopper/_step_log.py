@@ -115,7 +115,7 @@ class StepLog:
         self.number = self._written = 0
         self._start_ns = self._first_ns
         self.abandon()
-        self._writer = StreamWriter(self._target, "step")
+        self._writer = self._successor()
 
     def close(self) -> None:
         """Write what is left and end the file.
@@ -145,6 +145,15 @@ class StepLog:
             names = ("number", "start_ns", "end_ns", "source", "traced", "profiled")
             columns = zip(*rows, strict=True)
             self._writer.write(dict(zip(names, map(list, columns), strict=True)))
+            self._take_place()
+
+    def _successor(self) -> StreamWriter:
+        """A file beside the one that is there, which it replaces once steps are in it."""
+        return StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
+
+    def _take_place(self) -> None:
+        if self._writer is not None and self._writer.path != self._target:
+            self._writer.path = self._writer.path.replace(self._target)
 
     def _write_work(self) -> None:
         """Tokens of the steps that ended since; the file is there once there are any."""
@@ -163,7 +172,7 @@ class StepLog:
 
         self.abandon()
         batches = list(stream_batches(self._target.read_bytes()))
-        writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
+        writer = self._successor()
         for batch in batches:
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             number = columns["number"]
@@ -171,7 +180,7 @@ class StepLog:
             columns["traced"] = pc.if_else(inside, pa.scalar(traced), columns["traced"])
             writer.write(columns)
         self._writer = writer
-        writer.path.replace(self._target)
+        self._take_place()
 
 
 def _median(values: deque[int]) -> int | None:

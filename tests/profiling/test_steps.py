@@ -494,6 +494,29 @@ def test_steps_on_disk_are_said_to_be_traced_and_not(tmp_path):
     assert [row["number"] for row in rows if row["traced"]] == [2, 4, 5, 6]
 
 
+def test_steps_stay_on_disk_until_those_that_replace_them_are(tmp_path):
+    def on_disk():
+        with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
+            return stream.read_all()["end_ns"].to_pylist()
+
+    log = _step_log.StepLog(tmp_path)
+    log.source = "optimizer"
+    log.begin()
+    for end_ns in (10**18, 10**18 + 1):
+        log.end(end_ns, traced=False, profiled=False)
+    log.flush()
+    log.restart()
+    assert on_disk() == [10**18, 10**18 + 1]  # what a killed process leaves
+    log.source = "mark"
+    for end_ns in (10**18 + 2, 10**18 + 3):
+        log.end(end_ns, traced=False, profiled=False)
+        log.flush()
+        assert on_disk()[-1] == end_ns
+    log.close()
+    assert on_disk() == [10**18 + 2, 10**18 + 3]
+    assert [p.name for p in tmp_path.iterdir()] == ["step.arrow"]
+
+
 def test_marks_that_come_late_begin_the_windows_again(task):
     with chopper.profile("run", collect=TRACE_ONLY, steps=(2, 4)) as prof:
         for _ in range(6):
