@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from chopper._environment import environment_count
 from chopper.errors import CollectorUnavailable
 
 
@@ -38,11 +39,11 @@ def ordinal(entry: str) -> int | None:
 
 def local_ranks() -> tuple[int, str | None]:
     """Ranks on this host as the launcher says, 0 where it does not; and what is wrong with that."""
+    count = environment_count("LOCAL_WORLD_SIZE")
     value = os.environ.get("LOCAL_WORLD_SIZE", "").strip()
-    try:
-        return int(value or 0), None
-    except ValueError:
-        return 0, (
-            f"LOCAL_WORLD_SIZE={value!r} is no number: not known how many ranks share this host's "
-            "devices"
-        )
+    if count is not None or not value:
+        return count or 0, None
+    return 0, (
+        f"LOCAL_WORLD_SIZE={value!r} is no number: not known how many ranks share this host's "
+        "devices"
+    )

@@ -216,7 +216,7 @@ print(json.dumps([answer.ok, answer.reason, with_devices]))
         ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES is empty"),
         ({"ROCR_VISIBLE_DEVICES": "-1"}, "ROCR_VISIBLE_DEVICES=-1"),
         ({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES=1"),
-        ({"LOCAL_WORLD_SIZE": "two"}, ["GPU-a", "GPU-b", "GPU-c"]),
+        ({"LOCAL_WORLD_SIZE": "-2"}, ["GPU-a", "GPU-b", "GPU-c"]),
     ],
 )
 def test_the_devices_that_hip_sees_are_read(
@@ -226,7 +226,7 @@ def test_the_devices_that_hip_sees_are_read(
     ok, reason, uuids = play(lines, VISIBLE, **environment)
     if isinstance(expected, list):
         assert (ok, uuids) == (True, expected)
-        assert (reason is None) == (environment.get("LOCAL_WORLD_SIZE") != "two")
+        assert (reason is None) == (environment.get("LOCAL_WORLD_SIZE") != "-2")
     else:
         assert (ok, reason) == (False, f"{expected}: HIP sees no device in this process")
 
