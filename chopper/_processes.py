@@ -18,7 +18,7 @@ from chopper import manifest as m
 from chopper._format import plural, some
 from chopper._process_identity import HeldElsewhere, ProcessIdentity, locked, runs
 from chopper.errors import RunFormatError
-from chopper.run import MANIFEST, is_rank_dir, is_run
+from chopper.run import MANIFEST, is_rank_dir, is_run, last_written_s
 from chopper.storage import read_bytes
 
 LOCK = ".claim"
@@ -54,11 +54,10 @@ def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
         return f"process {part.pid}" if alive and part.pid != os.getpid() else None
     if not anywhere or part.hostname is None:
         return None
-    with contextlib.suppress(OSError):
-        seen_s = max(p.stat().st_mtime for p in directory.iterdir())
-        if time.time() - seen_s < _RECENT_S:
-            return f"process {part.pid} of the host {part.hostname}"
-    return None
+    seen_s = last_written_s(directory)
+    if seen_s is None or time.time() - seen_s >= _RECENT_S:
+        return None
+    return f"process {part.pid} of the host {part.hostname}"
 
 
 def rank_dirs(path: Path) -> list[Path]:

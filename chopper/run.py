@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from chopper import manifest as m
 from chopper._format import some
 from chopper._version import __version__
-from chopper.errors import InputError, OutputError, RunFormatError, reason_of
+from chopper.errors import ChopperError, InputError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
 from chopper.storage import (
     ChecksummedSink,
@@ -109,7 +110,9 @@ class RunWriter:
         write_atomic(self.directory / MANIFEST, m.encode(self.manifest))
 
 
-def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
+def _read_parts(
+    path: Path, exit_code: int | None = None
+) -> tuple[list[m.RankManifest], list[m.Finding]]:
     parts: list[m.RankManifest] = []
     findings: list[m.Finding] = []
     try:
@@ -145,8 +148,8 @@ def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
                     code="run.rank_died",
                     severity="warning",
                     rank=part.rank,
-                    message=f"rank {part.rank} never closed its recording: it was killed, or is "
-                    "still running; what it had flushed is used",
+                    message=f"rank {part.rank} never closed its recording: "
+                    f"{_end_of(part, folder, exit_code)}; what it had flushed is used",
                 )
             )
         parts.append(part)
@@ -165,6 +168,61 @@ def _read_parts(path: Path) -> tuple[list[m.RankManifest], list[m.Finding]]:
             )
         )
     return parts, findings
+
+
+def _end_of(part: m.RankManifest, folder: Path, exit_code: int | None) -> str:
+    """What is known of a process that did not close its recording: how it ended, and when.
+
+    Args:
+        part: what it said about itself.
+        folder: where it recorded.
+        exit_code: of the command that was recorded; None where nobody waited for it.
+    """
+    from chopper._process_identity import ProcessIdentity, runs
+
+    alive = None
+    if part.pid is not None:
+        alive = runs(ProcessIdentity(part.pid, part.process_started, part.machine))
+    known = ["it was killed, or is still running"]
+    if alive is not None:
+        state = "is still running" if alive else "is gone: killed, or ended by os._exit"
+        known = [f"process {part.pid} {state}"]
+    with contextlib.suppress(ValueError):
+        name = signal.Signals((exit_code or 0) - 128).name
+        known.append(f"the command's exit code is {exit_code}, as after {name}")
+    step, end_ns = _last_step(folder, "number"), _last_step(folder, "end_ns")
+    if step is not None and end_ns is not None:
+        known.append(f"the last step on disk is step {step}, which ended at {_moment(end_ns)}")
+    else:
+        known.append("no step is on disk")
+    if (written_s := last_written_s(folder)) is not None:
+        known.append(f"{folder.name} was last written to at {_moment(int(written_s * 1e9))}")
+    return "; ".join(known)
+
+
+def last_written_s(folder: Path) -> float | None:
+    """When a file of a rank's folder was last written, in Unix time; None where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return max(p.stat().st_mtime for p in folder.iterdir())
+    return None
+
+
+def _last_step(folder: Path, column: str) -> int | None:
+    """The largest value of a column of a rank's steps; None without one that can be read."""
+    import pyarrow.compute as pc
+
+    with contextlib.suppress(ChopperError):
+        stream = inside(folder, "step.arrow")
+        if stream.is_file():
+            largest: int | None = pc.max(read_stream(stream, "step")[0][column]).as_py()
+            return largest
+    return None
+
+
+def _moment(time_ns: int) -> str:
+    import numpy as np
+
+    return f"{np.datetime64(time_ns, 'ns').astype('datetime64[s]')} UTC".replace("T", " ", 1)
 
 
 def restart_count(part: m.RankManifest) -> int | None:
@@ -230,7 +288,7 @@ def finalize(
         if not _processes.recorders(inner):
             with contextlib.suppress(RunFormatError, OutputError):
                 finalize(inner)
-    parts, findings = _read_parts(path)
+    parts, findings = _read_parts(path, exit_code)
     if not parts:
         raise RunFormatError(
             f"{path}: no rank recorded anything; did the command import torch and run a step?"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import shlex
@@ -250,7 +251,14 @@ def test_a_rank_that_is_killed_takes_nothing_with_it(record):
     run = record.run()
     assert run.part(1).status == "running"
     assert run.part(0).status in ("interrupted", "failed")
-    assert [f.code for f in run.manifest.findings] == ["run.rank_died"]
+    [died] = run.manifest.findings
+    last = run.table(1, "step").to_pylist()[-1]
+    ended = dt.datetime.fromtimestamp(last["end_ns"] // 10**9, dt.UTC)
+    assert (died.code, died.rank) == ("run.rank_died", 1)
+    assert f"process {run.part(1).pid} is gone: killed, or ended by os._exit; " in died.message
+    assert f"step {last['number']}, which ended at {ended:%Y-%m-%d %H:%M:%S} UTC" in died.message
+    assert "rank-00001 was last written to at " in died.message
+    assert "exit code" not in died.message  # torchrun's own says nothing of the rank's
     for rank in run.ranks:
         steps = run.table(rank, "step").to_pylist()
         assert [row["number"] for row in steps if row["traced"]] == [2, 3, 4, 5, 6]

@@ -163,7 +163,9 @@ def test_run_that_was_killed(tmp_path: Path) -> None:
     found = analyzed(tmp_path / "run")
     assert "never closed its recording" in quality(found)["run.rank_died"]["message"]
     assert "trace.truncated" in quality(found)
-    manifest = finalize(tmp_path / "run", exit_code=-9)
+    manifest = finalize(tmp_path / "run", exit_code=128 + 9)
+    [died, _] = (f.message for f in manifest.findings if f.code == "run.rank_died")
+    assert "the command's exit code is 137, as after SIGKILL; no step is on disk" in died
     assert [p.status for p in manifest.ranks] == ["running", "running"]
 
 

@@ -301,4 +301,6 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
 
     run = chopper.load(output)
     assert run.ranks == [0, 1]
+    if number == signal.SIGKILL and victim == "rank":
+        assert any("137, as after SIGKILL" in finding.message for finding in run.manifest.findings)
     assert chopper.attribute(run).observed_ns > 0
