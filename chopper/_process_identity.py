@@ -37,20 +37,33 @@ class ProcessIdentity:
 
 def identity_of(pid: int) -> ProcessIdentity:
     """The identity of a process of this machine."""
-    return ProcessIdentity(pid, _start_of(pid), machine())
+    return ProcessIdentity(pid, _look_up(pid)[1], machine())
 
 
 def parent_identity() -> str:
     """A text that processes with the same parent have in common, and no others."""
-    return f"{os.getppid()}.{_start_of(os.getppid())}"
+    return f"{os.getppid()}.{_look_up(os.getppid())[1]}"
 
 
 def runs(process: ProcessIdentity) -> bool | None:
     """Whether a process still runs; None when it is of another machine, or that is unknown."""
     if process.machine is None or process.machine != machine():
         return None
-    started = _start_of(process.pid)
-    return started is not None and process.started in (None, started)
+    there, started = _look_up(process.pid)
+    return there and (None in (started, process.started) or started == process.started)
+
+
+def ran_at(pid: int, time_ns: int) -> bool:
+    """Whether a process of this machine that runs may have had its number at a time, in ns."""
+    import psutil
+
+    if pid == os.getpid() or not _look_up(pid)[0]:
+        return pid == os.getpid()
+    try:
+        # A process that began later has its number by chance. Its start is known to 10 ms.
+        return int(psutil.Process(pid).create_time() * 1e9) <= time_ns + 20_000_000
+    except psutil.Error:  # it is hidden from this user, or ended just now
+        return True
 
 
 @functools.cache
@@ -64,23 +77,41 @@ def machine() -> str:
     return " ".join(parts)
 
 
-def _start_of(pid: int) -> int | None:
-    """When a process started; None when there is none, or only what its parent did not reap."""
+def _look_up(pid: int) -> tuple[bool, int | None]:
+    """Whether a process runs, and when it started, where that is known.
+
+    One that its parent has not reaped runs no more. One that /proc does not show (it is mounted
+    with hidepid, or not at all) runs when it could be sent a signal.
+    """
     if sys.platform != "linux":
         import psutil
 
         try:
             process = psutil.Process(pid)
             ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-            return None if ended else int(process.create_time() * 1e6)
+            return (False, None) if ended else (True, int(process.create_time() * 1e6))
+        except psutil.AccessDenied:
+            return True, None
         except psutil.Error:
-            return None
+            return False, None
     try:
         # The name of the program, in parentheses, may hold anything.
         state, *fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (OSError, ValueError):
-        return None
-    return None if state in (b"Z", b"X") else int(fields[18])
+        return _exists(pid), None
+    return (False, None) if state in (b"Z", b"X") else (True, int(fields[18]))
+
+
+def _exists(pid: int) -> bool:
+    if pid < 1:  # stands for a group of processes
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def started_ns() -> int:

@@ -1,7 +1,8 @@
-"""A run that is being replaced waits beside its place; what becomes of it when the command dies.
+"""Directories of a command that is at work, and what becomes of them when it is killed.
 
-``.NAME.HOST-PID.old`` is the run that was there, ``.NAME.HOST-PID.new`` one that is being written.
-A command that is killed leaves them; the next one that writes to the same place finds them.
+``.NAME.HOST-PID.old`` is a run that is being replaced, ``.NAME.HOST-PID.new`` one that is being
+written; the next command that writes to the same place finds what a killed one left.
+``chopper-USE-HOST-PID-*`` among the temporary files is removed by the next command that wants one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 import re
 import shutil
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from chopper._process_identity import ran_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 NOTES = ".hook-notes"
@@ -38,38 +41,45 @@ def holds_recording(place: Path) -> bool:
 
 def left_by_the_dead(place: Path, what: Literal["old", "new"]) -> Iterator[Path]:
     """What commands of this host left beside ``place`` when they were killed, oldest first."""
-    pattern = re.compile(
-        rf"\.{re.escape(place.name)}\.(?:(?P<host>.+)-)?(?P<pid>\d+)\.{what}$", re.DOTALL
-    )
+    host = re.escape(socket.gethostname())
+    name = rf"\.{re.escape(place.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}$"
+    yield from _of_the_dead(place.parent, name)
+
+
+@contextlib.contextmanager
+def scratch(use: str) -> Iterator[Path]:
+    """Make a directory for temporary files; remove it afterwards, and those of killed commands.
+
+    Args:
+        use: a word that shows in its name.
+    """
+    import tempfile
+
+    host = socket.gethostname()
+    name = rf"chopper-[a-z]+-{re.escape(host)}-(?P<pid>\d+)-[a-z0-9_]{{8}}$"
+    for left in _of_the_dead(Path(tempfile.gettempdir()), name):
+        remove(left)
+    prefix = f"chopper-{use}-{host}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix) as directory:
+        yield Path(directory)
+
+
+def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
+    """Folders named after processes of this host that run no more, oldest first.
+
+    Of another host's, nobody can tell from here whether they run.
+    """
     found: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
-        for entry in place.parent.iterdir():
-            match = pattern.match(entry.name)
+        for entry in directory.iterdir():
+            match = re.match(pattern, entry.name)
             if match is None or not entry.is_dir() or entry.is_symlink():
                 continue
-            host = match["host"]
-            if host not in (None, socket.gethostname()):
-                continue  # nobody can tell from here whether it lives
             moved_ns = entry.stat().st_ctime_ns
-            if not _lives(int(match["pid"]), moved_ns):
+            if not ran_at(int(match["pid"]), moved_ns):
                 found.append((moved_ns, entry))
     for _, entry in sorted(found):
         yield entry
-
-
-def _lives(pid: int, since_ns: int) -> bool:
-    """Whether the process that had this number at a time is there still."""
-    import psutil
-
-    if pid == os.getpid():
-        return True
-    try:
-        # A process that began later has its number by chance. Its start is known to 10 ms.
-        return int(psutil.Process(pid).create_time() * 1e9) <= since_ns + 20_000_000
-    except psutil.AccessDenied:
-        return True
-    except psutil.Error:
-        return False
 
 
 def bring_to_light(old: Path, place: Path) -> Path:

@@ -17,7 +17,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +26,7 @@ import msgspec
 
 from chopper._environment import usable_cores
 from chopper._own_python import own_python
+from chopper._replacing import scratch
 from chopper._version import __version__
 from chopper.calibration import Calibration, Measured
 from chopper.collectors._calibration_worker import (
@@ -260,7 +260,7 @@ def _run_workers(
     }
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     workers: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="chopper-calibrate-") as directory:
+    with scratch("calibrate") as directory:
         try:
             for rank in range(world_size):
                 job = Job(
@@ -271,9 +271,9 @@ def _run_workers(
                     device_type=device_type,
                     sections=sections,
                     plan=plan,
-                    directory=directory,
+                    directory=str(directory),
                 )
-                with (Path(directory) / f"stderr-{rank}").open("wb") as errors:
+                with (directory / f"stderr-{rank}").open("wb") as errors:
                     worker = subprocess.Popen(
                         own_python("chopper.collectors._calibration_worker"),
                         stdin=subprocess.PIPE,
@@ -286,11 +286,9 @@ def _run_workers(
                 assert worker.stdin is not None
                 with contextlib.suppress(BrokenPipeError):  # it died at once; _await says of what
                     worker.stdin.write(pack_message(job))
-            _await(workers, Path(directory), say)
+            _await(workers, directory, say)
             return [
-                msgspec.json.decode(
-                    (Path(directory) / f"result-{rank}.json").read_bytes(), type=Result
-                )
+                msgspec.json.decode((directory / f"result-{rank}.json").read_bytes(), type=Result)
                 for rank in range(world_size)
             ]
         finally:

@@ -78,7 +78,7 @@ def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
 
 
 MADE_OF_DATA = {
-    "chopper/_replacing.py": "the name of the run's own directory, escaped",
+    "chopper/_replacing.py": "the names of the run's own directory and of this host, escaped",
     "chopper/devices.py": "names in the table of devices, checked below",
     "analyzers/replay/changes.py": "an expression that the user asks for",
     "collectors/telemetry_log.py": "the table above it, whose patterns are compiled there",

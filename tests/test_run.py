@@ -10,13 +10,16 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
+from chopper import _process_identity
 from chopper._claim import claim
 from chopper._environment import RankInfo
 from chopper._process_identity import identity_of
+from chopper._replacing import scratch
 from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.manifest import RankManifest, RunManifest, encode
 from chopper.outputs import check_output, new_output, prepare_output
@@ -228,6 +231,23 @@ def recorded(path: Path, rank: int = 0, **fields: object) -> Path:
     return path
 
 
+def test_temporary_files_of_killed_commands_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    here = socket.gethostname()
+    living = f"chopper-validate-{here}-{os.getppid()}-abcdefgh"
+    kept = {living, f"chopper-doctor-elsewhere-{ended.pid}-abcdefgh", "chopper-validate-mine-x"}
+    gone = {f"chopper-{use}-{here}-{ended.pid}-abcd_fgh" for use in ("calibrate", "doctor")}
+    for name in kept | gone:
+        (tmp_path / name / "run").mkdir(parents=True)
+    with scratch("validate") as outer, scratch("doctor") as inner:
+        assert {p.name for p in tmp_path.iterdir()} == kept | {outer.name, inner.name}
+    assert {p.name for p in tmp_path.iterdir()} == kept
+
+
 def files(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
@@ -312,7 +332,9 @@ def test_links_to_a_run_are_followed(tmp_path: Path) -> None:
     assert "None" not in str(caught.value)
 
 
-def test_a_living_recording_is_not_replaced(tmp_path: Path) -> None:
+def test_a_living_recording_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     here = socket.gethostname()
     with subprocess.Popen(["sleep", "600"]) as other:
@@ -326,12 +348,22 @@ def test_a_living_recording_is_not_replaced(tmp_path: Path) -> None:
             recorded(run, status="running", hostname=here, **process | {"process_started": 1})
             assert check_output(run, force=True)
             recorded(run, status="running", hostname=here, **process)
+            with monkeypatch.context() as hidden:  # as another user's, by hidepid=2 of /proc
+                hidden.setattr(_process_identity, "_PROC", tmp_path / "proc")
+                with pytest.raises(OutputError, match="is recording into it"):
+                    check_output(run, force=True)
+                hidden.setattr(os, "kill", Mock(side_effect=PermissionError))
+                with pytest.raises(OutputError, match="is recording into it"):
+                    check_output(run, force=True)
             other.kill()
             os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
             assert check_output(run, force=True)  # a process that nobody has waited for is over
         finally:
             other.kill()
     assert check_output(run, force=True)
+    with monkeypatch.context() as hidden:
+        hidden.setattr(_process_identity, "_PROC", tmp_path / "proc")
+        assert check_output(run, force=True)
     # On another host, nobody here can tell: for an hour after its last sign of life it may live.
     recorded(run, status="running", hostname="node7", pid=1, start_ns=time.time_ns())
     with pytest.raises(OutputError, match="of the host node7 is recording into it"):

@@ -188,20 +188,20 @@ def _parameter(path: str, name: str) -> str | None:
 def _collectors() -> list[dict[str, Any]]:
     """Probe every collector there is, in a run of its own that is thrown away."""
     import socket
-    import tempfile
 
     from chopper import registry
+    from chopper._replacing import scratch
     from chopper.collectors.base import CollectorContext
     from chopper.run import RunWriter
 
     classes, refused = registry.load_all()
     hostname = socket.gethostname()
-    with tempfile.TemporaryDirectory(prefix="chopper-doctor-") as folder:
-        writer = RunWriter(Path(folder), 0)
+    with scratch("doctor") as folder:
+        writer = RunWriter(folder, 0)
         writer.manifest.hostname = hostname
         writer.save()
         context = CollectorContext(
-            directory=writer.directory, run_path=Path(folder), pid=os.getpid(), hostname=hostname
+            directory=writer.directory, run_path=folder, pid=os.getpid(), hostname=hostname
         )
         return [
             _probe(name, classes.get(name), refused.get(name), context) for name in registry.names()

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shutil
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from chopper._replacing import scratch
 from chopper.causes import LEAVES
-from chopper.quantities import digits
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Job, Plan, Truth
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
@@ -41,7 +38,6 @@ _PAIRS, _QUICK_PAIRS = 12, 8
 _STEP_LIMIT_S = 5.0
 _BUSY_CORES = 0.3
 _START_LIMIT_S = 120.0
-_PREFIX = "chopper-validate-"
 _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies", "busy_neighbour")
 
 
@@ -211,23 +207,22 @@ def _record_and_score(
         )
         for name in names
     )
-    _remove_orphans()
     with (
         ranks.ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as directory,
+        scratch("validate") as directory,
     ):
-        job = Job(directory=directory, plans=plans, linked=linked)
+        job = Job(directory=str(directory), plans=plans, linked=linked)
         steps = sum(len(plan.levels()) for plan in plans)
         with others_while() as others:
             ranks.run(job, timeout_s=_START_LIMIT_S + steps * _STEP_LIMIT_S)
         for plan in plans:
-            truths = read_truths(Path(directory), plan.injection)
+            truths = read_truths(directory, plan.injection)
             skipped = next((t.skipped for t in truths if t.skipped), None)
             injection = _INJECTIONS[plan.injection]
             if skipped:
                 _skip(plan.injection, injection.own.cause, skipped, levels, done)
                 continue
-            path = Path(directory) / plan.injection
+            path = directory / plan.injection
             finalize(path)
             attribution = chopper.attribute(chopper.load(path)).whole
             named = named_stragglers(attribution) if injection.straggler is not None else {}
@@ -236,16 +231,6 @@ def _record_and_score(
                 late = [named.get(step) for at, step, _ in plan.pairs() if at == level]
                 named_right = _named_right(case, injection.straggler, late)
                 done(_excused(named_right, others.cores))
-
-
-def _remove_orphans() -> None:
-    """Remove what a suite that was killed left; its ranks ended with it."""
-    import psutil
-
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = digits(left.name.removeprefix(_PREFIX).partition("-")[0])
-        if pid is not None and pid < 1 << 31 and not psutil.pid_exists(pid):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 @dataclass(slots=True)

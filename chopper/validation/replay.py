@@ -7,14 +7,13 @@ away, and compares the predicted step time with that of the model run again with
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chopper._replacing import scratch
 from chopper.validation.model.injections import INJECTIONS, MIXES
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose
@@ -175,8 +174,8 @@ def _attributed(plan: Plan) -> Attribution:
     from chopper.api import attribute
     from chopper.replaying import replay_of
 
-    with tempfile.TemporaryDirectory(prefix="chopper-validate-") as folder:
-        write(simulate(plan), Path(folder))
+    with scratch("validate") as folder:
+        write(simulate(plan), folder)
         attribution = attribute(folder).whole
         # Tables are read while the folder is there.
         replay_of(attribution)

@@ -7,9 +7,7 @@ and without take turns, so drift of the machine weighs on both alike.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +89,7 @@ def real_cases(
 def _record(group: dict[str, _Real], seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """One recording of each injection; (observed, predicted, truth) of each pair, or why not."""
     from chopper import api
+    from chopper._replacing import scratch
     from chopper.run import finalize
     from chopper.validation.injections import plan as planned
     from chopper.validation.injections import ranks
@@ -114,18 +113,18 @@ def _record(group: dict[str, _Real], seed: int) -> tuple[dict[str, np.ndarray], 
     reasons: dict[str, str] = {}
     with (
         ranks.ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="chopper-validate-") as directory,
+        scratch("validate") as directory,
     ):
-        job = planned.Job(directory=directory, plans=plans, linked=linked)
+        job = planned.Job(directory=str(directory), plans=plans, linked=linked)
         steps = sum(len(plan.levels()) for plan in plans)
         ranks.run(job, timeout_s=_START_LIMIT_S + steps * _STEP_LIMIT_S)
         for plan in plans:
-            truths = read_truths(Path(directory), plan.injection)
+            truths = read_truths(directory, plan.injection)
             skipped = next((t.skipped for t in truths if t.skipped), None)
             if skipped:
                 reasons[plan.injection] = skipped
                 continue
-            path = Path(directory) / plan.injection
+            path = directory / plan.injection
             finalize(path)
             predicted = api.whatif(api.attribute(path).whole, **group[plan.injection].change)
             found[plan.injection] = _pairs(plan, predicted, truths)

@@ -8,14 +8,13 @@ attribution.
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper._replacing import scratch
 from chopper.causes import LEAVES
 from chopper.validation.model.injections import INJECTIONS, MIXES, Injection
 from chopper.validation.model.job import simulate
@@ -175,8 +174,8 @@ def _run(plan: Plan) -> _Outcome:
     from chopper.api import attribute
 
     recording = simulate(plan)
-    with tempfile.TemporaryDirectory(prefix="chopper-validate-") as folder:
-        write(recording, Path(folder))
+    with scratch("validate") as folder:
+        write(recording, folder)
         attribution = attribute(folder).whole
     said = attribution.bases[_NOT_CLAIMED].text
     refusals = {match[1]: match[2] for match in _NOT_MEASURED.finditer(said)}

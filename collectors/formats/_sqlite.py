@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chopper._replacing import scratch
 from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors._unpack import DAMAGE, salvaged
 from chopper.collectors._unpack import MAGIC as GZIP
@@ -153,8 +153,8 @@ def opened(path: Path) -> Iterator[Database]:
                 packed = file.read(2) == GZIP
             plain = path
             if packed:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chopper-"))
-                plain = Path(folder) / "unpacked.sqlite"
+                folder = stack.enter_context(scratch("database"))
+                plain = folder / "unpacked.sqlite"
                 findings = _unpack(path, plain)
         except OSError as exc:
             raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc

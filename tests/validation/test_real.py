@@ -198,22 +198,6 @@ def test_a_miss_on_a_busy_machine_shows_nothing() -> None:
     assert "other programs used 1.7 cores" in str(excused.reason)
 
 
-def test_what_a_killed_suite_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ended = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    gone = tmp_path / f"chopper-validate-{int(ended.stdout)}-abc"
-    kept = [tmp_path / f"chopper-validate-{os.getpid()}-abc", tmp_path / "chopper-validate-mine-x"]
-    for path in (gone, *kept):
-        (path / "run").mkdir(parents=True)
-    real._remove_orphans()
-    assert not gone.exists()
-    assert all(path.exists() for path in kept)
-
-
 def test_all_injections_belong_to_causes_that_exist() -> None:
     assert set(real.injections().values()) <= set(CAUSES)
 
