@@ -147,7 +147,7 @@ def write(
         about = About(key=key, digest="", count=count, head=msgspec.Raw(head))
         about.digest = _digest_of(about, files)
         write_atomic(folder / ABOUT, msgspec.json.encode(about))
-    except (OSError, OutputError, pa.ArrowException):
+    except (OSError, OutputError, SchemaError, pa.ArrowException):
         return False
     return True
 

@@ -70,7 +70,7 @@ class Ids(dict[Any, int]):
         elif isinstance(value, int):
             # An unsigned 64-bit id keeps its bits.
             found = value - 2**64 if 2**63 <= value < 2**64 else value
-            if not -(2**63) <= found < 2**63:
+            if not NO_VALUE < found < 2**63:
                 found = -1
         elif isinstance(value, float):
             found = int(value) if value == value and abs(value) < 2**62 else -1
