@@ -129,10 +129,10 @@ def _placed(
     begin = ints(events, "start_ns")
     finish = begin + ints(events, "dur_ns")
     windows = attribution.windows.filter(pa.array(ints(attribution.windows, "rank") == rank))
-    step = ints(pieces, "step_index")
-    at = np.argsort(ints(windows, "step_index"))
-    low = ints(windows, "start_ns")[at][step]
-    high = ints(windows, "end_ns")[at][step]
+    index = ints(windows, "step_index")
+    order = np.argsort(index)
+    window = order[np.searchsorted(index[order], ints(pieces, "step_index"))]
+    low, high = (ints(windows, bound)[window] for bound in ("start_ns", "end_ns"))
     row = np.maximum(event, 0)
     start = np.clip(begin[row], low, high) if len(begin) else low
     end = np.clip(finish[row], low, high) if len(begin) else high

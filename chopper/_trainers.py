@@ -227,7 +227,8 @@ class Evaluations:
 
     Not where a backward pass ended or an optimizer stepped meanwhile: then the module was trained
     in eval mode, or another one was. A module that never returns to train mode (a teacher, a target
-    network, a copy) is in no evaluation. Costs a step nothing: hooks of forwards would.
+    network, a copy) is in no evaluation. Nor is anything before the first training: models are
+    loaded in eval mode. Costs a step nothing: hooks of forwards would.
 
     Args:
         record: called with thread, start and end of each evaluation.
@@ -242,6 +243,7 @@ class Evaluations:
         self._watch: ImportWatch | None = None
         self._begun: list[tuple[weakref.ref[torch.nn.Module], int, int]] = []
         """Modules in eval mode, the thread that put them there, and when."""
+        self._has_trained = False
 
     def begin(self) -> None:
         """Watch; from its import on, where torch is not imported yet."""
@@ -267,6 +269,7 @@ class Evaluations:
 
     def trained(self) -> None:
         """Note that a backward pass ended or an optimizer stepped: what began is no evaluation."""
+        self._has_trained = True
         if self._begun:
             self._begun = []
             assert self._train is not None
@@ -279,7 +282,7 @@ class Evaluations:
         start_ns, was_training = time.time_ns(), getattr(module, "training", False)
         result = self._eval.original(module)
         with contextlib.suppress(Exception):  # the profiler never changes the program
-            if was_training and not self._named():
+            if self._has_trained and was_training and not self._named():
                 entry = (weakref.ref(module), threading.get_native_id(), start_ns)
                 self._begun = [*self._begun, entry]
                 assert self._train is not None

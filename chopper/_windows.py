@@ -160,9 +160,10 @@ class TraceWindows:
                 )
             return False
         if number >= self._upcoming[0].begin:
-            self._annotator.install()
             _forking.has_traced()
             self._trace.begin()
+            # Not before: a span that another thread opens outside of the trace fails at its end.
+            self._annotator.install()
             self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
             self._begun += 1
             self._budget.begin(number)

@@ -114,6 +114,13 @@ def test_a_late_loader_is_named_with_what_it_cost() -> None:
     assert (found.rank, found.cause, found.excess_ns) == (1, "idle.preparation.data", 600)
 
 
+def test_a_late_loader_is_named_in_the_last_steps_alone() -> None:
+    """As where the first of the traced steps are of another kind."""
+    late = worst(attributed([loading_rank(0), loading_rank(300)]).of_steps([1]))
+    assert late is not None
+    assert (late.rank, late.cause, late.excess_ns) == (1, "idle.preparation.data", 300)
+
+
 def test_waiting_in_the_view_is_the_waiting_of_the_causes() -> None:
     attribution = attributed([loading_rank(0), loading_rank(300), loading_rank(120)])
     causes = {c.id: c.time_ns for c in attribution.causes()}

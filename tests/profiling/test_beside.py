@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import chopper
+from chopper.collectors.torch_trace import TorchTrace
 from chopper.run import Run
 from tests.profiling.make import TRACE_ONLY, findings_of, names_of, steps_of, traced_of
 
@@ -141,6 +142,40 @@ def test_forwards_in_threads_that_end_before_the_steps_do(task):
 
 
 @pytest.mark.slow
+def test_a_forward_elsewhere_that_runs_when_the_trace_begins(task, monkeypatch):
+    """As with a thread that acts or evaluates beside the one that trains."""
+    entered, done = threading.Event(), threading.Event()
+
+    class Waiting(nn.Module):
+        def forward(self):
+            entered.set()
+            done.wait()
+
+    other = threading.Thread(target=Waiting())
+    begin = TorchTrace.begin
+
+    def begin_beside_a_forward(trace):
+        other.start()
+        entered.wait()
+        begin(trace)
+
+    monkeypatch.setattr(TorchTrace, "begin", begin_beside_a_forward)
+
+    def train():
+        with chopper.profile("run", collect=TRACE_ONLY, steps="1:3"):
+            for number in range(4):
+                task.step()
+                if number == 1:
+                    done.set()
+                    other.join()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert traced_of("run") == [1, 2]
+    assert findings_of() == []
+
+
 def test_a_recording_that_another_thread_closes_gives_its_trace_up(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent(

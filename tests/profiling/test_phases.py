@@ -303,6 +303,8 @@ def test_an_evaluation_needs_no_name(task):
     teacher = torch.nn.Linear(8, 4)
     code = torch.nn.Module.eval.__code__, torch.nn.Module.train.__code__
     with chopper.profile("run", collect=TRACE_ONLY, trace=False) as prof:
+        task.model.eval()  # as models are loaded
+        task.model.train()
         for number in range(4):
             teacher.eval()  # which never trains
             task.step()
