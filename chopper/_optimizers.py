@@ -244,7 +244,8 @@ class OptimizerWatch:
     def _after_step(self, optimizer: Any) -> None:
         if self._scaled.stepped:
             self._scaled.stepped[-1] = id(optimizer)
-        if id(optimizer) not in self._known:
+        is_new = id(optimizer) not in self._known
+        if is_new:
             self._know(optimizer)
         try:
             groups = optimizer.param_groups
@@ -252,9 +253,10 @@ class OptimizerWatch:
                 self._groups[id(optimizer)] = len(groups)
                 trained = [p for group in groups for p in group["params"]]
                 self.trained_ids.update(id(p) for p in trained)
-                like = (type(optimizer), tuple(tuple(p.shape) for p in trained))
-                kind = self._kinds.setdefault(like, len(self._kinds) + 1)
-                self._kind_of[id(optimizer)] = kind
+                if is_new:  # one that gets further parameters stays of its kind
+                    like = (type(optimizer), tuple(tuple(p.shape) for p in trained))
+                    kind = self._kinds.setdefault(like, len(self._kinds) + 1)
+                    self._kind_of[id(optimizer)] = kind
         except Exception:  # noqa: BLE001 - an optimizer may have groups of any kind
             self._groups[id(optimizer)] = 0
         self._stepped(id(optimizer))

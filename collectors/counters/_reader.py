@@ -156,7 +156,8 @@ class _Taken:
     def row(self, row: list[str]) -> bool:
         """Take a row; whether it could be."""
         layout = self._layout
-        last = max(layout.kernel, layout.value or 0, layout.counter or 0)
+        wanted = (layout.kernel, layout.value, layout.counter, layout.device, layout.unit)
+        last = max(column for column in wanted if column is not None)
         if len(row) <= last or not row[layout.kernel].strip():
             return False
         kernel = row[layout.kernel].strip()

@@ -339,6 +339,7 @@ def test_parameters_that_an_optimizer_gets_later_are_trained(task):
         assert session is not None
         trained = session._optimizers.trained_ids
         assert {id(p) for p in (*task.model.parameters(), *late.parameters())} == trained
+    assert {row["source"] for row in steps_of("run")} == {"optimizer"}
 
 
 def test_a_phase_that_is_entered_again_within_itself_ends(task):
