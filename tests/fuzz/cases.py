@@ -259,6 +259,9 @@ def _where(exc: BaseException) -> str:
     return f"{type(exc).__name__} in {name.parent.name}/{name.name}:{place.name}\n{text}"
 
 
+_SAID_AT_THE_START = ("chopper: recording to ", "chopper: metrics at ")
+
+
 def _judge_outcome(command: list[str], outcome: Outcome) -> str | None:
     for text in (outcome.out, outcome.err):
         if SECRET in text:
@@ -278,8 +281,10 @@ def _judge_outcome(command: list[str], outcome: Outcome) -> str | None:
         return f"exit code {outcome.code}\n{outcome.err[:500]}"
     if command[0] == "doctor" and outcome.out:
         return None
-    if len(outcome.lines) != 1 or not outcome.lines[0].startswith("chopper: "):
-        return f"refused in {len(outcome.lines)} lines\n{outcome.err[:1500]}"
+    # Where it records to, and where it serves numbers, is said before the command is started.
+    lines = [line for line in outcome.lines if not line.startswith(_SAID_AT_THE_START)]
+    if len(lines) != 1 or not lines[0].startswith("chopper: "):
+        return f"refused in {len(lines)} lines\n{outcome.err[:1500]}"
     if len(outcome.lines[0]) > _LINE_MOST:
         return f"a line of {len(outcome.lines[0])} characters"
     return None
