@@ -88,7 +88,7 @@ def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
     if not columns["counter"] and not odd:
         raise InputError(
             f"{path}: a table of counters without counters; name them when recording, for example "
-            "rocprofv3 --pmc …, ncu --metrics …"
+            "rocprofv3 --pmc NAME or ncu --metrics NAME"
         )
     return _table(columns), odd
 
