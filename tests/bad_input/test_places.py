@@ -53,8 +53,8 @@ def test_unwritable_import(output: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk() -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    with tmpfs("size=64k") as place:
+    """A file system of 80 KiB: one small run and the claim on its place."""
+    with tmpfs("size=80k") as place:
         yield place
 
 
