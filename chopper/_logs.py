@@ -173,14 +173,15 @@ def _in_time(run: Run, file: Path, log: TelemetryLog, *, zoned: bool) -> list[Fi
     import pyarrow.compute as pc
 
     traced = [p for p in run.manifest.ranks if p.start_ns is not None and p.end_ns is not None]
-    if not traced:
+    tables = [table for table in log.tables.values() if table.num_rows]
+    if not traced or not tables:
         return []
     if log.local_time and not zoned:
         raise InputError(
             f"{file}: its times name no zone, so nobody can tell what ran at them; say which it "
             "is: chopper import … --time-zone Europe/Berlin (or +02:00, UTC, local)"
         )
-    limits = [pc.min_max(t["time_ns"]).as_py() for t in log.tables.values()]
+    limits = [pc.min_max(t["time_ns"]).as_py() for t in tables]
     first, last = min(m["min"] for m in limits), max(m["max"] for m in limits)
     start = min(p.start_ns for p in traced if p.start_ns is not None)
     end = max(p.end_ns for p in traced if p.end_ns is not None)

@@ -522,12 +522,16 @@ _TRACE_TABLE_NAMES = frozenset(
 )
 
 
+_TIME_MOST_NS = 1 << 61
+
+
 def read_stream(path: Path, name: str) -> tuple[pa.Table, m.Finding | None]:
     """Read an Arrow IPC stream up to its last whole batch.
 
     A killed writer leaves an open end; the batches before it are returned with a finding.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     declared = TABLES[name]
     batches: list[pa.RecordBatch] = []
@@ -539,6 +543,20 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, m.Finding | None]:
         problem = one_line(exc)
     table = declared.completed(pa.Table.from_batches(batches) if batches else declared.empty())
     finding = None
+    rows_count = table.num_rows
+    for column in {"time_ns", "start_ns", "end_ns"} & set(table.column_names):
+        # Differences of times must fit into 64 bits.
+        early = pc.less(table[column], -_TIME_MOST_NS)
+        late = pc.greater(table[column], _TIME_MOST_NS)
+        table = table.filter(pc.invert(pc.fill_null(pc.or_(early, late), fill_value=False)))
+    if table.num_rows < rows_count:
+        finding = m.Finding(
+            code="telemetry.rows_lost",
+            severity="warning",
+            count=rows_count - table.num_rows,
+            message=f"{path.name}: {rows_count - table.num_rows} of {rows_count} rows hold times "
+            "that no clock shows, and are left out",
+        )
     if problem is not None:
         finding = m.Finding(
             code="telemetry.truncated",

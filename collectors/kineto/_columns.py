@@ -313,7 +313,7 @@ class DeviceBuilder(_TimedBuilder):
         percent = [a.occupancy for a in args]
         try:
             occupancy = np.array(percent, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             occupancy = np.array(
                 [np.nan if (n := number(p)) is None else n for p in percent], dtype=np.float64
             )
