@@ -23,9 +23,9 @@ setup(
             ("chopper.analyzers.replay._longest", "analyzers/replay/_longest.c", []),
             ("chopper.collectors._fast", "collectors/_fast.c", ["collectors/_fast_read.h"]),
             (
-                "chopper.collectors.kineto._scan",
-                "collectors/kineto/_scan.c",
-                ["collectors/kineto/_scan_json.h"],
+                "chopper.collectors.formats.kineto._scan",
+                "collectors/formats/kineto/_scan.c",
+                ["collectors/formats/kineto/_scan_json.h"],
             ),
         )
     ]

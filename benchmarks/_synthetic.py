@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper import manifest as m
-from chopper.analyzers.attribute import RankInput
-from chopper.run import Run
+from chopper.analyzers.causes.attribute import RankInput
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 
 DEVICE = "NVIDIA H100 80GB HBM3"

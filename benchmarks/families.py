@@ -24,7 +24,7 @@ import warnings
 from typing import Any
 
 from chopper.analyzers.estimates.memory import Training, memory
-from chopper.model_configs import of_config
+from chopper.models.configs import of_config
 
 CONFIGS: dict[str, dict[str, Any]] = {}
 """Name → what its config.json says of shapes."""

@@ -13,7 +13,7 @@ import argparse
 
 import numpy as np
 
-from chopper.analyzers.resample import Sample, compare_means
+from chopper.statistics import Sample, compare_means
 
 STEPS = (3, 5, 10, 20, 50)
 

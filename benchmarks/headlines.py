@@ -31,11 +31,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from chopper import _format as fmt
-from chopper import experiment as ex
-from chopper._workloads import WORKLOADS, find
+from chopper import wording as fmt
 from chopper.errors import ChopperError
-from chopper.experiment import Experiment, Headline
+from chopper.experiments import results as ex
+from chopper.experiments.catalogue import WORKLOADS, find
+from chopper.experiments.results import Experiment, Headline
 from chopper.reports.experiment import facts, headline_table, section
 from chopper.workloads.headlines import MODELS
 

@@ -20,14 +20,14 @@ from benchmarks._peers import Sample, best, measure, peer_python
 
 _BARE_SETUP = """
 import gzip, msgspec
-from chopper.collectors.kineto._events import Event
+from chopper.collectors.formats.kineto._events import Event
 class Trace(msgspec.Struct):
     traceEvents: list[Event]
 decode = msgspec.json.Decoder(Trace).decode
 """
 _CHOPPER_SETUP = """
 from pathlib import Path
-from chopper.collectors.kineto import read_trace
+from chopper.collectors.formats.kineto import read_trace
 """
 _HTA_SETUP = """
 import logging; logging.disable(logging.CRITICAL)

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.headlines import filled
 from chopper.analyzers.estimates.memory import Training, memory
-from chopper.architectures import Architecture, Experts
+from chopper.models.architectures import Architecture, Experts
 
 LIMIT = 0.05
 RANKS = 2

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import chopper
-from chopper import reach
 from chopper.analyzers.estimates.project import Projection, Reach, operator_class, project
 from chopper.analyzers.work import family
-from chopper.devices import DevicePeaks, lookup
+from chopper.hardware import reach
+from chopper.hardware.devices import DevicePeaks, lookup
 from chopper.views import view
 
 LIMIT = 0.25

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chopper import _format as fmt
 from chopper import reports
+from chopper import wording as fmt
 from tests.reports.make import Shape, make
 
 _STEPS, _RANKS, _LAYERS = 5, 2, 16

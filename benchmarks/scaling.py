@@ -109,8 +109,8 @@ def growing(sizes: list[int], repeats: int, peers_up_to: int) -> None:
 
 def matching(collectives: int = 5_000, ranks: int = 64) -> None:
     """The collectives of many ranks matched."""
-    from chopper.analyzers.attribute import join_rank
-    from chopper.analyzers.matching import match
+    from chopper.analyzers.causes.attribute import join_rank
+    from chopper.analyzers.trace.match import match
 
     print(
         f"{collectives:,} collectives × {ranks} ranks    {'join s':>8} {'match s':>8} {'matched':>8}"
@@ -147,7 +147,7 @@ def _child(folder: Path) -> dict[str, float]:
 def _stages(folder: Path) -> dict[str, float]:
     """Seconds per stage and peak bytes of this process."""
     import chopper
-    import chopper.analyzers.attribute
+    import chopper.analyzers.causes.attribute
     import chopper.ingest
 
     times = [time.perf_counter()]

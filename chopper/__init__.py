@@ -23,25 +23,25 @@ from typing import TYPE_CHECKING, Any
 from chopper._version import __version__
 
 if TYPE_CHECKING:
+    from chopper.analyzers.compare.result import Comparison
     from chopper.api import attribute, compare, load, report, whatif
     from chopper.attribution import Attribution
-    from chopper.comparison import Comparison
     from chopper.errors import ChopperError
-    from chopper.profiling import Profile, profile
+    from chopper.recording.profile import Profile, profile
     from chopper.replaying import WhatIf
-    from chopper.run import Run
+    from chopper.storage.run import Run
 
 _LAZY = {
     "Attribution": "chopper.attribution",
     "ChopperError": "chopper.errors",
-    "Comparison": "chopper.comparison",
-    "Profile": "chopper.profiling",
-    "Run": "chopper.run",
+    "Comparison": "chopper.analyzers.compare.result",
+    "Profile": "chopper.recording.profile",
+    "Run": "chopper.storage.run",
     "WhatIf": "chopper.replaying",
     "attribute": "chopper.api",
     "compare": "chopper.api",
     "load": "chopper.api",
-    "profile": "chopper.profiling",
+    "profile": "chopper.recording.profile",
     "report": "chopper.api",
     "whatif": "chopper.api",
 }

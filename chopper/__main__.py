@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from chopper._own_python import keep_current_directory_last, open_standard_streams
+from chopper.fresh_python import keep_current_directory_last, open_standard_streams
 
 
 def main() -> None:

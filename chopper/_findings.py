@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chopper.analyzers.attribute import RankResult
-    from chopper.analyzers.matching import Matched
+    from chopper.analyzers.causes.attribute import RankResult
+    from chopper.analyzers.trace.match import Matched
     from chopper.attribution import Attribution
-    from chopper.manifest import Finding
-    from chopper.run import Run
+    from chopper.storage.manifest import Finding
+    from chopper.storage.run import Run
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
@@ -39,7 +39,7 @@ def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
     Args:
         offsets_ns: rank → how far its clock is ahead, and of whose.
     """
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
 
     return [
         Finding(
@@ -56,7 +56,7 @@ def of_clocks(offsets_ns: dict[int, tuple[int, int | None]]) -> list[Finding]:
 
 def of_numbers(matched: dict[int, Matched]) -> list[Finding]:
     """Groups whose sequence numbers were not used, because their ranks do not count alike."""
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
 
     return [
         Finding(
@@ -76,7 +76,7 @@ def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Fi
     """Say that waiting is not told from transfer where most collectives had no counterpart."""
     import msgspec
 
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
 
     if matched_ratio is None:
         return findings
@@ -107,8 +107,8 @@ def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Fi
 
 def of_samplers(run: Run) -> list[Finding]:
     """Holes that samplers left because they could not write as fast, and clocks that differ."""
-    from chopper._format import duration
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
+    from chopper.wording import duration
 
     found = []
     for part in run.manifest.ranks:
@@ -142,7 +142,7 @@ def of_samplers(run: Run) -> list[Finding]:
 
 def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
     from chopper.telemetry import core_wait_ratio, thread_wait
 
     found = []
@@ -170,9 +170,9 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
 
 def of_steps(attribution: Attribution) -> list[Finding]:
     """What tracing added, kinds of steps that no window caught, and time after the last step."""
-    from chopper._format import duration, plural, ranges
-    from chopper.analyzers.step_time import FIRST
-    from chopper.manifest import Finding
+    from chopper.analyzers.causes.step_time import FIRST
+    from chopper.storage.manifest import Finding
+    from chopper.wording import duration, plural, ranges
 
     step = attribution.step_time()
     found = []
@@ -237,7 +237,7 @@ def of_steps(attribution: Attribution) -> list[Finding]:
 
 def of_utilization(attribution: Attribution) -> list[Finding]:
     """Ceilings that a rank's products exceed: its MFU and HFU are null."""
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
     from chopper.views import view
 
     if not attribution.ceilings:
@@ -260,7 +260,7 @@ def _launching_threads(run: Run, rank: int) -> set[int]:
     """Threads that the trace shows run operators or launch."""
     import numpy as np
 
-    from chopper.analyzers.columns import ints, matching, strings
+    from chopper.analyzers.trace.columns import ints, matching, strings
 
     spans = run.table(rank, "host_span")
     codes, names = strings(spans, "category", narrow=True)

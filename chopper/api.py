@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper import _findings
-from chopper._peaks import ceilings_of, device_of, no_peak_remedy, world_size_of
+from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
 from chopper.ingest import load as _load
-from chopper.run import Run
+from chopper.storage.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.attribute import JoinedRank, RankResult
-    from chopper.analyzers.matching import Matched
+    from chopper.analyzers.causes.attribute import JoinedRank, RankResult
+    from chopper.analyzers.compare.result import Comparison
+    from chopper.analyzers.trace.match import Matched
     from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
-    from chopper.comparison import Comparison
-    from chopper.manifest import RankManifest
     from chopper.replaying import WhatIf
+    from chopper.storage.manifest import RankManifest
 
     Source = str | Path | Sequence[str | Path]
 
@@ -54,8 +54,8 @@ def attribute(run: Run | Source) -> Attribution:
 
 def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
     """The ranks of a run, their events joined to the host; what their devices can do."""
-    from chopper.analyzers.attribute import RankInput, join_rank
-    from chopper.analyzers.host_device import is_host_timeline
+    from chopper.analyzers.causes.attribute import RankInput, join_rank
+    from chopper.analyzers.trace.host_device import is_host_timeline
     from chopper.tables import TABLES
     from chopper.telemetry import of_rank
 
@@ -100,7 +100,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
 
 def _match(run: Run, joined: list[JoinedRank]) -> dict[int, Matched]:
     """The collectives of joined ranks, matched over ranks."""
-    from chopper.analyzers.matching import match
+    from chopper.analyzers.trace.match import match
 
     return match(
         [(j.given.rank, j.links, j.communication) for j in joined], one_clock=_on_one_host(run)
@@ -139,9 +139,9 @@ def _attribute(
     """Attribute joined ranks; unless ``keep``, what they were joined to is let go on the way."""
     import pyarrow as pa
 
-    from chopper.analyzers.attribute import attribute_rank
+    from chopper.analyzers.causes.attribute import attribute_rank
     from chopper.attribution import Attribution, RankSummary
-    from chopper.checks import withheld
+    from chopper.findings import withheld
 
     summaries: list[RankSummary] = []
     offsets_ns = {rank: (m.offset_ns, m.offset_rank) for rank, m in matched.items()}
@@ -221,7 +221,7 @@ def compare(
     Raises:
         InputError: one of them is neither a run nor traces.
     """
-    from chopper.analyzers.compare import compare as compared
+    from chopper.analyzers.compare.runs import compare as compared
     from chopper.attribution import Attribution
 
     first, second = (r if isinstance(r, Attribution) else attribute(r) for r in (a, b))
@@ -297,11 +297,11 @@ def report(
         UsageError: no such format.
         InputError: ``run`` is neither a run nor traces.
     """
-    from chopper._pages import check_page
     from chopper.attribution import Attribution
     from chopper.errors import OutputError
     from chopper.reports import format_of, render
-    from chopper.storage import write_atomic
+    from chopper.storage.files import write_atomic
+    from chopper.storage.pages import check_page
 
     output = Path(output)
     kind = format_of(output)

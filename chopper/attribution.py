@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from chopper.analyzers.compute import Ceiling
-    from chopper.analyzers.factors import Factors
+    from chopper.analyzers.causes.compute import Ceiling
+    from chopper.analyzers.causes.factors import Factors
+    from chopper.analyzers.causes.step_time import StepTime
     from chopper.analyzers.replay.path import Lane
-    from chopper.analyzers.step_time import StepTime
     from chopper.analyzers.work.of_events import EventWork
-    from chopper.checks import Withheld
-    from chopper.manifest import Finding
+    from chopper.findings import Withheld
     from chopper.replaying import Recoverable
-    from chopper.run import Run
+    from chopper.storage.manifest import Finding
+    from chopper.storage.run import Run
 
 SCHEMA = "chopper.attribution/2"
 Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
@@ -166,7 +166,7 @@ class Attribution:
         """Why a claim is withheld, of one rank or of any; None when it is not.
 
         Args:
-            claim: an id of ``chopper.checks.CLAIMS``.
+            claim: an id of ``chopper.findings.CLAIMS``.
             rank: a rank; None for all of them.
         """
         for held in self.withheld:
@@ -284,7 +284,7 @@ class Attribution:
 
     def step_time(self) -> StepTime:
         """How long a step takes with and without tracing, and which kinds of steps there are."""
-        from chopper.analyzers.step_time import step_time
+        from chopper.analyzers.causes.step_time import step_time
 
         if "step_time" not in self._cache:
             self._cache["step_time"] = step_time(self)
@@ -411,7 +411,7 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form, schema ``chopper.attribution/2``."""
-        from chopper import _processes
+        from chopper.storage import processes
         from chopper.views import view
 
         by_rank = {g.key: g.causes for g in self.by("rank")}
@@ -446,7 +446,7 @@ class Attribution:
             ],
             "processes": [
                 {"path": str(p.path), "pid": p.pid, "ranks": p.ranks, "steps": p.steps}
-                for p in (_processes.described(self.run.path) if self.run.path else ())
+                for p in (processes.described(self.run.path) if self.run.path else ())
             ],
             "causes": [
                 {
@@ -517,7 +517,7 @@ _LEAF_SET = frozenset(LEAVES)
 
 
 def _ceilings_dict(rank: int, ceilings: Ceilings) -> dict[str, Any]:
-    from chopper.devices import DTYPES
+    from chopper.hardware.devices import DTYPES
 
     def one(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:
         return {

@@ -13,9 +13,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from chopper._format import device_name
 from chopper.errors import OutputError, UsageError, reason_of
-from chopper.storage import encode_json
+from chopper.storage.files import encode_json
+from chopper.wording import device_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def check_place(place: Path, *, force: bool) -> Path:
 
 def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
     """Every table and view that has rows, by its path without extension."""
-    from chopper.run import rank_dir_name
+    from chopper.storage.run import rank_dir_name
     from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
     from chopper.views import VIEWS, view
 
@@ -253,7 +253,7 @@ def _host(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, 
 def _device(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     import numpy as np
 
-    from chopper.analyzers.host_device import is_host_timeline
+    from chopper.analyzers.trace.host_device import is_host_timeline
 
     events = attribution.run.table(rank, "device_event")
     links = attribution.links.get(rank)

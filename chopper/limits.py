@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from chopper._format import bytes_
 from chopper.errors import InputError
 from chopper.quantities import size_bytes
+from chopper.wording import bytes_
 
 VARIABLE = "CHOPPER_MAX_INPUT"
 MAX_RATIO = 200

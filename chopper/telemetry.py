@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from chopper._format import ranges
-from chopper._wall_clock import in_order
+from chopper.storage.clock import in_order
 from chopper.tables import TABLES
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
 
-    from chopper.manifest import RankManifest
-    from chopper.run import Run
+    from chopper.storage.manifest import RankManifest
+    from chopper.storage.run import Run
 
 DEVICE_TABLES = tuple(
     name

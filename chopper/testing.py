@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.base import Availability
-from chopper.manifest import CollectorReport
+from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -135,7 +135,7 @@ class ReplayCollector:
             KeyError: no table of this name is declared.
         """
         from chopper.errors import CollectorUnavailable
-        from chopper.run import StreamWriter
+        from chopper.storage.run import StreamWriter
         from chopper.tables import TABLES
 
         if self._refuse is not None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from chopper._environment import cpu_model
-from chopper.calibration import Measured
 from chopper.errors import CollectorUnavailable
-from chopper.storage import unpack_message
+from chopper.hardware.calibration import Measured
+from chopper.hardware.environment import cpu_model
+from chopper.storage.files import unpack_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

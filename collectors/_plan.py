@@ -160,7 +160,7 @@ class Background:
     def __init__(self, plan: Plan, period_ns: int) -> None:
         import pyarrow as pa
 
-        from chopper._arrow import to_arrow
+        from chopper.arrow import to_arrow
         from chopper.tables import TABLES
 
         self._schema = TABLES[plan.table].arrow

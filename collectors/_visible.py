@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from chopper._environment import environment_count
 from chopper.errors import CollectorUnavailable
+from chopper.hardware.environment import environment_count
 
 
 class NothingVisible(CollectorUnavailable):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from chopper.collectors._accelerator import device_of_rank
 from chopper.collectors.base import Availability
 from chopper.errors import CollectorUnavailable
-from chopper.manifest import CollectorReport
+from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class AllocatorHistoryCollector:
     def stop(self) -> CollectorReport:
         """Take it, write it, and let the allocator keep none."""
         from chopper.collectors.snapshot import tables_of
-        from chopper.run import StreamWriter
+        from chopper.storage.run import StreamWriter
 
         assert self._history is not None
         assert self._context is not None

@@ -27,7 +27,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from chopper._module_hooks import ModuleCalls, named_submodules, parameters
+from chopper.collectors.module_hooks import ModuleCalls, named_submodules, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

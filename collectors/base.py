@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chopper.manifest import CollectorReport
+    from chopper.storage.manifest import CollectorReport
 
 Scope = Literal["rank", "host"]
 """``rank``: runs in every rank. ``host``: runs once per host, in local rank 0."""

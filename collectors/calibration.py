@@ -24,11 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper._environment import usable_cores
-from chopper._own_python import own_python
-from chopper._replacing import scratch
 from chopper._version import __version__
-from chopper.calibration import Calibration, Measured
 from chopper.collectors._calibration_worker import (
     MIB,
     Job,
@@ -38,7 +34,11 @@ from chopper.collectors._calibration_worker import (
     last_line,
 )
 from chopper.errors import CollectorUnavailable, UsageError
-from chopper.storage import pack_message
+from chopper.fresh_python import own_python
+from chopper.hardware.calibration import Calibration, Measured
+from chopper.hardware.environment import usable_cores
+from chopper.storage.files import pack_message
+from chopper.storage.replacing import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

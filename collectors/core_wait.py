@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors._step_readings import StepReadings
 from chopper.collectors.base import Availability
-from chopper.manifest import CollectorReport
+from chopper.collectors.step_readings import StepReadings
+from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext, Scope

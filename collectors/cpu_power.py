@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors._procfs import KeptFile, counted, try_open
+from chopper.collectors.procfs import KeptFile, counted, try_open
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:

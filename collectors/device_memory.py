@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._accelerator import device_of_rank
-from chopper.collectors._step_readings import StepReadings
 from chopper.collectors.base import Availability
+from chopper.collectors.step_readings import StepReadings
 from chopper.errors import CollectorUnavailable
-from chopper.manifest import CollectorReport
+from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from chopper._arrow import to_arrow
-from chopper.collectors.telemetry_log import TelemetryLog, heading_of
+from chopper.arrow import to_arrow
+from chopper.collectors.formats.telemetry_csv import TelemetryLog, heading_of
 from chopper.errors import InputError
 from chopper.tables import TABLES
 

@@ -14,8 +14,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._procfs import KeptFile, counted, try_open
 from chopper.collectors.base import Availability
+from chopper.collectors.procfs import KeptFile, counted, try_open
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
 from chopper.errors import CollectorUnavailable

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chopper._own_python import own_python
 from chopper.errors import CaptureError, UsageError
+from chopper.fresh_python import own_python
 
 _CATEGORIES = {
     "PARAM": "parameters",

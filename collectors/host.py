@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chopper.collectors._procfs import Budget, KeptFile, counted, held, try_open
-from chopper.collectors._ranks import RankFinder
 from chopper.collectors.base import Availability
+from chopper.collectors.process_groups import RankFinder
+from chopper.collectors.procfs import Budget, KeptFile, counted, held, try_open
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import COMM, SourceSpec
 from chopper.errors import CollectorUnavailable

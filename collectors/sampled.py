@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from chopper._patience import answered
 from chopper.collectors._visible import NothingVisible
 from chopper.collectors.base import Availability
+from chopper.collectors.patience import answered
 from chopper.collectors.sampler import (
     SamplerProcess,
     SourceSpec,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chopper.collectors.base import CollectorContext, Scope
-    from chopper.manifest import CallCost, CollectorReport
+    from chopper.storage.manifest import CallCost, CollectorReport
 
 T = TypeVar("T")
 CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors._procfs import Budget, KeptFile, try_open
-from chopper.collectors._ranks import RankFinder
+from chopper.collectors.process_groups import RankFinder
+from chopper.collectors.procfs import Budget, KeptFile, try_open
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:

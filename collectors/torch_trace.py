@@ -14,11 +14,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
-from chopper._forking import leave_without_destructors
-from chopper.collectors._alignment import Alignment
+from chopper.collectors.alignment import Alignment
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
-from chopper.manifest import CollectorReport
+from chopper.recording.forking import leave_without_destructors
+from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,9 +23,9 @@ sys.path.insert(0, str(ROOT))
 
 from chopper.analyzers.work.catalogue import catalogue  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
-from chopper.checks import CHECKS, CLAIMS  # noqa: E402
 from chopper.cli import cli  # noqa: E402
-from chopper.devices import DTYPES, Sourced, known_devices  # noqa: E402
+from chopper.findings import CHECKS, CLAIMS  # noqa: E402
+from chopper.hardware.devices import DTYPES, Sourced, known_devices  # noqa: E402
 from chopper.tables import (  # noqa: E402
     ANALYSIS_TABLES,
     MEMORY_TABLES,
@@ -487,9 +487,9 @@ def example_attribution() -> dict[str, Any]:
     import pyarrow as pa
 
     from chopper.attribution import Attribution, Basis, RankSummary
-    from chopper.checks import withheld
-    from chopper.manifest import Finding, RankManifest, RunManifest
-    from chopper.run import Run
+    from chopper.findings import withheld
+    from chopper.storage.manifest import Finding, RankManifest, RunManifest
+    from chopper.storage.run import Run
     from chopper.tables.analysis import GAP, PIECE, WINDOW
 
     pieces = [

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from chopper import _format as fmt
-from chopper.comparison import percent, signed, signed_duration
+from chopper import wording as fmt
+from chopper.analyzers.compare.result import percent, signed, signed_duration
 from chopper.errors import UsageError, printable
 from chopper.reports import FORMATS
 from chopper.reports.markdown import escape
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from chopper.comparison import Change, Check, Comparison, Item, Side, Total
-    from chopper.gate import Verdict
+    from chopper.analyzers.compare.gate import Verdict
+    from chopper.analyzers.compare.result import Change, Check, Comparison, Item, Side, Total
 
 TOP = 15
 """Kernels and operators shown unless told otherwise."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chopper import _format as fmt
+from chopper import wording as fmt
+from chopper.analyzers.compare.result import signed, signed_duration
 from chopper.causes import CAUSES, LEAVES
-from chopper.comparison import signed, signed_duration
 from chopper.errors import printable
 from chopper.reports import page
 from chopper.reports.comparison import (
@@ -27,8 +27,8 @@ from chopper.reports.story import full_label
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.comparison import Change, Comparison, Item
-    from chopper.gate import Verdict
+    from chopper.analyzers.compare.gate import Verdict
+    from chopper.analyzers.compare.result import Change, Comparison, Item
 
 _MAX_ROWS = 500
 """Kernels or operators in the page."""

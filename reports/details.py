@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.tables import TABLES
 from chopper.views import VIEWS, view
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from chopper import _format as fmt
-from chopper.comparison import signed, signed_duration
+from chopper import wording as fmt
+from chopper.analyzers.compare.result import signed, signed_duration
 from chopper.errors import UsageError, printable
 from chopper.reports import FORMATS
 from chopper.reports.markdown import escape
@@ -24,10 +24,10 @@ from chopper.reports.text import _console, _written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from chopper._workloads import Beside
-    from chopper.analyzers.repeats import Estimate
-    from chopper.comparison import Change, Comparison
-    from chopper.experiment import Experiment, Headline, Labels, Row
+    from chopper.analyzers.compare.result import Change, Comparison
+    from chopper.analyzers.trace.repeats import Estimate
+    from chopper.experiments.catalogue import Beside
+    from chopper.experiments.results import Experiment, Headline, Labels, Row
 
 _MIN_WIDTH = 60
 _LEAST_SHARE = 0.01

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.errors import printable
 from chopper.reports import page
 from chopper.reports.comparison_html import waterfall
@@ -14,7 +14,7 @@ from chopper.reports.experiment import against, facts, grids, heading, interval,
 from chopper.reports.figures import plain
 
 if TYPE_CHECKING:
-    from chopper.experiment import Experiment, Row
+    from chopper.experiments.results import Experiment, Row
 
 _COLORS = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#2b6f8f", "#d1491b")
 

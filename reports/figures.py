@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.causes import LEAVES
 from chopper.reports.palette import color
 from chopper.reports.series import LARGEST_DRAWN, Series, thin

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper import _format as fmt
-from chopper.analyzers.clock_views import clocked
-from chopper.analyzers.clocks import CLOCK_LABELS
+from chopper import wording as fmt
+from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.views.clocks import clocked
 from chopper.causes import CAUSES
 from chopper.reports.frequency_figures import (
     Figure,
@@ -28,7 +28,7 @@ from chopper.reports.palette import color
 from chopper.views import view
 
 if TYPE_CHECKING:
-    from chopper.analyzers.clock_views import Clocked
+    from chopper.analyzers.views.clocks import Clocked
     from chopper.attribution import Attribution
     from chopper.reports.story import Story
 

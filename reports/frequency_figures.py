@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.reports.figures import MAX_BARS, plain
 from chopper.reports.palette import PHASES, color
 from chopper.telemetry import per_device
 
 if TYPE_CHECKING:
-    from chopper.analyzers.clock_views import Clocked
+    from chopper.analyzers.views.clocks import Clocked
     from chopper.attribution import Attribution
     from chopper.reports.story import Story
 

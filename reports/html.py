@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports import details, figures, frequency, plotly_script, series, timeline
@@ -38,9 +38,9 @@ from chopper.reports.story import (
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, CauseRow, Group, Level
-    from chopper.manifest import CollectorReport, Overhead
     from chopper.replaying import Recoverable
     from chopper.reports.story import TopCause
+    from chopper.storage.manifest import CollectorReport, Overhead
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("util.js", "table.js", "details.js", "plots.js", "timeline.js", "main.js")

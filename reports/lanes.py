@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper import _format as fmt
-from chopper.analyzers.clocks import CLOCK_LABELS
-from chopper.analyzers.host_device import is_host_timeline
+from chopper import wording as fmt
+from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.trace.host_device import is_host_timeline
 from chopper.reports.pack import deflate_text, pack
 
 if TYPE_CHECKING:

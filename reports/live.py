@@ -9,14 +9,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.attribution import CauseRow
-    from chopper.live import Snapshot
+    from chopper.recording.live import Snapshot
 
 _RANKS, _DEVICES, _CAUSES = 8, 8, 4
 # Bits of NVML's clocks event reasons, worst first.

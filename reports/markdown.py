@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.errors import printable
 from chopper.reports.story import KIND_HEADER, Views, kind_rows, tell, tracing_rows
 from chopper.reports.text import group_label

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.queue import depths as depths_of
+from chopper.analyzers.views.queue_depth import depths as depths_of
 from chopper.telemetry import per_device
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.attribution import Attribution
-    from chopper.run import Run
+    from chopper.storage.run import Run
 
 
 @dataclass(frozen=True, slots=True)

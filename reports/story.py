@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper import _format as fmt
-from chopper.analyzers.step_time import FIRST, TRAINING
+from chopper import wording as fmt
+from chopper.analyzers.causes.step_time import FIRST, TRAINING
 from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports.advice import advice
 from chopper.views import view
 
 if TYPE_CHECKING:
-    from chopper.analyzers.step_time import StepKind, StepTime
+    from chopper.analyzers.causes.step_time import StepKind, StepTime
     from chopper.attribution import Attribution, CauseRow, Group, Level
-    from chopper.manifest import Finding
+    from chopper.storage.manifest import Finding
 
 _IDEAL = "compute.ideal"
 # Time that a model could not split: shown as what is not known, not as what to mend first.
@@ -464,7 +464,7 @@ def evidence(views: Views, cause: str) -> list[Evidence]:
 
 def _straggler(attribution: Attribution) -> list[Evidence]:
     """Who came last, and what that rank spent longer on than the others."""
-    from chopper.analyzers.stragglers import worst
+    from chopper.analyzers.views.stragglers import worst
 
     found = worst(attribution)
     if found is None:

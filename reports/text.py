@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.errors import printable
 from chopper.reports.details import REASONS
 from chopper.reports.palette import color

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.reports.lanes import MAX_DEPTH, MAX_THREADS, Kinds, Names, Packer, RankColumns, Window
 from chopper.reports.pack import pack
 from chopper.reports.series import Series

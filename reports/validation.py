@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.errors import UsageError, printable
 from chopper.validation.results import Case, score, to_dict
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.causes import CAUSES
 from chopper.errors import printable
 from chopper.reports.text import _MIN_WIDTH, _console, _written

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from chopper import manifest as m
 from chopper.attribution import Attribution, RankSummary
 from chopper.causes import LEAVES
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests.kineto_writer import Trace
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper._arrow import to_arrow
+from chopper.arrow import to_arrow
 
 _CASES = [
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_recording_loads_no_pandas(tmp_path) -> None:
     code = (
-        "import sys; from pathlib import Path; from chopper.run import StreamWriter\n"
+        "import sys; from pathlib import Path; from chopper.storage.run import StreamWriter\n"
         f"w = StreamWriter(Path({str(tmp_path / 'nic.arrow')!r}), 'nic')\n"
         "w.write({'time_ns': [1], 'span_ns': [None], 'interface': ['eth0'], 'rx_bytes': [None],"
         " 'tx_bytes': [2]}); w.close()\n"

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from chopper import calibration
-from chopper.calibration import Calibration, Measured, from_manifest, load, load_all, save
 from chopper.cli import cli
 from chopper.cli.calibrate_ import to_text
 from chopper.collectors import calibration as measuring
 from chopper.collectors._calibration_worker import ROUNDS, Plan
 from chopper.errors import CollectorUnavailable, InputError, OutputError, UsageError
+from chopper.hardware import calibration
+from chopper.hardware.calibration import Calibration, Measured, from_manifest, load, load_all, save
 
 
 def rate(what: str, best_per_s: float, spread_ratio: float = 0.01) -> Measured:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from chopper import _ceilings, calibration
-from chopper import experiment as ex
-from chopper import manifest as m
-from chopper.calibration import Calibration, Measured, load_all, save
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
-from chopper.run import RunWriter, finalize
+from chopper.experiments import ceilings
+from chopper.experiments import results as ex
+from chopper.hardware import calibration
+from chopper.hardware.calibration import Calibration, Measured, load_all, save
+from chopper.storage import manifest as m
+from chopper.storage.run import RunWriter, finalize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +130,7 @@ def stored(store: Path, *, ranks: int, threads: int, **changes: Any) -> Calibrat
 
 def test_gemm_and_membw_alone_make_a_calibration(tmp_path: Path) -> None:
     store = tmp_path / "store.json"
-    [made] = _ceilings.feed([gemm(tmp_path / "gemm"), membw(tmp_path / "membw")], store)
+    [made] = ceilings.feed([gemm(tmp_path / "gemm"), membw(tmp_path / "membw")], store)
     assert (made.hostname, made.device_name, made.ranks, made.threads) == (
         "box",
         "A Processor",
@@ -154,7 +155,7 @@ def test_what_was_not_measured_stays(tmp_path: Path) -> None:
     stored(store, ranks=1, threads=2)
     other = stored(store, ranks=2, threads=1, hostname="elsewhere")
     paths = [collectives(tmp_path / "link"), gemm(tmp_path / "gemm")]
-    [made] = _ceilings.feed(paths, store)
+    [made] = ceilings.feed(paths, store)
     assert made.flop_per_s("fp32") == 10e10
     assert made.flop_per_s("bf16") == 5.0
     assert made.memory_bytes_per_s == 2.0
@@ -171,13 +172,13 @@ def test_a_link_completes_the_calibration_of_its_ranks(tmp_path: Path) -> None:
     stored(store, ranks=2, threads=1)
     stored(store, ranks=2, threads=2)
     stored(store, ranks=4, threads=1)
-    [made] = _ceilings.feed([collectives(tmp_path / "link")], store)
+    [made] = ceilings.feed([collectives(tmp_path / "link")], store)
     assert (made.ranks, made.threads, made.link_bytes_per_s) == (2, 1, 2e9)
 
 
 def test_products_of_two_ranks_are_the_middle_ranks(tmp_path: Path) -> None:
     paths = [gemm(tmp_path / "a", ranks=2), membw(tmp_path / "b", ranks=2)]
-    [made] = _ceilings.feed(paths, tmp_path / "store.json")
+    [made] = ceilings.feed(paths, tmp_path / "store.json")
     assert made.ranks == 2
     assert made.flop_per_s("fp32") == 10e10
 
@@ -199,7 +200,7 @@ def test_products_of_two_ranks_are_the_middle_ranks(tmp_path: Path) -> None:
 )
 def test_what_is_no_ceiling_is_refused_in_one_line(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
-        _ceilings.feed([make(tmp_path / "made")], tmp_path / "store.json")
+        ceilings.feed([make(tmp_path / "made")], tmp_path / "store.json")
     assert "\n" not in str(refused.value)
 
 

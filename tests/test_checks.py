@@ -11,9 +11,9 @@ import pytest
 
 import chopper
 from chopper.causes import CAUSES
-from chopper.checks import CHECKS, CLAIMS, withheld
-from chopper.manifest import CollectorReport, Finding
+from chopper.findings import CHECKS, CLAIMS, withheld
 from chopper.reports import render
+from chopper.storage.manifest import CollectorReport, Finding
 from chopper.tables import TABLES
 from tests.kineto_writer import BASE_NS, Trace, small_trace
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from chopper import _claim, _processes
-from chopper._environment import RankInfo
-from chopper._process_identity import HeldElsewhere, identity_of, locked, machine
 from chopper.api import attribute
 from chopper.errors import OutputError
-from chopper.manifest import encode
-from chopper.outputs import new_output
-from chopper.run import MANIFEST, Run, RunWriter, finalize, rank_dir_name
+from chopper.hardware.environment import RankInfo
+from chopper.recording import claim
+from chopper.recording.process import HeldElsewhere, identity_of, locked, machine
+from chopper.storage import processes as _processes
+from chopper.storage.manifest import encode
+from chopper.storage.outputs import new_output
+from chopper.storage.run import MANIFEST, Run, RunWriter, finalize, rank_dir_name
 from tests.waiting import PATIENCE_S
 
 UNRANKED = RankInfo(known=False)
@@ -27,7 +28,7 @@ PROCESSES, ROUNDS = 4, 100
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", _claim.LAUNCHED_VARIABLE):
+    for name in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", claim.LAUNCHED_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -40,7 +41,7 @@ def leave(path: Path, rank: int = 0, **more: Any) -> Path:
     return part.directory
 
 
-def of_another(claimed: _claim.Claim) -> Path:
+def of_another(claimed: claim.Claim) -> Path:
     """What was claimed, as if another living process had: the one that started this one."""
     part = claimed.part
     other = identity_of(os.getppid())
@@ -51,13 +52,13 @@ def of_another(claimed: _claim.Claim) -> Path:
 
 def claims(directory: Path, number: int, barrier: Any, results: Any) -> None:
     """Claim once in each round, at the same moment as the others."""
-    os.environ[_claim.LAUNCHED_VARIABLE] = "record"
+    os.environ[claim.LAUNCHED_VARIABLE] = "record"
     for round_number in range(ROUNDS):
         path = directory / str(round_number)
         ranked = round_number % 3 == 2  # jobs, with the same rank each
         os.environ["MASTER_PORT"] = str(29500 + number)
         barrier.wait(PATIENCE_S)
-        claimed = _claim.claim(path, RankInfo(known=ranked), force=False)
+        claimed = claim.claim(path, RankInfo(known=ranked), force=False)
         part = _processes.part_of(claimed.path / "rank-00000")
         assert part is not None
         assert part.pid == os.getpid()
@@ -98,21 +99,21 @@ def test_each_of_many_processes_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_a_process_without_rank_takes_the_place_of_one_that_took_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(_claim.LAUNCHED_VARIABLE, "record")
+    monkeypatch.setenv(claim.LAUNCHED_VARIABLE, "record")
     leave(tmp_path, status="complete", end_ns=1)
-    claimed = _claim.claim(tmp_path, UNRANKED, force=False)
+    claimed = claim.claim(tmp_path, UNRANKED, force=False)
     assert claimed.path == tmp_path
     assert claimed.finding is not None
     assert claimed.finding.code == "run.restarted"
     leave(tmp_path, status="complete", end_ns=1, steps_source="mark")
-    assert _claim.claim(tmp_path, UNRANKED, force=False).path == tmp_path / "process-2"
-    assert _claim.claim(tmp_path, UNRANKED, force=False).path == tmp_path / "process-3"
+    assert claim.claim(tmp_path, UNRANKED, force=False).path == tmp_path / "process-2"
+    assert claim.claim(tmp_path, UNRANKED, force=False).path == tmp_path / "process-3"
 
 
 def test_ranks_of_two_jobs_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path_of(port: int, rank: int) -> str:
         monkeypatch.setenv("MASTER_PORT", str(port))
-        return of_another(_claim.claim(tmp_path, RankInfo(rank, rank, 2), force=False)).name
+        return of_another(claim.claim(tmp_path, RankInfo(rank, rank, 2), force=False)).name
 
     assert path_of(29500, 0) == tmp_path.name
     # Although rank 1 of the first job is not there yet.
@@ -125,15 +126,15 @@ def test_ranks_of_two_jobs_do_not_meet(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ranks_of_one_job_on_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a port, what the processes of a job have in common is a parent, on each host another.
     leave(tmp_path, 0, hostname="node7", machine="node7", world_size=2, job="parent 7.7")
-    claimed = _claim.claim(tmp_path, RankInfo(1, 0, 2), force=False)
+    claimed = claim.claim(tmp_path, RankInfo(1, 0, 2), force=False)
     assert claimed.path == tmp_path
     # Another job on the other host is another one, and what it records stays where it is.
     monkeypatch.setenv("MASTER_PORT", "29501")
     leave(tmp_path / "a", 0, hostname="node7", machine="node7", world_size=1, job="port 29500")
-    assert _claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "process-2"
+    assert claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "process-2"
     # A restart on this host takes over from the other one.
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert _claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "a"
+    assert claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "a"
 
 
 def test_what_was_recorded_before_is_refused_and_what_is_recorded_meanwhile_is_not(
@@ -141,12 +142,12 @@ def test_what_was_recorded_before_is_refused_and_what_is_recorded_meanwhile_is_n
 ) -> None:
     folder = leave(tmp_path, status="complete", end_ns=1, steps_source="mark")
     with pytest.raises(OutputError, match="holds a run already"):
-        _claim.check_output(tmp_path, 0, force=False)
+        claim.check_output(tmp_path, 0, force=False)
     # It ended after this process started: both were started into one directory.
     leave(tmp_path, status="complete", end_ns=1 << 62, steps_source="mark")
-    _claim.check_output(tmp_path, 0, force=False)
+    claim.check_output(tmp_path, 0, force=False)
     for force in (False, True):
-        assert _claim.claim(tmp_path, UNRANKED, force=force).path != tmp_path
+        assert claim.claim(tmp_path, UNRANKED, force=force).path != tmp_path
     assert (folder / MANIFEST).is_file()
 
 
@@ -179,7 +180,7 @@ def test_the_rank_goes_to_the_process_that_took_steps(tmp_path: Path) -> None:
 
 
 def test_a_living_process_keeps_its_rank(tmp_path: Path) -> None:
-    of_another(_claim.claim(tmp_path, UNRANKED, force=False))
+    of_another(claim.claim(tmp_path, UNRANKED, force=False))
     leave(tmp_path / "process-2", status="complete", end_ns=2, steps_source="mark")
     _processes.yield_ranks(tmp_path)
     part = _processes.part_of(tmp_path / "rank-00000")

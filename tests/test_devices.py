@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.devices import DTYPES, DevicePeaks, Sourced, known_devices, lookup, why_unknown
+from chopper.hardware.devices import (
+    DTYPES,
+    DevicePeaks,
+    Sourced,
+    known_devices,
+    lookup,
+    why_unknown,
+)
 
 GIB = 2**30
 

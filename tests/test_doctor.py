@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from chopper import registry
 from chopper.cli import cli
 from chopper.cli.doctor_ import to_text
+from chopper.collectors import registry
 from tests.command import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent

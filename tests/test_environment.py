@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from chopper import _environment
-from chopper._format import ranges
+from chopper.hardware import environment
+from chopper.wording import ranges
 
 
 def test_sets_of_cores_are_written_as_the_kernel_does() -> None:
@@ -19,7 +19,7 @@ def test_sets_of_cores_are_written_as_the_kernel_does() -> None:
 
 
 def test_the_manifest_names_the_cores_that_this_process_may_use() -> None:
-    told = _environment.environment()
+    told = environment.environment()
     assert told["affinity"] == ranges(os.sched_getaffinity(0))
     assert told["cores_allowed"] == str(len(os.sched_getaffinity(0)))
 
@@ -34,13 +34,13 @@ def test_the_numa_node_of_a_device_is_that_of_its_address(
     folder = tmp_path / "sys/bus/pci/devices/0000:c1:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text(text)
-    assert _environment.device_numa_node("cuda:0", str(tmp_path)) == node
+    assert environment.device_numa_node("cuda:0", str(tmp_path)) == node
 
 
 def test_a_device_without_an_address_has_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _index: object()))
     monkeypatch.setitem(sys.modules, "torch", fake)
-    assert _environment.device_numa_node("cuda:0") is None
+    assert environment.device_numa_node("cuda:0") is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_ranks_as_launchers_say_them(
             monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    info = _environment.rank_info()
+    info = environment.rank_info()
     assert (info.rank, info.local_rank, info.world_size, info.known) == expected
     # Said in a finding, where the launcher claims that there is a rank.
     assert (info.ignored is not None) == (not info.known and "RANK" in variables)

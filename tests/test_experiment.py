@@ -7,13 +7,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from chopper import experiment as ex
-from chopper import manifest as m
 from chopper.cli.run_ import _show_experiment
 from chopper.errors import InputError, OutputError
-from chopper.outputs import check_output, new_output
+from chopper.experiments import results as ex
 from chopper.reports import experiment as report
-from chopper.run import RunWriter, StreamWriter, finalize
+from chopper.storage import manifest as m
+from chopper.storage.outputs import check_output, new_output
+from chopper.storage.run import RunWriter, StreamWriter, finalize
 from chopper.tables import TABLES
 from chopper.views import VIEWS
 from tests.kineto_writer import small_trace

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.compare import compare
+from chopper.analyzers.compare.gate import decide, parse
+from chopper.analyzers.compare.runs import compare
 from chopper.causes import CAUSES
 from chopper.errors import UsageError
-from chopper.gate import decide, parse
 from tests.comparing import attribution
 
 

@@ -14,9 +14,9 @@ import pytest
 import chopper
 import chopper.reports.text
 from chopper.api import _on_one_host
-from chopper.checks import CHECKS
-from chopper.manifest import Device, Finding, RankManifest, RunManifest
-from chopper.run import Run
+from chopper.findings import CHECKS
+from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
+from chopper.storage.run import Run
 from tests.kineto_writer import Trace
 
 US = 1_000

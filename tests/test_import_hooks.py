@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chopper._hook.early import ImportWatch
+from chopper.recording.hook.early import ImportWatch
 
 NAME = "imported_module_of_a_test"
 

@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import chopper
-from chopper import cache, ingest
+from chopper import ingest
 from chopper.errors import InputError
-from chopper.ingest import assembling, reading
-from chopper.run import Run, RunWriter, StreamWriter
+from chopper.ingest import assemble
+from chopper.ingest import traces as reading
+from chopper.storage import cache
+from chopper.storage.run import Run, RunWriter, StreamWriter
 from chopper.tables import TABLES
 from tests.kineto_writer import BASE_NS, Trace, encode, merged, small_trace
 
@@ -273,7 +275,7 @@ def test_the_rank_of_a_recorded_run_is_its_own_process(run_dir: Path) -> None:
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As if any trace were large and slow to read; returns the cache's directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(assembling, "_SLOW_S", 0.0)
+    monkeypatch.setattr(assemble, "_SLOW_S", 0.0)
     monkeypatch.setattr(reading, "_QUICK_BYTES", 0)
     return tmp_path / "cache" / "chopper"
 
@@ -330,7 +332,7 @@ def test_foreign_traces_that_are_small_or_were_quick_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float, quick_bytes: int
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(assembling, "_SLOW_S", slow_s)
+    monkeypatch.setattr(assemble, "_SLOW_S", slow_s)
     monkeypatch.setattr(reading, "_QUICK_BYTES", quick_bytes)
     load_totals(write(tmp_path / "t.json", small_trace()))
     gc.collect()

@@ -9,11 +9,11 @@ import pyarrow
 import pytest
 from click.testing import CliRunner
 
-from chopper import manifest as m
 from chopper.cli import cli
-from chopper.outputs import new_output
-from chopper.run import MANIFEST, Run, RunWriter, StreamWriter, finalize
-from chopper.storage import write_atomic
+from chopper.storage import manifest as m
+from chopper.storage.files import write_atomic
+from chopper.storage.outputs import new_output
+from chopper.storage.run import MANIFEST, Run, RunWriter, StreamWriter, finalize
 from tests.waiting import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9

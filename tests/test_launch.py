@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chopper._own_python import own_python
-from chopper._replacing import NOTES
-from chopper.outputs import check_output, is_own
-from chopper.run import Run
+from chopper.fresh_python import own_python
+from chopper.storage.outputs import check_output, is_own
+from chopper.storage.replacing import NOTES
+from chopper.storage.run import Run
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="states of proce
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from chopper.run import RunWriter
+from chopper.storage.run import RunWriter
 rank = RunWriter(Path(os.environ["CHOPPER_OUTPUT"]), 0)
 rank.manifest.status = "complete"
 rank.manifest.steps_source = "mark"

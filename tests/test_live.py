@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 
 from chopper.errors import ChopperError, UsageError
-from chopper.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
-from chopper.prometheus import parse_address, serve
+from chopper.recording.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
+from chopper.recording.prometheus import parse_address, serve
 from chopper.reports.live import panel, reasons_text
-from chopper.run import RunWriter, StreamWriter
+from chopper.storage.run import RunWriter, StreamWriter
 from tests.waiting import PATIENCE_S, until
 
 

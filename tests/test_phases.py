@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import chopper
-from chopper.analyzers.utilization import utilization
+from chopper.analyzers.views.utilization import utilization
 from chopper.attribution import Attribution, Level
 from chopper.causes import CAUSES
 from tests.waiting import PATIENCE_S

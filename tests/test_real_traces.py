@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper.analyzers.exposed import copy_direction
-from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY, link
-from chopper.analyzers.states import exclusive_states
-from chopper.analyzers.trace import DeviceEvents, HostSpans
-from chopper.analyzers.windows import Windows
+from chopper.analyzers.causes.exposed import copy_direction
+from chopper.analyzers.causes.states import exclusive_states
+from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY, link
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.windows import Windows
 from chopper.attribution import LEVELS, Attribution
 from chopper.views import view
 from tests.conftest import find_traces_dir

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chopper import registry
-from chopper.run import Run, RunWriter, finalize
+from chopper.collectors import registry
+from chopper.storage.run import Run, RunWriter, finalize
 from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S
 
@@ -40,7 +40,7 @@ def step(x=None):
 RANK = """
 import os, sys
 from pathlib import Path
-from chopper.run import RunWriter
+from chopper.storage.run import RunWriter
 rank = RunWriter(Path(os.environ["CHOPPER_OUTPUT"]), 0)
 rank.manifest.status = "complete"
 rank.manifest.steps_source = "mark"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from chopper import _format, _kernel_names
-from chopper.analyzers import names
-from chopper.analyzers.name_search import NameSearch
+from chopper import kernel_names, wording
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.name_search import NameSearch
 from chopper.analyzers.work import kernels
-from chopper.collectors import telemetry_log
-from chopper.devices import known_devices
+from chopper.collectors.formats import telemetry_csv
+from chopper.hardware.devices import known_devices
 from tests.regexes import shared_text
 
 ROOT = Path(__file__).parent.parent
@@ -78,10 +78,10 @@ def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
 
 
 MADE_OF_DATA = {
-    "chopper/_replacing.py": "the names of the run's own directory and of this host, escaped",
-    "chopper/devices.py": "names in the table of devices, checked below",
+    "chopper/storage/replacing.py": "the names of the run's own directory and of this host, escaped",
+    "chopper/hardware/devices.py": "names in the table of devices, checked below",
     "analyzers/replay/changes.py": "an expression that the user asks for",
-    "collectors/telemetry_log.py": "the table above it, whose patterns are compiled there",
+    "collectors/formats/telemetry_csv.py": "the table above it, whose patterns are compiled there",
     "analyzers/work/kernels.py": "the table above it, whose patterns are compiled there",
 }
 """Where patterns are no literals, and what they are made of."""
@@ -182,16 +182,16 @@ def test_attacks_take_no_time() -> None:
     """The texts that stopped an import before, at a length that took minutes."""
     blanks = " " * 100_000
     begin = time.process_time()
-    assert not telemetry_log.looks_like_log(f"timestamp,gpu,power [{blanks}x")
+    assert not telemetry_csv.looks_like_log(f"timestamp,gpu,power [{blanks}x")
     for name in (
         f"void f<{blanks}x>{blanks}x",
         f"f[clone {blanks}",
         f"f{'.kd' * 30_000}x",
         f"f{blanks}x",
     ):
-        _kernel_names.plain(name)
-        _kernel_names.base_name(name)
-        _format.kernel_name(name)
+        kernel_names.plain(name)
+        kernel_names.base_name(name)
+        wording.kernel_name(name)
         names.is_communication(name)
         kernels.kernel_family(name)
         kernels.matmul_dtype(None, name)

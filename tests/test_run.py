@@ -15,16 +15,24 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from chopper import _process_identity
-from chopper._claim import claim
-from chopper._environment import RankInfo
-from chopper._process_identity import identity_of
-from chopper._replacing import scratch
 from chopper.errors import OutputError, RunFormatError, SchemaError
-from chopper.manifest import RankManifest, RunManifest, encode
-from chopper.outputs import check_output, new_output, prepare_output
-from chopper.run import Run, RunWriter, StreamWriter, finalize, is_run, rank_dir_name, read_stream
-from chopper.storage import write_atomic
+from chopper.hardware.environment import RankInfo
+from chopper.recording import process as _process_identity
+from chopper.recording.claim import claim
+from chopper.recording.process import identity_of
+from chopper.storage.files import write_atomic
+from chopper.storage.manifest import RankManifest, RunManifest, encode
+from chopper.storage.outputs import check_output, new_output, prepare_output
+from chopper.storage.replacing import scratch
+from chopper.storage.run import (
+    Run,
+    RunWriter,
+    StreamWriter,
+    finalize,
+    is_run,
+    rank_dir_name,
+    read_stream,
+)
 from chopper.tables import TABLES
 from chopper.tables._base import Table
 

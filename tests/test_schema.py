@@ -14,10 +14,10 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from chopper._format import unit
 from chopper.cli import _COMMANDS, cli
 from chopper.errors import UsageError
 from chopper.tables import SENSOR_TABLES, TABLES, TELEMETRY_TABLES
+from chopper.wording import unit
 
 
 def invoke(*arguments: str) -> str:

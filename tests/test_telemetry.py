@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from chopper.manifest import Device, RankManifest, RunManifest
-from chopper.run import Run
+from chopper.storage.manifest import Device, RankManifest, RunManifest
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.telemetry import (
     DEVICE_TABLES,

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from chopper.experiment import Exhibit, Experiment, Headline, Labels, Row, between, line
+from chopper.experiments.results import Exhibit, Experiment, Headline, Labels, Row, between, line
 from chopper.workloads import offload_tables, places
 from chopper.workloads.machine_headlines import collectives, gemm, membw
 
 if TYPE_CHECKING:
-    from chopper.analyzers.repeats import Estimate
+    from chopper.analyzers.trace.repeats import Estimate
 
 NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
 

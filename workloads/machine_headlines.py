@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper.analyzers.estimates.network import Topology, ring_steps
-from chopper.devices import lookup
-from chopper.experiment import Experiment, Headline, Labels, Row, between, quotient
+from chopper.experiments.results import Experiment, Headline, Labels, Row, between, quotient
+from chopper.hardware.devices import lookup
 
 if TYPE_CHECKING:
-    from chopper.analyzers.repeats import Estimate
+    from chopper.analyzers.trace.repeats import Estimate
 
 
 def collectives(experiment: Experiment) -> tuple[Headline, ...]:

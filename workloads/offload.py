@@ -47,7 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 import chopper
 from chopper.analyzers.estimates.memory import Memory
 from chopper.analyzers.estimates.memory import memory as estimated_memory
-from chopper.architectures import Architecture
+from chopper.models.architectures import Architecture
 from chopper.workloads import managed, membw, options, places
 from chopper.workloads.llama import SIZES, Llama, LlamaConfig, initial_value, parameter_count
 from chopper.workloads.machine import Needs, wait

@@ -8,12 +8,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from chopper.experiment import Exhibit, Experiment, Row
+from chopper.experiments.results import Exhibit, Experiment, Row
 from chopper.workloads import places
 from chopper.workloads.places import CATEGORIES, PLACES, STATES, Place
 
 if TYPE_CHECKING:
-    from chopper.analyzers.repeats import Estimate
+    from chopper.analyzers.trace.repeats import Estimate
 
 UNKNOWN = "–"
 FAULTS = (

@@ -13,8 +13,8 @@ import msgspec
 
 from chopper.analyzers.estimates.memory import Checkpoint, Memory, Offload, Strategy, Training
 from chopper.analyzers.estimates.memory import memory as estimated_memory
-from chopper.architectures import Architecture, named
 from chopper.errors import UsageError
+from chopper.models.architectures import Architecture, named
 
 STATES = ("weights", "gradients", "optimizer")
 CATEGORIES = (*STATES, "buffers", "activations")
@@ -232,7 +232,7 @@ def capacity_bytes(text: str) -> tuple[str, int]:
     Raises:
         UsageError: neither.
     """
-    from chopper.devices import named as device_named
+    from chopper.hardware.devices import named as device_named
     from chopper.quantities import size_bytes
 
     if text[:1].isdigit():

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chopper._own_python import own_python
+from chopper.fresh_python import own_python
 from chopper.workloads import link, quiet
 from chopper.workloads.quiet import STORE_VARIABLE
 

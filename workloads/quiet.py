@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from chopper._own_python import end_with_parent
+from chopper.fresh_python import end_with_parent
 
 INTERRUPTED = 128 + signal.SIGINT
 STORE_VARIABLE = "CHOPPER_STORE_FD"

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper._own_python import PACKAGE_PARENT, own_python
 from chopper.errors import ChopperError
+from chopper.fresh_python import PACKAGE_PARENT, own_python
 from chopper.quantities import digits
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from chopper.analyzers.estimates.tape import Op
-from chopper.architectures import Architecture, Experts, Latent
+from chopper.models.architectures import Architecture, Experts, Latent
 
 
 class Layout(msgspec.Struct, kw_only=True, frozen=True):

@@ -23,8 +23,8 @@ from chopper.analyzers.estimates.training import (
     Widths,
     widths,
 )
-from chopper.architectures import Architecture
 from chopper.errors import UsageError
+from chopper.models.architectures import Architecture
 from chopper.quantities import MAX_INT
 
 __all__ = [

@@ -19,8 +19,8 @@ from chopper.analyzers.estimates.formulas import (
 )
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.training import Training
-from chopper.architectures import Architecture
 from chopper.errors import UsageError
+from chopper.models.architectures import Architecture
 from chopper.quantities import between, positive
 
 ADAM_BYTES = 30

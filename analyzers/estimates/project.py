@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from chopper.analyzers.compute import MOST_OF_A_PEAK
+from chopper.analyzers.causes.compute import MOST_OF_A_PEAK
 from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.scaling import (
@@ -29,7 +29,7 @@ from chopper.errors import InputError, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.devices import DevicePeaks
+    from chopper.hardware.devices import DevicePeaks
 
 _MOST_FIXED_NS = 10_000.0
 """No kernel takes longer than this for being a kernel."""
@@ -213,7 +213,7 @@ def operators(
     Raises:
         InputError: no operator has a time.
     """
-    from chopper.analyzers.names import is_communication, is_host_communication
+    from chopper.analyzers.trace.names import is_communication, is_host_communication
     from chopper.analyzers.work import family
 
     rows = [

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.analyzers.columns import ints, strings
-from chopper.analyzers.communication import collectives
 from chopper.analyzers.estimates.network import Topology, collective_time_s
 from chopper.analyzers.estimates.waiting import (
     Place,
@@ -16,6 +14,8 @@ from chopper.analyzers.estimates.waiting import (
     members_count,
     places,
 )
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views.communication import collectives
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:

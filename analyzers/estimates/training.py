@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from chopper.architectures import Architecture
 from chopper.errors import UsageError
+from chopper.models.architectures import Architecture
 
 Strategy = Literal["single", "ddp", "zero1", "zero1-torch", "zero2", "zero3", "fsdp1", "fsdp2"]
 Checkpoint = Literal["none", "selective", "full"]

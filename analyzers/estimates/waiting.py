@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.columns import distinct_rows, ints, strings
-from chopper.analyzers.communication import members, of_links, time_of_events
+from chopper.analyzers.trace.columns import distinct_rows, ints, strings
+from chopper.analyzers.views.communication import members, of_links, time_of_events
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution

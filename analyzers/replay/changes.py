@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers import names
-from chopper.analyzers.collectives import link_peaks
-from chopper.analyzers.columns import ints, matching, strings
-from chopper.analyzers.exposed import EXPOSED_CAUSES, copy_direction
-from chopper.analyzers.idle import IDLE_CAUSES
-from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY, PHASES
+from chopper.analyzers.causes.exposed import EXPOSED_CAUSES, copy_direction
+from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.core_waits import without_core_wait
 from chopper.analyzers.replay.program import SYNCHRONIZATION
 from chopper.analyzers.replay.scenario import Freed
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.collectives import link_peaks
+from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY, PHASES
 from chopper.analyzers.work import family
 from chopper.analyzers.work.kernels import kernel_families
 from chopper.causes import LEAVES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.analyzers.factors import Factors
+    from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.replay.graph import RankNodes
     from chopper.analyzers.replay.scenario import Scenario
 

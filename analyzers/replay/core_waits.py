@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.columns import ints
-from chopper.analyzers.core_wait import COMPUTING, awake, wait_of_steps
-from chopper.analyzers.idle import IDLE_CAUSES
+from chopper.analyzers.causes.core_wait import COMPUTING, awake, wait_of_steps
+from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_START, STEP
+from chopper.analyzers.trace.columns import ints
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

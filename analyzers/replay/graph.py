@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import compact, row_set
 from chopper.analyzers.replay.program import (
     ISSUE,
     OP_END,
@@ -34,12 +33,13 @@ from chopper.analyzers.replay.streams import (
     previous_on_stream,
     waits,
 )
+from chopper.analyzers.trace.columns import compact, row_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.attribute import JoinedRank
-    from chopper.analyzers.matching import Matched
+    from chopper.analyzers.causes.attribute import JoinedRank
+    from chopper.analyzers.trace.match import Matched
 
 (
     PROGRAM,

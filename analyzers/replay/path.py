@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.idle import IDLE_CAUSES
-from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY
+from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.replay.solve import critical_path
+from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 from chopper.causes import LEAVES
 
 if TYPE_CHECKING:
-    from chopper.analyzers.idle import Parts
+    from chopper.analyzers.causes.idle import Parts
     from chopper.analyzers.replay.changes import RankFacts
     from chopper.analyzers.replay.scenario import Outcome
 

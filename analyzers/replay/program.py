@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers import names
-from chopper.analyzers.columns import row_set
-from chopper.analyzers.idle import IDLE_CAUSES, Parts, host_parts
-from chopper.analyzers.links import Links, backward_thread, main_thread
-from chopper.analyzers.nesting import innermost_at
+from chopper.analyzers.causes.idle import IDLE_CAUSES, Parts, host_parts
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import row_set
+from chopper.analyzers.trace.join import Links, backward_thread, main_thread
+from chopper.analyzers.trace.nesting import innermost_at
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.recorded import Recorded

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import ints, matching, strings
-from chopper.analyzers.links import Links, latest_before
+from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.join import Links, latest_before
 
 if TYPE_CHECKING:
     import pyarrow as pa

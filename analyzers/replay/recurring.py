@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import distinct_rows
 from chopper.analyzers.replay.program import ISSUE, OP_END, OP_START, STEP
+from chopper.analyzers.trace.columns import distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.links import Links
     from chopper.analyzers.replay.program import Program
+    from chopper.analyzers.trace.join import Links
 
 _SEEN = 2
 """A wait that was seen once may be chance."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.links import COMMUNICATION
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL, OP_START, STEP
 from chopper.analyzers.replay.solve import ABSENT, solve
 from chopper.analyzers.replay.warming import Warming, warming
+from chopper.analyzers.trace.join import COMMUNICATION
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.graph import Graph, RankNodes

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.columns import ints, row_set, strings
 from chopper.analyzers.replay.core_waits import core_waits
 from chopper.analyzers.replay.program import OP_START, STEP
+from chopper.analyzers.trace.columns import ints, row_set, strings
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers import names
-from chopper.analyzers.columns import compact, row_set
-from chopper.analyzers.links import COMMUNICATION, PHASES, Links
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import compact, row_set
+from chopper.analyzers.trace.join import COMMUNICATION, PHASES, Links
 
 if TYPE_CHECKING:
-    from chopper.analyzers.collectives import Communication
     from chopper.analyzers.replay.recorded import Recorded
+    from chopper.analyzers.trace.collectives import Communication
 
 _RIGHT_AFTER_NS = 50_000
 """An event that begins so soon after another stream's has ended may have waited for it."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.columns import distinct_rows
-from chopper.analyzers.idle import IDLE_CAUSES
+from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.program import OP_END, OP_START
+from chopper.analyzers.trace.columns import distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from chopper.analyzers import names
-from chopper.analyzers.columns import compact, distinct_rows, row_set
-from chopper.analyzers.links import COMPUTE, PHASES
+from chopper.analyzers.causes.event_shapes import forward_rows, output_dims
+from chopper.analyzers.causes.event_work import match_instances
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import compact, distinct_rows, row_set
+from chopper.analyzers.trace.join import COMPUTE, PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.analyzers.work.libraries import FUNCTIONS
-from chopper.analyzers.work.matching import match_instances
-from chopper.analyzers.work.shapes import forward_rows, output_dims
 
 if TYPE_CHECKING:
-    from chopper.analyzers.compute import Ceiling
-    from chopper.analyzers.links import Links
-    from chopper.analyzers.trace import HostSpans
+    from chopper.analyzers.causes.compute import Ceiling
+    from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.tables import HostSpans
     from chopper.analyzers.work.record import Shape
 
 WORK_CAUSES = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

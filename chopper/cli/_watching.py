@@ -7,7 +7,7 @@ import threading
 from typing import IO, TYPE_CHECKING
 
 from chopper.errors import ChopperError
-from chopper.live import LiveRun
+from chopper.recording.live import LiveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from chopper.attribution import CauseRow
-    from chopper.live import Snapshot
+    from chopper.recording.live import Snapshot
 
 _PERIOD_S = 1.0
 _DRAIN_S = 5.0
@@ -125,7 +125,7 @@ def endpoint(path: Path, address: tuple[str, int]) -> Iterator[int]:
     Raises:
         ChopperError: the address cannot be taken, or prometheus-client is missing.
     """
-    from chopper import prometheus
+    from chopper.recording import prometheus
 
     watch = Watch(path, attribute=False)
     port, stop = prometheus.serve(address, lambda: watch.latest)

@@ -12,7 +12,7 @@ from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from chopper.calibration import Calibration, Measured
+    from chopper.hardware.calibration import Calibration, Measured
 
 _SECTIONS = {"gemm": "matrix products", "memory": "memory", "link": "link"}
 # Above this the quartiles of a measurement lie so far apart that something else was running.
@@ -85,9 +85,9 @@ def command(
       chopper calibrate --quick --force --json
       chopper calibrate --from runs/gemm --from runs/membw --from runs/collectives
     """
-    from chopper import calibration
     from chopper.cli._progress import progress
     from chopper.collectors import calibration as measuring
+    from chopper.hardware import calibration
 
     path = output or calibration.default_path()
     if experiments:
@@ -135,12 +135,13 @@ def _refuse_beside_from() -> None:
 
 
 def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
-    from chopper import _ceilings, calibration
     from chopper.cli._progress import progress
+    from chopper.experiments import ceilings
+    from chopper.hardware import calibration
 
     calibration.check_writable(path)
     with progress("reading the experiments"):
-        changed = _ceilings.feed(experiments, path)
+        changed = ceilings.feed(experiments, path)
     for found in changed:
         calibration.save(found, path)
     click.echo(f"stored in {path}", err=True)
@@ -157,7 +158,7 @@ def _feed(experiments: tuple[Path, ...], path: Path, *, as_json: bool) -> None:
 def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibration | None:
     import socket
 
-    from chopper import calibration
+    from chopper.hardware import calibration
 
     hostname = socket.gethostname()
     for stored in calibration.load_all(path):
@@ -173,7 +174,7 @@ def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibrati
 
 def to_text(found: Calibration) -> str:
     """The result for people: best rate of each kind, and how far the repeats lay apart."""
-    from chopper import _format as fmt
+    from chopper import wording as fmt
 
     def best(rates: list[Measured]) -> Measured:
         return max(rates, key=lambda r: r.best_per_s)
@@ -204,7 +205,7 @@ def to_text(found: Calibration) -> str:
 
 
 def _spread(rate: Measured, drop: str) -> str:
-    from chopper import _format as fmt
+    from chopper import wording as fmt
 
     at = rate.what.removeprefix(drop).strip()
     return f"{at + ', ' if at else ''}{fmt.plural(rate.repeats_count, 'repeat')} within " + (
@@ -214,7 +215,7 @@ def _spread(rate: Measured, drop: str) -> str:
 
 def stored_or_none() -> list[Calibration] | str:
     """All stored results, or why they cannot be read."""
-    from chopper import calibration
+    from chopper.hardware import calibration
 
     try:
         return calibration.load_all()

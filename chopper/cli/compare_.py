@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper import gate as gates
+from chopper.analyzers.compare import gate as gates
 from chopper.cli._complete import paths
 from chopper.cli._output import print_json
 from chopper.cli._path import NamedPath
@@ -17,8 +17,8 @@ from chopper.cli.report_ import _check
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from chopper.comparison import Comparison
-    from chopper.gate import Verdict
+    from chopper.analyzers.compare.gate import Verdict
+    from chopper.analyzers.compare.result import Comparison
 
 
 @click.command("compare", short_help="Compare two runs: what changed, cause by cause?")
@@ -141,9 +141,9 @@ def _compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool)
 
 
 def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: str) -> None:
-    from chopper import _format as fmt
+    from chopper import wording as fmt
     from chopper.reports import comparison as report
-    from chopper.storage import write_atomic
+    from chopper.storage.files import write_atomic
 
     with progress("writing the comparison"):
         data = report.render(comparison, kind, gate=verdict).encode("utf-8", "replace")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from chopper._patience import answered
 from chopper.cli._output import print_json
+from chopper.collectors.patience import answered
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -98,7 +98,7 @@ def _devices() -> list[dict[str, Any]]:
         return []
     if not torch.accelerator.is_available():
         return []
-    from chopper.devices import lookup
+    from chopper.hardware.devices import lookup
 
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
@@ -125,8 +125,8 @@ def _devices() -> list[dict[str, Any]]:
 def _calibrations() -> dict[str, Any]:
     import socket
 
-    from chopper import calibration
     from chopper.cli.calibrate_ import stored_or_none
+    from chopper.hardware import calibration
 
     stored = stored_or_none()
     here = socket.gethostname()
@@ -189,10 +189,10 @@ def _collectors() -> list[dict[str, Any]]:
     """Probe every collector there is, in a run of its own that is thrown away."""
     import socket
 
-    from chopper import registry
-    from chopper._replacing import scratch
+    from chopper.collectors import registry
     from chopper.collectors.base import CollectorContext
-    from chopper.run import RunWriter
+    from chopper.storage.replacing import scratch
+    from chopper.storage.run import RunWriter
 
     classes, refused = registry.load_all()
     hostname = socket.gethostname()
@@ -209,7 +209,7 @@ def _collectors() -> list[dict[str, Any]]:
 
 
 def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext) -> dict[str, Any]:
-    from chopper import registry
+    from chopper.collectors import registry
 
     shown: dict[str, Any] = {
         "name": name,
@@ -254,7 +254,7 @@ def _asked(kind: Any, context: CollectorContext) -> dict[str, Any]:
 
 def to_text(found: dict[str, Any]) -> str:
     """The same for people."""
-    from chopper import _format as fmt
+    from chopper import wording as fmt
 
     environment = found["environment"]
     lines = [
@@ -288,7 +288,7 @@ def to_text(found: dict[str, Any]) -> str:
 
 
 def _collector_lines(collector: dict[str, Any]) -> list[str]:
-    from chopper import _format as fmt
+    from chopper import wording as fmt
 
     mark = "✓" if collector["available"] else "✗"
     state = "available" if collector["available"] else "not available"
@@ -326,7 +326,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _device_lines(devices: list[dict[str, Any]]) -> list[str]:
-    from chopper import _format as fmt
+    from chopper import wording as fmt
 
     if not devices:
         return ["  – no accelerator; the ceiling is what `chopper calibrate` measures"]

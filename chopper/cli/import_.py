@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chopper._replacing import beside
 from chopper.cli._complete import paths
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
+from chopper.storage.replacing import beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.manifest import RunManifest
+    from chopper.storage.manifest import RunManifest
 
 
 @click.command(name="import", no_args_is_help=True)
@@ -70,11 +70,11 @@ def command(
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import node0/run node1/run -o runs/joined
     """
-    from chopper import manifest
-    from chopper._logs import zone_of
     from chopper.ingest import find_sources, write_run
-    from chopper.joining import join_runs
-    from chopper.run import is_run
+    from chopper.ingest.logs import zone_of
+    from chopper.storage import manifest
+    from chopper.storage.join import join_runs
+    from chopper.storage.run import is_run
 
     runs = [Path(named) for named in traces if is_run(Path(named))]
     if runs:
@@ -106,14 +106,14 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
         OutputError: another command writes a run there, or it cannot be written; nothing of it is
             left.
     """
-    from chopper.outputs import claimed
+    from chopper.storage.outputs import claimed
 
     with claimed(target):
         return _write_claimed(make, target, force)
 
 
 def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: bool) -> RunManifest:
-    from chopper.outputs import check_output, prepare_output, recover
+    from chopper.storage.outputs import check_output, prepare_output, recover
 
     for line in recover(target):
         click.echo(f"chopper: {line}", err=True)
@@ -135,9 +135,9 @@ def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: boo
 
 
 def _swap(fresh: Path, place: Path, made: RunManifest) -> None:
-    from chopper import manifest
-    from chopper.run import MANIFEST
-    from chopper.storage import write_atomic
+    from chopper.storage import manifest
+    from chopper.storage.files import write_atomic
+    from chopper.storage.run import MANIFEST
 
     write_atomic(fresh / MANIFEST, manifest.encode(made))
     old = beside(place, "old")

@@ -11,11 +11,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from chopper._hook import arming
-from chopper._hook.early import NOTES_VARIABLE
-from chopper._replacing import NOTES
-from chopper._steps import DEFAULT_WINDOWS_TEXT
-from chopper._trace_budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.cli._path import NamedPath
 from chopper.errors import (
     CaptureError,
@@ -25,11 +20,16 @@ from chopper.errors import (
     UsageError,
     printable,
 )
+from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
+from chopper.recording.hook import arming
+from chopper.recording.hook.early import NOTES_VARIABLE
+from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
+from chopper.storage.replacing import NOTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from chopper import manifest as m
+    from chopper.storage import manifest as m
 
 
 @click.command(
@@ -113,11 +113,11 @@ def command(
       chopper record --steps 100:105 -- torchrun --nproc-per-node 8 train.py
       chopper record --no-trace --prometheus 9400 -- torchrun --nproc-per-node 8 train.py
     """
-    from chopper import _session
-    from chopper._claim import choose_output
-    from chopper._launch import find_command, launch
-    from chopper.outputs import new_output
-    from chopper.prometheus import parse_address
+    from chopper.experiments.launch import find_command, launch
+    from chopper.recording import session
+    from chopper.recording.claim import choose_output
+    from chopper.recording.prometheus import parse_address
+    from chopper.storage.outputs import new_output
 
     if not command_line:
         raise click.UsageError("no command given; say: chopper record -- python train.py")
@@ -131,7 +131,7 @@ def command(
         "stacks": stacks,
         "memory": memory,
     }
-    _session.make_options(output=None, **options)
+    session.make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     if memory and no_trace:
         raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")
@@ -190,7 +190,7 @@ def _watched(
 
 def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Notes) -> int:
     """Make a run of what the ranks wrote and say what it holds; returns the exit code."""
-    from chopper.run import Run, finalize
+    from chopper.storage.run import Run, finalize
 
     failed = False
     try:
@@ -223,7 +223,7 @@ def hooked_environment(path: Path, notes: Path, options: dict[str, Any]) -> dict
     Args:
         path: the run directory.
         notes: the file in which the processes say what they came to.
-        options: of ``chopper._options.make_options``, as JSON can hold them.
+        options: of ``chopper.recording.options.make_options``, as JSON can hold them.
     """
     return {
         **os.environ,
@@ -281,8 +281,8 @@ class _Notes:
 
 
 def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
-    from chopper import _processes
-    from chopper.run import Run
+    from chopper.storage import processes
+    from chopper.storage.run import Run
 
     opened = Run.open(path)
     part = run.ranks[0]
@@ -303,7 +303,7 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
         reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
         trace = ": ".join(["no trace", *reports])
     _say(f"recorded {ranks}, {steps.num_rows} steps, {trace}")
-    others = _processes.findings(path, shown)
+    others = processes.findings(path, shown)
     for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):
         _say(f"{finding.severity}: {finding.message}")
     for report in part.collectors:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from chopper._pages import check_page
 from chopper.cli._complete import paths
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
-from chopper.run import is_experiment
+from chopper.storage.pages import check_page
+from chopper.storage.run import is_experiment
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")
@@ -50,7 +50,7 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
         plotly_script.prefetch()
     shown = _rendered(sources, kind)
     with progress("writing the report"):
-        from chopper.storage import write_atomic
+        from chopper.storage.files import write_atomic
 
         data = shown.encode("utf-8", "replace")
         write_atomic(output, data)
@@ -63,11 +63,11 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
 def _rendered(sources: tuple[str, ...], kind: str) -> str:
     """The report of a run, or of an experiment."""
     if len(sources) == 1 and is_experiment(Path(sources[0])):
-        from chopper import experiment
+        from chopper.experiments import results
         from chopper.reports import experiment as page
 
         with progress("attributing"):
-            found = experiment.load(Path(sources[0]))
+            found = results.load(Path(sources[0]))
         return page.render(found, kind)
     from chopper import reports
     from chopper.api import attribute, load
@@ -96,7 +96,7 @@ def _check(output: Path, sources: tuple[str, ...], *, force: bool) -> None:
 
 
 def _closing(output: Path, size: int, sources: tuple[str, ...], opened: bool) -> str:
-    from chopper import _format as fmt
+    from chopper import wording as fmt
 
     named = printable(" ".join(shlex.quote(s) for s in sources))
     line = f"{fmt.bytes_(size)} written"

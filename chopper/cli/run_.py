@@ -21,7 +21,7 @@ from chopper.errors import ChopperError, printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper._workloads import Launch
+    from chopper.experiments.catalogue import Launch
 
 
 _INTERRUPTED = 130
@@ -30,8 +30,8 @@ _INTERRUPTED = 130
 class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not {"--help", "-h"}.isdisjoint(args):
-            from chopper._workloads import WORKLOADS
             from chopper.cli.workloads_ import described
+            from chopper.experiments.catalogue import WORKLOADS
 
             # The first that can be one: an output's directory may be called like a workload.
             named = next((word for word in args if word in WORKLOADS), None)
@@ -108,10 +108,10 @@ def command(
       chopper run gemm --variants random -- --dtypes float32
       chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
     """
-    from chopper._signals import interrupts_end_at_once
-    from chopper._workloads import WorkloadUnavailable, find, prepare
     from chopper.errors import UsageError
-    from chopper.outputs import new_output
+    from chopper.experiments.catalogue import WorkloadUnavailable, find, prepare
+    from chopper.recording.signals import interrupts_end_at_once
+    from chopper.storage.outputs import new_output
 
     if compare and not find(workload).variants:
         raise UsageError(
@@ -145,9 +145,9 @@ def command(
 
 def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     """What a workload says without running, where it has a model that does."""
-    from chopper import experiment as ex
-    from chopper._workloads import model_of
     from chopper.cli.analyze_ import _terminal
+    from chopper.experiments import results as ex
+    from chopper.experiments.catalogue import model_of
     from chopper.reports.experiment import headlines_text
 
     draw = model_of(workload)
@@ -167,7 +167,7 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
 
 def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """One recorded run."""
-    from chopper._replacing import holds_recording
+    from chopper.storage.replacing import holds_recording
 
     click.echo(f"chopper: recording {launch.name} with {launch.ranks} ranks into {path}", err=True)
     exit_code = launch.run(place)
@@ -200,7 +200,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     """Close the run, print its attribution, name the next commands."""
     from chopper.api import attribute, load
     from chopper.cli.analyze_ import print_text
-    from chopper.run import finalize
+    from chopper.storage.run import finalize
 
     finalize(path, command=["chopper", *sys.argv[1:]], workload=workload, exit_code=exit_code)
     with progress("attributing"):
@@ -216,13 +216,13 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
 
 def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
-    from chopper import _format as fmt
-    from chopper import experiment as ex
-    from chopper._replacing import holds_recording
+    from chopper import wording as fmt
     from chopper._version import __version__
-    from chopper._workloads import Variant
     from chopper.cli._bar import bar
-    from chopper.run import finalize
+    from chopper.experiments import results as ex
+    from chopper.experiments.catalogue import Variant
+    from chopper.storage.replacing import holds_recording
+    from chopper.storage.run import finalize
 
     alone = Variant(name=launch.name, summary=launch.workload.summary, words=())
     variants = launch.variants or (alone,)
@@ -284,10 +284,10 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
 
 def _show_experiment(path: Path, *, as_json: bool) -> None:
     """Print what was measured, write the page beside it, name the next commands."""
-    from chopper import experiment as ex
     from chopper.cli.analyze_ import _terminal
+    from chopper.experiments import results as ex
     from chopper.reports import experiment as report
-    from chopper.storage import write_atomic
+    from chopper.storage.files import write_atomic
 
     with progress("attributing"):
         found = ex.load(path)

@@ -91,7 +91,7 @@ def command(
     else:
         click.echo(validation.text(done), nl=False)
     if output is not None:
-        from chopper.storage import write_atomic
+        from chopper.storage.files import write_atomic
 
         write_atomic(output, validation.render(done, format_of(output), seed=seed).encode())
         click.echo(f"written: {output}", err=True)

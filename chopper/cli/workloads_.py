@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.cli._complete import workloads
 from chopper.cli._output import print_json
 
 if TYPE_CHECKING:
-    from chopper._workloads import Variant, Workload
+    from chopper.experiments.catalogue import Variant, Workload
 
 _WIDTH = 100
 
@@ -28,7 +28,7 @@ def command(workload: str | None, as_json: bool) -> None:
       chopper workloads overlap
       chopper workloads --json | jq '.workloads[].name'
     """
-    from chopper._workloads import WORKLOADS, find
+    from chopper.experiments.catalogue import WORKLOADS, find
 
     if workload is not None:
         find(workload)
@@ -47,7 +47,7 @@ def command(workload: str | None, as_json: bool) -> None:
 
 def described(name: str) -> str:
     """One workload for people: what it runs, what it takes, what can be set."""
-    from chopper._workloads import find, options_of
+    from chopper.experiments.catalogue import find, options_of
 
     workload = find(name)
     out = click.HelpFormatter(width=_WIDTH)
@@ -96,7 +96,7 @@ def _summary(workload: Workload, variant: Variant) -> str:
 
 
 def _plain(name: str) -> dict[str, Any]:
-    from chopper._workloads import WORKLOADS, options_of
+    from chopper.experiments.catalogue import WORKLOADS, options_of
 
     workload = WORKLOADS[name]
     return {

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
-from chopper.ingest.assembling import as_read
-from chopper.ingest.found import Found, check_names, find, find_sources
+from chopper.ingest.assemble import as_read
 from chopper.ingest.recorded import ingest_rank
-from chopper.ingest.writing import write_run
-from chopper.run import MANIFEST, Run, is_run
+from chopper.ingest.sources import Found, check_names, find, find_sources
+from chopper.ingest.write import write_run
+from chopper.storage.run import MANIFEST, Run, is_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper._format import some
 from chopper.errors import InputError
 from chopper.ingest.ranks import rank_in
-from chopper.manifest import Finding
-from chopper.run import Run, StreamWriter
+from chopper.storage.manifest import Finding
+from chopper.storage.run import Run, StreamWriter
+from chopper.wording import some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper._format import device_name, some
 from chopper.errors import InputError
-from chopper.manifest import Finding, RankManifest
-from chopper.run import MOST_RANKS
+from chopper.storage.manifest import Finding, RankManifest
+from chopper.storage.run import MOST_RANKS
+from chopper.wording import device_name, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.collectors.kineto import ParsedTrace
+    from chopper.collectors.formats.kineto import ParsedTrace
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|gpu)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _HANDLER_NAME = re.compile(r"(.+)_(\d{1,10})\.\d+\.pt\.trace\.json")

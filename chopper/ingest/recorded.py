@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
-from chopper.ingest import reading
+from chopper.ingest import traces as reading
 from chopper.ingest.windows import join
-from chopper.manifest import Finding, RankManifest
-from chopper.run import Run, rank_dir_name
-from chopper.storage import inside
+from chopper.storage.files import inside
+from chopper.storage.manifest import Finding, RankManifest
+from chopper.storage.run import Run, rank_dir_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.collectors.kineto import ParsedTrace
+    from chopper.collectors.formats.kineto import ParsedTrace
 
 
 def ingest_rank(run: Run, rank: int) -> None:
@@ -27,7 +27,7 @@ def ingest_rank(run: Run, rank: int) -> None:
     """
     import msgspec
 
-    from chopper import cache
+    from chopper.storage import cache
 
     part = run.part(rank)
     directory = run.rank_dir(rank)
@@ -90,7 +90,7 @@ def _read_kept(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
     Raises:
         InputError: they cannot be read.
     """
-    from chopper.collectors import readers
+    from chopper.collectors.formats import readers
 
     if all(readers.is_csv(file) for file in files):
         return _of_part(reading.read(files), part)

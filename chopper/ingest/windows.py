@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.collectors.kineto import ParsedTrace
-    from chopper.ingest.found import Found
+    from chopper.collectors.formats.kineto import ParsedTrace
+    from chopper.ingest.sources import Found
 
 Read = list[tuple[Path, "ParsedTrace"]]
 

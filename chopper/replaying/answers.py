@@ -123,7 +123,7 @@ def summary(
     """Means of observed and predicted steps; 95 % intervals of the predicted mean and the saving."""
     import numpy as np
 
-    from chopper.analyzers.resample import mean_intervals
+    from chopper.statistics import mean_intervals
 
     values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     if not len(values):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.analyzers.replay import changes as change
 from chopper.causes import CAUSES
 from chopper.errors import UsageError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.columns import dictionary, nullable
 from chopper.analyzers.replay.path import Lane, causes_of, lane_of
+from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.errors import InputError
 from chopper.replaying.replay import replay_of
 from chopper.tables import TABLES

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper import _format as fmt
 from chopper import api
-from chopper.analyzers.columns import ints
+from chopper import wording as fmt
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.path import LAG, causes_of, path_of
 from chopper.analyzers.replay.scenario import Base, Scenario
+from chopper.analyzers.trace.columns import ints
 from chopper.causes import LEAVES
 from chopper.errors import InputError
 from chopper.replaying import traces
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.scenario import Outcome
     from chopper.attribution import Attribution
     from chopper.replaying.asked import Changes
-    from chopper.run import Run
+    from chopper.storage.run import Run
 
 ERROR_RATIO = 0.01
 """An unmodified replay that is further from the observed time says nothing about changes."""

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.analyzers import names
-from chopper.analyzers.columns import row_set
 from chopper.analyzers.replay.schedule import tables
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import row_set
 from chopper.errors import InputError
-from chopper.run import Run
+from chopper.storage.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
 
-    from chopper.analyzers.attribute import JoinedRank
+    from chopper.analyzers.causes.attribute import JoinedRank
     from chopper.analyzers.replay.scenario import Outcome
     from chopper.replaying.replay import Replay
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper._replacing import scratch
 from chopper.causes import LEAVES
+from chopper.storage.replacing import scratch
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Job, Plan, Truth
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
@@ -195,7 +195,7 @@ def _record_and_score(
     done: OnCase,
 ) -> None:
     import chopper
-    from chopper.run import finalize
+    from chopper.storage.run import finalize
 
     levels = [m for m in MAGNITUDES if m in magnitudes]
     plans = tuple(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper._replacing import scratch
+from chopper.storage.replacing import scratch
 from chopper.validation.model.injections import INJECTIONS, MIXES
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose

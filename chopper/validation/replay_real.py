@@ -89,8 +89,8 @@ def real_cases(
 def _record(group: dict[str, _Real], seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """One recording of each injection; (observed, predicted, truth) of each pair, or why not."""
     from chopper import api
-    from chopper._replacing import scratch
-    from chopper.run import finalize
+    from chopper.storage.replacing import scratch
+    from chopper.storage.run import finalize
     from chopper.validation.injections import plan as planned
     from chopper.validation.injections import ranks
     from chopper.validation.real import read_truths

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper._arrow import to_arrow as from_list
-from chopper.collectors._arrays import NO_VALUE, to_arrow, to_numpy
-from chopper.collectors.kineto._assemble import far_in_time
-from chopper.collectors.kineto._processes import main_and_others
-from chopper.collectors.kineto._values import Counts, clean, usable_spans, usable_starts
-from chopper.collectors.parsed import ParsedTrace, sorted_table
+from chopper.arrow import to_arrow as from_list
+from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
+from chopper.collectors.formats.kineto._assemble import far_in_time
+from chopper.collectors.formats.kineto._processes import main_and_others
+from chopper.collectors.formats.kineto._values import Counts, clean, usable_spans, usable_starts
+from chopper.collectors.formats.parsed import ParsedTrace, sorted_table
 from chopper.errors import InputError
-from chopper.manifest import Device, Finding
+from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.counters import table_of
+from chopper.collectors.formats.arrays import NO_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper._replacing import scratch
-from chopper.collectors._arrays import NO_VALUE
-from chopper.collectors._unpack import DAMAGE, salvaged
-from chopper.collectors._unpack import MAGIC as GZIP
+from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.unpack import DAMAGE, salvaged
+from chopper.collectors.formats.unpack import MAGIC as GZIP
 from chopper.errors import InputError
 from chopper.limits import Intake
-from chopper.manifest import Finding
+from chopper.storage.manifest import Finding
+from chopper.storage.replacing import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.formats._build import (
     Recording,
     Text,
@@ -21,8 +20,9 @@ from chopper.collectors.formats._build import (
     constant,
     triples,
 )
+from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.errors import InputError
-from chopper.manifest import Device, Finding
+from chopper.storage.manifest import Device, Finding
 
 if TYPE_CHECKING:
     from chopper.collectors.formats._sqlite import Database

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.formats._build import Recording, Text, blocks_of, by_number, triples
 from chopper.collectors.formats._rows import counters_table, lookup, taken
+from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.errors import InputError
-from chopper.manifest import Device
+from chopper.storage.manifest import Device
 
 if TYPE_CHECKING:
     from chopper.collectors.formats._sqlite import Database

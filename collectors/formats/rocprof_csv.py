@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper._kernel_names import without_suffixes
-from chopper.collectors._arrays import NO_VALUE
-from chopper.collectors._unpack import DAMAGE, head_of, lines
 from chopper.collectors.formats._build import (
     Recording,
     blocks_of,
@@ -27,15 +24,18 @@ from chopper.collectors.formats._build import (
     traces_of,
     triples,
 )
+from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.rocpd import api_category, copy_name
+from chopper.collectors.formats.unpack import DAMAGE, head_of, lines
 from chopper.errors import InputError
-from chopper.manifest import Device, Finding
+from chopper.kernel_names import without_suffixes
+from chopper.storage.manifest import Device, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from chopper.collectors.parsed import ParsedTrace
+    from chopper.collectors.formats.parsed import ParsedTrace
 
 KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
 _PART = re.compile(

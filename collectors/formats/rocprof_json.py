@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper._kernel_names import without_suffixes
-from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.formats._build import (
     Recording,
     blocks_of,
@@ -25,16 +23,18 @@ from chopper.collectors.formats._build import (
     triples,
 )
 from chopper.collectors.formats._rows import counters_table
+from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.kineto._bytes import read_bytes
 from chopper.collectors.formats.rocpd import api_category, copy_name
-from chopper.collectors.kineto._bytes import read_bytes
 from chopper.errors import InputError
-from chopper.manifest import Device
+from chopper.kernel_names import without_suffixes
+from chopper.storage.manifest import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from chopper.collectors.parsed import ParsedTrace
+    from chopper.collectors.formats.parsed import ParsedTrace
 
 _KEY = b'"rocprofiler-sdk-tool"'
 _APIS = ("hip_api", "hsa_api", "rccl_api", "marker_api")

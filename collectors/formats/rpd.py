@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors._arrays import NO_VALUE
 from chopper.collectors.formats._build import Recording, Text, blocks_of, by_number, coded, triples
 from chopper.collectors.formats._rows import lookup, taken
+from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.errors import InputError
-from chopper.manifest import Device, Finding
+from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

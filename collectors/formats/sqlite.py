@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from chopper.collectors.parsed import ParsedTrace
+    from chopper.collectors.formats.parsed import ParsedTrace
 
 
 def sniff(head: bytes) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper._patience import DRIVER_S
 from chopper.collectors.base import Availability
+from chopper.collectors.patience import DRIVER_S
 from chopper.collectors.sampled import CLOCKS, SampledCollector, named
 from chopper.collectors.sampler import SourceSpec
 

@@ -14,7 +14,7 @@ from chopper.collectors.sampler._clocks import SystemClock
 from chopper.collectors.sampler._loop import WATCH_S, Sampler
 from chopper.collectors.sampler._status import COMM, SamplerConfig
 from chopper.errors import ChopperError, OutputError
-from chopper.storage import encode_json, unpack_message
+from chopper.storage.files import encode_json, unpack_message
 
 _SLICE_NS = 100_000
 _PR_SET_PDEATHSIG = 1
@@ -138,7 +138,7 @@ def main() -> int:
     _end_with_parent(config.parent_pid, begun)
     try:
         _load_pyarrow()
-        importlib.import_module("chopper.run")
+        importlib.import_module("chopper.storage.run")
         sampler = Sampler(
             config.collector,
             Path(config.directory),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chopper.collectors.sampler._clocks import SystemClock
 from chopper.collectors.sampler._source import Sink
 from chopper.collectors.sampler._status import Quantiles
-from chopper.manifest import CallCost
+from chopper.storage.manifest import CallCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

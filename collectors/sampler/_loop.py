@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chopper.collectors.sampler._clocks import Clock
     from chopper.collectors.sampler._readers import ReadPart
     from chopper.collectors.sampler._source import Sink, Source
-    from chopper.run import StreamWriter
+    from chopper.storage.run import StreamWriter
 
 WATCH_S = 1.0
 """Time between looks for a call that blocks; each costs a wake-up."""
@@ -269,7 +269,7 @@ class Sampler:
         All of them read the host's clocks, and two vendors' devices may sit in one host: two
         processes that wrote the same file would spoil it.
         """
-        from chopper.run import StreamWriter
+        from chopper.storage.run import StreamWriter
 
         if table in self._writers:
             return True
@@ -285,7 +285,7 @@ class Sampler:
         return table in self._writers
 
     def _write_status(self) -> None:
-        from chopper.storage import encode_json, write_atomic
+        from chopper.storage.files import encode_json, write_atomic
 
         status = self.status
         now_ns = self.clock.monotonic_ns()

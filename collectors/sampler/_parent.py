@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from chopper._own_python import own_python
 from chopper.collectors.sampler._source import SourceSpec
 from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
 from chopper.errors import CaptureError, CollectorUnavailable
-from chopper.storage import JSON_ERRORS, pack_message
+from chopper.fresh_python import own_python
+from chopper.storage.files import JSON_ERRORS, pack_message
 
 _KILL_S = 2.0
 """How long what was killed may take to end."""

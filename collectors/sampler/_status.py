@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from chopper.collectors.sampler._source import SourceSpec
-from chopper.manifest import CallCost
+from chopper.storage.manifest import CallCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from chopper.manifest import CollectorReport
+    from chopper.storage.manifest import CollectorReport
 
 COMM = "chopper-sampler"
 """Name of the sampler's process as the kernel shows it; 15 characters is what fits."""
@@ -136,7 +136,7 @@ class Quantiles:
 
 def to_report(name: str, status: SamplerStatus | None) -> CollectorReport:
     """A sampler's status as the manifest's report. The rates are those of its fastest source."""
-    from chopper.manifest import CollectorReport
+    from chopper.storage.manifest import CollectorReport
 
     if status is None or not status.sources:
         return CollectorReport(

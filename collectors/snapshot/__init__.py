@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper.collectors._unpack import DAMAGE, pieces
+from chopper.collectors.formats.unpack import DAMAGE, pieces
 from chopper.collectors.snapshot._machine import load
 from chopper.collectors.snapshot._tables import tables_of
 from chopper.errors import InputError

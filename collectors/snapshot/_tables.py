@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper._arrow import to_arrow
+from chopper.arrow import to_arrow
 from chopper.errors import InputError
 from chopper.tables import TABLES
 

@@ -19,7 +19,7 @@ function el(tag, props, ...children) {
 
 const three = (v) => (Math.abs(v) >= 99.95 ? v.toFixed(0) : Math.abs(v) >= 9.995 ? v.toFixed(1) : v.toFixed(2));
 
-/** Nanoseconds for people, as chopper._format.duration. */
+/** Nanoseconds for people, as chopper.wording.duration. */
 function duration(ns) {
   if (ns === null || ns === undefined) return DASH;
   if (ns < 0) return "−" + duration(-ns);
@@ -58,14 +58,14 @@ function rate(n) {
   return `${i ? three(n) : n.toFixed(0)} ${units[i]}`;
 }
 
-/** A value in the largest unit below it, three digits: as chopper._format. */
+/** A value in the largest unit below it, three digits: as chopper.wording. */
 function scaled(value, base, units) {
   let i = 0;
   while (Math.abs(value) >= Math.min(base, 999.5) && i < units.length - 1) { value /= base; i++; }
   return `${i ? three(value) : value.toFixed(0)} ${units[i]}`;
 }
 
-/** As chopper._format.joules. */
+/** As chopper.wording.joules. */
 function joules(v) {
   if (v < 0) return `−${joules(-v)}`;
   if (v > 0 && v < 999.5e-6) return `${three(v * 1e6)} µJ`;

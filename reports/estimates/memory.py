@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.analyzers.estimates.formulas import (
     RULE_FAULTS,
     RULE_TABLE_COUNT,

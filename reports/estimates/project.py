@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.analyzers.estimates.project import Projection
 from chopper.reports.estimates.page import Grid, Page, Plot, lines_figure, stacked_figure
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper.analyzers.attribute import RankInput, RankResult, attribute_rank, join_rank
+from chopper.analyzers.causes.attribute import RankInput, RankResult, attribute_rank, join_rank
 from chopper.tables import TABLES
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import chopper
 from chopper.attribution import Attribution
-from chopper.run import Run
+from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.clock_script import Script
 from tests.kineto_writer import Trace

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.analyzers.clocks import (
+from chopper.analyzers.causes.clock import (
     CLOCK_LABELS,
     KNOWN,
     MAX_GAP_NS,
@@ -16,7 +16,7 @@ from chopper.analyzers.clocks import (
     EventClocks,
     join_clocks,
 )
-from chopper.analyzers.trace import DeviceEvents
+from chopper.analyzers.trace.tables import DeviceEvents
 from tests.analyzers.clock_script import Script, samples
 from tests.analyzers.make import kernel, kernels
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.analyzers.attribute import JoinedRank, RankInput, attribute_rank, join_rank
-from chopper.analyzers.compute import Ceiling
-from chopper.analyzers.matching import match
+from chopper.analyzers.causes.attribute import JoinedRank, RankInput, attribute_rank, join_rank
+from chopper.analyzers.causes.compute import Ceiling
+from chopper.analyzers.trace.match import match
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
 

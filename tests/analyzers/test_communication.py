@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import chopper
-from chopper import manifest as m
-from chopper.analyzers.overlap import correlations, ranks_within
-from chopper.analyzers.stragglers import worst
+from chopper.analyzers.views.overlap import correlations, ranks_within
+from chopper.analyzers.views.stragglers import worst
 from chopper.attribution import Attribution
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table

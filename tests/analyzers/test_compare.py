@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.compare import apportion, compare
-from chopper.analyzers.resample import Sample, compare_means, discoveries, t_975, welch
-from chopper.analyzers.steps import warm_up_steps
+from chopper.analyzers.compare.gate import decide, parse
+from chopper.analyzers.compare.runs import apportion, compare
+from chopper.analyzers.compare.steps import warm_up_steps
 from chopper.causes import LEAVES
-from chopper.gate import decide, parse
+from chopper.statistics import Sample, compare_means, discoveries, t_975, welch
 from tests.comparing import attribution, trace
 
 _SOME = ["compute.ideal", "compute.optimizer", "communication.wait", "idle.preparation.data"]

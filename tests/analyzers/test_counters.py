@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper._kernel_names import base_name
-from chopper.analyzers.counters import join_counters
+from chopper.analyzers.causes.counters import join_counters
+from chopper.kernel_names import base_name
 from chopper.tables import TABLES
 
 MOPS = "SQ_INSTS_VALU_MFMA_MOPS_BF16"

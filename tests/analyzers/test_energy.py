@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper import manifest as m
-from chopper.analyzers.energy import Meter, meter_of, meter_of_power
+from chopper.analyzers.views.energy import Meter, meter_of, meter_of_power
 from chopper.attribution import Attribution
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.telemetry import ranks_text
 from chopper.views import view

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.analyzers import waves
-from chopper.analyzers.attribute import RankResult
-from chopper.analyzers.compute import Ceiling
-from chopper.analyzers.contention import contend, shared_time
-from chopper.analyzers.lmdi import apportion, fit
-from chopper.analyzers.sensitivity import ROOFLINE_ERROR, estimate
+from chopper.analyzers.causes import last_wave
+from chopper.analyzers.causes.attribute import RankResult
+from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
+from chopper.analyzers.causes.compute import Ceiling
+from chopper.analyzers.causes.contention import contend, shared_time
+from chopper.analyzers.causes.shares import apportion, fit
 from tests.analyzers.clock_script import Script, samples
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, spans, table
 
@@ -485,12 +485,19 @@ def test_grids_in_threads_are_not_taken_for_blocks() -> None:
 
 
 def test_resident_blocks_of_an_h100() -> None:
-    h100 = waves.UnitLimits(2048, 32, 65536, 233472)
+    h100 = last_wave.UnitLimits(2048, 32, 65536, 233472)
     threads = np.array([128, 256, 384, 1024, 32, 128])
     registers = np.array([32, 64, 168, 64, 32, 32])
     shared = np.array([0, 0, 200_000, 0, 0, 50_000])
     # 2048/128; 65536/(8·64·32); shared memory; registers (32 warps · 2048); 32 blocks; 233472/51024.
-    assert waves.resident_blocks(h100, threads, registers, shared).tolist() == [16, 4, 1, 1, 32, 4]
+    assert last_wave.resident_blocks(h100, threads, registers, shared).tolist() == [
+        16,
+        4,
+        1,
+        1,
+        32,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -505,7 +512,7 @@ def test_resident_blocks_of_an_h100() -> None:
     ],
 )
 def test_extents(text: str | None, blocks: int | None) -> None:
-    assert waves.extent(text) == blocks
+    assert last_wave.extent(text) == blocks
 
 
 # Counters ---------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.host_device import host_as_device
-from chopper.analyzers.trace import HostSpans, _lanes
+from chopper.analyzers.trace.host_device import host_as_device
+from chopper.analyzers.trace.tables import HostSpans, _lanes
 from tests.analyzers.make import span, spans
 
 intervals = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 40)), max_size=30)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chopper.analyzers.attribute import RankResult
+from chopper.analyzers.causes.attribute import RankResult
 from tests.analyzers.make import attributed, kernel, kernels, span, spans, steps
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.links import PHASES, WORK_CLASSES, Links, link
-from chopper.analyzers.trace import DeviceEvents, HostSpans
-from chopper.analyzers.windows import cut_windows
+from chopper.analyzers.trace.join import PHASES, WORK_CLASSES, Links, link
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.windows import cut_windows
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, steps
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.determinism import memory_determinism, memory_steps, similarity
-from chopper.manifest import Device
+from chopper.analyzers.views.memory_determinism import memory_determinism, memory_steps, similarity
+from chopper.storage.manifest import Device
 from chopper.views import view
 from tests.analyzers.make import table
 from tests.kineto_writer import BASE_NS, Trace

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import chopper
-from chopper.analyzers import names
-from chopper.analyzers.name_search import NameSearch
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.name_search import NameSearch
 from chopper.analyzers.work import kernels
 from tests.kineto_writer import Trace
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.nesting import Nesting, activity, cut, innermost_at, nest
+from chopper.analyzers.trace.nesting import Nesting, activity, cut, innermost_at, nest
 
 
 def build(rows: list[tuple[int, int, int]]) -> Nesting:

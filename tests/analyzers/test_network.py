@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper import manifest as m
 from chopper.collectors.fabric import PauseSource, PortSource
 from chopper.collectors.sampler import Sink
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, spans, steps, table

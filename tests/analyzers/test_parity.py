@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import chopper
-from chopper.gate import decide, parse
+from chopper.analyzers.compare.gate import decide, parse
 from tests.comparing import attribution, trace
 from tests.kineto_writer import Trace
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.repeats import estimate, ratio
+from chopper.analyzers.trace.repeats import estimate, ratio
 
 positive = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper import manifest as m
-from chopper.live import StreamTail
-from chopper.run import Run
+from chopper.recording.live import StreamTail
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.links import COMMUNICATION, COMPUTE, COPY
-from chopper.analyzers.states import exclusive_states
-from chopper.analyzers.windows import Windows
+from chopper.analyzers.causes.states import exclusive_states
+from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
+from chopper.analyzers.trace.windows import Windows
 
 _PRIORITY = [COMPUTE, COMMUNICATION, COPY]
 

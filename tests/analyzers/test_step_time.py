@@ -13,14 +13,14 @@ import pytest
 
 import chopper
 from chopper._findings import of_steps
-from chopper.analyzers.compare import compare
-from chopper.analyzers.step_time import Outside
+from chopper.analyzers.causes.step_time import Outside
+from chopper.analyzers.compare.gate import decide, parse
+from chopper.analyzers.compare.runs import compare
 from chopper.attribution import Attribution
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.export import tables
-from chopper.gate import decide, parse
-from chopper.manifest import Overhead
 from chopper.reports import comparison, markdown, story, text
+from chopper.storage.manifest import Overhead
 from chopper.views import view
 from tests.analyzers.make import table
 from tests.comparing import T0_NS, attribution

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import chopper
-from chopper import manifest as m
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, spans, table
 

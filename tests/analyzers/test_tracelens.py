@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper.analyzers.compute import Ceiling
-from chopper.analyzers.links import COMMUNICATION, Links, link
-from chopper.analyzers.trace import DeviceEvents, HostSpans
+from chopper.analyzers.causes.compute import Ceiling
+from chopper.analyzers.trace.join import COMMUNICATION, Links, link
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
 from chopper.analyzers.work import estimate
 from chopper.analyzers.work.of_events import EventWork, event_work
 from tests.conftest import find_traces_dir

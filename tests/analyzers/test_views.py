@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
-from chopper import calibration
-from chopper import manifest as m
-from chopper.analyzers.events import Events, busy_of, grouped
-from chopper.analyzers.launches import overhead_of
-from chopper.analyzers.queue import depths
+from chopper.analyzers.views.events import Events, busy_of, grouped
+from chopper.analyzers.views.launches import overhead_of
+from chopper.analyzers.views.queue_depth import depths
 from chopper.attribution import Attribution
-from chopper.devices import lookup
 from chopper.errors import UsageError
-from chopper.run import Run
+from chopper.hardware import calibration
+from chopper.hardware.devices import lookup
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.views import VIEWS, view
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table
@@ -560,7 +560,7 @@ def test_a_recorded_run_keeps_what_was_measured_of_its_device(
 ) -> None:
     import socket
 
-    from chopper.run import _embed_calibration
+    from chopper.storage.run import _embed_calibration
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     kept = calibration.from_manifest(measured(500e12, "bf16"))

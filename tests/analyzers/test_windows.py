@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from chopper.analyzers.columns import ints
-from chopper.analyzers.links import link
-from chopper.analyzers.trace import DeviceEvents, HostSpans
-from chopper.analyzers.windows import Windows, cut_windows
+from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.join import link
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.windows import Windows, cut_windows
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, steps
 

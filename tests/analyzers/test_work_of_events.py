@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers import names
-from chopper.analyzers.compute import Ceiling
-from chopper.analyzers.links import Links, link
-from chopper.analyzers.trace import DeviceEvents, HostSpans
+from chopper.analyzers.causes.compute import Ceiling
+from chopper.analyzers.causes.event_work import match_instances
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.join import Links, link
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.views.unmodelled import CAUSES
 from chopper.analyzers.work.kernels import element_bytes, kernel_family
-from chopper.analyzers.work.matching import match_instances
 from chopper.analyzers.work.of_events import (
     WORK_CAUSES,
     EventWork,
@@ -26,8 +27,7 @@ from chopper.analyzers.work.of_events import (
     main_cause,
     operator_work,
 )
-from chopper.analyzers.work.unmodelled import CAUSES
-from chopper.devices import lookup
+from chopper.hardware.devices import lookup
 from chopper.tables import TABLES
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, span, spans

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import chopper
 from chopper.errors import ChopperError
-from chopper.manifest import encode
+from chopper.storage.manifest import encode
 from chopper.tables import TABLES
 from tests.kineto_writer import EPOCH_WHOLE, TODAY, small_trace
 

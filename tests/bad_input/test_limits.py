@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from chopper import limits
-from chopper.collectors import _unpack
+from chopper.collectors.formats import unpack
 from tests import command
 from tests.kineto_writer import small_trace
 
@@ -106,7 +106,7 @@ def test_a_log_that_is_cut_off_loses_its_last_row_only(tmp_path: Path) -> None:
     path.write_bytes(packed[: len(packed) // 2])
     lines: list[str] = []
     with pytest.raises(EOFError, match="end"):
-        lines.extend(_unpack.lines(path, held_ratio=1))
+        lines.extend(unpack.lines(path, held_ratio=1))
     assert len(lines) > 8_000
     assert set(lines[1:]) <= set(rows.splitlines(keepends=True))
 

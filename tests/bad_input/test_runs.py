@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import chopper
-from chopper.manifest import RankManifest, encode
-from chopper.run import RunWriter, StreamWriter, finalize
+from chopper.storage.manifest import RankManifest, encode
+from chopper.storage.run import RunWriter, StreamWriter, finalize
 from tests.bad_input.make import GOOD, PNG, analyzed, of_rank, quality, refused, same, write
 from tests.command import run
 from tests.kineto_writer import small_trace

@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import chopper
-from chopper import cache, calibration, experiment
 from chopper.errors import ChopperError, InputError, RunFormatError
-from chopper.run import Run, RunWriter, StreamWriter, read_stream
-from chopper.storage import ChecksummedSink, inside, write_atomic
+from chopper.experiments import results
+from chopper.hardware import calibration
+from chopper.storage import cache
+from chopper.storage.files import ChecksummedSink, inside, write_atomic
+from chopper.storage.run import Run, RunWriter, StreamWriter, read_stream
 from chopper.tables import TABLES
 from tests.bad_input.make import analyzed, of_rank, quality, same, write
 from tests.command import run
@@ -149,7 +151,7 @@ def test_documents_that_are_not_utf8(imported: Path, tmp_path: Path) -> None:
     assert same(analyzed(imported), whole)
     (tmp_path / "experiment.json").write_bytes(b'{"schema": "\xff"}')
     with pytest.raises(InputError, match=r"is not an experiment .*run the workload again"):
-        experiment.read_plan(tmp_path)
+        results.read_plan(tmp_path)
     deep = tmp_path / "deep.json"
     deep.write_bytes(b"[" * 100_000)
     with pytest.raises(InputError, match="is not a calibration"):
@@ -263,7 +265,7 @@ def test_inside_takes_plain_names(tmp_path: Path) -> None:
 
 def test_runs_of_an_experiment_lie_in_it(imported: Path, tmp_path: Path) -> None:
     assert Run.open(imported).ranks == [0, 1]
-    plan = experiment.Plan(
+    plan = results.Plan(
         chopper_version="0",
         workload="gemm",
         summary="",
@@ -274,9 +276,9 @@ def test_runs_of_an_experiment_lie_in_it(imported: Path, tmp_path: Path) -> None
         options={},
         steps=True,
         baseline=None,
-        variants=[experiment.VariantPlan(name="v", summary="", runs=["../run"])],
+        variants=[results.VariantPlan(name="v", summary="", runs=["../run"])],
     )
     (tmp_path / "e").mkdir()
-    experiment.write_plan(tmp_path / "e", plan)
+    results.write_plan(tmp_path / "e", plan)
     with pytest.raises(InputError, match="not inside it"):
-        experiment.load(tmp_path / "e")
+        results.load(tmp_path / "e")

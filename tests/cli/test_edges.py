@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from chopper import cli
-from chopper._own_python import own_python
 from chopper.cli._output import make_writable
+from chopper.fresh_python import own_python
 from tests.bad_input.make import GOOD, write
 from tests.command import Outcome, process, run
 from tests.conftest import tmpfs

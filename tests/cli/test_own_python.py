@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chopper._own_python import own_python
+from chopper.fresh_python import own_python
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -21,7 +21,7 @@ from tests.sanitizing import run_fuzzer
 
 def fuzz(count: int, seed: int) -> None:
     """Scan ``count`` texts, half of them damaged."""
-    from chopper.collectors.kineto import _native
+    from chopper.collectors.formats.kineto import _native
     from tests.collectors.scan_cases import Writer, mutated
 
     class Exact:
@@ -53,5 +53,9 @@ def fuzz(count: int, seed: int) -> None:
 
 if __name__ == "__main__":
     run_fuzzer(
-        __doc__, __file__, "collectors/kineto/_scan.c", "chopper.collectors.kineto._scan", fuzz
+        __doc__,
+        __file__,
+        "collectors/formats/kineto/_scan.c",
+        "chopper.collectors.formats.kineto._scan",
+        fuzz,
     )

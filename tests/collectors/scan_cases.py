@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from chopper.collectors.kineto._events import Args
-from chopper.collectors.kineto._native import _CATEGORIES
+from chopper.collectors.formats.kineto._events import Args
+from chopper.collectors.formats.kineto._native import _CATEGORIES
 
 ARGUMENTS = sorted(
     {*Args.__struct_fields__, *Args.__struct_encode_fields__, "blocks per SM", "Ev Idx"}

@@ -434,7 +434,7 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
             f"""
             import chopper, time
             from pathlib import Path
-            from chopper.live import StreamTail
+            from chopper.recording.live import StreamTail
             clocks = StreamTail(Path({str(out)!r}, "rank-00000", "device_clock.arrow"))
             with chopper.profile({str(out)!r}, trace=False, collect=("amdsmi",)) as prof:
                 while not clocks.poll():

@@ -20,7 +20,7 @@ import pytest
 
 import chopper
 from chopper.attribution import LEVELS, Attribution
-from chopper.collectors.kineto import ParsedTrace, read_trace
+from chopper.collectors.formats.kineto import ParsedTrace, read_trace
 from chopper.errors import InputError
 from tests.conftest import find_traces_dir
 

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper import manifest as m
-from chopper._environment import clock_anchor
 from chopper.attribution import Attribution
 from chopper.collectors.base import CollectorContext
-from chopper.run import RunWriter, finalize, read_stream
+from chopper.hardware.environment import clock_anchor
+from chopper.storage import manifest as m
+from chopper.storage.run import RunWriter, finalize, read_stream
 from chopper.tables import TABLES
 from chopper.testing import ReplayCollector
 from chopper.views import view
@@ -153,8 +153,8 @@ def live(
         from pathlib import Path
         from chopper.collectors.base import CollectorContext
         from chopper.collectors.nvml import NvmlCollector
-        from chopper.live import StreamTail
-        from chopper.run import RunWriter
+        from chopper.recording.live import StreamTail
+        from chopper.storage.run import RunWriter
         import os
         part = RunWriter(Path({str(out)!r}), 0)
         collector = NvmlCollector(hz={hz})

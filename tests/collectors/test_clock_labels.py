@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import chopper
-from chopper import manifest as m
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
 from tests.collectors import amd_player, nvml_player

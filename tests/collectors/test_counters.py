@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 import chopper
-from chopper.analyzers.counters import join_counters
+from chopper.analyzers.causes.counters import join_counters
 from chopper.collectors import energy_log
-from chopper.collectors._unpack import head_of
 from chopper.collectors.counters import read_counters, sniff
 from chopper.collectors.counters._values import measured
-from chopper.collectors.kineto._values import integer, number
+from chopper.collectors.formats.kineto._values import integer, number
+from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
 from chopper.ingest import write_run
-from chopper.run import Run
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests.kineto_writer import small_trace
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chopper._environment import affinity_nodes, environment
-from chopper.analyzers.energy import meter_of
-from chopper.collectors import _procfs
+from chopper.analyzers.views.energy import meter_of
+from chopper.collectors import procfs
 from chopper.collectors.cpu_power import CoreClockSource, RaplSource
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
+from chopper.hardware.environment import affinity_nodes, environment
 
 
 def put(root: Path, path: str, text: str) -> Path:
@@ -115,7 +115,7 @@ def test_a_domain_that_only_root_may_read_is_refused_with_the_remedy(
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             return os.open(path, flags)
 
-        monkeypatch.setattr(_procfs, "os", types.SimpleNamespace(**vars(os) | {"open": deny}))
+        monkeypatch.setattr(procfs, "os", types.SimpleNamespace(**vars(os) | {"open": deny}))
     with pytest.raises(
         CollectorUnavailable, match="energy_uj: Permission denied; run as root, or chmod a"
     ):

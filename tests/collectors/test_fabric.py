@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 from chopper.collectors import fabric
-from chopper.collectors._procfs import KeptFile
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.fabric import EthtoolStatistics, FabricCollector, PauseSource, PortSource
+from chopper.collectors.procfs import KeptFile
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
 from chopper.tables import TABLES

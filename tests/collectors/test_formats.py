@@ -18,7 +18,7 @@ from chopper.cli import cli
 from chopper.collectors.formats._build import torch_range
 from chopper.collectors.formats.sqlite import read as read_database
 from chopper.errors import InputError
-from chopper.run import Run
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests import recordings
 from tests.kineto_writer import Trace

@@ -25,8 +25,8 @@ from chopper.collectors.host import (
 )
 from chopper.collectors.sampler import SamplerProcess, Sink
 from chopper.errors import CollectorUnavailable
-from chopper.live import StreamTail
-from chopper.run import RunWriter, read_stream
+from chopper.recording.live import StreamTail
+from chopper.storage.run import RunWriter, read_stream
 from tests.waiting import PATIENCE_S, until
 
 SECOND = 1_000_000_000

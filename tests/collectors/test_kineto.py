@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
-from chopper.collectors.kineto import ParsedTrace, _reader, read_trace
+from chopper.collectors.formats.kineto import ParsedTrace, _reader, read_trace
 from chopper.errors import InputError
 from chopper.tables import TABLES
 from tests.kineto_writer import (

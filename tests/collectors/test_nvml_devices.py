@@ -187,7 +187,7 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
             f"""
             import chopper, time
             from pathlib import Path
-            from chopper.live import StreamTail
+            from chopper.recording.live import StreamTail
             rank = Path({str(out)!r}, "rank-00000")
             host, clocks = (StreamTail(rank / f"{{t}}.arrow") for t in ("host", "device_clock"))
             hosts, devices = [], set()

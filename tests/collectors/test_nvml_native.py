@@ -282,7 +282,7 @@ def test_a_run_survives_a_device_that_blocks(play: Player, tmp_path: Path, nativ
     process = sampler.SamplerProcess("nvml", folder, specs, flush_ns=50_000_000)
     process.start()
     def samples():
-        from chopper.run import read_stream
+        from chopper.storage.run import read_stream
         try:
             return {
                 name: read_stream(folder / f"{name}.arrow", name)[0]["device_id"].to_pylist()

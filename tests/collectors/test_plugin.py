@@ -22,7 +22,7 @@ PROGRAM = (
 import sys, time
 from pathlib import Path
 import chopper
-from chopper.live import StreamTail
+from chopper.recording.live import StreamTail
 rows = StreamTail(Path(sys.argv[1], "rank-00000", "device_counter.arrow"))
 seen = set()
 with chopper.profile(sys.argv[1], trace=False, collect=("weather",)) as prof:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chopper import registry
+from chopper.collectors import registry
 from chopper.collectors.base import Collector
 from chopper.errors import ChopperError, CollectorUnavailable, UsageError
 

@@ -26,7 +26,7 @@ from chopper.collectors.sampler import (
     to_report,
 )
 from chopper.errors import CollectorUnavailable
-from chopper.manifest import CallCost
+from chopper.storage.manifest import CallCost
 from chopper.testing import FakeClock
 from tests.collectors.sampled import MS, SECOND, rows
 

@@ -23,8 +23,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.collectors.kineto import ParsedTrace, _native, _reader, read_trace
-from chopper.collectors.kineto._native import scan_file
+from chopper.collectors.formats.kineto import ParsedTrace, _native, _reader, read_trace
+from chopper.collectors.formats.kineto._native import scan_file
 from chopper.errors import InputError
 from tests.collectors.scan_cases import Writer, mutated
 from tests.conftest import find_traces_dir
@@ -430,7 +430,7 @@ def test_no_pandas_on_the_way(tmp_path: Path) -> None:
     """pyarrow's own conversions would import it: 0.3 s and 50 MB."""
     path = write(tmp_path, trace(event(), event(cat='"cpu_op"'), event(cat='"cuda_runtime"')))
     code = (
-        "import sys; from pathlib import Path; from chopper.collectors.kineto import read_trace\n"
+        "import sys; from pathlib import Path; from chopper.collectors.formats.kineto import read_trace\n"
         "trace, = read_trace(Path(sys.argv[1])); trace.span_ns\n"
         "assert trace.tables['device_event'].num_rows == 1 and 'pandas' not in sys.modules"
     )

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import chopper
-from chopper.analyzers.memory_views import memory_holders, memory_over_time, memory_segments
+from chopper.analyzers.views.memory import memory_holders, memory_over_time, memory_segments
 from chopper.cli import cli
 from chopper.collectors import allocator_history
 from chopper.collectors.allocator_history import AllocatorHistoryCollector

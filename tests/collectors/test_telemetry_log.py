@@ -7,13 +7,13 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from chopper.collectors import telemetry_log
-from chopper.collectors.telemetry_log import TelemetryLog, looks_like_log
+from chopper.collectors.formats import telemetry_csv
+from chopper.collectors.formats.telemetry_csv import TelemetryLog, looks_like_log
 from chopper.errors import InputError
 
 
 def read_log(text: str, where: str, zone: timezone | None = None) -> TelemetryLog:
-    return telemetry_log.read_log(text.splitlines(keepends=True), where, zone=zone)
+    return telemetry_csv.read_log(text.splitlines(keepends=True), where, zone=zone)
 
 
 NVIDIA = """\

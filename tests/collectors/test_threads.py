@@ -18,7 +18,7 @@ from chopper.collectors.cpu_power import CycleSource
 from chopper.collectors.sampler import Sink
 from chopper.collectors.threads import EVENTS, EventSource, ThreadSource, open_event, read_event
 from chopper.errors import CollectorUnavailable
-from chopper.run import RunWriter
+from chopper.storage.run import RunWriter
 from chopper.tables import TABLES
 
 HERE = socket.gethostname()

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from chopper.architectures import CATALOGUE, named
 from chopper.errors import InputError, UsageError
-from chopper.model_configs import FAMILIES as MODEL_TYPES
-from chopper.model_configs import of_config, read_config
+from chopper.models.architectures import CATALOGUE, named
+from chopper.models.configs import FAMILIES as MODEL_TYPES
+from chopper.models.configs import of_config, read_config
 
 
 @pytest.mark.parametrize(

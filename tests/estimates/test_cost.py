@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from chopper import prices
 from chopper.analyzers.estimates.cost import (
     Priced,
     break_even_ratio,
@@ -16,6 +15,7 @@ from chopper.analyzers.estimates.cost import (
     tokens_per_s_at,
 )
 from chopper.errors import InputError, UsageError
+from chopper.hardware import prices
 
 H100, GB200 = 1.42, 2.27
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from chopper.analyzers.estimates import formulas
 from chopper.analyzers.estimates.memory import Memory, Training, fit, memory, widths
 from chopper.analyzers.estimates.step import Step
-from chopper.architectures import CATALOGUE, Architecture, named
 from chopper.errors import ChopperError, UsageError
+from chopper.models.architectures import CATALOGUE, Architecture, named
 
 GB = 10**9
 SMALL = Architecture(

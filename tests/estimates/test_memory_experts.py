@@ -15,8 +15,8 @@ from chopper.analyzers.estimates.memory import Memory, Training, memory
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger, forward
-from chopper.architectures import CATALOGUE, Architecture, Experts, Latent
 from chopper.errors import UsageError
+from chopper.models.architectures import CATALOGUE, Architecture, Experts, Latent
 from tests.estimates.test_memory import SMALL
 
 T = 512

@@ -11,7 +11,7 @@ import pytest
 
 import chopper
 from chopper.analyzers.estimates.memory import Training, memory
-from chopper.architectures import Architecture
+from chopper.models.architectures import Architecture
 from chopper.views import view
 
 DEBUG = Architecture(

@@ -13,7 +13,7 @@ from chopper.analyzers.estimates.memory import Memory, Training, memory
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger
 from chopper.analyzers.estimates.zero import Parts, Reduction
-from chopper.architectures import Architecture, named
+from chopper.models.architectures import Architecture, named
 from tests.estimates.test_memory import SMALL
 
 A = SMALL

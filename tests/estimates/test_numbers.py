@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from chopper import prices, quantities
+from chopper import quantities
 from chopper.analyzers.estimates import formulas, limits
 from chopper.analyzers.estimates.cost import Priced, compare, cost
 from chopper.analyzers.estimates.network import (
@@ -25,8 +25,9 @@ from chopper.analyzers.estimates.network import (
     spread,
 )
 from chopper.analyzers.estimates.offload import Machine, offload
-from chopper.architectures import named
 from chopper.cli import cli
+from chopper.hardware import prices
+from chopper.models.architectures import named
 
 GB = 10**9
 MACHINE = Machine(

@@ -9,8 +9,8 @@ from chopper.analyzers.estimates.offload import (
     offload,
     offload_step_s,
 )
-from chopper.architectures import named
 from chopper.errors import UsageError
+from chopper.models.architectures import named
 
 V100 = Machine(
     device="V100 32 GB",

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper import reach
 from chopper.analyzers.estimates.network import Topology, collective_time_s
 from chopper.analyzers.estimates.project import (
     Reach,
@@ -23,8 +22,9 @@ from chopper.analyzers.estimates.project import (
 )
 from chopper.analyzers.estimates.scaling import SCALES, Collective, Step, at_scale, step_of
 from chopper.cli import cli
-from chopper.devices import named
 from chopper.errors import ChopperError, InputError, UsageError
+from chopper.hardware import reach
+from chopper.hardware.devices import named
 from chopper.reports.estimates.project import page
 from tests.kineto_writer import TODAY, Trace
 

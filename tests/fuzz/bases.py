@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chopper import calibration, experiment
-from chopper.calibration import Calibration, Measured
+from chopper.experiments import results
+from chopper.hardware import calibration
+from chopper.hardware.calibration import Calibration, Measured
 from chopper.ingest import write_run
-from chopper.run import RunWriter, StreamWriter, finalize
+from chopper.storage.run import RunWriter, StreamWriter, finalize
 from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TABLES, TELEMETRY_TABLES
 from chopper.tables._base import Table
 from tests import recordings
@@ -242,7 +243,7 @@ def _runs(folder: Path) -> None:
     recorded(runs / "recorded")
     recorded(runs / "host", platform="cpu")
     recorded(runs / "telemetry", telemetry=True)
-    plan = experiment.Plan(
+    plan = results.Plan(
         chopper_version="0.1",
         workload="gemm",
         summary="products",
@@ -253,12 +254,10 @@ def _runs(folder: Path) -> None:
         options={"size": 512},
         steps=True,
         baseline="a",
-        variants=[
-            experiment.VariantPlan(name=name, summary=name, runs=[name]) for name in ("a", "b")
-        ],
+        variants=[results.VariantPlan(name=name, summary=name, runs=[name]) for name in ("a", "b")],
     )
     (runs / "experiment").mkdir()
-    experiment.write_plan(runs / "experiment", plan)
+    results.write_plan(runs / "experiment", plan)
     for name in ("a", "b"):
         shutil.copytree(runs / "recorded", runs / "experiment" / name)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from chopper import _session
+from chopper.recording import session
 from tests.profiling.make import Task
 
 
@@ -12,7 +12,7 @@ def clean_environment(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     yield
-    assert _session.active() is None
+    assert session.active() is None
 
 
 @pytest.fixture

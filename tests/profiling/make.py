@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from chopper.run import Run
+from chopper.storage.run import Run
 
 TRACE_ONLY = ("torch_trace",)
 

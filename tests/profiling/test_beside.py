@@ -15,7 +15,7 @@ from torch import nn
 
 import chopper
 from chopper.collectors.torch_trace import TorchTrace
-from chopper.run import Run
+from chopper.storage.run import Run
 from tests.profiling.make import TRACE_ONLY, findings_of, names_of, steps_of, traced_of
 
 
@@ -181,7 +181,7 @@ def test_a_recording_that_another_thread_closes_gives_its_trace_up(tmp_path):
         textwrap.dedent(
             """
             import threading, torch, chopper
-            from chopper import _session
+            from chopper.recording import session as _session
             model = torch.nn.Linear(4, 4)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with chopper.profile("run", collect=["torch_trace"]):

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import chopper
-from chopper._hook import arming
-from chopper.run import Run
+from chopper.recording.hook import arming
+from chopper.storage.run import Run
 from tests.profiling.make import TRACE_ONLY
 from tests.waiting import PATIENCE_S
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import chopper
-from chopper import registry
+from chopper.collectors import registry
 from chopper.collectors.sampler import SamplerProcess
 from chopper.errors import UsageError
-from chopper.run import Run
+from chopper.storage.run import Run
 from tests.profiling.make import TRACE_ONLY, steps_of, traced_of
 from tests.waiting import PATIENCE_S
 
 FAKE = """
 from chopper.collectors.base import Availability
-from chopper.manifest import CollectorReport
+from chopper.storage.manifest import CollectorReport
 
 class Fake:
     name = "fake"

@@ -18,9 +18,9 @@ import torch
 from torch import save as save_imported_before
 
 import chopper
-from chopper import _session
-from chopper._trainers import Redirection
-from chopper.run import Run
+from chopper.recording import session as _session
+from chopper.recording.trainers import Redirection
+from chopper.storage.run import Run
 from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, trace_of, traced_of
 
 

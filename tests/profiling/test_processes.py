@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import chopper
-from chopper import _session
-from chopper.run import MANIFEST, Run
+from chopper.recording import session as _session
+from chopper.storage.run import MANIFEST, Run
 from tests.conftest import take_signals
 from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, traced_of
 from tests.waiting import PATIENCE_S, until
@@ -113,7 +113,7 @@ def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
 
 KILLED = """
 import os, signal, torch, chopper
-from chopper import _step_log
+from chopper.recording import step_log as _step_log
 _step_log._FLUSH_NS = 0
 with chopper.profile("run", collect=["torch_trace"]) as prof:
     for _ in range(3):
@@ -144,7 +144,7 @@ def batches(reader):
 
 IDLE = """
 import sys, torch, chopper
-from chopper import _session
+from chopper.recording import session as _session
 _session._IDLE_S = 0.01
 with chopper.profile("run", trace=False, collect=["torch_trace"]) as prof:
     for _ in range(3):

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import chopper
-from chopper._step_log import StepLog
 from chopper.errors import OutputError, UsageError
-from chopper.run import Run
+from chopper.recording.step_log import StepLog
+from chopper.storage.run import Run
 from tests.conftest import tmpfs
 from tests.profiling.make import TRACE_ONLY, steps_of, trace_of, traced_of
 

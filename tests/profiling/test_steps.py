@@ -18,10 +18,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 import chopper
-from chopper import _claim, _session, _step_log
-from chopper._steps import DEFAULT_WINDOWS, LongSteps, OptimizerCycle, Window, parse_windows
 from chopper.errors import UsageError
-from chopper.run import Run
+from chopper.recording import claim, step_log
+from chopper.recording import session as _session
+from chopper.recording.steps import (
+    DEFAULT_WINDOWS,
+    LongSteps,
+    OptimizerCycle,
+    Window,
+    parse_windows,
+)
+from chopper.storage.run import Run
 from tests.profiling.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
 
 
@@ -161,7 +168,7 @@ def test_an_empty_output_is_refused():
 
 def test_a_name_leads_to_no_other_directory():
     for name, ends in (("../../x", "-x"), ("a b/c", "-a-b-c"), ("..", "")):
-        path = _claim.choose_output(None, name)
+        path = claim.choose_output(None, name)
         assert path.parent == Path("runs")
         assert path.name.partition("-")[2].lstrip("0123456789") == ends
 
@@ -416,7 +423,7 @@ def test_the_later_window_holds_the_next_of_the_long_steps(
         time_ns=lambda: time.time_ns() + ahead_ns, perf_counter_ns=time.perf_counter_ns
     )
     monkeypatch.setattr(_session, "time", clock)
-    monkeypatch.setattr(_step_log, "time", clock)
+    monkeypatch.setattr(step_log, "time", clock)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", world_size)
     with chopper.profile("run", collect=TRACE_ONLY, trace_limit=100) as prof:
@@ -464,7 +471,7 @@ def test_a_loop_without_steps_is_traced_whole(task):
 
 @pytest.mark.parametrize("collect", [(), TRACE_ONLY], ids=["no trace", "a far window"])
 def test_no_step_is_kept_in_memory(collect, monkeypatch):
-    monkeypatch.setattr(_step_log, "_FLUSH_NS", 0)
+    monkeypatch.setattr(step_log, "_FLUSH_NS", 0)
     with chopper.profile("run", collect=collect, steps=(1000, 1001)) as prof:
         for _ in range(100):
             prof.step()
@@ -476,7 +483,7 @@ def test_no_step_is_kept_in_memory(collect, monkeypatch):
 
 
 def test_steps_on_disk_are_said_to_be_traced_and_not(tmp_path):
-    log = _step_log.StepLog(tmp_path)
+    log = step_log.StepLog(tmp_path)
     log.source = "mark"
     log.begin()
     for number in range(6):
@@ -499,7 +506,7 @@ def test_steps_stay_on_disk_until_those_that_replace_them_are(tmp_path):
         with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
             return stream.read_all()["end_ns"].to_pylist()
 
-    log = _step_log.StepLog(tmp_path)
+    log = step_log.StepLog(tmp_path)
     log.source = "optimizer"
     log.begin()
     for end_ns in (10**18, 10**18 + 1):
@@ -545,7 +552,7 @@ def test_a_recording_without_steps_says_so():
 
 
 def test_help_names_the_default_windows():
-    from chopper._steps import DEFAULT_WINDOWS_TEXT
+    from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
 
     assert DEFAULT_WINDOWS_TEXT == "2:7, then 50:55 in their place"
     documented = chopper.profile.__doc__ or ""

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import chopper
-from chopper.run import Run
+from chopper.storage.run import Run
 from tests.profiling.make import TRACE_ONLY, findings_of, names_of, trace_of, traced_of
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import chopper
-from chopper._steps import Window
-from chopper._trace_budget import EVENTS, SECONDS, TraceBudget
 from chopper.errors import UsageError
-from chopper.run import Run
+from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
+from chopper.recording.steps import Window
+from chopper.storage.run import Run
 from tests.profiling.make import (
     TRACE_ONLY,
     findings_of,
@@ -119,7 +119,7 @@ def test_a_raised_limit_is_a_larger_trace(task):
 
 def test_seconds_count_but_not_those_of_the_first_step(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("chopper._trace_budget.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("chopper.recording.budget.time.monotonic", lambda: now[0])
     budget = TraceBudget(1.0, lambda: 0)
     budget.begin(0)
     now[0] = 10 * SECONDS  # compilation, say

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.analyzers.idle import IDLE_CAUSES
+from chopper.analyzers.causes.idle import IDLE_CAUSES
 from chopper.analyzers.replay.graph import EVENT, Graph
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.solve import critical_path, in_python, solve

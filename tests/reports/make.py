@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper import manifest as m
 from chopper.attribution import Attribution, Basis, RankSummary
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from chopper.tables import TABLES
 
 T0_NS = 1_760_000_000_000_000_000

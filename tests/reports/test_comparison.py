@@ -5,8 +5,8 @@ import re
 import pytest
 
 import chopper
-from chopper.analyzers.compare import compare
-from chopper.gate import decide, parse
+from chopper.analyzers.compare.gate import decide, parse
+from chopper.analyzers.compare.runs import compare
 from chopper.reports import comparison as report
 from chopper.reports.comparison_html import waterfall
 from tests.comparing import attribution, trace

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chopper.analyzers.compare import compare
-from chopper.gate import decide, parse
+from chopper.analyzers.compare.gate import decide, parse
+from chopper.analyzers.compare.runs import compare
 from chopper.reports import comparison as report
 from tests.reports.make import HOSTILE, Shape, make
 from tests.reports.test_browser import Opened, browser

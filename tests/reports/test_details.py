@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from chopper.cli import cli
 from chopper.reports import details, text
 from chopper.tables import TABLES

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from chopper import manifest as m
 from chopper.causes import LEAVES
 from chopper.reports import figures, series
 from chopper.reports.series import Series
 from chopper.reports.story import Views, tell
-from chopper.run import Run
+from chopper.storage import manifest as m
+from chopper.storage.run import Run
 from tests.analyzers.make import table as made_table
 from tests.reports.make import Shape, make
 

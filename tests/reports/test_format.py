@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper import _format as fmt
+from chopper import wording as fmt
 from tests.reports import make
 
 

@@ -240,9 +240,9 @@ def test_thinning_keeps_the_holes() -> None:
 
 
 def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribution) -> None:  # noqa: F811
-    from chopper import manifest as m
     from chopper.api import attribute
-    from chopper.run import Run
+    from chopper.storage import manifest as m
+    from chopper.storage.run import Run
 
     part = m.RankManifest(rank=0)
     run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from chopper import reports
-from chopper.manifest import Finding
 from chopper.reports import html
+from chopper.storage.manifest import Finding
 from tests.reports.make import HOSTILE, Shape, make
 
 

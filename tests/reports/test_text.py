@@ -10,11 +10,11 @@ from chopper.attribution import Attribution
 from chopper.causes import CAUSES, LEAVES
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
-from chopper.manifest import Finding
 from chopper.reports import markdown, text
 from chopper.reports.advice import advice
 from chopper.reports.palette import COLORS, color, ink
 from chopper.reports.story import Views, tell
+from chopper.storage.manifest import Finding
 from tests.reports.make import HOSTILE, Shape, make
 
 EXACT = make()

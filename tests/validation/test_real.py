@@ -19,7 +19,7 @@ import pytest
 import chopper
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
-from chopper.run import Run, finalize
+from chopper.storage.run import Run, finalize
 from chopper.validation import real
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import (

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from chopper._own_python import own_python
+from chopper.fresh_python import own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads import ray_cluster
 from chopper.workloads.loading_seen import memory_bytes

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from chopper import experiment as ex
-from chopper.experiment import Headline
+from chopper.experiments import results as ex
+from chopper.experiments.results import Headline
 from chopper.reports.experiment import headline_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
-from chopper import experiment as ex  # noqa: E402
-from chopper._workloads import WorkloadUnavailable, prepare  # noqa: E402
-from chopper.analyzers import repeats  # noqa: E402
+from chopper.analyzers.trace import repeats  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
+from chopper.experiments import results as ex  # noqa: E402
+from chopper.experiments.catalogue import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.workloads import link  # noqa: E402
 from chopper.workloads.interconnect import ring_bytes  # noqa: E402
 

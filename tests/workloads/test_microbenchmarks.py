@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper._workloads import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
+from chopper.experiments.catalogue import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.workloads import collectives, options  # noqa: E402
 from chopper.workloads.collectives import bus_factors, fit  # noqa: E402
 

@@ -17,11 +17,11 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import chopper  # noqa: E402
-from chopper import _workloads  # noqa: E402
-from chopper import experiment as ex  # noqa: E402
-from chopper._workloads import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
 from chopper.analyzers.estimates.memory import memory  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
+from chopper.experiments import catalogue  # noqa: E402
+from chopper.experiments import results as ex  # noqa: E402
+from chopper.experiments.catalogue import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
 from chopper.workloads import offload_tables, places  # noqa: E402
 from chopper.workloads.offload_memory import Saver, live  # noqa: E402
 from chopper.workloads.places import PLACES  # noqa: E402
@@ -58,7 +58,7 @@ def test_every_variant_has_its_place_and_its_option():
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(_workloads, "usable_memory_bytes", lambda: 24_000_000_000)
+    monkeypatch.setattr(catalogue, "usable_memory_bytes", lambda: 24_000_000_000)
     words = ["--size", "8b", "--device", "cpu", "--sequence", "1024"]
     with pytest.raises(WorkloadUnavailable) as refused:
         prepare("offload", ranks=2, variants="ddp", options=words)
@@ -128,7 +128,7 @@ def test_traffic_is_that_of_the_papers():
 def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
     import msgspec
 
-    from chopper.architectures import named
+    from chopper.models.architectures import named
 
     place, (_, capacity) = PLACES[variant], places.capacity_bytes("v100-sxm2-32gb")
     host = 10**12

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
-from chopper import experiment as ex  # noqa: E402
-from chopper._workloads import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
+from chopper.experiments import results as ex  # noqa: E402
+from chopper.experiments.catalogue import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
 from chopper.reports import experiment as report  # noqa: E402
 from chopper.workloads import options  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402

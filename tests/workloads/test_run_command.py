@@ -12,10 +12,10 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from chopper import _workloads
-from chopper._own_python import own_python
-from chopper._workloads import WORKLOADS, WorkloadUnavailable, options_of, prepare
 from chopper.errors import UsageError
+from chopper.experiments import catalogue
+from chopper.experiments.catalogue import WORKLOADS, WorkloadUnavailable, options_of, prepare
+from chopper.fresh_python import own_python
 from tests.conftest import take_signals
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until
@@ -154,7 +154,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(_workloads, "usable_memory_bytes", lambda: 24_000_000_000)
+    monkeypatch.setattr(catalogue, "usable_memory_bytes", lambda: 24_000_000_000)
     with pytest.raises(WorkloadUnavailable) as refused:
         prepare("fsdp2", ranks=2, options=["--size", "8b", "--device", "cpu"])
     # 16 bytes for each of 8.03 billion parameters, and what is not sharded.
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
 
 
 def test_debug_fits_where_the_readme_says_it_runs(monkeypatch):
-    monkeypatch.setattr(_workloads, "usable_memory_bytes", lambda: 1_000_000_000)
+    monkeypatch.setattr(catalogue, "usable_memory_bytes", lambda: 1_000_000_000)
     assert prepare("fsdp1", ranks=2, options=["--device", "cpu"]).ranks == 2
 
 
@@ -183,7 +183,7 @@ def test_automatic_choices_carry_their_reason(monkeypatch):
 
 
 def test_too_many_ranks_for_the_cores_are_warned_of(monkeypatch):
-    monkeypatch.setattr(_workloads, "usable_cores", lambda: 2)
+    monkeypatch.setattr(catalogue, "usable_cores", lambda: 2)
     options = ["--device", "cpu"]
     assert any(
         "3 ranks share 2 cores" in n for n in prepare("fsdp2", ranks=3, options=options).notes
@@ -280,7 +280,9 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
         if victim == "chopper":
             os.kill(process.pid, number)
         else:
-            wanted = "chopper._starter" if victim == "launcher" else "chopper.workloads.fsdp2"
+            wanted = (
+                "chopper.experiments.start" if victim == "launcher" else "chopper.workloads.fsdp2"
+            )
             alive = [p for p in processes_of(output) if p.cmdline()[-1:] and wanted in p.cmdline()]
             ranks = [p for p in alive if p.environ().get("RANK") == "1"]
             (ranks if victim == "rank" else alive)[0].send_signal(number)

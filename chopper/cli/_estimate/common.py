@@ -131,7 +131,7 @@ def show(estimate: _E, page: Callable[[_E], Page], *, as_json: bool, output: Pat
         click.echo(text(made), nl=False)
     if output is not None:
         from chopper.reports import format_of
-        from chopper.storage import write_atomic
+        from chopper.storage.files import write_atomic
 
         write_atomic(output, render(made, estimate, format_of(output)).encode("utf-8", "replace"))
         click.echo(f"written: {output}", err=True)

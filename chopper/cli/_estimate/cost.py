@@ -16,7 +16,7 @@ from chopper.errors import UsageError
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.cost import Against, Priced, Prices
     from chopper.attribution import Attribution
-    from chopper.devices import DevicePeaks
+    from chopper.hardware.devices import DevicePeaks
 
 
 @click.command("cost", short_help="Money and energy per token, step and run.")
@@ -67,9 +67,9 @@ def command(
       chopper estimate cost --device h100-sxm --tokens-per-s 728 --against gb200
       chopper estimate cost --model llama3-70b --device h100-sxm --devices 1024 --tokens 15e12
     """
-    from chopper import prices as lists
     from chopper.analyzers.estimates.cost import cost
-    from chopper.devices import named
+    from chopper.hardware import prices as lists
+    from chopper.hardware.devices import named
     from chopper.reports.estimates.cost import page
 
     check(output, force=force)
@@ -134,7 +134,7 @@ def _throughput(
     measured: dict[str, Any], device: DevicePeaks | None, options: dict[str, Any]
 ) -> tuple[float, str]:
     from chopper.analyzers.estimates.cost import projected_tokens_per_s
-    from chopper.architectures import named
+    from chopper.models.architectures import named
 
     if measured:
         return measured["tokens_per_s"], measured["source"]
@@ -175,7 +175,7 @@ def _against(
     options: dict[str, Any],
 ) -> Against | None:
     from chopper.analyzers.estimates.cost import compare
-    from chopper.devices import named
+    from chopper.hardware.devices import named
 
     if options["against"] is None:
         if options["against_price"] is not None:
@@ -202,11 +202,11 @@ def _measured(source: str, priced: DevicePeaks | None) -> dict[str, Any]:
     Raises:
         UsageError: the run does not tell its tokens, or it was measured on another device.
     """
-    from chopper._format import plural
     from chopper.api import attribute, load
     from chopper.cli._progress import progress
-    from chopper.devices import lookup
+    from chopper.hardware.devices import lookup
     from chopper.views import view
+    from chopper.wording import plural
 
     with progress("attributing"):
         attribution = attribute(load([source]))
@@ -250,8 +250,8 @@ def _measured_on(attribution: Attribution, source: str, device: DevicePeaks) -> 
     Raises:
         UsageError: a rank of the run computed on the CPU, or on another device.
     """
-    from chopper.analyzers.parity import device_of
-    from chopper.devices import lookup
+    from chopper.analyzers.compare.same_work import device_of
+    from chopper.hardware.devices import lookup
 
     for rank in attribution.ranks:
         name = device_of(attribution, rank.rank)

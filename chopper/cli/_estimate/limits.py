@@ -163,8 +163,8 @@ def _of_device(name: str) -> tuple[float, float, float]:
     Raises:
         UsageError: unknown, or one of them is.
     """
-    from chopper.devices import named
     from chopper.errors import UsageError
+    from chopper.hardware.devices import named
 
     device = named(name)
     rates = (

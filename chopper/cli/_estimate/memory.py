@@ -13,7 +13,7 @@ from chopper.errors import UsageError
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.memory import Memory
-    from chopper.architectures import Architecture
+    from chopper.models.architectures import Architecture
 
 _USABLE_RATIO = 0.95
 
@@ -168,8 +168,8 @@ def command(
 
 
 def _architecture(model: str | None, config: Path | None) -> Architecture:
-    from chopper.architectures import named
-    from chopper.model_configs import read_config
+    from chopper.models.architectures import named
+    from chopper.models.configs import read_config
 
     return named(model or "") if config is None else read_config(config)
 
@@ -180,7 +180,7 @@ def _capacity(name: str) -> int:
     Raises:
         UsageError: the device, or its memory, is not known.
     """
-    from chopper.devices import named
+    from chopper.hardware.devices import named
 
     device = named(name)
     if device.memory_bytes.value is None:
@@ -194,7 +194,7 @@ def _of_shapes(
     import msgspec
 
     from chopper.analyzers.estimates.memory import Training, fit, memory
-    from chopper.architectures import CATALOGUE
+    from chopper.models.architectures import CATALOGUE
 
     if given("bucket") and options["strategy"] not in ("zero1", "zero2", "zero3"):
         raise UsageError(

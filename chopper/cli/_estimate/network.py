@@ -10,7 +10,7 @@ import click
 from chopper.cli._estimate.common import COUNT, RATE, SIZE, TIME, check, contradict, show, shown
 from chopper.cli._path import NamedPath
 from chopper.errors import InputError, UsageError
-from chopper.storage import JSON_ERRORS, read_bytes
+from chopper.storage.files import JSON_ERRORS, read_bytes
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.network import Topology
@@ -165,8 +165,8 @@ def calibrated_topology() -> Topology:
     """
     import socket
 
-    from chopper import calibration
     from chopper.analyzers.estimates.network import Topology
+    from chopper.hardware import calibration
 
     here = socket.gethostname()
     stored = [

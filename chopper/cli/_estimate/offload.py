@@ -65,8 +65,8 @@ def command(
       chopper estimate offload llama3-8b --link 50GB/s --sequence 8192 --json
     """
     from chopper.analyzers.estimates.offload import offload
-    from chopper.architectures import named
-    from chopper.model_configs import read_config
+    from chopper.models.architectures import named
+    from chopper.models.configs import read_config
     from chopper.reports.estimates.offload import page
 
     check(output, force=force)
@@ -93,7 +93,7 @@ def _machine(
         UsageError: unknown, or one of its rates is; an efficiency above 1.
     """
     from chopper.analyzers.estimates.offload import Machine
-    from chopper.devices import named
+    from chopper.hardware.devices import named
     from chopper.quantities import between
 
     between(efficiency, 0.001, 1, "--efficiency")

@@ -15,7 +15,7 @@ from chopper.errors import UsageError
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.project import Projection
     from chopper.attribution import Attribution
-    from chopper.devices import DevicePeaks
+    from chopper.hardware.devices import DevicePeaks
 
 
 @click.command("project", short_help="A recorded run on another device, or on more ranks.")
@@ -84,12 +84,12 @@ def command(
       chopper estimate project --module mypackage.model:make --sequence 8192 --device mi300x
       chopper estimate project runs/mine --ranks 8 --ranks 1024 --ranks 100000
     """
-    from chopper import reach
     from chopper.analyzers.estimates.network import Topology
     from chopper.analyzers.estimates.project import project
     from chopper.analyzers.estimates.scaling import SCALES, recorded_step
     from chopper.cli._estimate.network import read_topology
-    from chopper.devices import named
+    from chopper.hardware import reach
+    from chopper.hardware.devices import named
     from chopper.quantities import between
     from chopper.reports.estimates.project import page
     from chopper.views import view
@@ -181,10 +181,10 @@ def _captured(
     target: DevicePeaks,
     clock_mhz: float | None,
 ) -> Projection:
-    from chopper import reach
     from chopper.analyzers.estimates.project import project_captured
     from chopper.cli._progress import progress
     from chopper.collectors.fake_ops import capture_operators
+    from chopper.hardware import reach
 
     with progress("capturing the module"):
         found = capture_operators(module, batch=batch, sequence=sequence, precision=precision)
@@ -212,7 +212,7 @@ def _has_device_events(attribution: Attribution, source: str) -> None:
     Raises:
         UsageError: no rank, or not each, has device events.
     """
-    from chopper.analyzers.host_device import is_host_timeline
+    from chopper.analyzers.trace.host_device import is_host_timeline
 
     ranks = [rank.rank for rank in attribution.ranks]
     without = []
@@ -236,7 +236,7 @@ def _device_of(attribution: Attribution, source: str) -> DevicePeaks:
     Raises:
         UsageError: it has none, several kinds, or one that is not in the table.
     """
-    from chopper.devices import lookup
+    from chopper.hardware.devices import lookup
 
     names = sorted({rank.device for rank in attribution.ranks if rank.device})
     if len(names) != 1:
@@ -256,7 +256,7 @@ def _told(attribution: Attribution, source: str, name: str) -> DevicePeaks:
     Raises:
         UsageError: unknown, or the run itself says another.
     """
-    from chopper.devices import lookup, named
+    from chopper.hardware.devices import lookup, named
 
     told = named(name)
     found = [lookup(rank.device) for rank in attribution.ranks if rank.device]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper._own_python import end_with_parent
-from chopper.storage import unpack_message
+from chopper.fresh_python import end_with_parent
+from chopper.storage.files import unpack_message
 from chopper.validation.injections.injectors import INJECTORS, VOCABULARY, Injector
 from chopper.validation.injections.plan import (
     WARM_UP_STEPS,

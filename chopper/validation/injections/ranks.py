@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper._own_python import own_python
 from chopper.errors import CaptureError
-from chopper.storage import pack_message
+from chopper.fresh_python import own_python
+from chopper.storage.files import pack_message
 from chopper.workloads import link
 
 if TYPE_CHECKING:

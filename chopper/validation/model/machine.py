@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chopper.devices import DevicePeaks, lookup
+from chopper.hardware.devices import DevicePeaks, lookup
 
 FLAVOURS = ("cuda", "rocm")
 

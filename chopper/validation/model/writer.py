@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chopper.manifest import Device
-from chopper.run import RunWriter, StreamWriter, finalize
+from chopper.storage.manifest import Device
+from chopper.storage.run import RunWriter, StreamWriter, finalize
 
 if TYPE_CHECKING:
     from pathlib import Path

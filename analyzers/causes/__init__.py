@@ -1,0 +1,1 @@
+"""Where each nanosecond goes: the causes of computing, communication and idle time."""

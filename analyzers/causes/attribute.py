@@ -1,0 +1,512 @@
+"""Attribute one rank: every nanosecond of its windows to exactly one leaf cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chopper.analyzers.causes.compute import (
+    COMPUTE_CAUSES,
+    MATH_CAUSES,
+    Ceiling,
+    ComputeSplit,
+    split_compute,
+)
+from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
+from chopper.analyzers.causes.exposed import EXPOSED_CAUSES, matched_share, split_exposed
+from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
+from chopper.analyzers.causes.factors import Factors, measure
+from chopper.analyzers.causes.idle import IDLE_CAUSES, Gaps, Grouping, grouping_of, split_idle
+from chopper.analyzers.causes.quality import check_rank
+from chopper.analyzers.causes.states import States, exclusive_states
+from chopper.analyzers.trace.collectives import Communication, describe, link_peaks
+from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable
+from chopper.analyzers.trace.host_device import host_as_device
+from chopper.analyzers.trace.join import Links, link
+from chopper.analyzers.trace.match import Matched
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.windows import Windows, cut_windows
+from chopper.analyzers.views.communication import communication_table
+from chopper.analyzers.work.of_events import EventWork, event_work
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chopper.storage.manifest import Finding
+
+
+@dataclass(frozen=True)
+class RankInput:
+    """What is attributed: the trace tables of one rank, and what is known of its device.
+
+    Attributes:
+        host_span, device_event, step, collective: declared tables.
+        ceiling: peaks, None when they are not known.
+        no_peak_remedy: what to do when they are not, for the message.
+        devices_listed: the trace names devices, so that a lack of device events is a lack.
+        world_size: ranks of the run, None when not known.
+        process_groups: name → global ranks, as far as the trace lists them.
+        device_clock: clock samples of its device, as declared; None when there are none.
+        device_limit: what holds for it over the run, as declared; None when not known.
+        kernel_counter: hardware counters of its kernels, as declared; None when there are none.
+        core_wait: run delays of its thread, as declared; None when there are none.
+        synchronization: what was waited for, as declared; None when the trace does not say.
+        recorded: chopper took the trace.
+    """
+
+    rank: int
+    host_span: pa.Table
+    device_event: pa.Table
+    step: pa.Table
+    collective: pa.Table
+    ceiling: Ceiling | None
+    no_peak_remedy: str
+    devices_listed: bool
+    world_size: int | None = None
+    process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    device_clock: pa.Table | None = None
+    device_limit: pa.Table | None = None
+    kernel_counter: pa.Table | None = None
+    core_wait: pa.Table | None = None
+    synchronization: pa.Table | None = None
+    recorded: bool = False
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """The attribution of one rank, as declared tables.
+
+    Attributes:
+        device_event: as given, or made from host spans on a host-only trace.
+        observed_ns: length of all windows; ``piece.time_ns`` sums to it exactly.
+    """
+
+    rank: int
+    device_event: pa.Table
+    event_link: pa.Table
+    communication: pa.Table
+    piece: pa.Table
+    window: pa.Table
+    gap: pa.Table
+    findings: list[Finding]
+    observed_ns: int
+    ideal_ns: int
+    steps: int
+    coverage: dict[str, tuple[float, float]]
+    """name → (covered, of how much), to be added up over ranks."""
+    work: EventWork | None = None
+    """Work of each device event; None when there are no windows."""
+    factors: Factors | None = None
+    """Measured factors of each device event; None when there are no windows."""
+
+
+@dataclass(frozen=True)
+class JoinedRank:
+    """One rank with its events joined to the host: what ranks are matched by, then attributed."""
+
+    given: RankInput
+    host_only: bool
+    links: Links
+    windows: Windows
+    communication: Communication
+
+    @property
+    def ceiling(self) -> Ceiling | None:
+        """Peaks, unless host times stand in for a device that was not recorded."""
+        return None if self.host_only and self.given.devices_listed else self.given.ceiling
+
+
+def join_rank(given: RankInput) -> JoinedRank:
+    """HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE of one rank -> its links and windows."""
+    host = HostSpans(given.host_span)
+    host_only = given.device_event.num_rows == 0
+    host_rows = None
+    device_table = given.device_event
+    if host_only:
+        device_table, host_rows = host_as_device(host)
+    events = DeviceEvents(device_table)
+    links, windows = _windowed(host, events, given, host_rows)
+    if windows.numbers.size and windows.numbers[0] < 0 and _any_traced(given.step):
+        # No step holds work of its own: the trace is one window, and its work belongs to that.
+        given = replace(given, step=_untraced(given.step))
+        links, windows = _windowed(host, events, given, host_rows)
+    return JoinedRank(
+        given,
+        host_only,
+        links,
+        windows,
+        describe(links, given.collective, given.rank, given.world_size, given.process_groups),
+    )
+
+
+def _windowed(
+    host: HostSpans, events: DeviceEvents, given: RankInput, host_rows: np.ndarray | None
+) -> tuple[Links, Windows]:
+    links = link(host, events, given.step, given.collective, host_rows)
+    traced = given.step.filter(given.step["traced"]) if given.step.num_rows else given.step
+    return links, cut_windows(links, ints(traced, "number"))
+
+
+def _any_traced(step: pa.Table) -> bool:
+    return bool(pc.any(step["traced"]).as_py())
+
+
+def _untraced(step: pa.Table) -> pa.Table:
+    """The same steps, none of which the trace covers."""
+    traced = pa.array(np.zeros(step.num_rows, dtype=bool))
+    return step.set_column(
+        step.schema.get_field_index("traced"), step.schema.field("traced"), traced
+    )
+
+
+def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankResult:
+    """Attribute one rank -> PIECE, WINDOW, GAP, EVENT_LINK.
+
+    Args:
+        joined: from :func:`join_rank`.
+        matched: its collectives matched with the other ranks'; None when it is alone.
+    """
+    given, links, windows = joined.given, joined.links, joined.windows
+    events = links.events
+    declared = TABLES["piece"]
+    if not len(windows):
+        return _empty(joined)
+    # Layers and phases pass through large arrays: before what is kept has grown.
+    _ = links.layers, links.phase
+    links.host.forget("sequence_id", "forward_tid")
+    states, waiting = _states(joined, matched)
+    gaps = split_idle(states, links)
+    work = event_work(links, joined.ceiling)
+    # What is known of each event is found: the host's own arrays make room for what follows.
+    _ = links.sharding_copy, links.op_names
+    links.forget("span_phase")
+    links.host.forget("start_ns", "dur_ns", "end_ns", "kinds", "nesting")
+    factors = measure(
+        links,
+        states,
+        work,
+        joined.ceiling,
+        given.device_clock,
+        given.kernel_counter,
+        given.device_limit,
+    )
+    compute = split_compute(states, links, work, factors)
+    exposed = split_exposed(states, joined, matched, waiting)
+    columns = _Columns(links, given.rank)
+    computing, preparing = _without_a_core(joined, states, compute, gaps)
+    piece = pa.concat_tables(
+        [
+            columns.pieces(
+                states.window[compute.fragment],
+                compute.cause,
+                COMPUTE_CAUSES,
+                states.event_row[compute.fragment],
+                compute.time_ns,
+                computing,
+                "compute.core_wait",
+            ),
+            columns.pieces(
+                states.window[exposed.fragment],
+                exposed.cause,
+                EXPOSED_CAUSES,
+                states.event_row[exposed.fragment],
+                exposed.time_ns,
+            ),
+            columns.pieces(
+                gaps.window,
+                gaps.cause,
+                IDLE_CAUSES,
+                gaps.event_row,
+                gaps.end_ns - gaps.start_ns,
+                preparing,
+                "idle.preparation.core_wait",
+                grouping=Grouping(gaps.phase, gaps.layer, gaps.op),
+                named=gaps.of_event,
+            ),
+        ]
+    ).unify_dictionaries()
+    observed = int(windows.bounds_ns[-1] - windows.bounds_ns[0])
+    total = int(piece["time_ns"].to_numpy().sum())
+    if total != observed:
+        raise AssertionError(
+            f"rank {given.rank}: causes sum to {total} ns, windows to {observed} ns"
+        )
+    piece, window = declared.validate(piece), _window_table(given.rank, windows)
+    gap = _gap_table(given.rank, gaps)
+    if not windows.recorded.all():
+        piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
+    is_ideal = pc.equal(piece["cause"], "compute.ideal")
+    lengths = np.diff(windows.bounds_ns)[windows.recorded]
+    return RankResult(
+        rank=given.rank,
+        device_event=events.table,
+        event_link=links.table(windows),
+        communication=_communication(joined, matched),
+        piece=piece,
+        window=window,
+        gap=gap,
+        findings=_findings(joined, compute.too_fast, compute.of_peak_ratio)
+        + check_factors(given.rank, links, factors, compute),
+        observed_ns=int(lengths.sum()),
+        ideal_ns=pc.sum(piece["time_ns"].filter(is_ideal)).as_py() or 0,
+        steps=len(lengths),
+        coverage=_coverage(
+            links,
+            compute.cause,
+            compute.time_ns,
+            work.math[states.event_row[compute.fragment]],
+            work.known[states.event_row[compute.fragment]],
+        )
+        | {
+            "collectives_matched_ratio": matched_share(joined.communication, matched),
+            "clock_ratio": clock_coverage(links, factors),
+        },
+        work=work,
+        factors=factors,
+    )
+
+
+def _recorded(table: pa.Table, windows: Windows) -> pa.Table:
+    """The rows of windows in which the trace was being taken, their indices counted anew."""
+    step = ints(table, "step_index")
+    inside = windows.recorded[step]
+    index = (np.cumsum(windows.recorded) - 1)[step[inside]].astype(np.int32)
+    place = table.schema.get_field_index("step_index")
+    return table.filter(pa.array(inside)).set_column(
+        place, table.schema.field(place), pa.array(index)
+    )
+
+
+def _findings(joined: JoinedRank, too_fast: int, of_peak_ratio: float = 0.0) -> list[Finding]:
+    return check_rank(
+        joined.given.rank,
+        joined.links,
+        joined.windows,
+        no_peak_remedy=joined.given.no_peak_remedy,
+        devices_listed=joined.given.devices_listed,
+        host_only=joined.host_only,
+        ceiling=joined.ceiling,
+        too_fast=too_fast,
+        of_peak_ratio=of_peak_ratio,
+        settling_count=_settling_count(joined),
+        recorded=joined.given.recorded,
+    )
+
+
+def _settling_count(joined: JoinedRank) -> int:
+    """Steps that the trace covers, at least in part, and that do not count."""
+    step, events = joined.given.step, joined.links.events
+    if not step.num_rows or not len(events):
+        return 0
+    uncounted = step.filter(pc.invert(step["traced"]))
+    first_ns = int(events.start_ns.min())
+    begin_ns = int(joined.windows.bounds_ns[0])
+    ends = ints(uncounted, "end_ns")
+    return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
+
+
+def _communication(joined: JoinedRank, matched: Matched | None) -> pa.Table:
+    peaks = link_peaks(joined.communication.kinds, joined.ceiling)
+    return communication_table(
+        joined.given.rank, joined.links, joined.communication, matched, peaks
+    )
+
+
+def _empty(joined: JoinedRank) -> RankResult:
+    return RankResult(
+        rank=joined.given.rank,
+        device_event=joined.links.events.table,
+        event_link=joined.links.table(joined.windows),
+        communication=_communication(joined, None),
+        piece=TABLES["piece"].empty(),
+        window=TABLES["window"].empty(),
+        gap=TABLES["gap"].empty(),
+        findings=_findings(joined, 0),
+        observed_ns=0,
+        ideal_ns=0,
+        steps=0,
+        coverage={},
+    )
+
+
+def _states(joined: JoinedRank, matched: Matched | None) -> tuple[States, np.ndarray]:
+    """Sweep the rank's events, matched collectives cut where the last rank came.
+
+    Returns:
+        The states, with ``event_row`` in rows of `device_event`, and per fragment whether it lies
+        before the last rank came.
+    """
+    events, work_class = joined.links.events, joined.links.work_class
+    start, end = events.start_ns, events.end_ns
+    if matched is None or not (matched.ready_ns >= 0).any():
+        states = exclusive_states(start, end, work_class, joined.windows)
+        return states, np.zeros(len(states.event_row), dtype=bool)
+    ready = np.clip(matched.ready_ns, start, end)
+    cut = (matched.ready_ns >= 0) & (ready > start)
+    rows = np.flatnonzero(cut)
+    # The waiting part stands in the event's place; the transfer comes as a row of its own.
+    swept = exclusive_states(
+        np.concatenate([start, ready[rows]]),
+        np.concatenate([np.where(cut, ready, end), end[rows]]),
+        np.concatenate([work_class, work_class[rows]]),
+        joined.windows,
+    )
+    origin = np.concatenate([np.arange(len(events)), rows])
+    waits = np.concatenate([cut, np.zeros(len(rows), dtype=bool)])
+    return replace(swept, event_row=origin[swept.event_row]), waits[swept.event_row]
+
+
+def _without_a_core(
+    joined: JoinedRank, states: States, compute: ComputeSplit, gaps: Gaps
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """How much of each piece of computing and of idle time was waiting for a core.
+
+    Only without a device: beside one, the host may run ahead, and its waits need not matter.
+    """
+    wait, sleep = wait_of_steps(joined.given.core_wait, joined.windows.numbers)
+    if not joined.host_only or not wait.any():
+        return None, None
+    window = np.concatenate([states.window[compute.fragment], gaps.window])
+    time_ns = np.concatenate([compute.time_ns, gaps.end_ns - gaps.start_ns])
+    may_sleep = np.concatenate([np.zeros(len(compute.cause), bool), _MAY_SLEEP[gaps.cause]])
+    # The rest of a window is communication that nothing hides.
+    exposed = np.diff(joined.windows.bounds_ns) - np.bincount(window, time_ns, len(wait))
+    may_wait = np.concatenate([_MAY_WAIT_COMPUTING[compute.cause], _MAY_WAIT_IDLE[gaps.cause]])
+    held = awake(window, time_ns, may_sleep, exposed, sleep)
+    held = np.where(may_wait, held, 0)
+    count = len(compute.cause)
+    computing = computing_of_steps(joined.given.core_wait, joined.windows.numbers)
+    if computing is not None:
+        return (
+            taken(window[:count], held[:count], computing),
+            taken(window[count:], held[count:], wait - computing),
+        )
+    found = taken(window, held, wait)
+    return found[:count], found[count:]
+
+
+_MAY_WAIT_COMPUTING = np.array(
+    [not c.endswith(("compute.ideal", ".roofline")) for c in COMPUTE_CAUSES]
+)
+"""What the hardware takes at its peak is not waiting."""
+_MAY_WAIT_IDLE = np.array(
+    [c.startswith("idle.preparation.") and not c.endswith(".collective_wait") for c in IDLE_CAUSES]
+)
+"""Who waits for another rank does not ask for a core."""
+_MAY_SLEEP = np.array(
+    [c.endswith((".data", ".synchronization", ".collective_wait")) for c in IDLE_CAUSES]
+)
+"""Waiting for somebody else, if it is not working for itself."""
+
+
+class _Columns:
+    """Makes `piece` tables from codes."""
+
+    def __init__(self, links: Links, rank: int) -> None:
+        self.links = links
+        self.rank = rank
+
+    def pieces(
+        self,
+        window: np.ndarray,
+        cause: np.ndarray,
+        causes: list[str],
+        event: np.ndarray,
+        time_ns: np.ndarray,
+        taken_ns: np.ndarray | None = None,
+        taken_by: str = "",
+        *,
+        grouping: Grouping | None = None,
+        named: np.ndarray | None = None,
+    ) -> pa.Table:
+        """Pieces, and out of each what another cause takes of it as a piece of its own.
+
+        Args:
+            grouping: of each piece; its event's where it is None.
+            named: mask of the pieces that belong to the event's kernel; None for all.
+        """
+        links = self.links
+        if grouping is None:
+            grouping = grouping_of(links, event)
+        kernel = event if named is None else np.where(named, event, -1)
+        if taken_ns is not None:
+            kept, took = np.flatnonzero(time_ns > taken_ns), np.flatnonzero(taken_ns)
+            rows = np.concatenate([kept, took])
+            causes = [*causes, taken_by]
+            cause = np.concatenate([cause[kept], np.full(len(took), len(causes) - 1)])
+            time_ns = np.concatenate([(time_ns - taken_ns)[kept], taken_ns[took]])
+            window, event, kernel = window[rows], event[rows], kernel[rows]
+            grouping = Grouping(*(column[rows] for column in grouping))
+        codes, kernels = links.events.names
+        name = np.where(kernel >= 0, codes[kernel], -1) if len(codes) else kernel
+        return pa.Table.from_arrays(
+            [
+                pa.array(np.full(len(event), self.rank, dtype=np.int32)),
+                pa.array(window.astype(np.int32)),
+                dictionary(cause, causes),
+                nullable(event),
+                dictionary(grouping.phase, links.phases),
+                dictionary(grouping.layer, links.layers[1]),
+                dictionary(grouping.op, links.op_names[1]),
+                dictionary(name, kernels),
+                pa.array(time_ns.astype(np.int64)),
+            ],
+            schema=TABLES["piece"].arrow,
+        )
+
+
+def _window_table(rank: int, windows: Windows) -> pa.Table:
+    count = len(windows)
+    return pa.Table.from_arrays(
+        [
+            pa.array(np.full(count, rank, dtype=np.int32)),
+            pa.array(np.arange(count, dtype=np.int32)),
+            nullable(windows.numbers),
+            pa.array(windows.bounds_ns[:-1]),
+            pa.array(windows.bounds_ns[1:]),
+        ],
+        schema=TABLES["window"].arrow,
+    )
+
+
+def _gap_table(rank: int, gaps: Gaps) -> pa.Table:
+    return pa.Table.from_arrays(
+        [
+            pa.array(np.full(len(gaps.start_ns), rank, dtype=np.int32)),
+            pa.array(gaps.window.astype(np.int32)),
+            pa.array(gaps.start_ns),
+            pa.array(gaps.end_ns),
+            dictionary(gaps.cause, IDLE_CAUSES),
+            nullable(gaps.event_row),
+        ],
+        schema=TABLES["gap"].arrow,
+    )
+
+
+def _coverage(
+    links: Links,
+    cause: np.ndarray,
+    time_ns: np.ndarray,
+    math_work: np.ndarray,
+    known_work: np.ndarray,
+) -> dict[str, tuple[float, float]]:
+    compute = float(time_ns.sum())
+    unmodelled = float(time_ns[cause == COMPUTE_CAUSES.index("compute.unmodelled")].sum())
+    split = [COMPUTE_CAUSES.index(c) for c in MATH_CAUSES]
+    math = float(time_ns[np.isin(cause, split) & math_work].sum())
+    no_peak = float(time_ns[cause == COMPUTE_CAUSES.index("compute.no_peak")].sum())
+    events = float(len(links.events))
+    layered = matching(*links.layers, lambda _: True) if len(links.layers[1]) else np.zeros(0)
+    return {
+        "compute_modelled_ratio": (compute - unmodelled, compute),
+        "work_known_ratio": (float(time_ns[known_work].sum()), compute),
+        "math_with_peak_ratio": (math, math + no_peak),
+        "launch_known_ratio": (float(links.has_launch.sum()), events),
+        "operator_known_ratio": (float((links.op_row >= 0).sum()), events),
+        "layer_known_ratio": (float(layered.sum()), events),
+    }

@@ -1,0 +1,382 @@
+"""Clock samples joined to kernels in time: each kernel's mean clock, how well it is known, and why.
+
+A driver's clock is a reading at one moment. Between two readings the clock is taken to change
+linearly: where it stepped from one level to the other at a moment that nobody saw, that is its
+expectation, and the error of the mean is at most half of the difference. The mean over a kernel is
+the integral over it divided by its duration, exact for any placing of kernels among samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace.columns import ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.trace.tables import DeviceEvents
+
+KNOWN, NO_SAMPLES, NO_OVERLAP, SPARSE = range(4)
+"""What became of one event: its clock is known; its device has no usable sample; none on either side
+of it; or they are too far apart."""
+
+CLOCK_LABELS = ["power_cap", "thermal", "application", "idle_ramp", "host_limited", "unlabelled"]
+_POWER, _THERMAL, _APPLICATION, _IDLE, _HOST, _UNLABELLED = range(len(CLOCK_LABELS))
+# NVML's clocks event reasons. HW slowdown (8) alone says neither heat nor power.
+_BITS = {
+    _POWER: 0x4 | 0x80 | 0x200,
+    _THERMAL: 0x20 | 0x40,
+    _APPLICATION: 0x2 | 0x10 | 0x100,
+}
+_IDLE_BIT, _SET_BIT = 0x1, 0x2
+
+MAX_GAP_NS = 500_000_000
+"""Samples further apart tell nothing of the time between, even when they agree."""
+SAMPLES_PER_CHANGE = 4
+"""At least this many gaps must fit between two changes of the clock, in the mean."""
+CHANGE_RATIO = 1.10
+"""Neighbours that differ by more are a change."""
+_SET_RATIO = 0.01
+"""A clock this close to the one that was set, with nothing else that holds it, is held by that."""
+_IDLE_NS = 5_000_000
+_RAMP_NS = 500_000_000
+_RISE_RATIO = 1.05
+"""After an idle stretch a clock that will rise by more within half a second is still ramping up."""
+HOLE_FACTOR = 4
+"""A gap so many times the median, with a change in it, is a hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventClocks:
+    """The clock of each device event.
+
+    Attributes:
+        clock_hz: mean over the event, NaN where not known.
+        error_hz: bound of its error from sampling, NaN where not known.
+        state: KNOWN, or why the clock is not.
+        readers: device → its samples, for labels.
+    """
+
+    clock_hz: np.ndarray
+    error_hz: np.ndarray
+    state: np.ndarray
+    readers: dict[int, ClockSeries]
+
+    @property
+    def known(self) -> np.ndarray:
+        """Mask of the events whose clock is known."""
+        return self.state == KNOWN
+
+
+def join_clocks(
+    events: DeviceEvents, samples: pa.Table, *, set_hz: float | None = None
+) -> EventClocks:
+    """Mean clock of each device event. DEVICE_EVENT, DEVICE_CLOCK -> EventClocks.
+
+    Samples of one device belong to the events of the only device of a trace, whatever numbers the
+    driver and the trace give it; with several, numbers must agree. The host's own events have none.
+
+    Args:
+        set_hz: clock that the device was set to, where that is known.
+    """
+    count = len(events)
+    if not samples.num_rows or not count:
+        unknown = np.broadcast_to(np.nan, count)
+        return EventClocks(unknown, unknown, np.full(count, NO_SAMPLES, dtype=np.int8), {})
+    found = EventClocks(
+        np.full(count, np.nan),
+        np.full(count, np.nan),
+        np.full(count, NO_SAMPLES, dtype=np.int8),
+        {},
+    )
+    sample_device = ints(samples, "device_id")
+    devices = np.unique(events.device_id[events.device_id >= 0])
+    one = len(devices) == 1 and len(np.unique(sample_device)) == 1
+    for device in devices:
+        own = samples if one else samples.filter(sample_device == device)
+        series = ClockSeries.of(own, set_hz=set_hz)
+        if series is None:
+            continue
+        rows = np.flatnonzero(events.device_id == device)
+        start, end = events.start_ns[rows], events.end_ns[rows]
+        series = series.ramped(*_idle_stretches(start, end)).around(
+            int(start.min()), int(end.max())
+        )
+        if series is None:
+            found.state[rows] = NO_OVERLAP
+            continue
+        at = series.place(start, end)
+        found.readers[int(device)] = series
+        found.state[rows] = np.where(
+            ~at.inside, NO_OVERLAP, np.where(series.trusted_within(at), KNOWN, SPARSE)
+        )
+        good = found.state[rows] == KNOWN
+        found.clock_hz[rows] = np.where(good, series.mean(series.clock_hz, at), np.nan)
+        found.error_hz[rows] = np.where(good, series.mean_error(at), np.nan)
+    return found
+
+
+def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Times between events, sorted by start, in which a device was idle long enough to slow down."""
+    if len(start_ns) < 2:
+        return start_ns[:0], start_ns[:0]
+    latest = np.maximum.accumulate(end_ns)[:-1]
+    idle = np.flatnonzero(start_ns[1:] - latest >= _IDLE_NS)
+    return latest[idle], start_ns[1:][idle]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where intervals lie among samples: gap of the start and of the end, and how deep in it."""
+
+    inside: np.ndarray
+    first: np.ndarray
+    head_ns: np.ndarray
+    last: np.ndarray
+    tail_ns: np.ndarray
+
+
+@dataclass(frozen=True)
+class ClockSeries:
+    """Readings of one device in time order, at distinct times, all with a clock.
+
+    Attributes:
+        time_ns, span_ns, clock_hz: one per reading.
+        power_w: NaN where absent.
+        reasons: bits, -1 where absent.
+    """
+
+    time_ns: np.ndarray
+    span_ns: np.ndarray
+    clock_hz: np.ndarray
+    power_w: np.ndarray
+    reasons: np.ndarray
+
+    @classmethod
+    def of(cls, samples: pa.Table, *, set_hz: float | None = None) -> ClockSeries | None:
+        """Rows with a clock above zero; None when there is none.
+
+        Args:
+            set_hz: clock that the device was set to. A reading at it for which the driver names no
+                reason is held by that setting: AMD's drivers have no reason of this name.
+        """
+        clock = ints(samples, "sm_clock_hz")
+        # The last of several readings of one time counts.
+        time, reverse = np.unique(ints(samples, "time_ns")[::-1], return_index=True)
+        keep = len(clock) - 1 - reverse
+        good = clock[keep] > 0
+        time, keep = time[good], keep[good]
+        if not len(time):
+            return None
+        power = samples["power_w"].to_numpy(zero_copy_only=False).astype(np.float64)
+        reasons = ints(samples, "event_reasons")[keep]
+        if set_hz is not None:
+            at_it = np.abs(clock[keep] / set_hz - 1) <= _SET_RATIO
+            reasons = np.where((reasons == 0) & at_it, _SET_BIT, reasons)
+        return cls(
+            time,
+            np.maximum(ints(samples, "span_ns"), 0)[keep],
+            clock[keep].astype(np.float64),
+            power[keep],
+            reasons,
+        )
+
+    def ramped(self, idle_from_ns: np.ndarray, idle_until_ns: np.ndarray) -> ClockSeries:
+        """The readings, with those marked that still rise after the device was idle.
+
+        A driver names idling while it lasts, if at all; on the way up it names nothing. A reading
+        without a reason is of a ramp when it lies in an idle stretch, or within half a second after
+        one and before the highest clock of that time, and well below it.
+        """
+        open_ = self.reasons == 0
+        if not len(idle_from_ns) or not open_.any():
+            return self
+        time, clock = self.time_ns, self.clock_hz
+        last = np.searchsorted(idle_from_ns, time, side="right") - 1
+        after = last >= 0
+        last = np.maximum(last, 0)
+        until = np.append(idle_from_ns[1:], np.iinfo(np.int64).max)
+        until = np.minimum(until, idle_until_ns + _RAMP_NS)
+        ramping = np.zeros(len(time), dtype=bool)
+        low = np.searchsorted(time, idle_from_ns, side="left")
+        high = np.searchsorted(time, until, side="right")
+        some = np.flatnonzero(high > low)
+        if len(some):
+            bounds = np.stack([low[some], high[some]], axis=1).ravel()
+            padded = np.append(clock, 0.0)
+            top = np.zeros(len(low))
+            top[some] = np.maximum.reduceat(padded, bounds)[::2]
+            below = after & (clock * _RISE_RATIO < top[last]) & (time <= until[last])
+            # Only what comes before the top: later on a clock that falls has another cause.
+            at_top = after & (clock * _RISE_RATIO >= top[last]) & (time >= idle_until_ns[last])
+            first_top = np.full(len(low), np.iinfo(np.int64).max)
+            np.minimum.at(first_top, last[at_top], time[at_top])
+            ramping = below & (time < first_top[last])
+        reasons = np.where(open_ & ramping, _IDLE_BIT, self.reasons)
+        return ClockSeries(time, self.span_ns, clock, self.power_w, reasons)
+
+    def around(self, start_ns: int, end_ns: int) -> ClockSeries | None:
+        """The readings of a time and one beyond it on either side; None when there are not two.
+
+        The first and the last reading are held for one median gap, where that is short enough to
+        tell of the time between readings at all.
+        """
+        if len(self.time_ns) < 2:
+            return None
+        hold = int(np.median(np.diff(self.time_ns)))
+        hold = hold if hold <= MAX_GAP_NS else 0
+        if start_ns > self.time_ns[-1] + hold or end_ns < self.time_ns[0] - hold:
+            return None
+        low = max(int(np.searchsorted(self.time_ns, start_ns, side="right")) - 1, 0)
+        high = min(int(np.searchsorted(self.time_ns, end_ns, side="left")) + 1, len(self.time_ns))
+        high = max(high, 2)
+        low = min(low, high - 2)
+        index = np.arange(low, high)
+        if hold:
+            index = np.concatenate([[low], index, [high - 1]])
+        time = self.time_ns[index]
+        if hold:
+            time[0] -= hold
+            time[-1] += hold
+        return ClockSeries(
+            time,
+            self.span_ns[index],
+            self.clock_hz[index],
+            self.power_w[index],
+            self.reasons[index],
+        )
+
+    @cached_property
+    def gap_ns(self) -> np.ndarray:
+        """Time from each reading to the next."""
+        return np.diff(self.time_ns)
+
+    @cached_property
+    def changes(self) -> np.ndarray:
+        """Mask of the gaps over which the clock changed."""
+        return np.abs(np.diff(np.log(self.clock_hz))) > np.log(CHANGE_RATIO)
+
+    @cached_property
+    def bound_ns(self) -> float:
+        """How far apart two readings may be: less where the clock changes faster."""
+        changes = int(self.changes.sum())
+        if not changes:
+            return float(MAX_GAP_NS)
+        between = (self.time_ns[-1] - self.time_ns[0]) / changes
+        return float(min(MAX_GAP_NS, between / SAMPLES_PER_CHANGE))
+
+    @cached_property
+    def trusted(self) -> np.ndarray:
+        """Mask of the gaps that are short enough for how fast the clock changes."""
+        gap = self.gap_ns
+        span = (self.span_ns[:-1] + self.span_ns[1:]) / 2
+        hole = self.changes & (gap > HOLE_FACTOR * np.median(gap))
+        mask: np.ndarray = (gap + span <= self.bound_ns) & ~hole
+        return mask
+
+    def place(self, start_ns: np.ndarray, end_ns: np.ndarray) -> Place:
+        """Place intervals among the readings."""
+        last_gap = len(self.time_ns) - 2
+        first = np.clip(np.searchsorted(self.time_ns, start_ns, side="right") - 1, 0, last_gap)
+        last = np.clip(np.searchsorted(self.time_ns, end_ns, side="left") - 1, first, last_gap)
+        return Place(
+            (start_ns >= self.time_ns[0]) & (end_ns <= self.time_ns[-1]),
+            first,
+            (start_ns - self.time_ns[first]).astype(np.float64),
+            last,
+            (end_ns - self.time_ns[last]).astype(np.float64),
+        )
+
+    def trusted_within(self, at: Place) -> np.ndarray:
+        """Whether all gaps that an interval touches are trusted."""
+        bad = np.concatenate([[0], np.cumsum(~self.trusted)])
+        mask: np.ndarray = bad[at.last + 1] == bad[at.first]
+        return mask
+
+    def mean(self, values: np.ndarray, at: Place) -> np.ndarray:
+        """Mean over each interval of a series that is linear between its values."""
+        gap = self.gap_ns.astype(np.float64)
+        slope = np.diff(values) / gap
+        # In one gap, the mean of a line is its middle: nothing large is subtracted.
+        found = values[at.first] + slope[at.first] * (at.head_ns + at.tail_ns) / 2
+        rows = np.flatnonzero(at.first < at.last)
+        if len(rows):
+            first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
+            whole = np.concatenate([[0.0], np.cumsum((values[:-1] + values[1:]) / 2 * gap)])
+            left = gap[first] - at.head_ns[rows]
+            head = left * (values[first + 1] - slope[first] * left / 2)
+            tail = tail_ns * (values[last] + slope[last] * tail_ns / 2)
+            between = (self.time_ns[last] - self.time_ns[first + 1]).astype(np.float64)
+            length = left + between + tail_ns
+            found[rows] = (head + whole[last] - whole[first + 1] + tail) / length
+        return found
+
+    def mean_power(self, at: Place) -> np.ndarray:
+        """Mean board power over each interval; NaN where a reading that it needs has none."""
+        absent = np.isnan(self.power_w)
+        touched = np.concatenate([[0], np.cumsum(absent[:-1] | absent[1:])])
+        power = self.mean(np.where(absent, 0.0, self.power_w), at)
+        return np.where(touched[at.last + 1] == touched[at.first], power, np.nan)
+
+    def mean_error(self, at: Place) -> np.ndarray:
+        """Bound of the error of the mean clock: half of the change over each gap, time-weighted."""
+        half = np.abs(np.diff(self.clock_hz)) / 2
+        found = half[at.first]
+        rows = np.flatnonzero(at.first < at.last)
+        if len(rows):
+            first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
+            whole = np.concatenate([[0.0], np.cumsum(half * self.gap_ns)])
+            left = self.gap_ns[first] - at.head_ns[rows]
+            between = self.time_ns[last] - self.time_ns[first + 1]
+            area = left * half[first] + whole[last] - whole[first + 1] + tail_ns * half[last]
+            found[rows] = area / (left + between + tail_ns)
+        return found
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """(readings, labels): what held the clock at each reading, shares that sum to 1."""
+        reasons = self.reasons
+        found = np.zeros((len(reasons), len(CLOCK_LABELS)))
+        known = reasons >= 0
+        for label, bits in _BITS.items():
+            found[:, label] = known & ((reasons & bits) != 0)
+        held = found.sum(axis=1) > 0
+        found[:, _IDLE] = known & ~held & ((reasons & _IDLE_BIT) != 0)
+        found[:, _HOST] = known & (reasons == 0)
+        found[found.sum(axis=1) == 0, _UNLABELLED] = 1
+        return found / found.sum(axis=1, keepdims=True)
+
+    def blame(self, at: Place, reference_hz: np.ndarray) -> np.ndarray:
+        """(intervals, labels): how far below the reference each label held the clock.
+
+        Each reading's deficit counts for its labels, so that a kernel whose second half was
+        throttled has its whole clock loss under that throttle. Where no reading near it lies
+        below the reference, the loss is unlabelled.
+        """
+        found = np.zeros((len(reference_hz), len(CLOCK_LABELS)))
+        for reference in np.unique(reference_hz):
+            rows = np.flatnonzero(reference_hz == reference)
+            part = Place(*(getattr(at, name)[rows] for name in Place.__slots__))
+            deficit = np.maximum(reference - self.clock_hz, 0.0)
+            for label in range(len(CLOCK_LABELS)):
+                weight = self.labels[:, label] * deficit
+                if weight.any():
+                    found[rows, label] = np.maximum(self.mean(weight, part), 0.0)
+        found[found.sum(axis=1) <= 0, _UNLABELLED] = 1
+        return found
+
+    def label_time(self, at: Place) -> tuple[np.ndarray, np.ndarray]:
+        """Share of each interval in which each label held, and in which reasons were read at all.
+
+        Returns:
+            (intervals, labels) and (intervals,). Time without a reason counts for no label, not even
+            for the last one.
+        """
+        told = (self.reasons >= 0).astype(np.float64)
+        shares = (self.mean(np.ascontiguousarray(c * told), at) for c in self.labels.T)
+        return np.stack(list(shares), axis=1), self.mean(told, at)

@@ -1,0 +1,244 @@
+"""Level 2 compute: what each kernel's time was spent on.
+
+For a kernel of model math t = t_ideal · f_roofline · f_clock · f_contention · f_waves ·
+f_instructions · f_tensor · f_rest; for memory-bound work t = t_roofline · f_clock · f_contention ·
+f_rest. The product becomes additive shares with the logarithmic mean. All other work has causes of
+its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.causes.shares import apportion, fit
+from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.work.of_events import WORK_CAUSES, EventWork, main_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper.analyzers.causes.factors import Factors
+    from chopper.analyzers.causes.last_wave import UnitLimits
+    from chopper.analyzers.causes.states import States
+    from chopper.analyzers.trace.join import Links
+
+MATH_CAUSES = [
+    "compute.ideal",
+    "compute.roofline",
+    "compute.clock.power_cap",
+    "compute.clock.thermal",
+    "compute.clock.application",
+    "compute.clock.idle_ramp",
+    "compute.clock.host_limited",
+    "compute.clock.unlabelled",
+    "compute.contention",
+    "compute.efficiency.wave_quantization",
+    "compute.efficiency.instructions",
+    "compute.efficiency.tensor_core",
+    "compute.efficiency.rest",
+]
+"""What model math with a known peak is split into."""
+COMPUTE_CAUSES = [
+    *MATH_CAUSES,
+    "compute.no_peak",
+    "compute.recompute",
+    "compute.optimizer",
+    "compute.outside_training",
+    "compute.fsdp_copy",
+    "compute.vector.roofline",
+    "compute.vector.excess",
+    "compute.vector.no_bytes",
+    "compute.unmodelled",
+]
+_IDEAL = COMPUTE_CAUSES.index("compute.ideal")
+_ROOFLINE = COMPUTE_CAUSES.index("compute.roofline")
+_REST = COMPUTE_CAUSES.index("compute.efficiency.rest")
+_CONTENTION = COMPUTE_CAUSES.index("compute.contention")
+_WAVES = COMPUTE_CAUSES.index("compute.efficiency.wave_quantization")
+_INSTRUCTIONS = COMPUTE_CAUSES.index("compute.efficiency.instructions")
+_TENSOR = COMPUTE_CAUSES.index("compute.efficiency.tensor_core")
+_CLOCK = [COMPUTE_CAUSES.index(f"compute.clock.{label}") for label in CLOCK_LABELS]
+_NO_REASON = _CLOCK[CLOCK_LABELS.index("unlabelled")]
+_VECTOR_ROOFLINE = COMPUTE_CAUSES.index("compute.vector.roofline")
+_VECTOR_EXCESS = COMPUTE_CAUSES.index("compute.vector.excess")
+_SCALE_SAID = 0.98
+"""Factors scaled by less are rounding and noise."""
+_OF_WORK = np.array([COMPUTE_CAUSES.index(cause) for cause in WORK_CAUSES])
+
+
+def _unknown(_: str) -> float | None:
+    """No clock is known."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the device can do at most.
+
+    Attributes:
+        flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
+        memory_bytes_per_s: bandwidth of its memory, None for unknown.
+        source: where these come from.
+        link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
+        link_group_count: fewest ranks of a group among which a rank has all of that bandwidth.
+        reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
+        units_count: streaming multiprocessors or compute units, None for unknown.
+        unit_limits: what is resident on one of them at most, None for unknown.
+        dies_count: dies (XCD) whose counters AMD's tools add up, None for unknown.
+    """
+
+    flop_per_s: Callable[[str], float | None]
+    memory_bytes_per_s: float | None
+    source: str
+    link_bytes_per_s: float | None = None
+    link_group_count: int = 2
+    reference_clock_hz: Callable[[str], float | None] = _unknown
+    units_count: int | None = None
+    unit_limits: UnitLimits | None = None
+    dies_count: int | None = None
+
+
+MOST_OF_A_PEAK = 1.05
+"""What may be reached of a ceiling before the ceiling, or what is held against it, must be wrong.
+
+Nothing exceeds a true peak; clocks above the reference clock, and measured ceilings, whose repeats
+differ by a few percent, leave room for so much.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSplit:
+    """Rows of (fragment, cause, time); the times of a fragment sum to its share.
+
+    Attributes:
+        fragment: index into the fragments of `States`.
+        cause: code into COMPUTE_CAUSES.
+        time_ns: time.
+        too_fast: fragments of kernels that beat their ideal time, which no peak allows.
+        of_peak_ratio: what all products need at the peak, over the time that they took.
+        scaled: fragments whose measured factors explain more than was observed.
+        split_ns: time of those fragments and of all that were split into factors.
+    """
+
+    fragment: np.ndarray
+    cause: np.ndarray
+    time_ns: np.ndarray
+    too_fast: int
+    of_peak_ratio: float
+    scaled: int
+    split_ns: tuple[int, int]
+
+
+def split_compute(states: States, links: Links, work: EventWork, factors: Factors) -> ComputeSplit:
+    """Attribute the exclusive compute time of one rank."""
+    computing = np.flatnonzero(links.work_class[states.event_row] == COMPUTE)
+    event = states.event_row[computing]
+    share = states.share_ns[computing]
+    cause = _OF_WORK[main_cause(links, work)][event]
+    plain = ~np.isin(cause, [_IDEAL, _VECTOR_ROOFLINE])
+    rows = np.flatnonzero(~plain)
+    fragment, event, share = computing[rows], event[rows], share[rows]
+    math = cause[rows] == _IDEAL
+    length = states.length_ns[fragment]
+    # What a kernel had to do does not shrink because others ran beside it: by time run, not shared.
+    fraction = length / np.maximum(links.events.dur_ns[event], 1)
+    roofline = work.roofline_ns[event] * fraction
+    ideal = np.where(math, work.ideal_ns[event] * fraction, roofline)
+    roofline = np.fmax(roofline, ideal)
+    allowed = ideal * np.exp(factors.boost_ln[event])
+    base_ns = np.minimum(np.floor(ideal), share).astype(np.int64)
+    gap = share - base_ns
+    shares, scaled = _shares(gap, share, ideal, roofline, math, event, factors)
+    clock = shares.pop(_NO_REASON, None)
+    rest = shares.pop(_REST)
+    parts = [
+        (computing[plain], cause[plain], states.share_ns[computing[plain]]),
+        (fragment, cause[rows], base_ns),
+        (fragment, np.where(math, _REST, _VECTOR_EXCESS), rest),
+        *((fragment, name, time) for name, time in shares.items()),
+        *(() if clock is None else _labelled(fragment, event, clock, links, factors)),
+    ]
+    kept = []
+    for where, of, time in parts:
+        some = np.flatnonzero(time)
+        kept.append((where[some], np.broadcast_to(of, len(time))[some], time[some]))
+    return ComputeSplit(
+        np.concatenate([f for f, _, _ in kept]),
+        np.concatenate([c for _, c, _ in kept]),
+        np.concatenate([t for _, _, t in kept]),
+        int((math & (allowed > length * 1.02 + 1000)).sum()),
+        float(allowed[math].sum() / max(int(length[math].sum()), 1)),
+        int(scaled.sum()),
+        (int(share[scaled].sum()), int(share.sum())),
+    )
+
+
+def _shares(
+    gap: np.ndarray,
+    share: np.ndarray,
+    ideal: np.ndarray,
+    roofline: np.ndarray,
+    math: np.ndarray,
+    event: np.ndarray,
+    factors: Factors,
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """Divide what kernels took beyond their ideal among their factors.
+
+    Where the known factors explain more than was observed (bytes that came from a cache, a model
+    that does not fit), their logarithms are scaled down, those of models first, so that none is
+    negative and nothing is left for the rest.
+
+    Returns:
+        Time by cause, the rest among them (all of the clock's under one); and a mask of the rows
+        where a factor other than the roofline was scaled by more than rounding.
+    """
+    some = (ideal > 0) & (gap > 0)
+    observed = np.log(np.divide(share, ideal, out=np.ones(len(gap)), where=some))
+    np.maximum(observed, 0.0, out=observed)
+    limit = np.log(np.divide(roofline, ideal, out=np.ones(len(gap)), where=some))
+    measured = {
+        cause: np.where(math, factor[event], 0.0) if of_math else factor[event]
+        for cause, factor, of_math in (
+            (_NO_REASON, factors.clock_ln, False),
+            (_CONTENTION, factors.contention_ln, False),
+            (_INSTRUCTIONS, factors.instructions_ln, True),
+            (_TENSOR, factors.tensor_ln, True),
+        )
+        if factor.any()
+    }
+    modelled = {_ROOFLINE: limit}
+    if factors.wave_ln.any():
+        modelled[_WAVES] = np.where(math, factors.wave_ln[event], 0.0)
+    rest, measured_scale, modelled_scale = fit(
+        observed, list(measured.values()), list(modelled.values())
+    )
+    # The roofline counts all bytes as read from memory, and a kernel may beat it: that is no news.
+    scaled = some & (measured_scale < _SCALE_SAID)
+    if _WAVES in modelled:
+        scaled |= some & (modelled_scale < _SCALE_SAID) & (modelled[_WAVES] > 0)
+    # Work without FLOP has no ratio to take a logarithm of: its bytes, and what is beyond them.
+    nothing = np.flatnonzero(~(ideal > 0))
+    for known, scale in ((measured, measured_scale), (modelled, modelled_scale)):
+        for factor in known.values():
+            factor *= scale
+            factor[nothing] = 0.0
+    limit[nothing] = np.minimum(np.nan_to_num(roofline[nothing]), share[nothing])
+    rest[nothing] = share[nothing] - limit[nothing]
+    parts = apportion(gap, [*modelled.values(), *measured.values(), rest])
+    return dict(zip([*modelled, *measured, _REST], parts, strict=True)), scaled
+
+
+def _labelled(
+    fragment: np.ndarray, event: np.ndarray, clock: np.ndarray, links: Links, factors: Factors
+) -> list[tuple[np.ndarray, int, np.ndarray]]:
+    """Clock loss by what held the clock down."""
+    rows = np.flatnonzero(clock > 0)
+    if not len(rows):
+        return []
+    blame = factors.blame(links, event[rows])
+    times = apportion(clock[rows], list(blame.T))
+    return [(fragment[rows], cause, time) for cause, time in zip(_CLOCK, times, strict=True)]

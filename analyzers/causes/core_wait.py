@@ -1,0 +1,120 @@
+"""Time in which the thread of the steps waited for a core, taken out of what it was doing then.
+
+On a run without a device, what a rank computes and what its host prepares is one thread's work. The
+kernel counts how long that thread could run and had no core; it does not say when. So a step's wait
+is taken evenly out of all that the thread did in the step, that no peak explains, and in which it did
+not sleep.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace.columns import ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMPUTING = "computing_delay_ns"
+"""Column of a replay's CORE_WAIT beside those that are declared: of the run delay, what lengthened computing."""
+
+
+def wait_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wait and sleep of each step. CORE_WAIT -> nanoseconds, nanoseconds.
+
+    A step's wait is known where the readings at its end and at the end of the step before are of
+    one thread. Where a number occurs twice, the steps were counted anew: the last one counts.
+
+    Args:
+        numbers: steps as the program counts.
+
+    Returns:
+        For how long the thread could run and had no core, 0 where it is not known; for how long it
+        asked for none, -1 where it is not known.
+    """
+    wait = np.zeros(len(numbers), dtype=np.int64)
+    sleep = np.full(len(numbers), -1, dtype=np.int64)
+    if core_wait is None or core_wait.num_rows < 2:
+        return wait, sleep
+    step, tid, total, at = (ints(core_wait, c) for c in ("step", "tid", "run_delay_ns", "time_ns"))
+    grown = np.diff(total)
+    follows = (step[1:] >= 0) & ((step[1:] == step[:-1] + 1) | ((step[1:] == 0) & (step[:-1] < 0)))
+    known = follows & (tid[1:] == tid[:-1]) & (grown >= 0)
+    asleep = np.full(len(grown), -1, dtype=np.int64)
+    if "run_ns" in core_wait.column_names and not core_wait["run_ns"].null_count:
+        ran = np.diff(ints(core_wait, "run_ns"))
+        asleep = np.where(ran >= 0, np.maximum(np.diff(at) - ran - grown, 0), -1)
+    row_of = dict(zip(step[1:][known].tolist(), np.flatnonzero(known).tolist(), strict=True))
+    for place, number in enumerate(numbers.tolist()):
+        if number in row_of:
+            wait[place], sleep[place] = grown[row_of[number]], asleep[row_of[number]]
+    return wait, sleep
+
+
+def computing_of_steps(core_wait: pa.Table | None, numbers: np.ndarray) -> np.ndarray | None:
+    """Of each step's wait, what lengthened computing. CORE_WAIT -> nanoseconds.
+
+    Only a replay knows: None for what was recorded.
+    """
+    if core_wait is None or COMPUTING not in core_wait.column_names:
+        return None
+    at = core_wait.schema.get_field_index("run_delay_ns")
+    computing = core_wait.set_column(at, "run_delay_ns", core_wait[COMPUTING])
+    return wait_of_steps(computing, numbers)[0]
+
+
+def awake(
+    window: np.ndarray,
+    time_ns: np.ndarray,
+    may_sleep: np.ndarray,
+    elsewhere_ns: np.ndarray,
+    sleep_ns: np.ndarray,
+) -> np.ndarray:
+    """How much of each piece the thread ran or wanted to: the rest of it, it slept.
+
+    What may sleep (waiting for data, for a device, for another rank) slept in equal shares; what
+    works did not.
+
+    Args:
+        window, time_ns: window and time of each piece.
+        may_sleep: mask of the pieces in which the thread may have slept.
+        elsewhere_ns: per window, time outside of the pieces in which it may have slept too.
+        sleep_ns: per window, -1 where it is not known: nothing slept then.
+    """
+    held = np.bincount(window[may_sleep], time_ns[may_sleep], len(sleep_ns)) + elsewhere_ns
+    ratio = 1 - np.minimum(np.maximum(sleep_ns, 0) / np.maximum(held, 1), 1)
+    slept = np.rint(time_ns * ratio[window]).astype(np.int64)
+    found: np.ndarray = np.where(may_sleep, slept, time_ns)
+    return found
+
+
+def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarray:
+    """How much of each piece was waiting, in whole nanoseconds.
+
+    Args:
+        window: of each piece.
+        held: how much of its time waiting may have lengthened.
+        wait_ns: per window; what its pieces cannot hold is left out.
+
+    Returns:
+        At most ``held`` each; the sum over a window is its wait.
+    """
+    order = np.argsort(window, kind="stable")
+    until = np.cumsum(held[order])
+    before = until - held[order]
+    of = window[order]
+    first = np.searchsorted(of, np.arange(len(wait_ns)), side="left")
+    last = np.searchsorted(of, np.arange(len(wait_ns)), side="right")
+    sums = np.append(0, until)
+    start, total = sums[first], sums[last] - sums[first]
+    ratio = np.minimum(wait_ns, total) / np.maximum(total, 1)
+
+    def share(at: np.ndarray) -> np.ndarray:
+        whole: np.ndarray = np.rint((at - start[of]) * ratio[of]).astype(np.int64)
+        return whole
+
+    out = np.empty(len(held), dtype=np.int64)
+    out[order] = np.minimum(share(until) - share(before), held[order])
+    return out

@@ -1,0 +1,147 @@
+"""Level 2 exposed communication and copies: what the device did that no compute hid.
+
+A matched collective waits until its last rank has come; what follows is transfer, at link peak as
+far as its bytes need that long, below peak for the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
+from chopper.analyzers.trace.join import COMMUNICATION, COPY
+
+if TYPE_CHECKING:
+    from chopper.analyzers.causes.attribute import JoinedRank
+    from chopper.analyzers.causes.states import States
+    from chopper.analyzers.trace.collectives import Communication
+    from chopper.analyzers.trace.match import Matched
+    from chopper.analyzers.trace.tables import DeviceEvents
+
+_COPY_CAUSES = [
+    "copy.host_to_device",
+    "copy.device_to_host",
+    "copy.device_to_device",
+    "copy.memset",
+    "copy.other",
+]
+_H2D, _D2H, _D2D, _MEMSET, _OTHER_COPY = range(len(_COPY_CAUSES))
+EXPOSED_CAUSES = [
+    *_COPY_CAUSES,
+    "communication.wait",
+    "communication.unseparated",
+    "communication.transfer.no_peak",
+    "communication.transfer.at_peak",
+    "communication.transfer.below_peak",
+]
+_WAIT, _UNSEPARATED, _NO_LINK_PEAK, _AT_LINK_PEAK, _BELOW_LINK_PEAK = range(
+    len(_COPY_CAUSES), len(EXPOSED_CAUSES)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Rows of (fragment, cause, time); the times of a fragment sum to its share.
+
+    Attributes:
+        fragment: index into the fragments of `States`.
+        cause: code into EXPOSED_CAUSES.
+        time_ns: time, more than 0.
+    """
+
+    fragment: np.ndarray
+    cause: np.ndarray
+    time_ns: np.ndarray
+
+
+def split_exposed(
+    states: States, joined: JoinedRank, matched: Matched | None, waiting: np.ndarray
+) -> Exposed:
+    """Exposed communication and copies by cause."""
+    links = joined.links
+    klass = links.work_class[states.event_row]
+    copies = np.flatnonzero((klass == COPY) & (states.share_ns > 0))
+    sent = np.flatnonzero((klass == COMMUNICATION) & (states.share_ns > 0))
+    copy_cause = copy_direction(links.events)[states.event_row[copies]]
+    if matched is None:
+        is_matched = np.zeros(len(sent), dtype=bool)
+    else:
+        event = states.event_row[sent]
+        ready = matched.ready_ns[event]
+        # The root of a broadcast need not stay until all have come; nor do ranks of other clocks.
+        stayed = links.events.end_ns[event] >= ready - LEFT_EARLY_NS
+        is_matched = (ready >= 0) & stayed
+    waits = sent[is_matched & waiting[sent]]
+    transfers = sent[is_matched & ~waiting[sent]]
+    alone = sent[~is_matched]
+    ideal = _transfer_ideal(states, joined, matched, transfers)
+    known = ~np.isnan(ideal)
+    share = states.share_ns[transfers]
+    at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
+    parts = [
+        (copies, copy_cause, states.share_ns[copies]),
+        (waits, _WAIT, states.share_ns[waits]),
+        (alone, _UNSEPARATED, states.share_ns[alone]),
+        (transfers[~known], _NO_LINK_PEAK, share[~known]),
+        (transfers[known], _AT_LINK_PEAK, at_peak[known]),
+        (transfers[known], _BELOW_LINK_PEAK, (share - at_peak)[known]),
+    ]
+    fragment = np.concatenate([f for f, _, _ in parts])
+    cause = np.concatenate([np.broadcast_to(c, len(f)) for f, c, _ in parts])
+    time_ns = np.concatenate([t for _, _, t in parts])
+    keep = time_ns > 0
+    return Exposed(fragment[keep], cause[keep], time_ns[keep])
+
+
+def _transfer_ideal(
+    states: States, joined: JoinedRank, matched: Matched | None, transfers: np.ndarray
+) -> np.ndarray:
+    """Time at link peak of each transfer's exposed part, NaN where unknown."""
+    ceiling, links = joined.ceiling, joined.links
+    peaks = link_peaks(joined.communication.kinds, ceiling)
+    if matched is None or not any(peaks):
+        return np.full(len(transfers), np.nan)
+    at_peak_s = np.full(len(links.events), np.nan)
+    peak = np.array([*(p or np.nan for p in peaks), np.nan])[joined.communication.kind]
+    at_peak_s[joined.communication.event_row] = joined.communication.bus_bytes / peak
+    event = states.event_row[transfers]
+    whole = np.zeros(len(links.events), dtype=np.int64)
+    np.add.at(whole, event, states.share_ns[transfers])
+    # A transfer that is hidden in part needs the link for its exposed part only.
+    end = links.events.end_ns[event]
+    begin = np.clip(matched.ready_ns[event], links.events.start_ns[event], end)
+    length = np.maximum(end - begin, 1)
+    exposed = np.minimum(whole[event] / length, 1.0)
+    part = states.share_ns[transfers] / np.maximum(whole[event], 1)
+    ideal: np.ndarray = at_peak_s[event] * 1e9 * exposed * part
+    return ideal
+
+
+def matched_share(communication: Communication, matched: Matched | None) -> tuple[float, float]:
+    """(collectives matched on all their ranks, all collectives) of one rank."""
+    rows = communication.event_row
+    hit = 0 if matched is None else int((matched.ready_ns[rows] >= 0).sum())
+    return float(hit), float(len(rows))
+
+
+def copy_direction(events: DeviceEvents) -> np.ndarray:
+    """Direction of each event as a copy, by its name."""
+    name_codes, values = events.names
+
+    def direction(name: str) -> int:
+        if names.is_fill(name):
+            return _MEMSET
+        if "HtoD" in name or "HostToDevice" in name:
+            return _H2D
+        if "DtoH" in name or "DeviceToHost" in name:
+            return _D2H
+        if "DtoD" in name or "PtoP" in name or "DeviceToDevice" in name:
+            return _D2D
+        return _OTHER_COPY
+
+    table = np.array([direction(v) for v in values] + [_OTHER_COPY], dtype=np.int64)
+    return np.where(events.of("memset"), _MEMSET, table[name_codes])

@@ -1,0 +1,362 @@
+"""The measured factors of each kernel's time: clock, contention, wave quantization, counters.
+
+A factor is the logarithm of how many times longer the kernel took for that reason, 0 where nothing
+is claimed. What could not be measured is named with the reason; it stays in the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.causes import last_wave
+from chopper.analyzers.causes.clock import (
+    CLOCK_LABELS,
+    NO_OVERLAP,
+    NO_SAMPLES,
+    SPARSE,
+    EventClocks,
+    join_clocks,
+)
+from chopper.analyzers.causes.clock_sensitivity import Sensitivity, estimate
+from chopper.analyzers.causes.contention import (
+    MIN_ALONE,
+    Contention,
+    contend,
+    ran_alone,
+    shared_time,
+)
+from chopper.analyzers.causes.counters import join_counters
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.trace.signatures import signatures
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.causes.compute import Ceiling
+    from chopper.analyzers.causes.states import States
+    from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.work.of_events import EventWork
+    from chopper.storage.manifest import Finding
+
+VECTOR_DTYPE = "fp32_vector"
+"""Work without a product runs on the units that this peak counts: its clock is the reference."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Per device event, in the order of the table; logarithms are at least 0.
+
+    Attributes:
+        clock_ln: clock below the reference, weighted by the sensitivity.
+        contention_ln, wave_ln, instructions_ln, tensor_ln: the other factors.
+        clocks: the joined clocks.
+        reference_hz: clock that the event's peak is quoted at, NaN where not known.
+        sensitivity, sensitivity_error: dependence on the SM clock; NaN where nothing tells.
+        boost_ln: ln(reference ÷ clock) where the clock was above the reference, else 0: how much
+            faster than its peak a product may be.
+        shared_ns: time in which something else ran on the device.
+        signature: number of the distinct work, -1 where the event was not compared.
+        by_signature: sensitivity of each signature.
+        contention: slowdowns by signature, of the events with one.
+        unmeasured: factor → why it was not measured, in words.
+        findings: how counters were matched.
+    """
+
+    clock_ln: np.ndarray
+    contention_ln: np.ndarray
+    wave_ln: np.ndarray
+    instructions_ln: np.ndarray
+    tensor_ln: np.ndarray
+    clocks: EventClocks
+    reference_hz: np.ndarray
+    sensitivity: np.ndarray
+    sensitivity_error: np.ndarray
+    boost_ln: np.ndarray
+    shared_ns: np.ndarray
+    signature: np.ndarray
+    by_signature: Sensitivity
+    contention: Contention
+    unmeasured: dict[str, str]
+    findings: list[Finding]
+
+    def blame(self, links: Links, rows: np.ndarray) -> np.ndarray:
+        """(rows, CLOCK_LABELS): weights by which the clock loss of some events is labelled."""
+        found = np.zeros((len(rows), len(CLOCK_LABELS)))
+        events = links.events
+        for device, series in self.clocks.readers.items():
+            at = np.flatnonzero(events.device_id[rows] == device)
+            of = rows[at]
+            place = series.place(events.start_ns[of], events.end_ns[of])
+            found[at] = series.blame(place, self.reference_hz[of])
+        return found
+
+
+def measure(
+    links: Links,
+    states: States,
+    work: EventWork,
+    ceiling: Ceiling | None,
+    samples: pa.Table | None = None,
+    counters: pa.Table | None = None,
+    limits: pa.Table | None = None,
+) -> Factors:
+    """The factors of one rank's device events.
+
+    Args:
+        samples: the table `device_clock` of its device.
+        counters: the table `kernel_counter` of its kernels.
+        limits: the table `device_limit` of its device.
+    """
+    count = len(links.events)
+    duration = links.events.dur_ns.astype(np.float64)
+    reference = _reference(work, ceiling, count)
+    clocks = join_clocks(
+        links.events,
+        TABLES["device_clock"].empty() if samples is None else samples,
+        set_hz=set_clock_hz(limits, reference),
+    )
+    shared = _shared(links)
+    base = np.where(work.vector, work.roofline_ns, work.ideal_ns)
+    rows = np.flatnonzero(
+        (links.work_class == COMPUTE) & (duration > 0) & (base >= 0) & (work.math | work.vector)
+    )
+    op = links.op_row[rows]
+    like = work.like_row[rows]
+    op = np.where((op < 0) & (like >= 0), links.op_row[np.maximum(like, 0)], op)
+    signature = np.full(count, -1, dtype=np.int64)
+    signature[rows], kinds = signatures(links, rows, op)
+    group = signature[rows]
+    alone = ran_alone(duration[rows], shared[rows])
+    by_signature = estimate(
+        group,
+        kinds,
+        duration[rows],
+        clocks.clock_hz[rows],
+        clocks.error_hz[rows],
+        alone & clocks.known[rows],
+        _compute_bound(work, rows),
+    )
+    sensitivity = np.full(count, np.nan)
+    sensitivity[rows] = by_signature.value[group]
+    sensitivity_error = np.full(count, np.nan)
+    sensitivity_error[rows] = by_signature.error[group]
+    slower = np.log(np.divide(reference, clocks.clock_hz))
+    signed = sensitivity * slower
+    compared = _corrected(sensitivity, slower, clocks)[rows]
+    contention = contend(
+        group, kinds, duration[rows], compared, shared[rows], _divided(states, count)[rows]
+    )
+    contention_ln = np.zeros(count)
+    contention_ln[rows] = contention.factor_ln
+    wave_ln, no_waves = _waves(links, work, ceiling, rows)
+    unmeasured = {}
+    if no_clock := _no_clock(clocks, reference, rows, ceiling):
+        unmeasured["clock"] = no_clock
+    if not (contention.alone_count > 0).any():
+        unmeasured["contention"] = (
+            "it cannot be told from a clock that changes faster than it is sampled"
+            if np.isnan(compared).all() and len(compared)
+            else "nothing ran alone to compare with"
+        )
+    elif (beside := contention.overlapped_count > 0).any() and np.isnan(
+        contention.baseline_ns[beside]
+    ).all():
+        unmeasured["contention"] = (
+            f"fewer than {MIN_ALONE} instances of any work that ran beside something ran alone"
+        )
+    if no_waves:
+        unmeasured["wave quantization"] = no_waves
+    instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
+        links, work, ceiling, wave_ln, counters
+    )
+    if no_counters:
+        unmeasured["instructions and tensor cores"] = no_counters
+    return Factors(
+        clock_ln=np.maximum(np.nan_to_num(signed), 0.0),
+        contention_ln=contention_ln,
+        wave_ln=wave_ln,
+        instructions_ln=instructions_ln,
+        tensor_ln=tensor_ln,
+        clocks=clocks,
+        reference_hz=reference,
+        sensitivity=sensitivity,
+        sensitivity_error=sensitivity_error,
+        boost_ln=np.minimum(np.nan_to_num(slower), 0.0),
+        shared_ns=shared,
+        signature=signature,
+        by_signature=by_signature,
+        contention=contention,
+        unmeasured=unmeasured,
+        findings=counter_findings,
+    )
+
+
+_BELOW_RATIO = 0.99
+
+
+def set_clock_hz(limits: pa.Table | None, reference_hz: np.ndarray) -> float | None:
+    """The clock that a device was set to, None where nothing says that it was. DEVICE_LIMIT.
+
+    An application clock below the largest; else a largest clock below the one that the peak is
+    quoted at: where a limit is set, AMD's driver tells it as the largest.
+    """
+    if limits is None or not limits.num_rows:
+        return None
+    row = limits.slice(limits.num_rows - 1).to_pylist()[0]
+    application, most = row["sm_clock_application_hz"], row["sm_clock_max_hz"]
+    known = reference_hz[np.isfinite(reference_hz)]
+    reference = float(np.median(known)) if len(known) else None
+    if application and application < _BELOW_RATIO * (most or reference or 0):
+        return float(application)
+    if most and reference and most < _BELOW_RATIO * reference:
+        return float(most)
+    return None
+
+
+def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks) -> np.ndarray:
+    """How much longer (ln) each event took for its clock; 0 where no clock of the run is known.
+
+    Without a reference, clocks are compared with their median: only their ratios matter here. NaN
+    where the clock changed faster than it was sampled: what is slow there may be slow for that.
+    """
+    if not clocks.known.any():
+        return np.where(clocks.state == SPARSE, np.nan, 0.0)
+    middle = np.log(np.nanmedian(clocks.clock_hz) / clocks.clock_hz)
+    corrected: np.ndarray = sensitivity * np.where(np.isnan(slower), middle, slower)
+    return corrected
+
+
+def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarray:
+    """Clock at which the peak of each event's arithmetic is quoted, NaN where not known."""
+    found = np.full(count, np.nan)
+    if ceiling is None:
+        return found
+    clocks = [ceiling.reference_clock_hz(dtype) for dtype in (*work.dtypes, VECTOR_DTYPE)]
+    table = np.array([np.nan if clock is None else clock for clock in clocks] + [np.nan])
+    code = np.where(work.math, work.dtype, len(work.dtypes) + 1)
+    code = np.where(code < 0, len(work.dtypes) + 1, code)
+    code[work.vector] = len(work.dtypes)
+    by_code: np.ndarray = table[code]
+    return by_code
+
+
+def _compute_bound(work: EventWork, rows: np.ndarray) -> np.ndarray:
+    """Ideal over roofline time: 1 for work that only the units limit, 0 where memory does."""
+    ideal = np.where(work.math[rows], work.ideal_ns[rows], 0.0)
+    roofline = work.roofline_ns[rows]
+    return np.divide(ideal, roofline, out=np.zeros(len(rows)), where=roofline > 0)
+
+
+def _shared(links: Links) -> np.ndarray:
+    """Part of each event in which another one ran on its device."""
+    events = links.events
+    shared = np.zeros(len(events), dtype=np.int64)
+    for device in np.unique(events.device_id):
+        rows = np.flatnonzero(events.device_id == device)
+        shared[rows] = shared_time(events.start_ns[rows], events.end_ns[rows])
+    return shared
+
+
+def _divided(states: States, count: int) -> np.ndarray:
+    """Logarithm of the part of each event's time that is its own, where kernels that overlap divide it."""
+    own = np.bincount(states.event_row, weights=states.share_ns, minlength=count)
+    whole = np.bincount(states.event_row, weights=states.length_ns, minlength=count)
+    usable = (own > 0) & (whole > 0)
+    part = np.divide(own, whole, out=np.ones(count), where=usable)
+    divided: np.ndarray = np.log(np.minimum(part, 1.0))
+    return divided
+
+
+def _no_clock(
+    clocks: EventClocks, reference: np.ndarray, rows: np.ndarray, ceiling: Ceiling | None
+) -> str | None:
+    """Why the clock of no kernel is known, None where that of some is."""
+    if ceiling is None or not len(rows):
+        return "no kernel with a known peak"
+    if np.isnan(reference[rows]).all():
+        return "the peak has no clock that it is quoted at"
+    state = clocks.state[rows]
+    if (clocks.known[rows] & ~np.isnan(reference[rows])).any():
+        return None
+    if (state == SPARSE).any():
+        return "clock samples are too far apart for how fast the clock changes"
+    if (state == NO_OVERLAP).any():
+        return "no clock samples before and after the kernels"
+    if (state == NO_SAMPLES).all():
+        return "no clock samples of the device"
+    return "no kernel has both a clock and a clock that its peak is quoted at"
+
+
+def _waves(
+    links: Links, work: EventWork, ceiling: Ceiling | None, rows: np.ndarray
+) -> tuple[np.ndarray, str | None]:
+    """Logarithm of the wave quantization of each event; and why it is not known of any.
+
+    A last round that is not full lengthens the arithmetic, not the traffic: the bound of a product
+    is the longer of both, and what the roofline has already is not counted again.
+    """
+    events = links.events
+    found = np.zeros(len(events))
+    if ceiling is None or ceiling.units_count is None:
+        return found, "the device's number of units is not known"
+    codes, grids = strings(events.table, "grid")
+    # ROCm's grid counts blocks or threads, by the call that launched: only CUDA's traces, which
+    # also record registers, mean blocks.
+    counted = (ints(events.table, "registers_count") >= 0) & (codes >= 0) & work.math
+    math = rows[counted[rows]]
+    if not len(math):
+        return found, "grids in blocks were not recorded"
+    blocks = np.array([last_wave.extent(grid) or 0 for grid in grids], dtype=np.float64)
+    loss = np.log(last_wave.loss_ratio(blocks[codes[math]], ceiling.units_count))
+    found[math] = np.maximum(loss - _memory_ln(work)[math], 0.0)
+    return found, None
+
+
+def _memory_ln(work: EventWork) -> np.ndarray:
+    """Logarithm of roofline over ideal time of each event; 0 where either is not known."""
+    ratio = np.divide(
+        work.roofline_ns, work.ideal_ns, out=np.ones(len(work.ideal_ns)), where=work.ideal_ns > 0
+    )
+    found: np.ndarray = np.nan_to_num(np.log(ratio))
+    return found
+
+
+def _counters(
+    links: Links,
+    work: EventWork,
+    ceiling: Ceiling | None,
+    wave_ln: np.ndarray,
+    counters: pa.Table | None,
+) -> tuple[np.ndarray, np.ndarray, list[Finding], str | None]:
+    """Logarithms of the instruction and tensor-core factors of each event; findings; why not known.
+
+    At its peak's clock a kernel takes ideal · (performed ÷ needed FLOP) ÷ busy share of the matrix
+    units. They also stand still for memory and on units without blocks: what the roofline and the
+    last wave explain is not counted again.
+    """
+    zero = np.broadcast_to(0.0, len(links.events))
+    if counters is None or not counters.num_rows:
+        return zero, zero, [], "no hardware counters were recorded"
+    joined = join_counters(
+        links.events.table,
+        counters,
+        unit_count=None if ceiling is None else ceiling.units_count,
+        die_count=None if ceiling is None else ceiling.dies_count,
+    )
+    performed = np.log(joined.inst_factor(work.work_flop))
+    busy = joined.tensor_busy_ratio
+    idle = -np.log(np.where(busy > 0, busy, np.nan))
+    # A kernel that needs fewer FLOP than the model counts gains what its units lose.
+    idle += np.minimum(np.nan_to_num(performed), 0.0) - _memory_ln(work) - wave_ln
+    known = work.math & ~(np.isnan(performed) & np.isnan(idle))
+    return (
+        np.where(work.math, np.maximum(np.nan_to_num(performed), 0.0), 0.0),
+        np.where(work.math, np.maximum(np.nan_to_num(idle), 0.0), 0.0),
+        joined.findings,
+        None if known.any() else "the counters fit no kernel of model math",
+    )

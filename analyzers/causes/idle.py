@@ -1,0 +1,401 @@
+"""Level 2 idle: why the device had nothing to do.
+
+Each gap ends with an event k that a host call [l, r] launched. Before l the host was late: that is
+preparation, split by what the launching thread was doing. Inside [l, r] it is the launch call. After r
+the device had been told and waited on itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.join import PHASES, backward_thread, main_thread
+from chopper.analyzers.trace.nesting import activity, cut
+
+if TYPE_CHECKING:
+    from chopper.analyzers.causes.states import States
+    from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.nesting import Activity
+    from chopper.analyzers.trace.tables import HostSpans
+
+IDLE_CAUSES = [
+    "idle.dependency",
+    "idle.launch_latency",
+    "idle.call",
+    "idle.unlaunched",
+    "idle.no_step",
+    "idle.preparation.unobserved",
+    "idle.preparation.python",
+    "idle.preparation.dispatch",
+    "idle.preparation.runtime",
+    "idle.preparation.profiler",
+    "idle.preparation.data",
+    "idle.preparation.synchronization",
+    "idle.preparation.allocator",
+    "idle.preparation.collective_wait",
+    "idle.preparation.gc",
+    "idle.preparation.compile",
+]
+(
+    _DEPENDENCY,
+    _LATENCY,
+    _CALL,
+    _UNLAUNCHED,
+    _NO_STEP,
+    _UNOBSERVED,
+    _PYTHON,
+    _DISPATCH,
+    _RUNTIME,
+    _PROFILER,
+    _DATA,
+    _SYNC,
+    _ALLOCATOR,
+    _COLLECTIVE,
+    _GC,
+    _COMPILE,
+) = range(len(IDLE_CAUSES))
+_CALLS = ("runtime", "driver")
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Idle time cut by cause, in time order; the parts of a gap tile it.
+
+    Attributes:
+        start_ns, end_ns: the parts.
+        window: window of each part.
+        cause: code into IDLE_CAUSES.
+        event_row: device event that ended the gap, -1 for none.
+        of_event: mask of the parts that its launch, or what held it up, explains.
+        phase, layer, op: codes of that event's, where it explains the part; elsewhere of what the
+            host was in.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    window: np.ndarray
+    cause: np.ndarray
+    event_row: np.ndarray
+    of_event: np.ndarray
+    phase: np.ndarray
+    layer: np.ndarray
+    op: np.ndarray
+
+
+def split_idle(states: States, links: Links) -> Gaps:
+    """Attribute every idle interval of one rank."""
+    start, end, window = states.gap_start_ns, states.gap_end_ns, states.gap_window
+    events = links.events
+    at = np.searchsorted(events.start_ns, end, side="left")
+    ended = at < len(events)
+    event = np.where(ended, np.minimum(at, len(events) - 1), -1)
+    ended &= (events.start_ns[event] == end) if len(events) else False
+    event = np.where(ended, event, -1)
+    launched = ended & links.has_launch[event]
+    called = np.clip(links.launch_ns[event], start, end)
+    returned = np.clip(links.returned_ns[event], called, end)
+    late = launched & (called > start)
+    call = launched & (returned > called)
+    waited = np.where(launched, returned < end, True)
+    # Where the call returned within the gap, what the device had to wait for had ended before.
+    own = (returned > start) | _previous_on_same_stream(links, event, start)
+    depends = ~own & launched
+    depends[depends] = _may_wait_for_stream(links, event[depends])
+    cause = np.where(
+        launched,
+        np.where(depends, _DEPENDENCY, _LATENCY),
+        np.where(ended, _UNLAUNCHED, _NO_STEP),
+    )
+    preparation = _preparation(links, event[late], start[late], called[late])
+    preparation, of_host = _joined(preparation, _of_host(links, preparation))
+    owner = np.flatnonzero(late)[preparation.owner]
+    parts_start = np.concatenate(
+        [np.where(launched, returned, start)[waited], preparation.start_ns, called[call]]
+    )
+    parts_end = np.concatenate([end[waited], preparation.end_ns, returned[call]])
+    parts_window = np.concatenate([window[waited], window[owner], window[call]])
+    parts_cause = np.concatenate(
+        [cause[waited], preparation.cause, np.full(int(call.sum()), _CALL, dtype=np.int64)]
+    )
+    parts_event = np.concatenate([event[waited], event[owner], event[call]])
+    # What the device waited for by itself, and the call, are of the event.
+    first = int(waited.sum())
+    of_event = np.ones(len(parts_start), dtype=bool)
+    of_event[first : first + len(preparation.owner)] = False
+    grouping = grouping_of(links, parts_event)
+    for column, codes in zip(grouping, of_host, strict=True):
+        column[~of_event] = codes
+    order = np.lexsort((parts_end, parts_start))
+    columns = (parts_start, parts_end, parts_window, parts_cause, parts_event, of_event, *grouping)
+    return Gaps(*(column[order] for column in columns))
+
+
+class Grouping(NamedTuple):
+    """Phase, layer and operator, as codes; -1 for no layer and no operator."""
+
+    phase: np.ndarray
+    layer: np.ndarray
+    op: np.ndarray
+
+
+def grouping_of(links: Links, event: np.ndarray) -> Grouping:
+    """Phase, layer and operator of device events; of row -1, no event, the phase is other."""
+    known = event >= 0
+    columns = [np.full(len(event), -1, dtype=np.int64) for _ in range(3)]
+    columns[0][:] = PHASES.index("other")
+    of_events = (links.phase, links.layers[0], links.op_names[0])
+    for column, codes in zip(columns, of_events, strict=True):
+        if len(codes):
+            column[known] = codes[event[known]]
+    return Grouping(*columns)
+
+
+def _joined(parts: Parts, grouping: Grouping) -> tuple[Parts, Grouping]:
+    """Make neighbouring parts of one gap one, where cause, phase, layer and operator are equal."""
+    if not len(parts.owner):
+        return parts, grouping
+    new = np.ones(len(parts.owner), dtype=bool)
+    same = [column[1:] == column[:-1] for column in (parts.owner, parts.cause, *grouping)]
+    new[1:] = ~np.logical_and.reduce(same)
+    first = np.flatnonzero(new)
+    last = np.append(first[1:] - 1, len(new) - 1)
+    joined = Parts(*(column[first] for column in parts))
+    return joined._replace(end_ns=parts.end_ns[last]), Grouping(*(c[first] for c in grouping))
+
+
+def _of_host(links: Links, parts: Parts) -> Grouping:
+    """Phase, layer and operator that the host was in during each part."""
+    host, span = links.host, parts.span
+    if not len(host):
+        nothing = np.full(len(span), -1, dtype=np.int64)
+        return Grouping(links.idle_phase(span, nothing, parts.start_ns), nothing, nothing)
+    operators = host.of("cpu_op") & ~host.named(names.is_wrapper)
+    operator = np.where(span >= 0, host.nesting.topmost(operators)[span], -1)
+    operator[np.isin(parts.cause, (_DATA, _COMPILE, _GC))] = -1
+    phase = links.idle_phase(span, operator, parts.start_ns)
+    layer = np.where(span >= 0, links.span_layers[0][span], -1)
+    return Grouping(phase, layer, np.where(operator >= 0, host.names[0][operator], -1))
+
+
+def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndarray) -> np.ndarray:
+    """Whether the last thing to end before the gap ran on the stream of the event after it."""
+    events = links.events
+    if not len(events):
+        return np.zeros(len(event), dtype=bool)
+    place = events.device_id * (1 << 40) + events.stream_id
+    order = np.argsort(events.end_ns, kind="stable")
+    ends = events.end_ns[order]
+    low = np.searchsorted(ends, gap_start, side="left")
+    high = np.searchsorted(ends, gap_start, side="right")
+    mine = place[event]
+    # Usually one event ends where the gap begins; look at all that do.
+    count = high - low
+    gap = np.repeat(np.arange(len(event)), count)
+    at = low[gap] + np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count)
+    found = count == 0
+    found[gap[place[order[at]] == mine[gap]]] = True
+    return found
+
+
+def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
+    """Whether each launched event may have waited for another stream than its own.
+
+    A stream waits for another one after a call for an event (cudaStreamWaitEvent), or inside a
+    graph. Where a trace has such calls, but none between the launch of what ran before on the
+    stream and this launch, there was nothing to wait for.
+    """
+    host, events = links.host, links.events
+    waits = host.of("runtime", "driver") & host.named(names.is_event_wait)
+    if not waits.any() or not len(event):
+        return np.ones(len(event), dtype=bool)
+    place = events.device_id * (1 << 40) + events.stream_id
+    order = np.argsort(place, kind="stable")
+    previous = np.full(len(events), -1, dtype=np.int64)
+    together = place[order[1:]] == place[order[:-1]]
+    previous[order[1:][together]] = order[:-1][together]
+    before = previous[event]
+    told = (before >= 0) & links.has_launch[before]
+    told &= links.launch_row[before] != links.launch_row[event]
+    asked = host.start_ns[waits]
+    low = np.searchsorted(asked, links.launch_ns[before])
+    high = np.searchsorted(asked, links.launch_ns[event])
+    return ~told | (high > low)
+
+
+class Parts(NamedTuple):
+    """Intervals of host time cut by cause; the parts of an interval tile it, in time order.
+
+    Attributes:
+        owner: index of the interval.
+        start_ns, end_ns: the part.
+        cause: code into IDLE_CAUSES.
+        span: innermost host span, -1 where none is open.
+    """
+
+    owner: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    cause: np.ndarray
+    span: np.ndarray
+
+
+def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.ndarray) -> Parts:
+    """Split [start, end] of each late launch by what the host was doing."""
+    main = main_thread(links)
+    thread = links.thread[event]
+    on_communication = links.events.of("host_collective")[event]
+    thread = np.where((thread < 0) | on_communication, main, thread)
+    return host_parts(links, main, thread, start, end)
+
+
+def host_parts(
+    links: Links, main: int, thread: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> Parts:
+    """Split intervals of host time by what the host was doing.
+
+    The thread of the interval speaks first. Where it was idle, or in plain Python (as the main
+    thread is while backward runs), the other of the main and the autograd thread is asked.
+
+    Args:
+        links: of the rank.
+        main: number of the thread on which the program runs.
+        thread: thread number per interval.
+        start, end: the intervals.
+    """
+    host = links.host
+    span_cause = _span_causes(host, on_host=bool(links.events.of("host_op").any()))
+    blocking = _blocking_copies(links)
+    span_cause[blocking] = _SYNC
+    engine = backward_thread(links, main)
+    acts = activity(host.nesting)
+    owner, part_start, part_end, span = cut(acts, thread, start, end)
+    cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)
+    parts = _solid(Parts(owner, part_start, part_end, cause, span))
+    rows = np.flatnonzero((parts.cause == _UNOBSERVED) | (parts.cause == _PYTHON))
+    other = np.where(thread[parts.owner[rows]] == main, engine, main)
+    rows, other = rows[other >= 0], other[other >= 0]
+    if len(rows):
+        sub, start, end, span = cut(acts, other, parts.start_ns[rows], parts.end_ns[rows])
+        of = rows[sub]
+        answer = np.where(span >= 0, span_cause[span], _UNOBSERVED)
+        # Python on the other thread says no more than what the launching thread said, unless
+        # that said nothing.
+        keep = (answer == _UNOBSERVED) | ((answer == _PYTHON) & (parts.cause[of] == _PYTHON))
+        answer = np.where(keep, parts.cause[of], answer)
+        span = np.where(keep, parts.span[of], span)
+        # The answers take the place of what was asked.
+        count = np.ones(len(parts.owner), dtype=np.int64)
+        count[rows] = np.bincount(sub, minlength=len(rows))
+        pieces = count[rows]
+        at = np.arange(len(sub))
+        at += np.repeat((np.cumsum(count) - count)[rows] - np.cumsum(pieces) + pieces, pieces)
+        parts = Parts(*(np.repeat(column, count) for column in parts))
+        for column, values in zip(parts[1:], (start, end, answer, span), strict=True):
+            column[at] = values
+        parts = _solid(parts)
+    return _beside_overhead(parts, host, acts, span_cause)
+
+
+def _solid(parts: Parts) -> Parts:
+    """The parts that last."""
+    solid = parts.end_ns > parts.start_ns
+    return parts if solid.all() else Parts(*(column[solid] for column in parts))
+
+
+def _beside_overhead(
+    parts: Parts, host: HostSpans, acts: Activity, span_cause: np.ndarray
+) -> Parts:
+    """What stands beside recorded overhead is that overhead, where it is the thread's own work.
+
+    CUPTI does not tell the thread: PyTorch writes all of its overhead under process -1. Requests
+    for a buffer and loading of code happen inside the call that needs them; flushing is left out,
+    which may have a thread of its own.
+    """
+    usable = host.of("overhead") & ~host.named(names.is_flush)
+    if not usable.any() or not len(parts.owner):
+        return parts
+    for thread in np.flatnonzero(host.nesting.thread_keys[:, 0] < 0):
+        ask = np.isin(parts.cause, (_UNOBSERVED, _PYTHON, _DISPATCH, _RUNTIME))
+        rows = np.flatnonzero(ask)
+        at = np.full(len(rows), thread)
+        sub, start, end, span = cut(acts, at, parts.start_ns[rows], parts.end_ns[rows])
+        of = rows[sub]
+        overhead = (span >= 0) & usable[span]
+        owner = np.concatenate([parts.owner[~ask], parts.owner[of]])
+        begin = np.concatenate([parts.start_ns[~ask], start])
+        cause = np.where(overhead, span_cause[span], parts.cause[of])
+        order = np.lexsort((begin, owner))
+        parts = Parts(
+            owner[order],
+            begin[order],
+            np.concatenate([parts.end_ns[~ask], end])[order],
+            np.concatenate([parts.cause[~ask], cause])[order],
+            np.concatenate([parts.span[~ask], np.where(overhead, span, parts.span[of])])[order],
+        )
+    return parts
+
+
+def _blocking_copies(links: Links) -> np.ndarray:
+    """Rows of copy calls that returned only when their copy was done: they waited for the device."""
+    copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
+    rows = links.launch_row[copies]
+    waited = links.host.ends(rows) >= links.events.end_ns[copies]
+    return rows[waited & links.host.of("runtime", "driver")[rows]]
+
+
+def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
+    """What the time inside a span, outside its children, is spent on.
+
+    Args:
+        host: the spans of one rank.
+        on_host: there is no device. Memory comes from the host's allocator then, which is called
+            inside ``aten::empty`` and its kin and records nothing of its own.
+    """
+    if not len(host):
+        return np.zeros(0, np.int32)
+    # The innermost region decides what everything inside it is spent on.
+    region = host.nesting.inherited(host.classified(_region_cause))
+    own = host.classified(partial(_own_cause, on_host=on_host))
+    decides = host.where(
+        lambda category, name: (
+            category == "overhead"
+            or (category in _CALLS and _own_cause(category, name, on_host=False) == _ALLOCATOR)
+        )
+    )
+    return np.where((region >= 0) & ~decides, region, own)
+
+
+def _own_cause(category: str, name: str, *, on_host: bool) -> int:
+    """What a span says for itself."""
+    if category in _CALLS:
+        if names.is_synchronizing_call(name):
+            return _SYNC
+        return _ALLOCATOR if names.is_allocator_call(name) else _RUNTIME
+    if category == "overhead":
+        return _RUNTIME if names.is_driver_overhead(name) else _PROFILER
+    if names.is_backend_span(name):
+        return _DISPATCH
+    if category != "cpu_op" or name.startswith("chopper::"):
+        return _PYTHON
+    return _ALLOCATOR if on_host and names.is_host_allocation(name) else _DISPATCH
+
+
+def _region_cause(category: str, name: str) -> int:
+    """What a span says for everything inside it, -1 for nothing."""
+    if category == "gc" or names.is_garbage_collection(name):
+        return _GC
+    if names.is_compilation(name):
+        return _COMPILE
+    frame = category == "python" and "torch/distributed" not in name
+    if names.is_collective_span(name) or (
+        names.is_barrier(name) and category not in _CALLS and not frame
+    ):
+        return _COLLECTIVE
+    if names.is_synchronizing_operator(name):
+        return _SYNC
+    return _DATA if names.is_data_loading(name) else -1

@@ -1,0 +1,290 @@
+"""Trace quality: what a reader must know before believing a number.
+
+Each check is named by its code, which ``chopper.findings`` describes with the claims that it can
+withhold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.causes.compute import MOST_OF_A_PEAK
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import ints
+from chopper.storage.manifest import Finding
+from chopper.wording import plural
+
+if TYPE_CHECKING:
+    from chopper.analyzers.causes.compute import Ceiling
+    from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.windows import Windows
+    from chopper.storage.manifest import Severity
+
+_FEW_LAUNCHES_RATIO = 0.2
+"""From this share of events without launch on, gaps cannot be explained."""
+_WHOLE_US_SLACK_NS = 1000
+"""Times cut to whole microseconds may overlap by one."""
+
+
+def check_rank(
+    rank: int,
+    links: Links,
+    windows: Windows,
+    *,
+    no_peak_remedy: str,
+    devices_listed: bool,
+    host_only: bool,
+    ceiling: Ceiling | None,
+    too_fast: int,
+    of_peak_ratio: float,
+    settling_count: int = 0,
+    recorded: bool = False,
+) -> list[Finding]:
+    """All checks on one rank's trace.
+
+    Args:
+        rank: named in the findings.
+        links, windows: the rank's joined events and step windows.
+        no_peak_remedy: what to do when the peaks are not known.
+        devices_listed: the trace names devices.
+        host_only: the host's operators stand in for a device.
+        ceiling: peaks, None when they are not known.
+        too_fast: kernels that ran faster than their peak.
+        of_peak_ratio: what all products need at the peak, over the time that they took.
+        settling_count: steps that were traced so that ranks settle, and do not count.
+        recorded: chopper took the trace.
+    """
+    findings: list[Finding] = []
+
+    def add(
+        code: str, severity: Severity, message: str, count: int | None = None, *withholds: str
+    ) -> None:
+        findings.append(
+            Finding(
+                code=code,
+                severity=severity,
+                message=message,
+                rank=rank,
+                count=count,
+                withholds=withholds,
+            )
+        )
+
+    events = links.events
+    if not len(events):
+        add("trace.no_events", "error", "nothing ran that could be attributed", None, "attribution")
+        return findings
+    if host_only and devices_listed:
+        add(
+            "trace.no_device_events",
+            "warning",
+            "the trace lists devices but has no device events: the host's operators are "
+            "attributed instead, and no ideal is claimed",
+            None,
+            "compute.ideal",
+        )
+    if windows.numbers[0] < 0:
+        add(
+            "trace.no_steps",
+            "info",
+            "no steps in the trace: it is one window from the first event to the last, without "
+            "confidence intervals",
+            None,
+            "confidence",
+        )
+    elif windows.recorded.sum() == 1:
+        add(
+            "trace.single_step",
+            "info",
+            "a single step: no confidence intervals",
+            None,
+            "confidence",
+        )
+    double = int(links.double_backward.sum()) if len(links.host) else 0
+    if double:
+        add(
+            "trace.double_backward",
+            "info",
+            f"{double} operators within backward record a graph of their own (create_graph=True): "
+            "counted as backward, not as recomputation",
+            double,
+        )
+    missing = int((~links.has_launch).sum()) if not host_only else 0
+    if missing:
+        share = missing / len(events)
+        add(
+            "event.without_launch",
+            "warning" if share > 0.01 else "info",
+            f"{missing} of {len(events)} device events ({share:.1%}) have no launch in the trace: "
+            "gaps before them have no cause",
+            missing,
+            *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
+        )
+    lost, launches = (0, 0) if host_only else _lost_kernels(links)
+    if lost:
+        share = lost / launches
+        add(
+            "launch.without_kernel",
+            "warning" if share > 0.01 else "info",
+            f"{lost} of {launches} kernel launches ({share:.1%}) have no kernel in the trace, while "
+            "others before and after them have: records were lost, and the time of those kernels "
+            "counts as idle",
+            lost,
+            *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
+        )
+    overlapping, longest = _stream_overlaps(links)
+    if overlapping:
+        add(
+            "event.stream_overlap",
+            "info",
+            f"{overlapping} device events overlap another on their stream (by at most "
+            f"{longest / 1000:.1f} µs): they share that time",
+            overlapping,
+        )
+    if (
+        links.host.table.num_rows
+        and not links.host.table["input_dims"]
+        .combine_chunks()
+        .is_valid()
+        .to_numpy(zero_copy_only=False)
+        .any()
+    ):
+        add(
+            "trace.no_shapes",
+            "warning",
+            "no shapes were recorded, so FLOP and bytes are unknown: "
+            + (
+                "record without --no-shapes (chopper.profile: without shapes=False)"
+                if recorded
+                else "torch.profiler records them with record_shapes=True"
+            ),
+            None,
+            "compute.ideal",
+        )
+    if ceiling is None and not (host_only and devices_listed):
+        add(
+            "device.no_peak",
+            "warning",
+            f"the peak is not known, so no ideal time is: {no_peak_remedy}",
+            None,
+            "compute.ideal",
+        )
+    if of_peak_ratio > MOST_OF_A_PEAK:
+        add(
+            "compute.above_peak",
+            "warning",
+            f"the products ran {of_peak_ratio:.3g} times as fast as the peak allows "
+            f"({ceiling.source if ceiling else 'unknown'}): the peak, the data types, the shapes or "
+            "the times are wrong, and how fast a step could be is not known",
+            too_fast,
+            "compute.ideal",
+        )
+    elif too_fast:
+        add(
+            "compute.above_peak",
+            "warning",
+            f"{too_fast} kernels ran faster than the peak allows: the peak, the data type or the "
+            "FLOP count does not fit them; their ideal is capped at their time",
+            too_fast,
+        )
+    if windows.after_ns or windows.before_ns:
+        add("trace.outside_steps", "info", _outside(windows, settling_count))
+    if windows.empty_steps:
+        add(
+            "steps.empty",
+            "warning",
+            "steps that ran nothing on the device that ended after the steps before them have no "
+            f"window of their own: {windows.empty_steps}",
+            windows.empty_steps,
+        )
+    stretches = int((~windows.recorded).sum())
+    if stretches:
+        add(
+            "trace.several_windows",
+            "info",
+            f"the trace was taken in {stretches + 1} stretches: what ran between them was not recorded "
+            "and is not attributed",
+            stretches + 1,
+        )
+    numbers = windows.numbers[windows.recorded]
+    jumps = int((np.diff(numbers) > 1).sum()) - windows.empty_steps - stretches
+    if jumps > 0:
+        add(
+            "steps.not_consecutive",
+            "warning",
+            f"step numbers jump {plural(jumps, 'time')} without a hole in the trace: whatever ran "
+            "between two numbered steps counts to the later one",
+            jumps,
+        )
+    lengths = np.diff(windows.bounds_ns)[windows.recorded]
+    if len(lengths) > 2 and np.median(lengths) > 0 and lengths.max() > 3 * np.median(lengths):
+        add(
+            "steps.uneven",
+            "info",
+            f"steps differ in length (median {np.median(lengths) / 1e6:.1f} ms, longest "
+            f"{lengths.max() / 1e6:.1f} ms): look at --by step",
+        )
+    return findings
+
+
+def _outside(windows: Windows, settling_count: int) -> str:
+    """What was traced beside the steps that count."""
+    before, after = windows.before_ns / 1e6, windows.after_ns / 1e6
+    steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
+    if not settling_count or not windows.before_ns:
+        return (
+            f"{before:.3f} ms of device time before the first step and {after:.3f} ms after the "
+            "last are not attributed"
+        )
+    settling = (
+        f"{before:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: recording "
+        "traces them so that the ranks settle"
+    )
+    return (
+        f"{settling}; nor are {after:.3f} ms after the last step" if windows.after_ns else settling
+    )
+
+
+def _lost_kernels(links: Links) -> tuple[int, int]:
+    """How many launches have no kernel, of how many between the first and the last that has one.
+
+    Launches at the edges may have run outside of what was recorded, and what is captured into a
+    graph runs when that is launched.
+    """
+    host = links.host
+    if not len(host):
+        return 0, 0
+    correlation = ints(host.table, "correlation_id")
+    calls = np.flatnonzero(host.named(names.is_kernel_launch) & (correlation > 0))
+    start_ns = ints(host.table, "start_ns")
+    begins, ends = (
+        start_ns[host.named(name)] for name in (names.is_capture_begin, names.is_capture_end)
+    )
+    if len(begins):
+        opened = np.searchsorted(begins, start_ns[calls], side="right")
+        calls = calls[opened <= np.searchsorted(ends, start_ns[calls], side="right")]
+    has_kernel = np.isin(correlation[calls], ints(links.events.table, "correlation_id"))
+    ran = np.flatnonzero(has_kernel)
+    if len(ran) == len(calls) or not len(ran):
+        return 0, 0
+    between = slice(int(ran[0]), int(ran[-1]) + 1)
+    # A call of the runtime and that of the driver within it share an id.
+    ids, first = np.unique(correlation[calls[between]], return_index=True)
+    return int((~has_kernel[between][first]).sum()), len(ids)
+
+
+def _stream_overlaps(links: Links) -> tuple[int, int]:
+    """How many events begin before an earlier one of their stream has ended, and by how much."""
+    events = links.events
+    whole_us = not (events.start_ns % 1000).any() and not (events.dur_ns % 1000).any()
+    slack = _WHOLE_US_SLACK_NS if whole_us else 0
+    place = events.device_id * (1 << 40) + events.stream_id
+    count = longest = 0
+    for one in np.unique(place):
+        rows = np.flatnonzero(place == one)
+        overlap = np.maximum.accumulate(events.end_ns[rows])[:-1] - events.start_ns[rows][1:]
+        count += int((overlap > slack).sum())
+        longest = max(longest, int(overlap.max(initial=0)))
+    return count, longest

@@ -1,0 +1,528 @@
+"""How long a step takes at the program's own speed, what tracing added, and which kinds there are.
+
+The untraced steps are those during which no trace was being taken (column `profiled` of table
+`step` is false). Their median (their mean where steps are uneven) is the step time of a run; the traced steps are its decomposition.
+Where fewer than three are known, as in imported traces, the traced steps are both.
+
+Steps are told apart by what else ran in them: by the rows of `program_phase` that overlap them
+("training + evaluation"), by coming first and taking longer than all later ones ("first steps"),
+or, where no phase says why, by taking three times the median and 20 % of the time while they are at
+most a tenth of the steps ("long steps"). Where a program trains several models in turn, the steps of
+each are kinds of their own ("training (optimizer 2)").
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from chopper.analyzers.causes.core_wait import wait_of_steps
+from chopper.analyzers.compare.steps import warm_up_steps
+from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.intervals import innermost
+from chopper.statistics import MIN_STEPS, t_975
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.attribution import Attribution
+
+TRAINING = "training"
+FIRST = "first steps"
+LONG = "long steps"
+_OPTIMIZER = "optimizer "
+"""Column ``source`` of table ``step``, where another number than 1 follows."""
+_LEAST_OVERLAP = 0.01
+"""A phase that takes less of a step does not make it another kind."""
+_LONG_FACTOR = 3.0
+_LONG_SHARE = 0.2
+_LONG_MOST = 0.1
+"""Where more of the steps are long, they recur within what a step is: they are no kind."""
+_UNEVEN = 1.2
+_NEARBY_STEPS = 5
+_SLOW_NEARBY = 1.3
+_MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
+"""Median absolute deviation to the standard error of a median, times √n, for normal noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Times of several steps.
+
+    Attributes:
+        median_ns, mean_ns: of them.
+        low_ns, high_ns: their quartiles: half of the steps lie between.
+        count: steps.
+        lengths_ns: each of them, in the order of their numbers.
+        is_uneven: whether their mean is a fifth longer than their median, waits for a core aside.
+    """
+
+    median_ns: int
+    mean_ns: int
+    low_ns: int
+    high_ns: int
+    count: int
+    lengths_ns: tuple[int, ...]
+    is_uneven: bool
+
+    @property
+    def statistic(self) -> Literal["median", "mean"]:
+        """Which of the two is the step time.
+
+        The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
+        in flights (a batch from each loader's worker, then a wait) have a median that no throughput
+        belongs to. Steps that waited for a core, which other programs took, make no flights.
+        """
+        return "mean" if self.is_uneven else "median"
+
+    @property
+    def value_ns(self) -> int:
+        """The step time."""
+        return self.mean_ns if self.statistic == "mean" else self.median_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """Steps in which the same phases ran.
+
+    Attributes:
+        name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
+        numbers: of these steps, ascending.
+        traced: those of them that the attribution has windows of.
+        untraced: times of those that ran without a trace; None when there are none.
+        traced_ns: mean window of the traced ones; None when there are none.
+        time_ns: all of them together, mean over ranks.
+        share_ratio: of the time of all recorded steps.
+        causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    traced: tuple[int, ...]
+    untraced: Spread | None
+    traced_ns: int | None
+    time_ns: int
+    share_ratio: float
+    causes_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Time of a recording that belongs to no step, mean over ranks.
+
+    Attributes:
+        after_ns: after the last step, without what chopper took to end the recording.
+        profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
+            written), and to end the recording.
+        recording_ns: the whole recording.
+        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the innermost
+            phase.
+    """
+
+    after_ns: int
+    profiler_ns: int
+    recording_ns: int
+    phases_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The step time of a run, with and without tracing.
+
+    Attributes:
+        kind: which steps it is of.
+        untraced: steps of that kind that ran without a trace; None with the ``reason``.
+        traced_ns: mean window of the traced steps of that kind; None when nothing was attributed.
+        traced_count: their number.
+        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced step time.
+        tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
+        nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
+            None with fewer than three. Where it is long as well, tracing is not the reason.
+        kinds: all kinds, the most time first.
+        outside: time of the recording in no step; None where its bounds are not known.
+    """
+
+    kind: str
+    untraced: Spread | None
+    reason: str | None
+    traced_ns: int | None
+    traced_count: int
+    tracing_ns: int | None
+    tracing_ci95_ns: tuple[int, int] | None
+    nearby_ns: int | None
+    kinds: tuple[StepKind, ...]
+    outside: Outside | None
+
+    @property
+    def headline_ns(self) -> int | None:
+        """The step time: of the untraced steps, else the mean of the traced ones."""
+        return self.traced_ns if self.untraced is None else self.untraced.value_ns
+
+    @property
+    def tracing_ratio(self) -> float | None:
+        """What tracing added, of the untraced step."""
+        if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
+            return None
+        return self.tracing_ns / self.untraced.value_ns
+
+    @property
+    def is_slow_nearby(self) -> bool:
+        """Whether the untraced steps next to the traced ones took much longer than the others."""
+        return (
+            self.untraced is not None
+            and self.nearby_ns is not None
+            and self.nearby_ns > _SLOW_NEARBY * self.untraced.value_ns
+        )
+
+    @property
+    def scale(self) -> float:
+        """Untraced over traced time: what turns a time of traced steps into one at full speed."""
+        if self.untraced is None or not self.traced_ns:
+            return 1.0
+        return self.untraced.value_ns / self.traced_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "kind": self.kind,
+            "headline_ns": self.headline_ns,
+            "untraced": _spread_dict(self.untraced),
+            "untraced_reason": self.reason,
+            "traced_mean_ns": self.traced_ns,
+            "traced_count": self.traced_count,
+            "tracing_ns": self.tracing_ns,
+            "tracing_ratio": self.tracing_ratio,
+            "nearby_ns": self.nearby_ns,
+            "tracing_ci95_ns": list(self.tracing_ci95_ns) if self.tracing_ci95_ns else None,
+            "outside": None if self.outside is None else asdict(self.outside),
+            "kinds": [
+                {
+                    "name": k.name,
+                    "steps_count": len(k.numbers),
+                    "steps": list(k.numbers),
+                    "traced_steps": list(k.traced),
+                    "untraced": _spread_dict(k.untraced),
+                    "traced_mean_ns": k.traced_ns,
+                    "time_ns": k.time_ns,
+                    "share_ratio": k.share_ratio,
+                    "causes_ns": k.causes_ns,
+                }
+                for k in self.kinds
+            ],
+        }
+
+
+def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
+    if spread is None:
+        return None
+    return {
+        "median_ns": spread.median_ns,
+        "mean_ns": spread.mean_ns,
+        "quartile_low_ns": spread.low_ns,
+        "quartile_high_ns": spread.high_ns,
+        "steps_count": spread.count,
+    }
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Recorded steps over all ranks, by number.
+
+    Attributes:
+        numbers: (steps,) ascending.
+        length_ns: (steps,) mean over the ranks that have it.
+        untraced: (steps,) no rank was taking a trace; None where that was not recorded.
+        own_ns: (steps,) the same without waiting for a core, which other programs decide.
+        phases: (steps,) names of the program phases that ran in it.
+        optimizers: (steps,) "", or which optimizer it began with where that is not the first kind.
+    """
+
+    numbers: np.ndarray
+    length_ns: np.ndarray
+    untraced: np.ndarray
+    own_ns: np.ndarray
+    phases: list[str]
+    optimizers: list[str]
+
+
+def step_time(attribution: Attribution) -> StepTime:
+    """STEP, PROGRAM_PHASE, WINDOW, PIECE -> the step time with and without tracing, and kinds."""
+    recorded = _recorded(attribution)
+    names = _kinds_of(recorded)
+    window_kind, window_ns = _windows(attribution, recorded, names)
+    kinds = _kinds(attribution, recorded, names, window_kind, window_ns)
+    kind = _headline_kind(kinds)
+    mine = next((k for k in kinds if k.name == kind), None)
+    lengths = window_ns[window_kind == kind] if mine is not None else window_ns
+    traced_ns = round(float(lengths.mean())) if len(lengths) else None
+    untraced = mine.untraced if mine is not None else None
+    reason = None
+    if untraced is None or untraced.count < MIN_STEPS:
+        reason = (
+            "the recording does not say during which steps a trace was being taken"
+            if not recorded.untraced.any()
+            else f"fewer than {MIN_STEPS} {kind} steps ran without a trace"
+        )
+        untraced = None
+    tracing = interval = nearby = None
+    if untraced is not None and traced_ns is not None:
+        tracing = traced_ns - untraced.value_ns
+        chosen = np.array([n == kind for n in names], dtype=bool) & recorded.untraced
+        nearby = _nearby(recorded, chosen, mine.traced if mine is not None else ())
+        interval = _interval(tracing, recorded.length_ns[chosen], lengths, untraced.statistic)
+    return StepTime(
+        kind=kind,
+        untraced=untraced,
+        reason=reason,
+        traced_ns=traced_ns,
+        traced_count=len(mine.traced) if mine is not None else attribution.steps,
+        tracing_ns=tracing,
+        tracing_ci95_ns=interval,
+        nearby_ns=nearby,
+        kinds=kinds,
+        outside=_outside(attribution),
+    )
+
+
+def _recorded(attribution: Attribution) -> _Recorded:
+    recorded = _host_steps(attribution)
+    return recorded if recorded.untraced.any() else _by_window(attribution, recorded)
+
+
+def _by_window(attribution: Attribution, recorded: _Recorded) -> _Recorded:
+    """Steps as long as their windows, where all that is known is a trace.
+
+    A host that runs ahead of its device takes another time for a step than the step takes.
+    """
+    windows: dict[int, list[int]] = {}
+    columns = (ints(attribution.windows, c) for c in ("start_ns", "end_ns"))
+    spans = zip(attribution.windows["number"].to_pylist(), *columns, strict=True)
+    for number, start_ns, end_ns in spans:
+        windows.setdefault(number, []).append(int(end_ns - start_ns))
+    length, own = recorded.length_ns.copy(), recorded.own_ns.copy()
+    for i, number in enumerate(recorded.numbers.tolist()):
+        if number in windows:
+            waited = length[i] - own[i]
+            length[i] = np.mean(windows[number])
+            own[i] = max(length[i] - waited, 0)
+    return replace(recorded, length_ns=length, own_ns=own)
+
+
+def _host_steps(attribution: Attribution) -> _Recorded:
+    rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
+    optimizers: dict[int, str] = {}
+    for rank in attribution.run.ranks:
+        table = attribution.run.table(rank, "step")
+        start, end = ints(table, "start_ns"), ints(table, "end_ns")
+        during = _phases(attribution, rank, start, end)
+        profiled = table["profiled"].to_pylist()
+        sources = zip(table["number"].to_pylist(), table["source"].to_pylist(), strict=True)
+        optimizers.update({n: s for n, s in sources if s.startswith(_OPTIMIZER)})
+        wait, _ = wait_of_steps(attribution.run.table(rank, "core_wait"), ints(table, "number"))
+        for number, a, b, was, names, waited in zip(
+            ints(table, "number").tolist(),
+            start.tolist(),
+            end.tolist(),
+            profiled,
+            during,
+            wait.tolist(),
+            strict=True,
+        ):
+            own = max(b - a - waited, 0)
+            rows.setdefault(number, []).append((b - a, was is False, names, own))
+    numbers = sorted(rows)
+    return _Recorded(
+        np.array(numbers, dtype=np.int64),
+        np.array([np.mean([r[0] for r in rows[n]]) for n in numbers]),
+        np.array([all(r[1] for r in rows[n]) for n in numbers], dtype=bool),
+        np.array([np.mean([r[3] for r in rows[n]]) for n in numbers]),
+        [" + ".join(sorted(set().union(*(r[2] for r in rows[n])))) for n in numbers],
+        [optimizers.get(n, "") for n in numbers],
+    )
+
+
+def _phases(
+    attribution: Attribution, rank: int, start_ns: np.ndarray, end_ns: np.ndarray
+) -> list[set[str]]:
+    """Return, for each step, ``training`` and the names of the program phases that ran in it."""
+    length = np.maximum(end_ns - start_ns, 1)
+    shares: list[dict[str, float]] = [{} for _ in start_ns]
+    for name, a, b in _phase_pieces(attribution, rank):
+        first = int(np.searchsorted(end_ns, a, side="right"))
+        for i in range(first, int(np.searchsorted(start_ns, b))):
+            part = (min(b, end_ns[i]) - max(a, start_ns[i])) / length[i]
+            shares[i][name] = shares[i].get(name, 0.0) + float(part)
+    names: list[set[str]] = []
+    for share in shares:
+        names.append({n for n, part in share.items() if part >= _LEAST_OVERLAP} | {TRAINING})
+    return names
+
+
+def _phase_pieces(attribution: Attribution, rank: int) -> Iterator[tuple[str, int, int]]:
+    """Phase, start and end of each piece of a rank's time in which the phase is the innermost."""
+    table = attribution.run.table(rank, "program_phase")
+    names = table["name"].to_pylist()
+    for row, *span in zip(*innermost(ints(table, "start_ns"), ints(table, "end_ns")), strict=True):
+        yield names[row], int(span[0]), int(span[1])
+
+
+def _kinds_of(recorded: _Recorded) -> list[str]:
+    """The kind of each recorded step."""
+    # "training" first, then the phases in the order of their names.
+    names = []
+    for joined in recorded.phases:
+        parts = joined.split(" + ")
+        names.append(" + ".join(sorted(parts, key=lambda p: (p != TRAINING, p))))
+    for optimizer in dict.fromkeys(recorded.optimizers):
+        mine = [i for i, other in enumerate(recorded.optimizers) if other == optimizer]
+        _tell_lengths(names, np.array([i for i in mine if names[i] == TRAINING], int), recorded)
+        for i in mine:
+            names[i] += f" ({optimizer})" if optimizer else ""
+    return names
+
+
+def _tell_lengths(names: list[str], training: np.ndarray, recorded: _Recorded) -> None:
+    """Rename the first and the long ones among training steps of one optimizer."""
+    lengths = recorded.own_ns
+    if len(training):
+        first = warm_up_steps(lengths[training])
+        for i in training[:first]:
+            names[i] = FIRST
+        training = training[first:]
+    quick = training[recorded.untraced[training]]
+    if len(quick) >= MIN_STEPS:
+        limit = _LONG_FACTOR * float(np.median(lengths[quick]))
+        traced = np.setdiff1d(training, quick)
+        # What is traced takes longer for that alone: it is held against its like as well.
+        slow = (
+            max(limit, _LONG_FACTOR * float(np.median(lengths[traced]))) if len(traced) else limit
+        )
+        long = np.concatenate([quick[lengths[quick] >= limit], traced[lengths[traced] >= slow]])
+        share = lengths[long].sum() / max(lengths.sum(), 1)
+        if share >= _LONG_SHARE and len(long) <= _LONG_MOST * len(training):
+            for i in long:
+                names[i] = LONG
+
+
+def _windows(
+    attribution: Attribution, recorded: _Recorded, names: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(kind, length in ns) of each window of the attribution."""
+    windows = attribution.windows
+    kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
+    kinds = [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()]
+    return np.array(kinds, dtype=object), ints(windows, "end_ns") - ints(windows, "start_ns")
+
+
+def _kinds(
+    attribution: Attribution,
+    recorded: _Recorded,
+    names: list[str],
+    window_kind: np.ndarray,
+    window_ns: np.ndarray,
+) -> tuple[StepKind, ...]:
+    numbers = ints(attribution.windows, "number", null=-1)
+    by_step = {g.key: g.causes for g in attribution.by("step")} if len(numbers) else {}
+    whole = max(float(recorded.length_ns.sum()), 1.0)
+    found = []
+    for name in dict.fromkeys(names):
+        mine = np.array([n == name for n in names], dtype=bool)
+        quick = mine & recorded.untraced
+        traced = sorted({int(n) for n in numbers[window_kind == name]})
+        causes: dict[str, int] = {}
+        for number in traced:
+            for cause, time_ns in by_step.get(number, {}).items():
+                causes[cause] = causes.get(cause, 0) + time_ns
+        mine_ns = float(recorded.length_ns[mine].sum())
+        found.append(
+            StepKind(
+                name=name,
+                numbers=tuple(recorded.numbers[mine].tolist()),
+                traced=tuple(traced),
+                untraced=_spread(recorded.length_ns[quick], recorded.own_ns[quick]),
+                traced_ns=round(float(window_ns[window_kind == name].mean())) if traced else None,
+                time_ns=round(mine_ns),
+                share_ratio=mine_ns / whole,
+                causes_ns=causes,
+            )
+        )
+    return tuple(sorted(found, key=lambda k: (-k.time_ns, k.name)))
+
+
+def _spread(lengths: np.ndarray, own: np.ndarray) -> Spread | None:
+    if not len(lengths):
+        return None
+    low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
+    mean = round(float(lengths.mean()))
+    uneven = all(float(v.mean()) > _UNEVEN * float(np.median(v)) for v in (lengths, own))
+    each = tuple(np.rint(lengths).astype(int).tolist())
+    return Spread(median, mean, low, high, len(lengths), each, uneven)
+
+
+def _headline_kind(kinds: tuple[StepKind, ...]) -> str:
+    """Training steps where they were traced, else the traced kind with the most steps."""
+    traced = [k for k in kinds if k.traced]
+    if not traced or any(k.name == TRAINING for k in traced):
+        return TRAINING
+    return max(traced, key=lambda k: (k.name.startswith(TRAINING), len(k.numbers))).name
+
+
+def _interval(
+    tracing_ns: int, untraced: np.ndarray, traced: np.ndarray, statistic: str
+) -> tuple[int, int] | None:
+    """95 % interval of a mean of traced steps less the median, or the mean, of untraced ones."""
+    if min(len(untraced), len(traced)) < MIN_STEPS:
+        return None
+    if statistic == "mean":
+        spread = float(np.std(untraced, ddof=1))
+    else:
+        spread = _MAD_TO_MEDIAN_ERROR * float(np.median(np.abs(untraced - np.median(untraced))))
+    of_untraced = spread / np.sqrt(len(untraced))
+    of_traced = float(np.std(traced, ddof=1)) / np.sqrt(len(traced))
+    half = float(t_975(np.array(len(traced) - 1))) * float(np.hypot(of_untraced, of_traced))
+    return round(tracing_ns - half), round(tracing_ns + half)
+
+
+def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) -> int | None:
+    """Median length of the chosen steps next to the traced ones; None with too few."""
+    if not traced:
+        return None
+    numbers, lengths = recorded.numbers[chosen], recorded.length_ns[chosen]
+    near = np.append(
+        lengths[numbers < traced[0]][-_NEARBY_STEPS:], lengths[numbers > traced[-1]][:_NEARBY_STEPS]
+    )
+    return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
+
+
+def _outside(attribution: Attribution) -> Outside | None:
+    """Time of the recording that no step holds; None where its bounds are not known.
+
+    A step begins where the one before it ended, and the first one when the recording is set up:
+    chopper alone works before the first step and between steps.
+    """
+    found: list[tuple[int, int, int]] = []
+    phases: dict[str, int] = {}
+    for part in attribution.run.manifest.ranks:
+        table = attribution.run.table(part.rank, "step")
+        begin_ns, finish_ns = part.start_ns, part.end_ns
+        known = begin_ns is not None and finish_ns is not None and finish_ns > begin_ns
+        if not known or part.status == "imported" or not table.num_rows:
+            return None
+        begin_ns, finish_ns = begin_ns or 0, finish_ns or 0
+        start, end = ints(table, "start_ns"), ints(table, "end_ns")
+        last_ns = int(end[-1])
+        close_ns = (part.overhead.close_ns if part.overhead else None) or 0
+        after = max(finish_ns - last_ns - close_ns, 0)
+        between = int(np.maximum(start[1:] - end[:-1], 0).sum())
+        own = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
+        found.append((after, own, finish_ns - begin_ns))
+        for name, a, b in _phase_pieces(attribution, part.rank):
+            late = min(b, finish_ns) - max(a, last_ns)
+            if late > 0:
+                phases[name] = phases.get(name, 0) + late
+    if not found:
+        return None
+    after, own, whole = (round(float(v)) for v in np.mean(found, axis=0))
+    return Outside(after, own, whole, {n: t // len(found) for n, t in sorted(phases.items())})

@@ -1,0 +1,1 @@
+"""Two runs compared: whether they do the same work, what differs, and gates on it."""

@@ -1,0 +1,389 @@
+"""The result of comparing two runs: where the difference between their steps lies.
+
+Differences are B − A, per step: the mean over the step windows of all ranks. Both sides are cut into
+whole nanoseconds so that the leaf causes' differences sum exactly to that of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from chopper import wording as fmt
+from chopper.causes import CAUSES, LEAVES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from chopper.storage.manifest import Finding
+
+SCHEMA = "chopper.comparison/1"
+Interval = tuple[int, int]
+Status = Literal["pass", "differs", "unknown"]
+_LARGE_RATIO = 0.1
+"""A cause is named in the verdict when it makes this share of the difference."""
+_NAMED = 3
+_SURE_RATIO = 0.01
+_SURE_WIDTH = 1.5
+"""Three standard errors instead of two: of a dozen causes at 95 %, one is told by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing in which two runs of the same workload agree."""
+
+    id: str
+    label: str
+    status: Status
+    a: float | int | str | None
+    b: float | int | str | None
+    """What was found; None for unknown."""
+    unit: str
+    """Suffix of the values' unit (``flop``, ``count``, ``ratio``), empty for words."""
+    withholds: bool
+    """The runs do not do the same work: no verdict without ``allow_different``."""
+    note: str
+    """What it means, and where the values come from."""
+    explains: bool = False
+    """What differs may be the whole reason of a difference of time, whatever the program does."""
+
+    def shown(self, side: Literal["a", "b"]) -> str:
+        """A side's value for people."""
+        value = self.a if side == "a" else self.b
+        if value is None:
+            return fmt.UNKNOWN
+        return fmt.cell(f"value_{self.unit}" if self.unit else "value", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cause in both runs, leaf or parent; nanoseconds per step."""
+
+    id: str
+    parent: str | None
+    label: str
+    a_ns: int
+    b_ns: int
+    difference_ns: int
+    ci95_ns: Interval | None
+    """Of the difference; None with fewer than three steps in a run."""
+    ci95_ratio: tuple[float, float] | None
+    """Of the difference over A; None without an interval, or where A spent nothing there."""
+
+    @property
+    def told(self) -> bool | None:
+        """Whether the difference is told from noise; None without an interval."""
+        return None if self.ci95_ns is None else self.ci95_ns[0] > 0 or self.ci95_ns[1] < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A time of the whole step in both runs."""
+
+    a_ns: int
+    b_ns: int
+    difference_ns: int
+    ratio: float | None
+    """Difference over A."""
+    ci95_ns: Interval | None
+    ci95_ratio: tuple[float, float] | None
+
+    @property
+    def told(self) -> bool | None:
+        """Whether the difference is told from noise; None without an interval."""
+        return None if self.ci95_ns is None else self.ci95_ns[0] > 0 or self.ci95_ns[1] < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One kernel or operator in both runs, per step of one rank.
+
+    Times are those of its device events, overlapped time too. The difference is cut in two:
+    ``by_count_ns`` (it ran more or less often, at the mean duration of both runs) and
+    ``by_duration_ns`` (it took longer or shorter, at the mean count of both).
+    """
+
+    name: str
+    status: Literal["both", "appeared", "vanished"]
+    a_count: float
+    b_count: float
+    a_ns: int
+    b_ns: int
+    difference_ns: int
+    by_count_ns: int
+    by_duration_ns: int
+    ci95_ns: Interval | None
+    told: bool | None
+    """Told from noise with at most 5 % false discoveries in the table; None: too few steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two runs."""
+
+    source: str
+    name: str
+    devices: tuple[str, ...]
+    ranks: int
+    steps: int
+    """Steps that are compared."""
+    windows: int
+    """Step windows over all ranks."""
+    left_out: tuple[int, ...]
+    """Numbers of leading steps that were left out as warm-up."""
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs beside each other.
+
+    Attributes:
+        a, b: the runs.
+        checks: workload parity, what differs first.
+        step: the mean step, the reference of all causes.
+        median: the median step, which single slow steps do not move.
+        untraced: the median step without a trace; None where a run has no such steps.
+        changes: all causes with time in either run, parents before their leaves.
+        kernels, operations: sorted by the size of their difference.
+        notes: what a reader must know before believing the figures.
+        allow_different: a verdict was asked for whatever the checks say.
+    """
+
+    a: Side
+    b: Side
+    checks: tuple[Check, ...]
+    step: Total
+    median: Total
+    untraced: Total | None
+    changes: tuple[Change, ...]
+    kernels: tuple[Item, ...]
+    operations: tuple[Item, ...]
+    notes: tuple[str, ...]
+    allow_different: bool
+
+    @property
+    def refused(self) -> tuple[Check, ...]:
+        """Checks that withhold the verdict."""
+        return () if self.allow_different else tuple(c for c in self.checks if c.withholds)
+
+    def leaves(self) -> list[Change]:
+        """Leaf causes, largest difference first; they sum to the difference of the step."""
+        rows = [c for c in self.changes if c.id in _LEAF_SET]
+        return sorted(rows, key=lambda c: -abs(c.difference_ns))
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        if self.refused:
+            said = "; ".join(f"{c.label}: {c.shown('a')} and {c.shown('b')}" for c in self.refused)
+            return f"No verdict: A and B do not do the same work ({said})."
+        if not self.step.a_ns or not self.step.b_ns:
+            which = "A" if not self.step.a_ns else "B"
+            return f"No verdict: nothing ran on the device in {which}."
+        if self.step.told is None:
+            few = " and ".join(
+                f"{name} has {fmt.plural(side.steps, 'step')}"
+                for name, side in (("A", self.a), ("B", self.b))
+                if side.steps < 3
+            )
+            return f"No verdict: {few}, and fewer than 3 give no interval."
+        times = f"{fmt.duration(self.step.a_ns)} to {fmt.duration(self.step.b_ns)} per step"
+        if not self.step.told:
+            though = "; ".join(_said(c) for c in self._sure())
+            return f"No difference can be told from noise: {times} ({_interval(self.step)})" + (
+                f"; yet {though}." if though else "."
+            )
+        ratio = abs(self.step.ratio or 0.0)
+        word = "faster" if self.step.difference_ns < 0 else "slower"
+        because = self._because()
+        return (
+            f"B is {percent(ratio)} {word} ({_interval(self.step, flip=word == 'faster')}): {times}"
+            + (f", because {because}." if because else ".")
+            + self._elsewhere()
+        )
+
+    def _elsewhere(self) -> str:
+        """What else may have made the difference."""
+        found = [c for c in self.checks if c.explains]
+        said = (f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in found)
+        return f" It may come from elsewhere: {'; '.join(said)}." if found else ""
+
+    def _because(self) -> str:
+        total = self.step.difference_ns
+        named = sorted(self._explaining(None), key=lambda c: -abs(c.difference_ns))
+        named = [c for c in named if c.told and abs(c.difference_ns) >= _LARGE_RATIO * abs(total)]
+        along = [c for c in named if (c.difference_ns < 0) == (total < 0)][:_NAMED]
+        against = [c for c in named if (c.difference_ns < 0) != (total < 0)][:_NAMED]
+        text = "; ".join(_said(c) for c in along)
+        if text and against:
+            text += "; against it, " + "; ".join(_said(c) for c in against)
+        return text
+
+    def _sure(self) -> list[Change]:
+        """Causes that moved where the step did not: the one in many that would by chance is not."""
+        least = _SURE_RATIO * max(self.step.a_ns, self.step.b_ns)
+        named = [
+            c
+            for c in self._explaining(None)
+            if c.ci95_ns is not None
+            and abs(c.difference_ns) >= least
+            and (
+                c.difference_ns - _SURE_WIDTH * (c.difference_ns - c.ci95_ns[0]) > 0
+                or c.difference_ns + _SURE_WIDTH * (c.ci95_ns[1] - c.difference_ns) < 0
+            )
+        ]
+        return sorted(named, key=lambda c: -abs(c.difference_ns))[:_NAMED]
+
+    def _explaining(self, parent: str | None) -> list[Change]:
+        """Causes that tell most of the difference with the fewest words."""
+        found: list[Change] = []
+        for change in (c for c in self.changes if c.parent == parent):
+            below = self._explaining(change.id)
+            # One child that makes nearly all of it says more than its parent.
+            alike = [
+                c
+                for c in below
+                if c.told
+                and (c.difference_ns < 0) == (change.difference_ns < 0)
+                and abs(c.difference_ns) >= 0.7 * abs(change.difference_ns)
+            ]
+            other = sum(abs(c.difference_ns) for c in below if c not in alike)
+            precise = alike and other <= 0.5 * abs(change.difference_ns)
+            split = not change.told and any(c.told for c in below)
+            found += below if split else alike[:1] if precise else [change]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form, schema ``chopper.comparison/1``."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "comparable": not self.refused,
+            "a": _side_dict(self.a),
+            "b": _side_dict(self.b),
+            "checks": [asdict(c) for c in self.checks],
+            "step": _with_told(self.step),
+            "median": _with_told(self.median),
+            "untraced": None if self.untraced is None else _with_told(self.untraced),
+            "causes": [_with_told(c) for c in self.changes],
+            "kernels": [asdict(i) for i in self.kernels],
+            "operations": [asdict(i) for i in self.operations],
+            "notes": list(self.notes),
+        }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Causes as a pandas DataFrame, one row each, in the order of the tree."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "cause": c.id,
+                    "label": c.label,
+                    "a_ns": c.a_ns,
+                    "b_ns": c.b_ns,
+                    "difference_ns": c.difference_ns,
+                    "ci95_low_ns": c.ci95_ns[0] if c.ci95_ns else None,
+                    "ci95_high_ns": c.ci95_ns[1] if c.ci95_ns else None,
+                    "told": c.told,
+                }
+                for c in self.changes
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<p><b>{escape(self.verdict)}</b></p>{self.table.to_html(index=False)}"
+
+    def __repr__(self) -> str:
+        return f"<chopper.Comparison of {self.a.source!r} and {self.b.source!r}: {self.verdict}>"
+
+
+_LEAF_SET = frozenset(LEAVES)
+
+
+def percent(ratio: float) -> str:
+    """A change for people: ``12.3 %``, ``4.20 %``; a real minus sign."""
+    value = ratio * 100
+    text = f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
+    return f"{text} %".replace("-", "−").replace("−0.00", "0.00")
+
+
+def signed(ratio: float | None) -> str:
+    """A change with its sign: ``+3.1 %``; unknown is a dash."""
+    if ratio is None:
+        return fmt.UNKNOWN
+    text = percent(ratio)
+    return text if text.startswith(("−", "0.00")) else f"+{text}"
+
+
+def signed_duration(time_ns: float | None) -> str:
+    """A difference of times with its sign: ``+4.10 ms``, ``−12.3 µs``."""
+    if time_ns is None:
+        return fmt.UNKNOWN
+    return f"+{fmt.duration(time_ns)}" if time_ns > 0 else fmt.duration(time_ns)
+
+
+def _interval(total: Total, *, flip: bool = False) -> str:
+    """The relative interval; ``flip`` tells a fall as a gain."""
+    if total.ci95_ratio is None:
+        return "no interval"
+    low, high = total.ci95_ratio
+    if flip:
+        return f"95 %: {percent(-high)[:-2]} … {percent(-low)}"
+    return f"95 %: {signed(low)[:-2]} … {signed(high)}"
+
+
+# Labels that are no nouns.
+_NOUNS = {
+    "idle.preparation": "Idle time with the host late",
+    "compute.efficiency": "Time below peak",
+    "idle.no_step": "Time without any event",
+}
+
+
+def _said(change: Change) -> str:
+    label = _NOUNS.get(change.id, CAUSES[change.id].label)
+    parent = CAUSES[change.parent].label if change.parent in _CONTEXT else ""
+    words = f"{parent}: {_lower(label)}" if parent else label
+    verb = "fell" if change.difference_ns < 0 else "rose"
+    return f"{_lower(words)} {verb} by {fmt.duration(abs(change.difference_ns))}"
+
+
+# Parents without which their leaves' labels say too little.
+_CONTEXT = frozenset({"compute.vector", "communication.transfer", "compute.efficiency"})
+
+
+def _lower(text: str) -> str:
+    """A label inside a sentence; acronyms stay."""
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
+
+
+def _with_told(value: Total | Change) -> dict[str, Any]:
+    return {**asdict(value), "told": value.told}
+
+
+def _side_dict(side: Side) -> dict[str, Any]:
+    return {
+        "source": side.source,
+        "name": side.name,
+        "devices": list(side.devices),
+        "ranks": side.ranks,
+        "steps": side.steps,
+        "windows": side.windows,
+        "left_out": list(side.left_out),
+        "quality": [
+            {
+                "code": f.code,
+                "severity": f.severity,
+                "message": f.message,
+                "rank": f.rank,
+                "count": f.count,
+                "withholds": list(f.withholds),
+            }
+            for f in side.findings
+        ],
+    }

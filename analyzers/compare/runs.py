@@ -1,0 +1,352 @@
+"""Two attributed runs beside each other: the difference of a step, cause by cause.
+
+All times are per step: Σ over rank windows / number of rank windows. Each side's leaf causes are
+cut into whole nanoseconds by the largest remainder, so that they sum to ``total // windows`` and
+their differences to the difference of the step, exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.causes.step_time import FIRST
+from chopper.analyzers.compare import same_work
+from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
+from chopper.analyzers.compare.steps import Steps, cut, events_of
+from chopper.causes import CAUSES, LEAVES, parents
+from chopper.statistics import (
+    MIN_STEPS,
+    Sample,
+    compare_means,
+    compare_medians,
+    discoveries,
+    inflation,
+    welch,
+)
+from chopper.wording import plural, ranges, some
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution
+    from chopper.statistics import Intervals
+
+_SLOW_STEP = 2.0
+"""A step this many times the median is mentioned."""
+
+
+def compare(
+    a: Attribution, b: Attribution, *, allow_different: bool = False, all_steps: bool = False
+) -> Comparison:
+    """Compare two runs: what B's step does with its time that A's does not.
+
+    Args:
+        a: the run to compare with.
+        b: the run that is judged.
+        allow_different: give a verdict although the runs do not do the same work.
+        all_steps: keep leading steps that took much longer than those after them, and steps of
+            other kinds.
+    """
+    a, b = (run.whole if all_steps else _of_one_kind(run) for run in (a, b))
+    sides = (cut(a, warm_up=all_steps), cut(b, warm_up=all_steps))
+    leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
+    exact = [_exact(s, leaves) for s in sides]
+    changes, step = _changes(sides, leaves, exact)
+    return Comparison(
+        a=_side(a, sides[0]),
+        b=_side(b, sides[1]),
+        checks=same_work.check((a, b), sides),
+        step=step,
+        median=_median(sides),
+        untraced=_untraced((a, b)),
+        changes=changes,
+        kernels=_items((a, b), sides, "kernel"),
+        operations=_items((a, b), sides, "op"),
+        notes=(*_notes_of_kinds((a, b)), *_notes(sides)),
+        allow_different=allow_different,
+    )
+
+
+def _of_one_kind(run: Attribution) -> Attribution:
+    """The steps that the run's step time is of, where steps of other kinds were traced too.
+
+    Two runs seldom trace as many evaluations, and a mean over both kinds tells how many. Slow
+    leading steps alone are left to :func:`~chopper.analyzers.compare.steps.cut`.
+    """
+    time = run.step_time()
+    others = any(k.traced and k.name not in (FIRST, time.kind) for k in time.kinds)
+    return run.of_kind() if others else run.whole
+
+
+def apportion(total_ns: np.ndarray, windows: int) -> np.ndarray:
+    """Totals per window in whole ns that sum to ``Σ total // windows`` (largest remainder)."""
+    if windows <= 0:
+        return np.zeros(len(total_ns), dtype=np.int64)
+    share, rest = np.divmod(total_ns.astype(np.int64), windows)
+    short = int(total_ns.sum()) // windows - int(share.sum())
+    share[np.argsort(-rest, kind="stable")[:short]] += 1
+    found: np.ndarray = share
+    return found
+
+
+def _aligned(steps: Steps, leaves: list[str]) -> np.ndarray:
+    """(steps, leaves) times with the columns of both runs."""
+    found = np.zeros((len(steps.numbers), len(leaves)), dtype=np.int64)
+    found[:, [leaves.index(c) for c in steps.causes]] = steps.time_ns
+    return found
+
+
+def _exact(steps: Steps, leaves: list[str]) -> np.ndarray:
+    return apportion(_aligned(steps, leaves).sum(axis=0), int(steps.windows.sum()))
+
+
+def _changes(
+    sides: tuple[Steps, Steps], leaves: list[str], exact: list[np.ndarray]
+) -> tuple[tuple[Change, ...], Total]:
+    present = {*leaves, *(p for leaf in leaves for p in parents(leaf))}
+    nodes = [c for c in CAUSES if c in present]
+    # (leaves, nodes): which leaves a cause sums, the whole step last.
+    below = np.array(
+        [[leaf == n or leaf.startswith(n + ".") for n in nodes] + [True] for leaf in leaves],
+        dtype=np.int64,
+    ).reshape(len(leaves), len(nodes) + 1)
+    times = [e @ below for e in exact]
+    samples = [Sample(_aligned(s, leaves) @ below, s.windows.astype(np.float64)) for s in sides]
+    intervals = compare_means(samples[0], samples[1])
+    changes = tuple(
+        Change(
+            id=node,
+            parent=CAUSES[node].parent,
+            label=CAUSES[node].label,
+            a_ns=int(times[0][i]),
+            b_ns=int(times[1][i]),
+            difference_ns=int(times[1][i] - times[0][i]),
+            ci95_ns=_rounded(intervals, i),
+            ci95_ratio=_ratios(intervals, i),
+        )
+        for i, node in enumerate(nodes)
+        if times[0][i] or times[1][i]
+    )
+    return changes, _total(int(times[0][-1]), int(times[1][-1]), intervals, len(nodes))
+
+
+def _total(a_ns: int, b_ns: int, intervals: Intervals | None, at: int) -> Total:
+    return Total(
+        a_ns=a_ns,
+        b_ns=b_ns,
+        difference_ns=b_ns - a_ns,
+        ratio=b_ns / a_ns - 1 if a_ns else None,
+        ci95_ns=_rounded(intervals, at),
+        ci95_ratio=_ratios(intervals, at),
+    )
+
+
+def _median(sides: tuple[Steps, Steps]) -> Total:
+    a, b = (s.step_ns for s in sides)
+    middle = [round(float(np.median(v))) if len(v) else 0 for v in (a, b)]
+    return _total(middle[0], middle[1], compare_medians(a, b), 0)
+
+
+def _rounded(intervals: Intervals | None, i: int) -> tuple[int, int] | None:
+    if intervals is None:
+        return None
+    low, high = intervals.difference[:, i]
+    return round(float(low)), round(float(high))
+
+
+def _ratios(intervals: Intervals | None, i: int) -> tuple[float, float] | None:
+    if intervals is None or np.isnan(intervals.ratio[0, i]):
+        return None
+    low, high = intervals.ratio[:, i]
+    return float(low), float(high)
+
+
+def _side(attribution: Attribution, steps: Steps) -> Side:
+    run = attribution.run
+    named = [
+        same_work.device_of(attribution, r.rank) or "unknown device" for r in attribution.ranks
+    ]
+    return Side(
+        source=run.source,
+        name=run.manifest.name,
+        devices=tuple(dict.fromkeys(named)),
+        ranks=len(attribution.ranks),
+        steps=len(steps.numbers),
+        windows=int(steps.windows.sum()),
+        left_out=steps.left_out,
+        findings=tuple(attribution.findings),
+    )
+
+
+def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
+    """The median step without a trace; None where a run has none of the other's kind."""
+    times = [run.step_time() for run in runs]
+    a, b = (time.untraced for time in times)
+    if a is None or b is None or times[0].kind != times[1].kind:
+        return None
+    lengths = [np.array(s.lengths_ns, dtype=np.float64) for s in (a, b)]
+    return _total(a.median_ns, b.median_ns, compare_medians(*lengths), 0)
+
+
+def _notes_of_kinds(runs: tuple[Attribution, Attribution]) -> list[str]:
+    """Which traced steps are left out because they are of another kind; runs that differ in it."""
+    notes = []
+    kinds = [run.step_time().kind for run in runs]
+    if kinds[0] != kinds[1]:
+        notes.append(f"the steps compared are of {kinds[0]} in A and of {kinds[1]} in B")
+    for name, run in zip("AB", runs, strict=True):
+        step = run.step_time()
+        for kind in step.kinds:
+            if run.whole is not run and kind.traced and kind.name != step.kind:
+                notes.append(
+                    f"{name}: {plural(len(kind.traced), 'traced step')} ({kind.name}: "
+                    f"{ranges(kind.traced)}) left out: the steps compared are of {step.kind}"
+                )
+    return notes
+
+
+def _notes(sides: tuple[Steps, Steps]) -> list[str]:
+    notes = []
+    for name, steps in zip("AB", sides, strict=True):
+        if steps.ranks_left_out:
+            ranks = "ranks" if len(steps.ranks_left_out) > 1 else "rank"
+            notes.append(
+                f"{name}: {ranks} {some(steps.ranks_left_out)} left out: no step holds work of its "
+                "own there"
+            )
+        if steps.left_out:
+            numbers = ", ".join(map(str, steps.left_out))
+            notes.append(
+                f"{name}: {'steps' if len(steps.left_out) > 1 else 'step'} {numbers} left out as warm-up: much longer than all later ones"
+            )
+        each = steps.step_ns
+        if len(each) >= MIN_STEPS:
+            median_ns = float(np.median(each))
+            slow = np.flatnonzero(each > _SLOW_STEP * median_ns)
+            if len(slow) and median_ns:
+                worst = int(slow[each[slow].argmax()])
+                factor = each[worst] / median_ns
+                notes.append(
+                    f"{name}: step {steps.numbers[worst]} took {factor:.1f} times the median "
+                    f"({len(slow)} of {len(each)} steps took more than twice it): kept, and the "
+                    "mean and its interval hold it"
+                )
+    return notes
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Device events by name: per-step count and time, and the variance of the time over steps."""
+
+    names: list[str]
+    count: np.ndarray
+    time_ns: np.ndarray
+    mean_ns: np.ndarray
+    variance: np.ndarray
+
+
+def _calls(attribution: Attribution, steps: Steps, level: str) -> _Calls:
+    """Kernels or operators of a run's compared steps, summed over ranks, per rank window."""
+    events, step = events_of(attribution, steps)
+    codes, names = events.kernel if level == "kernel" else events.op
+    inside = (step >= 0) & (codes >= 0)
+    codes, step, dur_ns = codes[inside], step[inside], events.dur_ns[inside]
+    used, codes = np.unique(codes, return_inverse=True)
+    size, windows = len(used), max(int(steps.windows.sum()), 1)
+    calls = codes
+    if level == "op":
+        # An operator runs once, however many kernels it launches.
+        keys = np.stack([codes, events.rank[inside], events.op_row[inside]])
+        calls = np.unique(keys, axis=1)[0]
+    count = np.bincount(calls, minlength=size)
+    time_ns = np.zeros(size, dtype=np.int64)
+    np.add.at(time_ns, codes, dur_ns)
+    # Most kernels run in every step, but a table of all kernels by all steps could be huge.
+    cells, cell = np.unique(codes * max(len(steps.numbers), 1) + step, return_inverse=True)
+    each = np.bincount(cell, weights=dur_ns) if len(cells) else np.zeros(0)
+    ranks = np.maximum(steps.windows, 1)
+    each = each / ranks[cells % max(len(ranks), 1)] if len(cells) else each
+    owner = cells // max(len(steps.numbers), 1)
+    n = max(len(steps.numbers), 1)
+    mean = np.bincount(owner, weights=each, minlength=size) / n
+    # Steps without the kernel deviate by the whole mean.
+    absent = n - np.bincount(owner, minlength=size)
+    squares: np.ndarray = np.bincount(owner, weights=(each - mean[owner]) ** 2, minlength=size)
+    squares = squares + absent * mean**2
+    return _Calls(
+        [names[i] for i in used],
+        count / windows,
+        time_ns / windows,
+        mean,
+        squares / max(n - 1, 1) * inflation(steps.step_ns),
+    )
+
+
+def _items(
+    runs: tuple[Attribution, Attribution], sides: tuple[Steps, Steps], level: str
+) -> tuple[Item, ...]:
+    """Kernels or operators of both runs, largest difference first."""
+    found = [_calls(run, steps, level) for run, steps in zip(runs, sides, strict=True)]
+    names = list(dict.fromkeys([*found[0].names, *found[1].names]))
+    place = {name: i for i, name in enumerate(names)}
+    rows = np.zeros((2, 4, len(names)))
+    for side, calls in enumerate(found):
+        at = np.array([place[n] for n in calls.names], dtype=np.int64)
+        for j, column in enumerate((calls.count, calls.time_ns, calls.mean_ns, calls.variance)):
+            rows[side, j, at] = column
+    (count_a, time_a, mean_a, var_a), (count_b, time_b, mean_b, var_b) = rows
+    a_ns, b_ns = time_a.round().astype(np.int64), time_b.round().astype(np.int64)
+    difference = b_ns - a_ns
+    by_count = _by_count(count_a, time_a, count_b, time_b, difference)
+    steps = [len(s.numbers) for s in sides]
+    half = told = None
+    if min(steps) >= MIN_STEPS:
+        half, p = welch(mean_a, var_a, steps[0], mean_b, var_b, steps[1])
+        told = discoveries(p)
+    order = np.lexsort((-np.maximum(a_ns, b_ns), -np.abs(difference)))
+    return tuple(
+        Item(
+            name=names[i],
+            status="both"
+            if count_a[i] and count_b[i]
+            else "vanished"
+            if count_a[i]
+            else "appeared",
+            a_count=float(count_a[i]),
+            b_count=float(count_b[i]),
+            a_ns=int(a_ns[i]),
+            b_ns=int(b_ns[i]),
+            difference_ns=int(difference[i]),
+            by_count_ns=int(by_count[i]),
+            by_duration_ns=int(difference[i] - by_count[i]),
+            ci95_ns=None
+            if half is None
+            else (
+                round(float(mean_b[i] - mean_a[i] - half[i])),
+                round(float(mean_b[i] - mean_a[i] + half[i])),
+            ),
+            told=None if told is None else bool(told[i]),
+        )
+        for i in order.tolist()
+    )
+
+
+def _by_count(
+    count_a: np.ndarray,
+    time_a: np.ndarray,
+    count_b: np.ndarray,
+    time_b: np.ndarray,
+    difference: np.ndarray,
+) -> np.ndarray:
+    """Part of a difference that comes from running more or less often.
+
+    n·m of both sides: Δ(n·m) = Δn·(m_a + m_b)/2 + (n_a + n_b)/2·Δm. What runs on one side only
+    differs by its count alone.
+    """
+    both = (count_a > 0) & (count_b > 0)
+    each_a = np.divide(time_a, count_a, out=np.zeros_like(time_a), where=both)
+    each_b = np.divide(time_b, count_b, out=np.zeros_like(time_b), where=both)
+    part = np.rint((count_b - count_a) * (each_a + each_b) / 2).astype(np.int64)
+    found: np.ndarray = np.where(both, part, difference)
+    return found

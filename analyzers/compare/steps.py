@@ -1,0 +1,138 @@
+"""An attributed run cut into steps, the unit in which two runs are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views import events as run_events
+
+if TYPE_CHECKING:
+    from chopper.analyzers.views.events import Events
+    from chopper.attribution import Attribution
+
+_WHOLE = -1
+"""Number of the only step of a rank without steps."""
+_WARM_UP_RATIO = 1.2
+_WARM_UP_DEVIATIONS = 5 * 1.4826
+"""Median absolute deviations to standard deviations of normal noise, five of them."""
+_LEAST_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Time by leaf cause of each step that is compared, summed over ranks.
+
+    Attributes:
+        numbers: (steps,) numbers, ascending; -1 for a trace without steps.
+        windows: (steps,) rank windows of each.
+        causes: names of the columns.
+        time_ns: (steps, causes) int64.
+        left_out: numbers of the leading steps that were left out.
+        ranks_left_out: ranks without steps in a run whose other ranks have some.
+    """
+
+    numbers: np.ndarray
+    windows: np.ndarray
+    causes: list[str]
+    time_ns: np.ndarray
+    left_out: tuple[int, ...]
+    ranks_left_out: tuple[int, ...] = ()
+
+    @property
+    def step_ns(self) -> np.ndarray:
+        """(steps,) mean over ranks of the observed time."""
+        found: np.ndarray = self.time_ns.sum(axis=1) / np.maximum(self.windows, 1)
+        return found
+
+
+def cut(attribution: Attribution, *, warm_up: bool) -> Steps:
+    """PIECE, WINDOW -> time by step and cause.
+
+    Args:
+        warm_up: keep leading steps that took much longer than those after them.
+    """
+    pieces, windows = attribution.pieces, attribution.windows
+    of_window = ints(windows, "number", null=_WHOLE)
+    numbers, window_step = np.unique(of_window, return_inverse=True)
+    counts = np.bincount(window_step, minlength=len(numbers))
+    codes, causes = strings(pieces, "cause")
+    width = int(ints(windows, "step_index").max(initial=0)) + 1
+    place = ints(windows, "rank") * width + ints(windows, "step_index")
+    order = np.argsort(place)
+    wanted = ints(pieces, "rank") * width + ints(pieces, "step_index")
+    step = window_step[order][np.searchsorted(place[order], wanted)] if len(order) else wanted
+    flat = np.zeros(len(numbers) * len(causes), dtype=np.int64)
+    np.add.at(flat, step * len(causes) + codes, ints(pieces, "time_ns"))
+    time_ns = flat.reshape(len(numbers), len(causes))
+    without_steps = ranks_without_steps(attribution)
+    if without_steps:
+        # A rank whose whole trace is one window has nothing that compares to the others' steps.
+        numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
+    first = 0 if warm_up else warm_up_steps(time_ns.sum(axis=1) / np.maximum(counts, 1))
+    return Steps(
+        numbers[first:],
+        counts[first:],
+        causes,
+        time_ns[first:],
+        tuple(int(n) for n in numbers[:first]),
+        without_steps,
+    )
+
+
+def ranks_without_steps(attribution: Attribution) -> tuple[int, ...]:
+    """Return the ranks whose whole trace is one window while other ranks have steps."""
+    numbers = ints(attribution.windows, "number", null=_WHOLE)
+    whole = numbers == _WHOLE
+    if whole.all():
+        return ()
+    return tuple(np.unique(ints(attribution.windows, "rank")[whole]).tolist())
+
+
+def warm_up_steps(step_ns: np.ndarray) -> int:
+    """How many leading steps are not like the others.
+
+    A leading step is left out when it took longer than each later one, 20 % longer than their
+    median and five of their standard deviations (by the median absolute deviation) longer; three
+    always stay.
+    """
+    out = 0
+    while len(step_ns) - out > _LEAST_KEPT:
+        first, later = step_ns[out], step_ns[out + 1 :]
+        middle = float(np.median(later))
+        spread = float(np.median(np.abs(later - middle)))
+        limit = max(_WARM_UP_RATIO * middle, middle + _WARM_UP_DEVIATIONS * spread, later.max())
+        if first <= limit:
+            break
+        out += 1
+    return out
+
+
+def events_of(attribution: Attribution, steps: Steps) -> tuple[Events, np.ndarray]:
+    """The run's device events, and the index of the compared step of each (-1 for none)."""
+    found = run_events.of_run(attribution)
+    code = np.full(len(found), -1, dtype=np.int64)
+    for rank in attribution.run.ranks:
+        mine = found.rank == rank
+        code[mine] = step_codes(attribution, steps, rank)[found.step[mine]]
+    return found, code
+
+
+def step_codes(attribution: Attribution, steps: Steps, rank: int) -> np.ndarray:
+    """For each traced step of a rank, the index of the compared step, -1 for none.
+
+    A trace without steps has one, at index 0.
+    """
+    if rank in steps.ranks_left_out:
+        return np.full(1, -1, dtype=np.int64)
+    if len(steps.numbers) and steps.numbers[0] == _WHOLE:
+        return np.zeros(1, dtype=np.int64)
+    table = attribution.run.table(rank, "step")
+    traced = ints(table.filter(table["traced"]) if table.num_rows else table, "number")
+    if not len(steps.numbers):
+        return np.full(len(traced) + 1, -1, dtype=np.int64)
+    at = np.minimum(np.searchsorted(steps.numbers, traced), len(steps.numbers) - 1)
+    return np.append(np.where(steps.numbers[at] == traced, at, -1), -1)

@@ -1,0 +1,552 @@
+"""What is recorded of each communication event: which collective, of whom, of how many bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import distinct_rows, ints, strings
+from chopper.analyzers.trace.join import COMMUNICATION
+from chopper.storage.files import JSON_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from chopper.analyzers.causes.compute import Ceiling
+    from chopper.analyzers.trace.join import Links
+
+# Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
+# as in nccl-tests' PERFORMANCE.md. Looked for in this order.
+_BUS_FACTORS: dict[str, tuple[int, bool]] = {
+    "allreduce": (2, True),
+    "reducescatter": (1, True),
+    "allgather": (1, True),
+    "alltoall": (1, True),
+    "gather": (1, True),
+    "scatter": (1, True),
+    "broadcast": (1, False),
+    "reduce": (1, False),
+}
+_UNEVEN = frozenset(("alltoall",))
+"""Ranks may send different amounts in these: the size tells no instance from another."""
+_SHARED = frozenset(("reducescatter", "allgather"))
+"""One side of these holds the parts of all ranks: input and output cannot be of one size."""
+_OUTPUT_FIRST = "c10d::"
+"""Operators that take what comes out before what goes in (or the one tensor that is both)."""
+_POINT_TO_POINT = "sendrecv"
+"""No collective: two ranks, in one direction."""
+_PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$")
+_ELEMENTS_MAX = 1 << 60
+LEFT_EARLY_NS = 50_000
+"""A rank that left so long before the last one came did not wait for it, whatever clocks err by."""
+_ELEMENT_BYTES = {
+    "double": 8,
+    "float": 4,
+    "float32": 4,
+    "float64": 8,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "c10::half": 2,
+    "c10::bfloat16": 2,
+    "long": 8,
+    "long int": 8,
+    "int64": 8,
+    "int": 4,
+    "int32": 4,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What two ranks' events must share, beside their sequence number, to be of one collective.
+
+    Attributes:
+        members: global ranks that take part; empty where only their number is told.
+        size: how many ranks take part.
+        group: name of the group as recorded.
+        what: normalized name of the collective; with its direction for a pair.
+        elements: size of the message, -1 where it is unknown or may differ between ranks.
+    """
+
+    members: tuple[int, ...]
+    size: int
+    group: str
+    what: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is recorded about communication events that are alike.
+
+    Attributes:
+        what: normalized name.
+        group: name of the process group, None where not recorded.
+        size: ranks that take part, None where not known.
+        members: their global ranks, empty where not known.
+        message_bytes: message as nccl-tests count it, None where unknown.
+        key: None for what cannot be matched: its group, or its peer, is not told.
+        numbered_key: the same for events with a sequence number, which tells sizes apart too.
+    """
+
+    what: str
+    group: str | None
+    size: int | None
+    members: tuple[int, ...]
+    message_bytes: int | None
+    key: Key | None
+    numbered_key: Key | None
+
+    @property
+    def bus_ratio(self) -> float | None:
+        """nccl-tests' bus factor, None where unknown."""
+        if self.what == _POINT_TO_POINT:
+            return 1.0
+        if self.what not in _BUS_FACTORS or not self.size or self.size < 2:
+            return None
+        times, shared = _BUS_FACTORS[self.what]
+        return times * ((self.size - 1) / self.size if shared else 1.0)
+
+    @property
+    def bus_bytes(self) -> float:
+        """Bytes times the bus factor, NaN where unknown."""
+        if self.message_bytes is None or self.bus_ratio is None:
+            return float("nan")
+        return self.message_bytes * self.bus_ratio
+
+
+def link_peaks(kinds: list[Kind], ceiling: Ceiling | None) -> list[float | None]:
+    """Link peak of each kind, None where unknown: a small group may not have all links of a rank."""
+    if ceiling is None:
+        return [None] * len(kinds)
+    return [
+        ceiling.link_bytes_per_s if (kind.size or 0) >= ceiling.link_group_count else None
+        for kind in kinds
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """The communication of one rank, one row per event.
+
+    Attributes:
+        event_row: device event.
+        kinds: distinct descriptions.
+        kind: code into ``kinds``.
+        sequence: number within the group, -1 where not recorded.
+        entered_ns: when the rank entered it, Unix time.
+    """
+
+    event_row: np.ndarray
+    kinds: list[Kind]
+    kind: np.ndarray
+    sequence: np.ndarray
+    entered_ns: np.ndarray
+
+    @property
+    def bus_bytes(self) -> np.ndarray:
+        """Bytes times the bus factor of each row, NaN where unknown."""
+        return np.array([k.bus_bytes for k in self.kinds] + [np.nan])[self.kind]
+
+
+def describe(
+    links: Links,
+    collective: pa.Table,
+    rank: int,
+    world_size: int | None,
+    groups: Mapping[str, tuple[int, ...]],
+) -> Communication:
+    """What is recorded about each communication event of a rank. COLLECTIVE -> Communication.
+
+    Args:
+        links: the rank's joined events.
+        collective: recorded metadata.
+        rank: whose events these are.
+        world_size: ranks of the run, None when not known.
+        groups: process groups by name, with their ranks, as far as the trace lists them.
+    """
+    rows = np.flatnonzero(links.work_class == COMMUNICATION)
+    recorded = _Recorded(collective)
+    entry = recorded.of_events(links, rows)
+    name, called_names = _event_names(links, rows)
+    operator = np.where(entry < 0, _with_input(links, rows), -1)
+    peer, entered_ns = _peers(links, rows)
+    peer = np.where(entry < 0, peer, -1)
+    columns = [recorded.alike[entry], name, peer]
+    output_first = np.zeros(len(rows), dtype=bool)
+    if len(links.host):
+        inputs = (links.host.input_dims, links.host.input_types)
+        columns += [np.where(operator >= 0, codes[operator], -1) for codes, _ in inputs]
+        of_c10d = links.host.named(lambda n: n.startswith(_OUTPUT_FIRST))
+        output_first = of_c10d[operator] & (operator >= 0)
+        columns.append(output_first.astype(np.int64))
+    first, kind = distinct_rows(columns)
+    told = _Told(rank, world_size, groups)
+    kinds = []
+    for row in first:
+        called = called_names[name[row]]
+        if peer[row] >= 0:  # as NCCL's own spans say it
+            called = f"{called} {rank}->{peer[row]}"
+        if entry[row] >= 0:
+            kinds.append(told.by_metadata(recorded.fields[recorded.alike[entry[row]]], called))
+        else:
+            given = _first_input(links, int(operator[row]))
+            kinds.append(told.by_names(called, *given, output_first=bool(output_first[row])))
+    sequence = recorded.sequence[entry]
+    unnumbered = sequence < 0
+    sequence[unnumbered] = _numbered_by_operator(links, rows, recorded)[unnumbered]
+    # Sends and receives are numbered by each rank for itself.
+    pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
+    sequence = np.where(pairs[kind], -1, sequence)
+    return Communication(rows, kinds, kind, sequence, entered_ns)
+
+
+def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """With whom each send or receive of a CPU backend is exchanged, and when the rank entered it.
+
+    The span of the transfer says neither: it may begin when a message is out already. The operator
+    that began it does, on the same thread; its third input is the peer:
+    ``c10d::send(tensors, group, rank, tag)``.
+
+    Returns:
+        Rank of the peer within the group, -1 where unknown; Unix time, of any other event its start.
+    """
+    found = np.full(len(rows), -1, dtype=np.int64)
+    entered_ns = links.events.start_ns[rows]
+    host, at = links.host, links.launch_row[rows]
+    mine = np.flatnonzero(at >= 0)
+    if len(mine):
+        mine = mine[host.named(names.is_unscoped_span)[at[mine]]]
+    if not len(mine):
+        return found, entered_ns
+    operators = np.flatnonzero(host.named(lambda n: n in ("c10d::send", "c10d::recv_")))
+    tid = ints(host.table, "tid")
+    codes, values = host.concrete_inputs
+    for thread in np.unique(tid[at[mine]]).tolist():
+        begun = operators[tid[operators] == thread]
+        asked = mine[tid[at[mine]] == thread]
+        start = host.start_ns[at[asked]]
+        place = np.searchsorted(host.start_ns[begun], start, side="right") - 1
+        operator = begun[np.maximum(place, 0)] if len(begun) else begun
+        inside = place >= 0
+        if len(begun):
+            inside &= host.ends(operator) >= start
+            found[asked[inside]] = [_third(values, int(codes[r])) for r in operator[inside]]
+            entered_ns[asked[inside]] = host.start_ns[operator[inside]]
+    return found, entered_ns
+
+
+def _third(values: list[str], code: int) -> int:
+    """The third recorded input as a whole number of 0 or more; -1 for anything else."""
+    try:
+        peer = int(msgspec.json.decode(values[code])[2]) if code >= 0 else -1
+    except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
+        return -1
+    return max(peer, -1)
+
+
+def _numbered_by_operator(links: Links, rows: np.ndarray, recorded: _Recorded) -> np.ndarray:
+    """Sequence number that each event's ``record_param_comms`` tells, -1 for none.
+
+    As metadata (``Seq``), or, before PyTorch recorded that, as the first number among its inputs,
+    which come before or after the tensors: ``RECORD_PARAM_COMMS`` in ParamCommsUtils.hpp.
+    """
+    found = recorded.sequence[recorded.of_operators(links, rows)]
+    host, operator = links.host, links.op_row[rows]
+    if not len(host):
+        return found
+    ask = (operator >= 0) & (found < 0)
+    ask[ask] = host.named(lambda n: n == "record_param_comms")[operator[ask]]
+    asked = operator[ask]
+    if not len(asked):
+        return found
+    (kinds, types), (values, given) = host.input_types, host.concrete_inputs
+    first, alike = distinct_rows([kinds[asked], values[asked]])
+    told = np.array(
+        [_first_number(types, given, int(kinds[r]), int(values[r])) for r in asked[first]],
+        dtype=np.int64,
+    )
+    found[ask] = told[alike]
+    return found
+
+
+def _first_number(types: list[str], given: list[str], kind: int, value: int) -> int:
+    """The scalar that leads the inputs, or follows the tensors; -1 where it is not recorded."""
+    if kind < 0 or value < 0:
+        return -1
+    try:
+        kinds, values = msgspec.json.decode(types[kind]), msgspec.json.decode(given[value])
+        at = 1 if kinds[0] == "TensorList" else 0
+        return int(values[at]) if kinds[at] == "Scalar" else -1
+    except (*JSON_ERRORS, IndexError, KeyError, TypeError, ValueError):
+        return -1
+
+
+def _event_names(links: Links, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Name of each collective: the backend's own span around the launch knows best."""
+    codes, values = links.events.names
+    marks, marked = links.annotations
+    backend = np.array([v.startswith(("nccl:", "rccl:", "gloo:")) for v in marked] + [False])
+    own = marks[rows]
+    return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
+
+
+def _with_input(links: Links, rows: np.ndarray) -> np.ndarray:
+    """Span that recorded each collective's input: its operator, or the backend's own span."""
+    operator = links.op_row[rows]
+    if not len(links.host):
+        return operator
+    sized = _has_size(links.host.input_dims)
+    span = links.annotation_row[rows]
+    takes = ((operator < 0) | ~sized[operator]) & (span >= 0) & sized[span]
+    return np.where(takes, span, operator)
+
+
+def _has_size(column: tuple[np.ndarray, list[str]]) -> np.ndarray:
+    """Mask of the spans whose first input's shape was recorded."""
+    codes, values = column
+    known = [not v.replace(" ", "").startswith(("[]", "[[]", "[[[]")) for v in values]
+    return np.array([*known, False])[codes]
+
+
+class _Recorded:
+    """The `collective` table, looked up by device event.
+
+    Attributes:
+        alike: per entry, a code that is equal where all but the sequence number is; -1 at the end.
+        fields: what was recorded, per code.
+        sequence: per entry, -1 where there is none and at the end.
+    """
+
+    _TEXTS = ("collective", "dtype", "group_name", "group_ranks")
+    _INTS = (
+        "in_elements_count",
+        "out_elements_count",
+        "group_size_count",
+        "first_rank_id",
+        "rank_stride_count",
+        "source_rank_id",
+        "target_rank_id",
+    )
+
+    def __init__(self, table: pa.Table) -> None:
+        texts = [strings(table, name) for name in self._TEXTS]
+        numbers = [ints(table, name) for name in self._INTS]
+        first, alike = distinct_rows([*(codes for codes, _ in texts), *numbers])
+        self.alike = np.append(alike, -1)
+        self.fields = [
+            _Fields(
+                *(values[c[row]] if c[row] >= 0 else None for c, values in texts),
+                *(int(v[row]) if v[row] >= 0 else None for v in numbers),
+            )
+            for row in first
+        ]
+        self.sequence = np.append(ints(table, "sequence_id"), -1)
+        source, sources = strings(table, "source")
+        self._of_device = np.array([s == "device_event" for s in sources] + [False])[source]
+        self._row = ints(table, "row")
+
+    def of_events(self, links: Links, rows: np.ndarray) -> np.ndarray:
+        """Entry of each event: its own, or its operator's; -1 for none."""
+        own = self._entries(self._of_device, rows)
+        return np.asarray(np.where(own >= 0, own, self.of_operators(links, rows)))
+
+    def of_operators(self, links: Links, rows: np.ndarray) -> np.ndarray:
+        """Entry of each event's operator; -1 for none."""
+        return self._entries(~self._of_device, links.op_row[rows])
+
+    def _entries(self, of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        entries = np.flatnonzero(of)
+        if not len(entries):
+            return np.full(len(wanted), -1, dtype=np.int64)
+        entries = entries[np.argsort(self._row[entries], kind="stable")]
+        keys = self._row[entries]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.asarray(np.where((keys[at] == wanted) & (wanted >= 0), entries[at], -1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """One entry of the `collective` table: first texts, then numbers."""
+
+    collective: str | None
+    dtype: str | None
+    group_name: str | None
+    group_ranks: str | None
+    in_elements_count: int | None
+    out_elements_count: int | None
+    group_size_count: int | None
+    first_rank_id: int | None
+    rank_stride_count: int | None
+    source_rank_id: int | None
+    target_rank_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Makes kinds from what a rank's trace tells."""
+
+    rank: int
+    world_size: int | None
+    groups: Mapping[str, tuple[int, ...]]
+
+    def by_metadata(self, found: _Fields, name: str) -> Kind:
+        """Of events whose collective was recorded."""
+        what = _normalized(found.collective or name)
+        group, count = found.group_name, found.group_size_count
+        members = self._members(found)
+        size = len(members) or count
+        width = _ELEMENT_BYTES.get((found.dtype or "").lower())
+        given, taken = found.in_elements_count or 0, found.out_elements_count or 0
+        elements = max(given, taken)
+        # More than fits an address space is a damaged record.
+        elements = elements if elements < _ELEMENTS_MAX else 0
+        message = elements * width if width and elements else None
+        if what == _POINT_TO_POINT:
+            return self._pair(found, name, group, members, message)
+        if what in _SHARED and given == taken and size != 1:
+            message = None
+        known = _listed_or_counted(members, size)
+        if not known or (members and self.rank not in members) or not size:
+            return Kind(what, group, size, members, message, None, None)
+        numbered = Key(members, size, group or "", what, -1)
+        unnumbered = (
+            Key(members, size, group or "", what, -1 if what in _UNEVEN else elements)
+            if members
+            else None
+        )
+        return Kind(what, group, size, members, message, unnumbered, numbered)
+
+    def _members(self, found: _Fields) -> tuple[int, ...]:
+        """Global ranks of a group, empty when they are not told."""
+        count = found.group_size_count
+        members = _listed(found.group_ranks)
+        if count is None or len(members) == count:
+            return members
+        members = self.groups.get(found.group_name or "", ())
+        if len(members) == count:
+            return members
+        first, stride = found.first_rank_id, found.rank_stride_count
+        if first is not None and stride is not None and stride > 0 and count > 0:
+            return tuple(range(first, first + count * stride, stride))
+        return tuple(range(count)) if count == self.world_size else ()
+
+    def _pair(
+        self,
+        found: _Fields,
+        name: str,
+        group: str | None,
+        members: tuple[int, ...],
+        message: int | None,
+    ) -> Kind:
+        """A send or a receive whose peer is told by the metadata, or by the backend's span."""
+        source, target = found.source_rank_id, found.target_rank_id
+        for called in (found.collective or "", name):
+            direction = _PEER.search(called)
+            if direction is None:
+                continue
+            way, peer = direction.groups()
+            if way == "send":
+                source = self.rank if source is None else source
+            else:
+                target = self.rank if target is None else target
+            if peer is not None and members and int(peer) < len(members):
+                # The span counts ranks within the group.
+                other = members[int(peer)]
+                source = other if source is None else source
+                target = other if target is None else target
+        if source is None or target is None or source == target:
+            return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
+        if self.rank not in (source, target):
+            return Kind(_POINT_TO_POINT, group, 2, (), message, None, None)
+        pair = (min(source, target), max(source, target))
+        key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
+        return Kind(_POINT_TO_POINT, group, 2, pair, message, key, None)
+
+    def by_names(
+        self, name: str, elements: int, first_bytes: int | None, *, output_first: bool = False
+    ) -> Kind:
+        """Of events of which only names and, at best, the operator's first argument are recorded.
+
+        That is what goes in, or with ``output_first`` what comes out.
+        """
+        what = _normalized(name)
+        # Of the world, unless the trace lists smaller groups that it might be of.
+        world = self.world_size or 0
+        sub_groups = any(len(members) < world for members in self.groups.values())
+        if world < 2 or sub_groups:
+            return Kind(what, None, None, (), None, None, None)
+        members = tuple(range(world))
+        if what == _POINT_TO_POINT:
+            nothing = _Fields(*[None] * 11)
+            return self._pair(nothing, name, None, members, first_bytes)
+        # What goes into an all-gather, and what comes out of a scatter, is one rank's part.
+        is_part = what in (("reducescatter", "scatter") if output_first else ("allgather",))
+        size = first_bytes * world if first_bytes is not None and is_part else first_bytes
+        key = Key(members, world, "", what, -1 if what in _UNEVEN else elements)
+        return Kind(what, None, world, members, size, key, None)
+
+
+def _listed_or_counted(members: tuple[int, ...], size: int | None) -> bool:
+    return len(members) > 1 or (not members and size is not None and size > 1)
+
+
+def _listed(ranks: str | None) -> tuple[int, ...]:
+    """Ranks of a group as recorded; empty when they are not, or only in part."""
+    try:
+        members = msgspec.json.decode(ranks or "[]")
+    except JSON_ERRORS:
+        return ()
+    if isinstance(members, list) and all(type(m) is int for m in members):
+        return tuple(sorted(members))
+    return ()
+
+
+def _normalized(name: str) -> str:
+    """``gloo:all_gather``, ``_allgather_base``, ``ncclDevKernel_AllGather_…`` → ``allgather``."""
+    flat = name.lower().replace("_", "")
+    if "sendrecv" in flat or _PEER.search(name.lower()):
+        return _POINT_TO_POINT
+    return next((part for part in _BUS_FACTORS if part in flat), flat[:40])
+
+
+def _first_input(links: Links, row: int) -> tuple[int, int | None]:
+    """(elements, bytes) of a span's first input; -1 and None where not recorded."""
+    if row < 0:
+        return -1, None
+    dims, types = links.host.input_dims, links.host.input_types
+    if dims[0][row] < 0 or types[0][row] < 0:
+        return -1, None
+    try:
+        shapes = msgspec.json.decode(dims[1][dims[0][row]])
+        kinds = msgspec.json.decode(types[1][types[0][row]])
+        shape = shapes[0]
+        # A list of tensors has a list of shapes.
+        listed = bool(shape) and all(isinstance(part, list) for part in shape)
+        parts = shape if listed else [shape]
+        if not shape or not all(isinstance(n, int) for part in parts for n in part):
+            return -1, None
+        elements = sum(math.prod(part) for part in parts)
+        kind = kinds[0][0] if listed and isinstance(kinds[0], list) else kinds[0]
+        width = _ELEMENT_BYTES.get(str(kind).lower())
+    except (*JSON_ERRORS, IndexError, KeyError, TypeError):
+        return -1, None
+    if not 0 <= elements < _ELEMENTS_MAX:
+        return -1, None
+    return elements, elements * width if width else None

@@ -1,0 +1,133 @@
+"""Columns of Arrow tables as the numpy arrays that analyzers compute on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.trace.name_search import NameSearch
+from chopper.analyzers.trace.passes import passes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def ints(table: pa.Table, name: str, *, null: int = -1) -> np.ndarray:
+    """An integer column as int64; nulls become ``null``, which must not occur as a value."""
+    return _numbers(table[name].chunks, null, np.dtype(np.int64))
+
+
+def strings(table: pa.Table, name: str, *, narrow: bool = False) -> tuple[np.ndarray, list[str]]:
+    """A dictionary column as (codes, values); nulls are code -1.
+
+    Codes are int64; with ``narrow`` as the table holds them, int32: half the memory, but no room
+    to compute with them.
+    """
+    chunks = table[name].unify_dictionaries().chunks
+    codes = _numbers([c.indices for c in chunks], -1, np.dtype(np.int32 if narrow else np.int64))
+    return codes, chunks[0].dictionary.to_pylist() if chunks else []
+
+
+def _numbers(chunks: list[pa.Array], null: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """The values of all chunks: not copied where one of this type has no nulls, else once."""
+    if len(chunks) == 1 and not chunks[0].null_count:
+        return chunks[0].to_numpy().astype(dtype, copy=False)
+    found = np.empty(sum(map(len, chunks)), dtype=dtype)
+    at = 0
+    for chunk in chunks:
+        place = found[at : at + len(chunk)]
+        if chunk.null_count == len(chunk):
+            place[:] = null
+        else:
+            place[:] = (chunk.fill_null(null) if chunk.null_count else chunk).to_numpy()
+        at += len(chunk)
+    return found
+
+
+def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], Any]) -> np.ndarray:
+    """Mask of the rows whose string satisfies ``predicate``, evaluated once per value."""
+    if isinstance(predicate, NameSearch):
+        table = np.append(predicate.many(values), False)
+    else:
+        table = np.array([bool(predicate(v)) for v in values] + [False], dtype=bool)
+    return passes.look_up(codes, table)
+
+
+def dictionary(codes: np.ndarray, values: list[str]) -> pa.DictionaryArray:
+    """Codes (-1 is null) and distinct values → a dictionary array as tables declare it."""
+    mask = codes < 0
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.where(mask, 0, codes).astype(np.int32), mask=mask),
+        pa.array(values, type=pa.string()),
+    )
+
+
+def compact(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(distinct values ascending, their number per row), like ``np.unique`` with its inverse.
+
+    Without sorting the rows: by a table where the values lie close together, else by hashing.
+    """
+    if not len(values):
+        return values[:0], np.zeros(0, np.int64)
+    low, high = int(values.min()), int(values.max())
+    if high - low <= 4 * len(values) + 65_536:
+        number = np.zeros(high - low + 1, dtype=np.int64)
+        places = values - low if low else values
+        number[places] = 1
+        distinct = np.flatnonzero(number)
+        number[distinct] = np.arange(len(distinct))
+        return distinct + low, number[places]
+    encoded = pa.array(values).dictionary_encode()
+    found = encoded.dictionary.to_numpy()
+    order = np.argsort(found)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return found[order], rank[encoded.indices.to_numpy()]
+
+
+def distinct_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that agree in all columns get the same number.
+
+    Args:
+        columns: at least one, all of the same length, of integers.
+
+    Returns:
+        (the first row of each number, the number of each row); numbers follow the columns' order.
+    """
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    size = 1
+    for column in columns if len(number) else ():
+        low, high = int(column.min()), int(column.max())
+        width = high - low + 1
+        if size * width >= 1 << 62:
+            distinct, number = compact(number)
+            size = len(distinct)
+        if size * width >= 1 << 62:
+            distinct, column = compact(column)
+            low, width = 0, len(distinct)
+        if width > 1:
+            # In place: there may be many rows.
+            number *= width
+            number += column
+            number -= low
+            size *= width
+    distinct, number = compact(number)
+    first = np.empty(len(distinct), dtype=np.int64)
+    rows = np.arange(len(number), dtype=np.int32 if len(number) < 1 << 31 else np.int64)
+    # Of several assignments to one place the last one stays: going backwards, the first row's.
+    first[number[::-1]] = rows[::-1]
+    return first, number
+
+
+def row_set(rows: np.ndarray, count: int) -> np.ndarray:
+    """Mask of ``count`` rows that are named in ``rows``; negative ones name none."""
+    mask = np.zeros(count, dtype=bool)
+    mask[rows[rows >= 0]] = True
+    return mask
+
+
+def nullable(values: np.ndarray, *, null: int = -1) -> pa.Array:
+    """An int64 array in which ``null`` stands for null."""
+    return pa.array(values.astype(np.int64), mask=values == null)

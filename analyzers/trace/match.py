@@ -1,0 +1,424 @@
+"""Match the same collective on all ranks: who came last, and when the transfer could begin.
+
+By process group and sequence number where they are recorded. Else by time: no rank can leave a
+collective before every rank has entered it, so the instances of one collective overlap. A dropped
+event therefore shifts nothing. Sends are matched with their receives pair by pair, by time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
+
+if TYPE_CHECKING:
+    from chopper.analyzers.trace.collectives import Communication, Key, Kind
+    from chopper.analyzers.trace.join import Links
+
+Group = tuple[tuple[int, ...], int, str]
+"""A process group: its members as far as they are told, how many there are, its name."""
+
+_SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
+"""Nobody leaves these before everybody has entered: their ends tell how clocks differ."""
+_AGREED = frozenset(("allreduce", "reducescatter", "allgather", "broadcast", "reduce"))
+"""Whoever takes part in these says the same size; the rest differ between root and others."""
+_LEAST_DIFFERING = 2
+"""One number under which ranks differ may be a damaged record."""
+_SHIFTED_COUNT = 3
+_SHIFTED_SPREAD_NS = 20_000
+"""A clock that is ahead shifts all ends alike, this closely; different steps do not look so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misnumbered:
+    """A process group whose ranks give one sequence number to different collectives.
+
+    Attributes:
+        group: its name, and how many ranks take part.
+        ranks: two of them: the lowest, and the one that differs from it most often.
+        differing_count: numbers under which they differ in name or size, or, if that is so of most
+            and they share a clock, were never in a collective together; of ``compared_count``.
+    """
+
+    group: str
+    size: int
+    ranks: tuple[int, int]
+    differing_count: int
+    compared_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The matched collectives of one rank, per device event.
+
+    Attributes:
+        ready_ns: when the last rank entered the event's collective, in this rank's clock; -1 where
+            it is not matched on all ranks of its group.
+        instance: number of the collective, the same on all its ranks; -1 where not matched.
+        offset_ns: how far this rank's clock is ahead of another's, by when they leave collectives.
+        offset_rank: whose: the lowest that collectives tie it to; None where none was asked.
+        misnumbered: groups of the run, the same for all its ranks, whose numbers were not used.
+    """
+
+    ready_ns: np.ndarray
+    instance: np.ndarray
+    offset_ns: int = 0
+    offset_rank: int | None = None
+    misnumbered: tuple[Misnumbered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Communication events of all ranks that have a key; sorted by key, number, rank, start.
+
+    ``size`` is the message in bytes, as far as all ranks of a collective must agree in it; else -1.
+    """
+
+    rank: np.ndarray
+    event: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    key: np.ndarray
+    sequence: np.ndarray
+    size: np.ndarray
+
+    def __getitem__(self, index: np.ndarray) -> Rows:
+        return Rows(
+            self.rank[index],
+            self.event[index],
+            self.start[index],
+            self.end[index],
+            self.key[index],
+            self.sequence[index],
+            self.size[index],
+        )
+
+
+def match(
+    ranks: list[tuple[int, Links, Communication]], *, one_clock: bool = False
+) -> dict[int, Matched]:
+    """Match collectives over the ranks of a run.
+
+    A collective counts as matched when every rank of its group is here and took part. All ranks
+    leave a collective together, so the median difference of their ends is the difference of their
+    clocks; it is taken out before anybody is called late.
+
+    Args:
+        ranks: (rank, its links, its communication).
+        one_clock: the ranks are known to share a clock (one host): ends are not compared.
+    """
+    keys: dict[Key, int] = {}
+    rows = _keyed(ranks, keys)
+    names = [rank for rank, _, _ in ranks]
+    misnumbered = _misnumbered(rows, list(keys), names, one_clock=one_clock)
+    if misnumbered:
+        keys = {}
+        rows = _keyed(ranks, keys, by_time=frozenset(misnumbered))
+    sizes = np.array([key.size for key in keys], dtype=np.int64)
+    position, instance = _instances(rows, sizes, one_clock=one_clock)
+    found = rows[position]
+    symmetric = np.array([key.what in _SYMMETRIC for key in keys], dtype=bool)
+    offsets, root = (
+        (np.zeros(len(names), dtype=np.int64), np.arange(len(names)))
+        if one_clock
+        else _clock_offsets(found, instance, symmetric, len(names))
+    )
+    last = np.zeros(int(instance.max(initial=-1)) + 1, dtype=np.int64)
+    last[:] = np.iinfo(np.int64).min
+    np.maximum.at(last, instance, found.start - offsets[found.rank])
+    result = {}
+    for number, (rank, links, _) in enumerate(ranks):
+        mine = found.rank == number
+        ready = np.full(len(links.events), -1, dtype=np.int64)
+        ready[found.event[mine]] = last[instance[mine]] + offsets[number]
+        of = np.full(len(links.events), -1, dtype=np.int64)
+        of[found.event[mine]] = instance[mine]
+        result[rank] = Matched(
+            ready, of, int(offsets[number]), names[root[number]], tuple(misnumbered.values())
+        )
+    return result
+
+
+def _group_of(key: Key) -> Group:
+    return key.members, key.size, key.group
+
+
+def _keyed(
+    ranks: list[tuple[int, Links, Communication]],
+    keys: dict[Key, int],
+    by_time: frozenset[Group] = frozenset(),
+) -> Rows:
+    """Events that can be matched; fills ``keys`` with a number for each key.
+
+    Args:
+        by_time: groups whose sequence numbers are not used.
+    """
+    parts = []
+    for number, (_, links, communication) in enumerate(ranks):
+        agreed = np.array([_agreed_bytes(k) for k in communication.kinds] + [-1], dtype=np.int64)
+        codes = np.full((2, len(communication.kinds) + 1), -1, dtype=np.int64)
+        for i, kind in enumerate(communication.kinds):
+            for row, key in enumerate((kind.key, kind.numbered_key)):
+                if key is not None and not (row and _group_of(key) in by_time):
+                    codes[row, i] = keys.setdefault(key, len(keys))
+        has_number = (communication.sequence >= 0) & (codes[1][communication.kind] >= 0)
+        key = np.where(has_number, codes[1][communication.kind], codes[0][communication.kind])
+        event = communication.event_row
+        parts.append(
+            Rows(
+                np.full(len(event), number, dtype=np.int64),
+                event,
+                communication.entered_ns,
+                links.events.end_ns[event],
+                key,
+                np.where(has_number, communication.sequence, -1),
+                agreed[communication.kind],
+            )[key >= 0]
+        )
+    if not parts:
+        return Rows(*[np.zeros(0, np.int64)] * 7)
+    rows = Rows(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__)
+    )
+    return rows[np.lexsort((rows.start, rows.rank, rows.sequence, rows.key))]
+
+
+def _agreed_bytes(kind: Kind) -> int:
+    """Size of a message that all ranks of a collective must agree in, -1 where they need not."""
+    if kind.what not in _AGREED or kind.message_bytes is None:
+        return -1
+    return kind.message_bytes
+
+
+def _misnumbered(
+    rows: Rows, keys: list[Key], names: list[int], *, one_clock: bool
+) -> dict[Group, Misnumbered]:
+    """Groups whose ranks mean different collectives by one number, at least twice.
+
+    Whoever started to count later, or counted what others did not, is off by some: each number
+    names another collective there. Their names and sizes tell, and on one clock that two never
+    were in it together. Numbers that stand for several events on some rank tell nothing.
+    """
+    rows = rows[rows.sequence >= 0]
+    if not len(rows.key):
+        return {}
+    groups: dict[Group, int] = {}
+    what: dict[str, int] = {}
+    group = np.array([groups.setdefault(_group_of(k), len(groups)) for k in keys])[rows.key]
+    called = np.array([what.setdefault(k.what, len(what)) for k in keys])[rows.key]
+    together = np.array([k.what in _SYMMETRIC for k in keys])[rows.key]
+    order = np.lexsort((rows.rank, rows.sequence, group))
+    rows, group, called, together = rows[order], group[order], called[order], together[order]
+    first = np.ones(len(group), dtype=bool)
+    first[1:] = (group[1:] != group[:-1]) | (rows.sequence[1:] != rows.sequence[:-1])
+    place = np.cumsum(first) - 1
+    twice = np.zeros(len(group), dtype=bool)
+    twice[1:] = ~first[1:] & (rows.rank[1:] == rows.rank[:-1])
+    several = np.zeros(int(place[-1]) + 1, dtype=bool)
+    several[place[twice]] = True
+    lowest = np.flatnonzero(first)[place]
+    other = np.flatnonzero(~first & ~several[place])
+    low = lowest[other]
+    sized = (rows.size[other] >= 0) & (rows.size[low] >= 0)
+    differs = (called[other] != called[low]) | (sized & (rows.size[other] != rows.size[low]))
+    count = len(names)
+    pair = (group[other] * count + rows.rank[low]) * count + rows.rank[other]
+    pairs, of = np.unique(pair, return_inverse=True)
+    compared = np.bincount(of)
+    if one_clock:
+        apart_ns = np.maximum(rows.start[other] - rows.end[low], rows.start[low] - rows.end[other])
+        apart = together[other] & together[low] & (apart_ns > LEFT_EARLY_NS)
+        # A device's times may be off for a while; numbers that are, are off throughout.
+        differs |= apart & (2 * np.bincount(of, apart) > compared)[of]
+    differing = np.bincount(of, differs)
+    found: dict[Group, Misnumbered] = {}
+    listed = list(groups)
+    for at in np.argsort(-differing, kind="stable"):
+        if differing[at] < _LEAST_DIFFERING:
+            break
+        of_group, both = divmod(int(pairs[at]), count * count)
+        members, size, name = listed[of_group]
+        found.setdefault(
+            (members, size, name),
+            Misnumbered(
+                name,
+                size,
+                (names[both // count], names[both % count]),
+                int(differing[at]),
+                int(compared[at]),
+            ),
+        )
+    return found
+
+
+def _instances(rows: Rows, sizes: np.ndarray, *, one_clock: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Group rows of equal key and number into collectives.
+
+    Where every rank has equally many, the n-th of one is the n-th of all: always when they are
+    numbered (coalesced collectives share a number), else when all of these overlap in time.
+    Otherwise the ranks are walked in time order.
+
+    Returns:
+        Positions in ``rows``, and the collective of each; rows of no collective are left out.
+    """
+    count = len(rows.key)
+    if not count:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    new_group = np.ones(count, dtype=bool)
+    new_group[1:] = (rows.key[1:] != rows.key[:-1]) | (rows.sequence[1:] != rows.sequence[:-1])
+    new_rank = new_group.copy()
+    new_rank[1:] |= rows.rank[1:] != rows.rank[:-1]
+    group = np.cumsum(new_group) - 1
+    first = np.flatnonzero(new_rank)
+    each = np.diff(np.append(first, count))
+    occurrence = np.arange(count) - np.repeat(first, each)
+    groups = int(group[-1]) + 1
+    group_of_rank = group[first]
+    present = np.bincount(group_of_rank, minlength=groups)
+    most = np.zeros(groups, dtype=np.int64)
+    np.maximum.at(most, group_of_rank, each)
+    least = np.full(groups, count + 1, dtype=np.int64)
+    np.minimum.at(least, group_of_rank, each)
+    start_of_group = np.flatnonzero(new_group)
+    complete = present == sizes[rows.key[start_of_group]]
+    numbered = rows.sequence[start_of_group] >= 0
+    even = complete & (most == least)
+    together = np.flatnonzero(even[group])
+    together = together[np.lexsort((rows.rank[together], occurrence[together], group[together]))]
+    block = np.ones(len(together), dtype=bool)
+    block[1:] = (group[together][1:] != group[together][:-1]) | (
+        occurrence[together][1:] != occurrence[together][:-1]
+    )
+    instance = np.cumsum(block) - 1
+    if len(together):
+        at = np.flatnonzero(block)
+        apart = np.maximum.reduceat(rows.start[together], at) > np.minimum.reduceat(
+            rows.end[together], at
+        )
+        failed = np.zeros(groups, dtype=bool)
+        failed[group[together][at[apart]]] = True
+        failed &= ~numbered
+        if not one_clock:
+            for number in np.flatnonzero(failed & (most >= _SHIFTED_COUNT)):
+                mine = together[group[together] == number]
+                failed[number] = not _shifted(rows[mine], int(present[number]))
+        keep = ~failed[group[together]]
+        together, instance = together[keep], instance[keep]
+        walked = np.flatnonzero(failed | (complete & ~even))
+    else:
+        walked = np.flatnonzero(complete & ~even)
+    positions, numbers = [together], [instance]
+    bounds = np.append(start_of_group, count)
+    following = int(instance.max(initial=-1)) + 1
+    for number in walked:
+        low, high = int(bounds[number]), int(bounds[number + 1])
+        found = _walk(rows, low, high)
+        positions.append(found.reshape(-1))
+        numbers.append(following + np.repeat(np.arange(len(found)), found.shape[1]))
+        following += len(found)
+    return np.concatenate(positions), np.concatenate(numbers)
+
+
+def _shifted(rows: Rows, ranks: int) -> bool:
+    """Whether collectives of one key overlap once each clock is shifted by its median lead.
+
+    Args:
+        rows: the n-th events of all ranks side by side, rank by rank, in order of n.
+        ranks: how many.
+    """
+    start, end = rows.start.reshape(-1, ranks), rows.end.reshape(-1, ranks)
+    lead = end - end[:, :1]
+    offset = np.median(lead, axis=0).astype(np.int64)
+    spread = np.abs(lead - offset)
+    if np.quantile(spread, 0.9) > _SHIFTED_SPREAD_NS:
+        return False
+    return bool(((start - offset).max(axis=1) <= (end - offset).min(axis=1)).all())
+
+
+def _clock_offsets(
+    rows: Rows, instance: np.ndarray, symmetric: np.ndarray, ranks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lead of each rank's clock over the lowest rank's that it is tied to by collectives; and which.
+
+    The median difference of ends over the collectives that two ranks share; those who share none
+    are tied through others.
+    """
+    offsets = np.zeros(ranks, dtype=np.int64)
+    root = np.arange(ranks)
+    if not len(instance):
+        return offsets, root
+    telling = symmetric[rows.key]
+    if not telling.any():
+        telling[:] = True
+    at = np.flatnonzero(telling)
+    at = at[np.lexsort((rows.rank[at], instance[at]))]
+    first = np.ones(len(at), dtype=bool)
+    first[1:] = instance[at][1:] != instance[at][:-1]
+    reference = at[np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))]
+    others = np.flatnonzero(~first)
+    pair = rows.rank[reference[others]] * ranks + rows.rank[at[others]]
+    lead = rows.end[at[others]] - rows.end[reference[others]]
+    order = np.argsort(pair, kind="stable")
+    pair, lead = pair[order], lead[order]
+    begins = np.ones(len(pair), dtype=bool)
+    begins[1:] = pair[1:] != pair[:-1]
+    bounds = np.append(np.flatnonzero(begins), len(pair))
+    ties: list[tuple[int, int, int, int]] = []
+    for low, high in itertools.pairwise(bounds):
+        one, other = divmod(int(pair[low]), ranks)
+        ties.append((int(high - low), one, other, int(np.median(lead[low:high]))))
+    ties.sort(reverse=True)
+    for _, one, other, ahead in ties:
+        if root[one] == root[other]:
+            continue
+        # Shift the whole part that holds the higher root so that this tie is true.
+        keep, moved = (one, other) if root[one] < root[other] else (other, one)
+        wanted = offsets[keep] + (ahead if moved == other else -ahead)
+        part = root == root[moved]
+        offsets[part] += wanted - offsets[moved]
+        root[part] = root[keep]
+    return offsets, root
+
+
+def _walk(rows: Rows, low: int, high: int) -> np.ndarray:
+    """Collectives among rows of one key: those that overlap on all ranks.
+
+    Walks all ranks in time order. The candidates are each rank's next event; when they have a
+    moment in common they are one collective, else the one that ends first has lost its partners.
+
+    Returns:
+        Positions in ``rows``, shape (collectives, ranks).
+    """
+    rank = rows.rank[low:high]
+    heads_at = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
+    stop = np.append(heads_at[1:], len(rank)).tolist()
+    start, end = rows.start[low:high].tolist(), rows.end[low:high].tolist()
+    at = heads_at.tolist()
+    members = range(len(at))
+    heads = [(end[at[r]], r) for r in members]
+    heapq.heapify(heads)
+    latest = max(start[at[r]] for r in members)
+    found: list[list[int]] = []
+    while True:
+        first_end, loser = heads[0]
+        if latest <= first_end:
+            found.append(at.copy())
+            at = [i + 1 for i in at]
+            if any(i >= s for i, s in zip(at, stop, strict=True)):
+                break
+            heads = [(end[at[r]], r) for r in members]
+            heapq.heapify(heads)
+            latest = max(start[at[r]] for r in members)
+            continue
+        # Starts grow along a rank, so the latest of the heads can only be raised by this step.
+        at[loser] += 1
+        if at[loser] >= stop[loser]:
+            break
+        heapq.heapreplace(heads, (end[at[loser]], loser))
+        latest = max(latest, start[at[loser]])
+    return np.array(found, dtype=np.int64).reshape(-1, len(heads_at)) + low

@@ -1,0 +1,180 @@
+"""One rank's trace as arrays, with what every analyzer asks of it."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import compact, ints, matching, strings
+from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
+from chopper.analyzers.trace.passes import passes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+
+@dataclass
+class _Timed:
+    """A table of named intervals as arrays."""
+
+    table: pa.Table
+
+    @cached_property
+    def start_ns(self) -> np.ndarray:
+        """Starts, ascending."""
+        return ints(self.table, "start_ns")
+
+    @cached_property
+    def dur_ns(self) -> np.ndarray:
+        """Durations."""
+        return ints(self.table, "dur_ns")
+
+    @cached_property
+    def end_ns(self) -> np.ndarray:
+        """Ends as recorded."""
+        return self.start_ns + self.dur_ns
+
+    @cached_property
+    def names(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the names."""
+        return strings(self.table, "name")
+
+    def named(self, predicate: Callable[[str], object]) -> np.ndarray:
+        """Mask of the rows whose name satisfies ``predicate``."""
+        return matching(*self.names, predicate)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+
+@dataclass
+class HostSpans(_Timed):
+    """The `host_span` table of one rank as arrays."""
+
+    @cached_property
+    def names(self) -> tuple[np.ndarray, list[str]]:
+        """Codes (int32) and values of the names."""
+        return strings(self.table, "name", narrow=True)
+
+    @cached_property
+    def kinds(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
+        """Codes (int32) and values of what occurs as (category, name)."""
+        codes, values = self.names
+        category, categories = strings(self.table, "category")
+        distinct, number = compact(category * len(values) + codes)
+        pairs = [(categories[d // len(values)], values[d % len(values)]) for d in distinct]
+        return number.astype(np.int32), pairs
+
+    @cached_property
+    def sequence_id(self) -> np.ndarray:
+        """Autograd sequence numbers, -1 where none."""
+        return ints(self.table, "sequence_id")
+
+    @cached_property
+    def forward_tid(self) -> np.ndarray:
+        """Forward thread of backward nodes, -1 where none."""
+        return ints(self.table, "forward_tid")
+
+    @cached_property
+    def input_dims(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the recorded shapes."""
+        return strings(self.table, "input_dims", narrow=True)
+
+    @cached_property
+    def input_types(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the recorded data types."""
+        return strings(self.table, "input_types", narrow=True)
+
+    @cached_property
+    def concrete_inputs(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the recorded scalar inputs."""
+        return strings(self.table, "concrete_inputs", narrow=True)
+
+    @cached_property
+    def nesting(self) -> Nesting:
+        """The forest of spans.
+
+        Spans that end in another call than they began in stand in lanes of their own.
+        """
+        tid = ints(self.table, "tid")
+        unscoped = np.flatnonzero(self.named(names.is_unscoped_span))
+        if len(unscoped):
+            tid = tid.copy()
+            tid[unscoped] = _FIRST_LANE - _lanes(self.start_ns[unscoped], self.ends(unscoped))
+        return nest(self.start_ns, self.dur_ns, ints(self.table, "pid"), tid)
+
+    @cached_property
+    def activity(self) -> Activity:
+        """Who is innermost from when on, per thread."""
+        return activity(self.nesting)
+
+    def of(self, *categories: str) -> np.ndarray:
+        """Mask of the spans of these categories."""
+        return self.where(lambda category, _: category in categories)
+
+    def where(self, predicate: Callable[[str, str], object]) -> np.ndarray:
+        """Mask of the spans whose category and name satisfy ``predicate``."""
+        codes, values = self.kinds
+        return passes.look_up(codes, np.array([bool(predicate(*v)) for v in values] or [False]))
+
+    def classified(self, code: Callable[[str, str], int]) -> np.ndarray:
+        """A code (int32) for each span by its category and name."""
+        codes, values = self.kinds
+        return passes.look_up(codes, np.array([code(*v) for v in values] or [-1], dtype=np.int32))
+
+    def ends(self, rows: np.ndarray) -> np.ndarray:
+        """Ends of some spans, without computing those of all."""
+        return self.start_ns[rows] + self.dur_ns[rows]
+
+    def forget(self, *columns: str) -> None:
+        """Let go of what was computed; it is computed again when asked for."""
+        for column in columns:
+            self.__dict__.pop(column, None)
+
+
+_FIRST_LANE = -1_000
+
+
+def _lanes(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """The first lane, from 0, in which each interval overlaps none before it; starts ascend."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    lanes = np.empty(len(start_ns), dtype=np.int64)
+    for i, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
+        lanes[i] = lane
+    return lanes
+
+
+@dataclass
+class DeviceEvents(_Timed):
+    """The `device_event` table of one rank as arrays."""
+
+    @cached_property
+    def stream_id(self) -> np.ndarray:
+        """Streams."""
+        return ints(self.table, "stream_id")
+
+    @cached_property
+    def device_id(self) -> np.ndarray:
+        """Devices."""
+        return ints(self.table, "device_id")
+
+    @cached_property
+    def kinds(self) -> tuple[np.ndarray, list[str]]:
+        """Codes and values of the kinds."""
+        return strings(self.table, "kind", narrow=True)
+
+    def of(self, *kinds: str) -> np.ndarray:
+        """Mask of the events of these kinds."""
+        return matching(*self.kinds, lambda k: k in kinds)

@@ -1,0 +1,1 @@
+"""Detailed tables of an attribution, one module for each subject."""

@@ -1,0 +1,289 @@
+"""Episodes in which something held the clock down, and the kernels that they hit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper import wording as fmt
+from chopper.analyzers.causes.clock import CLOCK_LABELS, HOLE_FACTOR, ClockSeries
+from chopper.analyzers.causes.factors import set_clock_hz
+from chopper.analyzers.trace.columns import dictionary, ints, nullable
+from chopper.analyzers.views.clocks import Clocked, clocked
+from chopper.analyzers.views.events import group_of
+from chopper.tables import TABLES
+from chopper.telemetry import of_rank, per_device
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution
+
+_HELD = ["power_cap", "thermal", "application"]
+_COLUMNS = [CLOCK_LABELS.index(label) for label in _HELD]
+# What the driver counts itself of each reason: totals of time, several of which may run at once.
+_COUNTED = (
+    ("power_throttle_ns", "board_limit_throttle_ns", "power_brake_ns"),
+    ("thermal_throttle_ns", "software_thermal_ns", "hardware_thermal_ns"),
+    ("application_clock_ns", "sync_boost_throttle_ns"),
+)
+_KERNELS_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    """Times with one reason, in order and disjoint. Means are NaN where not known."""
+
+    reason: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    clock_hz: np.ndarray
+    low_hz: np.ndarray
+    power_w: np.ndarray
+    source: str
+
+
+def throttle_episodes(attribution: Attribution) -> pa.Table:
+    """Uninterrupted readings with one reason, most attributed loss first.
+
+    DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_EVENT, PIECE -> THROTTLE_EPISODES. A reading stands for the
+    time half-way to its neighbours, but not for a hole in the readings. Of several reasons at once the first of power, heat and a set
+    clock counts. Episodes count wherever there are samples, traced or not.
+    """
+    found = clocked(attribution)
+    parts = []
+    for rank in attribution.run.ranks:
+        run = attribution.run
+        clocks = dict(per_device(run, rank, "device_clock"))
+        counters = dict(per_device(run, rank, "device_counter"))
+        for number in dict.fromkeys([*clocks, *counters]):
+            samples = clocks.get(number, TABLES["device_clock"].empty())
+            counted = counters.get(number, TABLES["device_counter"].empty())
+            factors = attribution.factors.get(rank)
+            set_hz = set_clock_hz(
+                of_rank(run, rank, "device_limit"),
+                np.zeros(0) if factors is None else factors.reference_hz,
+            )
+            episodes = _of_reasons(samples, set_hz)
+            if episodes is None:
+                episodes = _of_counters(counted, samples)
+            if episodes is not None and len(episodes.reason):
+                device = run.part(rank).device_id if number is None else number
+                parts.append(_table(found, rank, device, episodes, counted))
+    if not parts:
+        return TABLES["throttle_episodes"].empty()
+    table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+    return table.sort_by([("loss_ns", "descending"), ("dur_ns", "descending")])
+
+
+def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
+    """Episodes from what the readings say; None where no reading gives reasons.
+
+    A reading without reasons, as of counters that were not refreshed, interrupts nothing.
+    """
+    series = ClockSeries.of(samples, set_hz=set_hz) if samples.num_rows else None
+    if series is None or not (series.reasons >= 0).any():
+        return None
+    told = series.reasons >= 0
+    held = series.labels[told][:, _COLUMNS]
+    reason = np.where(held.any(axis=1), held.argmax(axis=1), -1)
+    time, clock, power = series.time_ns[told], series.clock_hz[told], series.power_w[told]
+    from_ns, until_ns, hole = _stands_for(time)
+    begins = np.flatnonzero(np.concatenate([[True], (reason[1:] != reason[:-1]) | hole]))
+    length = np.maximum(until_ns - from_ns, 1).astype(np.float64)
+    whole = np.add.reduceat(length, begins)
+    kept = np.flatnonzero(reason[begins] >= 0)
+    return _Episodes(
+        reason[begins][kept],
+        from_ns[begins][kept],
+        until_ns[np.append(begins[1:], len(time)) - 1][kept],
+        (np.add.reduceat(clock * length, begins) / whole)[kept],
+        np.minimum.reduceat(clock, begins)[kept],
+        (np.add.reduceat(power * length, begins) / whole)[kept],
+        "reasons",
+    )
+
+
+def _stands_for(time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which time each reading stands for: from, until; and the mask of the gaps that are holes."""
+    gap = np.diff(time_ns)
+    usual = int(np.median(gap)) if len(gap) else 0
+    hole = gap > HOLE_FACTOR * usual
+    middle = (time_ns[:-1] + time_ns[1:]) // 2
+    until = np.where(hole, time_ns[:-1] + usual // 2, middle)
+    begin = np.where(hole, time_ns[1:] - usual // 2, middle)
+    return np.append(time_ns[:1], begin), np.append(until, time_ns[-1:]), hole
+
+
+def _of_counters(counters: pa.Table, samples: pa.Table) -> _Episodes | None:
+    """Episodes from totals of throttled time: the readings between which one of them grew."""
+    if counters.num_rows < 2:
+        return None
+    grown = _grown(counters)
+    if not np.isfinite(grown).any():
+        return None
+    grown = np.nan_to_num(grown)
+    reason = np.where((grown > 0).any(axis=1), (grown > 0).argmax(axis=1), -1)
+    begins = np.flatnonzero(np.concatenate([[True], reason[1:] != reason[:-1]]))
+    time = ints(counters, "time_ns")
+    start, end = time[begins], time[np.append(begins[1:], len(time) - 1)]
+    kept = np.flatnonzero(reason[begins] >= 0)
+    start, end = start[kept], end[kept]
+    clock, low, power = (np.full(len(kept), np.nan) for _ in range(3))
+    series = ClockSeries.of(samples) if samples.num_rows else None
+    if series is not None and len(series.time_ns) > 1:
+        at = series.place(start, end)
+        clock = np.where(at.inside, series.mean(series.clock_hz, at), np.nan)
+        power = np.where(at.inside, series.mean_power(at), np.nan)
+    return _Episodes(reason[begins][kept], start, end, clock, low, power, "counters")
+
+
+def _grown(counters: pa.Table) -> np.ndarray:
+    """(readings − 1, reasons): growth of the throttled time, the longest of several counts.
+
+    NaN where nothing counts it.
+    """
+    found = np.full((max(counters.num_rows - 1, 0), len(_HELD)), np.nan)
+    for i, names in enumerate(_COUNTED):
+        for name in names:
+            total = counters[name].to_numpy(zero_copy_only=False).astype(np.float64)
+            change = np.diff(total)
+            # A total that went backwards was reset: nothing is known of that gap.
+            good = change >= 0
+            found[good, i] = np.fmax(found[good, i], change[good])
+    return found
+
+
+def _counted(counters: pa.Table, episodes: _Episodes) -> np.ndarray:
+    """Throttled time within each episode by the driver's own count, -1 where it counts none."""
+    none = np.full(len(episodes.reason), -1, dtype=np.int64)
+    if counters.num_rows < 2:
+        return none
+    time, grown = ints(counters, "time_ns"), _grown(counters)
+    zero = time[0]
+    for i in range(len(_HELD)):
+        mine = episodes.reason == i
+        if not mine.any() or not np.isfinite(grown[:, i]).any():
+            continue
+        total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(grown[:, i]))])
+        start, end = episodes.start_ns[mine], episodes.end_ns[mine]
+        within = np.interp(end - zero, time - zero, total) - np.interp(
+            start - zero, time - zero, total
+        )
+        read = (end > time[0]) & (start < time[-1])
+        none[mine] = np.where(read, np.rint(within), -1)
+    return none
+
+
+def _table(
+    found: Clocked | None,
+    rank: int,
+    device: int | None,
+    episodes: _Episodes,
+    counters: pa.Table,
+) -> pa.Table:
+    count = len(episodes.reason)
+    columns: dict[str, pa.Array] = {
+        "rank": pa.array(np.full(count, rank)),
+        "device_id": pa.array([device] * count, type=pa.int32()),
+        "reason": dictionary(episodes.reason, _HELD),
+        "start_ns": pa.array(episodes.start_ns),
+        "dur_ns": pa.array(episodes.end_ns - episodes.start_ns),
+        "clock_mean_hz": _hertz(episodes.clock_hz),
+        "clock_low_hz": _hertz(episodes.low_hz),
+        "power_mean_w": pa.array(episodes.power_w, mask=np.isnan(episodes.power_w)),
+        "held_ns": nullable(_counted(counters, episodes)),
+        "source": dictionary(np.zeros(count, np.int64), [episodes.source]),
+    }
+    columns |= _hit(found, rank, episodes)
+    declared = TABLES["throttle_episodes"].arrow
+    return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in declared], schema=declared)
+
+
+def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, pa.Array]:
+    """What the episodes cost: the kernels whose middle lies in them."""
+    count = len(episodes.reason)
+    loss, busy, hits = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    if found is None:
+        nothing = pa.array([None] * count, type=pa.string())
+        none = np.full(count, -1, dtype=np.int64)
+        return {
+            "loss_ns": nullable(none),
+            "time_ns": pa.array(busy),
+            "kernel_count": pa.array(hits),
+            "op": dictionary(none, []),
+            "kernels": nothing,
+            "step": nullable(none),
+        }
+    events = found.events
+    mine = np.flatnonzero(events.rank[found.rows] == rank)
+    rows = found.rows[mine]
+    middle = events.start_ns[rows] + events.dur_ns[rows] // 2
+    at = np.searchsorted(episodes.start_ns, middle, side="right") - 1
+    inside = (at >= 0) & (middle < episodes.end_ns[np.maximum(at, 0)])
+    at, mine, rows = at[inside], mine[inside], rows[inside]
+    np.add.at(loss, at, found.loss_ns[mine])
+    np.add.at(busy, at, found.time_ns[mine])
+    np.add.at(hits, at, 1)
+    # Where nothing was lost, what ran longest stands for what was hit.
+    weight = np.where(loss[at] > 0, found.loss_ns[mine], found.time_ns[mine])
+    op = _most(at, events.op[0][rows], weight, count)
+    return {
+        "loss_ns": pa.array(loss, mask=hits == 0),
+        "time_ns": pa.array(busy),
+        "kernel_count": pa.array(hits),
+        "op": dictionary(op, events.op[1]),
+        "kernels": pa.array(_named(at, events.kernel, rows, weight, count), type=pa.string()),
+        "step": nullable(_first(at, events.step[rows], count)),
+    }
+
+
+def _named(
+    episode: np.ndarray,
+    kernel: tuple[np.ndarray, list[str]],
+    rows: np.ndarray,
+    weight: np.ndarray,
+    count: int,
+) -> list[str | None]:
+    """The kernels with most weight of each episode and their shares, as text."""
+    texts: list[list[str]] = [[] for _ in range(count)]
+    some = np.flatnonzero(weight > 0)
+    if len(some):
+        codes, names = kernel
+        group, first = group_of([episode[some], codes[rows[some]]])
+        total = np.bincount(group, weights=weight[some])
+        of = episode[some][first]
+        whole = np.bincount(of, weights=total, minlength=count)
+        order = np.lexsort((-total, of))
+        place = np.arange(len(order)) - np.searchsorted(of[order], of[order])
+        for i in order[place < _KERNELS_NAMED].tolist():
+            name = fmt.kernel_name(names[codes[rows[some[first[i]]]]])
+            texts[of[i]].append(f"{name} {fmt.ratio(total[i] / whole[of[i]])}")
+    return ["; ".join(parts) or None for parts in texts]
+
+
+def _most(episode: np.ndarray, op: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
+    """Operator with most weight in each episode, -1 where none has any."""
+    found = np.full(count, -1, dtype=np.int64)
+    some = np.flatnonzero(weight > 0)
+    if not len(some):
+        return found
+    group, first = group_of([episode[some], op[some]])
+    total = np.bincount(group, weights=weight[some])
+    order = np.lexsort((total, episode[some][first]))
+    # Of several assignments to one place the last one stays: the largest.
+    found[episode[some][first][order]] = op[some][first][order]
+    return found
+
+
+def _first(episode: np.ndarray, step: np.ndarray, count: int) -> np.ndarray:
+    """Step of the first kernel of each episode, -1 for none."""
+    found = np.full(count, -1, dtype=np.int64)
+    found[episode[::-1]] = step[::-1]
+    return found
+
+
+def _hertz(values: np.ndarray) -> pa.Array:
+    unknown = np.isnan(values)
+    return pa.array(np.rint(np.where(unknown, 0, values)).astype(np.int64), mask=unknown)

@@ -1,0 +1,274 @@
+"""What ``chopper calibrate`` measured on a machine: achieved rates, kept with their conditions.
+
+A peak from a datasheet is a promise; this is what the machine at hand did. On machines without an
+accelerator there is no datasheet peak worth the name, and what was measured is the reference.
+
+The ceilings are *per rank*: what one process achieved while ``ranks`` processes with ``threads``
+threads each did the same at the same time. Two ranks that share a memory bus do not have its
+bandwidth each.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import socket
+import statistics
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from chopper.errors import InputError, OutputError
+from chopper.storage.files import decode_json, encode_json, read_bytes, write_atomic
+
+SCHEMA = "chopper.calibration/1"
+
+DTYPE_NAMES = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+}
+"""Torch's name of a type → the short one."""
+_LATEST_NS = 4_102_444_800_000_000_000
+"""The year 2100."""
+
+
+class Measured(msgspec.Struct, kw_only=True, frozen=True):
+    """One rate, measured several times."""
+
+    what: str
+    """For example ``bf16 512x512x512``, ``copy``, ``all_reduce``."""
+    best_per_s: float
+    """Fastest repeat, in FLOP or bytes per second. A ceiling is made of these: whatever disturbs a
+    measurement only makes it slower."""
+    median_per_s: float
+    spread_ratio: float
+    """Distance between the quartiles of the times over their median; large on a busy machine."""
+    repeats_count: int
+    size_bytes: int | None = None
+    """Bytes moved per repeat; None for matrix products."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.median_per_s < math.inf and 0 < self.best_per_s < math.inf):
+            raise ValueError(f"rates of {self.what!r} are not positive")
+
+
+class Calibration(msgspec.Struct, kw_only=True, frozen=True):
+    """What one process achieves on one device of one machine."""
+
+    kind: Literal["full", "quick"]
+    created_ns: int
+    """Unix time."""
+    chopper_version: str
+    torch_version: str
+    hostname: str
+    device_type: str
+    """``cpu``, ``cuda`` (ROCm too) …"""
+    device_name: str
+    ranks: int
+    """Processes that measured at the same time."""
+    threads: int
+    """Threads of each."""
+    cores: int
+    """Cores that the processes could use together."""
+    gemm: dict[str, list[Measured]] = {}
+    """Data type → rate of matrix products per shape."""
+    memory: list[Measured] = []
+    """Copy and triad in the device's memory, bytes read and written."""
+    transfer: list[Measured] = []
+    """Copies between host and device, and between devices."""
+    link: list[Measured] = []
+    """Bus bandwidth of collectives between ``link_ranks`` ranks on this machine."""
+    link_ranks: int | None = None
+    link_backend: str | None = None
+    launch_ns: int | None = None
+    """Time the host takes to issue the smallest operator."""
+    roundtrip_ns: int | None = None
+    """Time from issuing the smallest operator to knowing that it has run."""
+    absent: dict[str, str] = {}
+    """What could not be measured, and why."""
+    fed: dict[str, str] = {}
+    """Section (``gemm``, ``memory``, ``link``) → the experiment that it was taken from."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.created_ns < _LATEST_NS:
+            raise ValueError(f"created_ns {self.created_ns} is not a time")
+        if min(self.ranks, self.threads, self.cores) < 1:
+            raise ValueError("ranks, threads and cores are at least 1")
+
+    def flop_per_s(self, dtype: str) -> float | None:
+        """Best rate of a matrix product of this type, None when it was not measured.
+
+        Args:
+            dtype: ``bf16`` or ``bfloat16`` or ``torch.bfloat16``.
+        """
+        name = dtype.removeprefix("torch.").lower()
+        shapes = self.gemm.get(DTYPE_NAMES.get(name, name), [])
+        return max((shape.best_per_s for shape in shapes), default=None)
+
+    @property
+    def memory_bytes_per_s(self) -> float | None:
+        """Best bandwidth of the device's memory, reads plus writes."""
+        return max((m.best_per_s for m in self.memory), default=None)
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """Best bus bandwidth of a collective: bytes × bus factor over time, one direction."""
+        return max((m.best_per_s for m in self.link), default=None)
+
+    @property
+    def source(self) -> str:
+        """Where these numbers come from, in words."""
+        day = datetime.datetime.fromtimestamp(self.created_ns / 1e9, datetime.UTC).date()
+        how = "quickly " if self.kind == "quick" else ""
+        return (
+            f"{how}measured on {self.device_name} ({self.hostname}) with {self.ranks} process"
+            f"{'' if self.ranks == 1 else 'es'} of {self.threads} thread"
+            f"{'' if self.threads == 1 else 's'}, {day}"
+        )
+
+    @property
+    def spread_ratio(self) -> float | None:
+        """Median spread of the matrix products and of memory: above 0.2 something else ran too."""
+        spreads = [m.spread_ratio for rates in (*self.gemm.values(), self.memory) for m in rates]
+        return statistics.median(spreads) if spreads else None
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Conditions that one result stands for; a newer one of the same key replaces it."""
+        return self.hostname, self.device_name, self.ranks, self.threads
+
+
+class _Store(msgspec.Struct, kw_only=True):
+    schema: str = SCHEMA
+    calibrations: list[Calibration] = []
+
+
+def default_path() -> Path:
+    """``$XDG_DATA_HOME/chopper/calibration.json``, by default below ``~/.local/share``."""
+    base = os.environ.get("XDG_DATA_HOME")
+    # The specification wants relative values ignored.
+    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".local/share"
+    return home / "chopper" / "calibration.json"
+
+
+def load_all(path: Path | None = None) -> list[Calibration]:
+    """All stored results, the newest first; empty when nothing was ever stored.
+
+    Raises:
+        InputError: the file is damaged, or was written by a newer chopper.
+    """
+    path = path or default_path()
+    if not os.path.lexists(path):
+        return []
+    data = read_bytes(path)
+    remedy = "measure again with `chopper calibrate --force`"
+    problem = f"{path}: is not a calibration"
+    schema = decode_json(data, dict[str, Any], problem, remedy=remedy, error=InputError).get(
+        "schema"
+    )
+    if schema != SCHEMA:
+        raise InputError(f"{path}: has schema {schema!r}, expected {SCHEMA!r}; {remedy}")
+    stored = decode_json(data, _Store, problem, remedy=remedy, error=InputError).calibrations
+    return sorted(stored, key=lambda c: c.created_ns, reverse=True)
+
+
+def load(
+    device_name: str | None,
+    hostname: str | None = None,
+    *,
+    cpu_name: str | None = None,
+    ranks: int | None = None,
+    threads: int | None = None,
+    path: Path | None = None,
+) -> Calibration | None:
+    """The newest stored result for a device of a machine, None when there is none.
+
+    Args:
+        device_name: as torch names the device; None for the host's cores.
+        hostname: None for this machine.
+        cpu_name: model of the host's processor: names such as ``localhost`` are of many machines;
+            None for any.
+        ranks: processes that share the machine; None for any.
+        threads: threads of each; None for any.
+        path: file to read instead of the default one.
+
+    Raises:
+        InputError: the file is damaged, or was written by a newer chopper.
+    """
+    hostname = hostname if hostname is not None else socket.gethostname()
+    for stored in load_all(path):
+        same_device = (
+            stored.device_type == "cpu" and cpu_name in (None, stored.device_name)
+            if device_name is None
+            else stored.device_name == device_name
+        )
+        if (
+            same_device
+            and stored.hostname == hostname
+            and ranks in (None, stored.ranks)
+            and threads in (None, stored.threads)
+        ):
+            return stored
+    return None
+
+
+def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool = False) -> Path:
+    """Store a result beside those of other devices and conditions; the same key is replaced.
+
+    Args:
+        result: what was measured.
+        path: file to write instead of the default one.
+        replace_damaged: overwrite a file that cannot be understood.
+
+    Raises:
+        InputError: the file that is there cannot be understood.
+        OutputError: it cannot be written.
+    """
+    path = path or default_path()
+    try:
+        others = [stored for stored in load_all(path) if stored.key != result.key]
+    except InputError:
+        if not replace_damaged:
+            raise
+        others = []
+    check_writable(path)
+    store = _Store(calibrations=[result, *others])
+    write_atomic(path, msgspec.json.format(encode_json(store), indent=2) + b"\n")
+    return path
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of a file that is going to be written.
+
+    Raises:
+        OutputError: it cannot be made, or not be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise OutputError(f"{path.parent}: cannot be created ({exc.strerror})") from exc
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{path}: cannot be written; choose another --output")
+
+
+def to_manifest(calibration: Calibration) -> dict[str, Any]:
+    """As the manifest of a rank keeps it."""
+    kept: dict[str, Any] = msgspec.to_builtins(calibration)
+    return kept | {"schema": SCHEMA}
+
+
+def from_manifest(kept: dict[str, Any]) -> Calibration | None:
+    """The reverse of :func:`to_manifest`; None when another version of chopper wrote it."""
+    if kept.get("schema") != SCHEMA:
+        return None
+    try:
+        return msgspec.convert(kept, Calibration)
+    except (msgspec.ValidationError, RecursionError):
+        return None

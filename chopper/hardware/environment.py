@@ -1,0 +1,321 @@
+"""What a rank can say about where it runs, without waking anything that sleeps.
+
+Devices are asked only once the program has initialized them: a profiler must not create a context
+on device 0 in every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chopper.quantities import digits
+from chopper.storage.manifest import ClockAnchor, Device, RankManifest
+from chopper.wording import ranges
+
+_ENVIRONMENT_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MKL_NUM", "KMP_")
+_ENVIRONMENT_NAMES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Which of the ranks this process is."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    known: bool = True
+    """False when this process may yet become another rank (no RANK, no process group so far)."""
+    ignored: str | None = None
+    """The launcher's variables with their values, where they name no rank."""
+
+
+def _distributed() -> Any:
+    """torch.distributed when the program has loaded it and joined a group, else None."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist
+    return None
+
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def environment_count(name: str) -> int | None:
+    """The number, 0 or more, that a variable of the environment holds; None for anything else."""
+    return digits(os.environ.get(name, "").strip())
+
+
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    # SLURM_NTASKS counts the tasks of the job; within a step of it, this counts the step's.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Rank, number of ranks and local rank, as Open MPI, MVAPICH, MPICH and Intel MPI, and srun say."""
+
+
+def _launched_rank() -> tuple[int | None, int | None, int | None]:
+    """Rank, number of ranks and local rank, as the launcher's environment says."""
+    # torchrun and what starts by its rules: accelerate, deepspeed, Ray Train.
+    rank, world_size, local_rank = map(environment_count, _TORCHRUN)
+    if rank is not None:
+        return rank, world_size, local_rank
+    # Lightning and Fabric count within a node; on further nodes the process group will tell.
+    if None not in (local_rank, world_size) and environment_count("NODE_RANK") == 0:
+        return local_rank, world_size, local_rank
+    for names in _LAUNCHERS:
+        rank, world_size, local_rank = map(environment_count, names)
+        if rank is not None and world_size is not None and world_size > 1:
+            return rank, world_size, local_rank
+    return None, None, None
+
+
+def _nonsense(rank: int | None, world_size: int | None) -> str | None:
+    """The variables of torchrun's kind as they are set, where they contradict themselves."""
+    named = {name: value for name in _TORCHRUN if (value := os.environ.get(name))}
+    unreadable = "RANK" in named and any(environment_count(name) is None for name in named)
+    if unreadable or (rank is not None and world_size is not None and rank >= world_size):
+        return " ".join(f"{name}={value!r}" for name, value in named.items())
+    return None
+
+
+def rank_info() -> RankInfo:
+    """The rank, from torch.distributed when it is initialized, else from the launcher's variables."""
+    rank, world_size, local_rank = _launched_rank()
+    dist = _distributed()
+    if dist is not None:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    elif ignored := _nonsense(rank, world_size):
+        return RankInfo(known=False, ignored=ignored)
+    if rank is None:
+        return RankInfo(known=False)
+    if local_rank is None:
+        # Without torchrun: right on one host, which is where ranks are started by hand.
+        local_rank = rank
+    return RankInfo(rank, local_rank, world_size or max(1, rank + 1))
+
+
+def clock_anchor() -> ClockAnchor:
+    """This host's clocks, read together: the tightest of three, as any may be interrupted."""
+    raw = getattr(time, "CLOCK_MONOTONIC_RAW", None)
+    found = []
+    for _ in range(3):
+        before_ns = time.monotonic_ns()
+        realtime_ns = time.time_ns()
+        raw_ns = time.clock_gettime_ns(raw) if raw is not None else None
+        width_ns = time.monotonic_ns() - before_ns
+        found.append((width_ns, realtime_ns, before_ns + width_ns // 2, raw_ns))
+    _, realtime_ns, monotonic_ns, raw_ns = min(found, key=lambda reading: reading[0])
+    return ClockAnchor(realtime_ns=realtime_ns, monotonic_ns=monotonic_ns, monotonic_raw_ns=raw_ns)
+
+
+def current_device() -> str | None:
+    """The accelerator that this rank has initialized, as ``cuda:0``; None for the host."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.accelerator.is_available():
+        return None
+    kind = torch.accelerator.current_accelerator()
+    module = getattr(torch, kind.type, None)
+    initialized = getattr(module, "is_initialized", None)
+    if initialized is None or not initialized():
+        return None
+    return f"{kind.type}:{torch.accelerator.current_device_index()}"
+
+
+def cpu_model() -> str | None:
+    """Return the processor's model as the kernel names it, None where it does not."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity mask, and its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            return max(1, min(cores or 1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no second version of control groups here
+    return cores or 1
+
+
+def _driver_version() -> str | None:
+    with contextlib.suppress(OSError):
+        line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+        return line.removeprefix("NVRM version:").strip()
+    with contextlib.suppress(OSError):
+        return "amdgpu " + Path("/sys/module/amdgpu/version").read_text(encoding="utf-8").strip()
+    return None
+
+
+def _numa_nodes(root: str = "/") -> dict[int, list[int]]:
+    """Cores of each NUMA node; empty where the machine does not say."""
+    found: dict[int, list[int]] = {}
+    for folder in Path(root, "sys/devices/system/node").glob("node[0-9]*"):
+        try:
+            text = (folder / "cpulist").read_text().strip()
+        except OSError:
+            continue
+        cores: list[int] = []
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            cores += range(int(first), int(last or first) + 1)
+        found[int(folder.name[4:])] = cores
+    return found
+
+
+def affinity_nodes(root: str = "/") -> dict[int, int]:
+    """NUMA node → how many of the cores that this process may use are on it."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    nodes = {n: len(allowed.intersection(cores)) for n, cores in _numa_nodes(root).items()}
+    return {node: count for node, count in sorted(nodes.items()) if count}
+
+
+def _pci_address(properties: Any) -> str | None:
+    """Domain:bus:device of a device; None where torch does not say."""
+    try:
+        return (
+            f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
+            f":{properties.pci_device_id:02x}"
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def device_numa_node(device: str, root: str = "/") -> int | None:
+    """NUMA node that a device hangs on; None where torch or the machine does not say."""
+    kind, _, index = device.partition(":")
+    try:
+        of = getattr(sys.modules["torch"], kind).get_device_properties(int(index))
+        address = f"{_pci_address(of)}.0"
+        node = int(Path(root, "sys/bus/pci/devices", address, "numa_node").read_text())
+    except (AttributeError, AssertionError, OSError, RuntimeError, TypeError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def environment() -> dict[str, str]:
+    """Versions, the machine, and the variables that change how training runs."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "cores_allowed": affinity,
+        "affinity": ranges(os.sched_getaffinity(0)) if affinity is not None else None,
+        "cores_by_numa_node": " ".join(f"{n}:{c}" for n, c in affinity_nodes().items()) or None,
+        "driver": _driver_version(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        if (device := current_device()) is not None:
+            found["device_numa_node"] = device_numa_node(device)
+        found |= {
+            "torch": torch.__version__,
+            "torch_threads": torch.get_num_threads(),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+        }
+        if torch.cuda.is_available():
+            with contextlib.suppress(AttributeError, RuntimeError):
+                found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    for name, value in sorted(os.environ.items()):
+        if name in _ENVIRONMENT_NAMES or name.startswith(_ENVIRONMENT_PREFIXES):
+            found[name] = value
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _devices(device: str) -> list[Device]:
+    torch = sys.modules["torch"]
+    kind, _, index = device.partition(":")
+    try:
+        properties = getattr(torch, kind).get_device_properties(int(index))
+    except (AttributeError, RuntimeError, AssertionError):
+        return [Device(device_id=int(index))]
+    uuid = getattr(properties, "uuid", None)
+    return [
+        Device(
+            device_id=int(index),
+            name=getattr(properties, "name", None),
+            memory_bytes=getattr(properties, "total_memory", None),
+            multiprocessor_count=getattr(
+                properties, "multi_processor_count", getattr(properties, "gpu_subslice_count", None)
+            ),
+            uuid=str(uuid) if uuid is not None else None,
+            pci_address=_pci_address(properties),
+        )
+    ]
+
+
+def _process_groups(dist: Any) -> list[dict[str, Any]]:
+    try:
+        groups = dist.distributed_c10d._world.pg_config_info
+    except (AttributeError, RuntimeError):
+        return []
+    return [
+        {str(key): value for key, value in group.items() if isinstance(value, str | int | list)}
+        for group in groups
+    ]
+
+
+def describe(manifest: RankManifest) -> None:
+    """Fill in what is known by now; called at the start, after each trace, and at the end."""
+    manifest.environment = environment()
+    device = current_device()
+    if device is not None:
+        manifest.devices = _devices(device)
+        manifest.device_id = int(device.partition(":")[2])
+    dist = _distributed()
+    if dist is not None:
+        manifest.world_size = dist.get_world_size()
+        with contextlib.suppress(RuntimeError, ValueError):
+            manifest.backend = dist.get_backend()
+        manifest.process_groups = _process_groups(dist) or manifest.process_groups
+
+
+def calibration(manifest: RankManifest) -> dict[str, Any] | None:
+    """What ``chopper calibrate`` measured for this rank's device, in these conditions if any.
+
+    What the host's cores achieve depends on how many processes and threads share them: for ranks
+    on the host, only a measurement under the same number of both will do.
+    """
+    from chopper.errors import ChopperError
+    from chopper.hardware import calibration as stored
+
+    torch = sys.modules.get("torch")
+    try:
+        if manifest.device_id is None:
+            found = stored.load(
+                None,
+                ranks=manifest.world_size,
+                threads=torch.get_num_threads() if torch is not None else None,
+            )
+        else:
+            found = stored.load(manifest.devices[0].name)
+    except ChopperError:  # a damaged file: `chopper calibrate` says so
+        return None
+    return stored.to_manifest(found) if found is not None else None

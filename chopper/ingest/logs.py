@@ -1,0 +1,254 @@
+"""Logs of other samplers joined to imported traces, or read alone."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from chopper.errors import InputError, UsageError
+from chopper.storage.manifest import CollectorReport, Finding
+from chopper.storage.run import StreamWriter
+from chopper.wording import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import tzinfo
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from chopper.collectors.formats.telemetry_csv import TelemetryLog
+    from chopper.storage.run import Run
+
+_NAME = "telemetry_log"
+
+
+_HELD_RATIO = 8
+"""Memory for each byte of a log: rows of 50 bytes as columns of Python's numbers."""
+
+
+def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
+    from chopper.collectors.formats import readers
+    from chopper.collectors.formats.unpack import DAMAGE, lines
+
+    try:
+        reader = readers.reader_of(file)
+        assert reader is not None
+        log: TelemetryLog = reader.load().read_log(
+            lines(file, held_ratio=_HELD_RATIO), str(file), zone=zone
+        )
+    except (*DAMAGE, OSError) as exc:
+        raise InputError(f"{file}: cannot be read ({exc})") from exc
+    return log
+
+
+def zone_of(name: str) -> tzinfo:
+    """A time zone: ``Europe/Berlin``, ``+02:00``, ``UTC`` or ``local``.
+
+    Raises:
+        UsageError: there is no such zone.
+    """
+    from datetime import UTC, datetime, timedelta, timezone
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    offset = re.fullmatch(r"(?:UTC)?([+-])(\d{1,2}):?(\d{2})?", name.strip())
+    if offset and int(offset[2]) < 24:
+        minutes = int(offset[2]) * 60 + int(offset[3] or 0)
+        return timezone(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
+    if name.strip().lower() == "local":
+        return datetime.now(UTC).astimezone().tzinfo or UTC
+    try:
+        return ZoneInfo(name.strip())
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise UsageError(
+            f"no time zone is called {name!r}; name one as Europe/Berlin, +02:00, UTC or local"
+        ) from exc
+
+
+def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
+    """Give each rank of a run the rows of its device, as a table of its own.
+
+    Args:
+        run: what they are joined to.
+        files: the logs.
+        zone: time zone of times that name none.
+
+    Raises:
+        InputError: a file cannot be read, or its times cannot be compared with the trace's.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    by_table: dict[str, list[pa.Table]] = {}
+    findings: list[Finding] = []
+    told: dict[tuple[int, str], list[tuple[int, int, Path]]] = {}
+    for file in files:
+        log = _read(file, zone)
+        _told_once(told, file, log)
+        findings += _findings(file, log, zoned=zone is not None)
+        findings += _in_time(run, file, log, zoned=zone is not None)
+        for name, table in log.tables.items():
+            by_table.setdefault(name, []).append(table)
+    alike = _called_alike(run)
+    if alike:
+        findings.append(_device_unknown(alike, files))
+    for part in run.manifest.ranks:
+        if part.rank in alike:
+            continue
+        for name, tables in by_table.items():
+            table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+            if part.device_id is not None:
+                table = table.filter(pc.equal(table["device_id"], part.device_id))
+            if table.num_rows:
+                run.put(part.rank, name, table.sort_by("time_ns"))
+        part.collectors.append(
+            CollectorReport(name=_NAME, status="obtained", files=tuple(f.name for f in files))
+        )
+    run.manifest.findings += findings
+
+
+def _called_alike(run: Run) -> list[int]:
+    """Ranks that compute on devices of one number, each as it sees them or on a host of its own."""
+    ordinals = [p.device_id for p in run.manifest.ranks if p.device_id is not None]
+    return [
+        p.rank
+        for p in run.manifest.ranks
+        if p.device_id is not None and ordinals.count(p.device_id) > 1
+    ]
+
+
+def _device_unknown(ranks: list[int], files: Sequence[Path]) -> Finding:
+    return Finding(
+        code="telemetry.device_unknown",
+        severity="warning",
+        message=f"ranks {ranges(ranks)} call their devices alike (each sees its own, or they are on "
+        f"several hosts): which rows of {', '.join(f.name for f in files)} are whose is not recorded, "
+        "and none is joined to them; import a rank with the rows of its device alone",
+    )
+
+
+def _told_once(
+    told: dict[tuple[int, str], list[tuple[int, int, Path]]], file: Path, log: TelemetryLog
+) -> None:
+    """Note what a log tells of which device, and when.
+
+    Raises:
+        InputError: another log tells the same of a device of this number at the same time.
+    """
+    import pyarrow.compute as pc
+
+    for name, table in log.tables.items():
+        if name == "energy_window":  # spans may lie in one another
+            continue
+        told_of = [c for c in table.column_names if c not in _NAMES_A_ROW]
+        for device in pc.unique(table["device_id"]).to_pylist():
+            own = table.filter(pc.equal(table["device_id"], device))
+            span = pc.min_max(own["time_ns"]).as_py()
+            for column in told_of:
+                if own[column].null_count == own.num_rows:
+                    continue
+                spans = told.setdefault((device, f"{name}.{column}"), [])
+                for first, last, other in spans:
+                    if first <= span["max"] and span["min"] <= last:
+                        raise InputError(
+                            f"{file}: tells {column} of device {device} at the same time as "
+                            f"{other.name}: of one host leave one of them out; of two import each "
+                            "with the traces of its own host"
+                        )
+                spans.append((span["min"], span["max"], file))
+
+
+_NAMES_A_ROW = frozenset(("time_ns", "span_ns", "device_id", "device_uuid"))
+_SINCE_1970_NS = 10**17
+"""Later than 1973: what counts from the start of a host never gets there."""
+
+
+def _in_time(run: Run, file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
+    """Whether a log can be joined to the traces at all, and meets them.
+
+    Raises:
+        InputError: its times and the trace's are of different clocks, or nobody knows which hour
+            they mean.
+    """
+    import pyarrow.compute as pc
+
+    traced = [p for p in run.manifest.ranks if p.start_ns is not None and p.end_ns is not None]
+    tables = [table for table in log.tables.values() if table.num_rows]
+    if not traced or not tables:
+        return []
+    if log.local_time and not zoned:
+        raise InputError(
+            f"{file}: its times name no zone, so nobody can tell what ran at them; say which it "
+            "is: chopper import … --time-zone Europe/Berlin (or +02:00, UTC, local)"
+        )
+    limits = [pc.min_max(t["time_ns"]).as_py() for t in tables]
+    first, last = min(m["min"] for m in limits), max(m["max"] for m in limits)
+    start = min(p.start_ns for p in traced if p.start_ns is not None)
+    end = max(p.end_ns for p in traced if p.end_ns is not None)
+    if (first > _SINCE_1970_NS) != (start > _SINCE_1970_NS):
+        whose = "the log's" if first <= _SINCE_1970_NS else "the trace's"
+        raise InputError(
+            f"{file}: {whose} times count from the start of a host, the other's from 1970: they "
+            "cannot be joined; import them apart, or record both with Unix times"
+        )
+    if first <= end and start <= last:
+        return []
+    apart_s = max(first - end, start - last) / 1e9
+    return [
+        Finding(
+            code="telemetry.no_common_time",
+            severity="warning",
+            message=f"{file.name}: shares no moment with the trace ({apart_s:,.0f} s "
+            f"{'after' if first > end else 'before'} it): nothing of it is joined; another run, or "
+            "another time zone?",
+        )
+    ]
+
+
+def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
+    found = []
+    if log.local_time and not zoned:
+        found.append(
+            Finding(
+                code="telemetry.time_zone",
+                severity="warning",
+                message=f"{file.name}: its times name no zone and were read as UTC; --time-zone of "
+                "chopper import says otherwise",
+            )
+        )
+    if log.repeated_count:
+        found.append(
+            Finding(
+                code="telemetry.clock_set_back",
+                severity="warning",
+                count=log.repeated_count,
+                message=f"{file.name}: its clock was set back, and {log.repeated_count} rows of "
+                "times that passed twice are left out (the end of summer time? log in UTC)",
+            )
+        )
+    if log.bad_rows_count:
+        found.append(
+            Finding(
+                code="telemetry.rows_lost",
+                severity="info",
+                count=log.bad_rows_count,
+                message=f"{file.name}: {log.bad_rows_count} of "
+                f"{log.bad_rows_count + log.rows_count} rows name no device or no time and are "
+                "left out",
+            )
+        )
+    return found
+
+
+def write(run: Run, rank: int, folder: Path) -> None:
+    """Keep a rank's device tables beside its trace."""
+    from chopper.telemetry import DEVICE_TABLES
+
+    for name in DEVICE_TABLES:
+        table = run.table(rank, name)
+        if table.num_rows:
+            writer = StreamWriter(folder / f"{name}.arrow", name)
+            try:
+                writer.write(table.to_pydict())
+            finally:
+                writer.close()

@@ -1,0 +1,1 @@
+"""Shapes of models: named architectures, and the configurations of others."""

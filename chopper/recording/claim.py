@@ -1,0 +1,310 @@
+"""Where a rank records: which run directory, and how earlier recordings in it are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import errno
+import os
+import re
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chopper._version import __version__
+from chopper.errors import OutputError
+from chopper.quantities import digits
+from chopper.recording import process as identity
+from chopper.storage import manifest as m
+from chopper.storage import processes
+from chopper.storage.files import inside
+from chopper.storage.outputs import claim_file, is_own
+from chopper.storage.run import MANIFEST, is_run, rank_dir_name, restart_count
+
+if TYPE_CHECKING:
+    from chopper.hardware.environment import RankInfo
+
+OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
+"""The run directory when the program names none; set by ``chopper run`` and ``chopper record``."""
+LAUNCHED_VARIABLE = "CHOPPER_LAUNCHED"
+"""Set when chopper launched the program: the launcher closes the run, and its output wins."""
+IN_PROFILE = "profile"
+"""Its value in the children of a process that records inside ``chopper.profile``."""
+RUNS = Path("runs")
+
+
+def launched(path: Path | None = None) -> bool:
+    """Whether chopper itself launched this program, or a process that records did.
+
+    Args:
+        path: a run directory, or a folder in it: whether the launcher told to record there.
+    """
+    output = os.environ.get(OUTPUT_VARIABLE)
+    if not os.environ.get(LAUNCHED_VARIABLE):
+        return False
+    return path is None or not output or Path(output) in (path, *path.parents)
+
+
+def choose_output(
+    output: str | Path | None, name: str | None, info: RankInfo | None = None
+) -> Path:
+    """The run directory: as named, else ``CHOPPER_OUTPUT``, else ``runs/<time>[-<name>]``.
+
+    When a command of chopper launched the program, where that was told to write wins over what
+    the program names: one run must not be spread over two directories.
+
+    Args:
+        output: what the program names.
+        name: part of the name by default.
+        info: the rank that will record; its directory by default is made here, so that no two
+            processes choose the same. None for a name that nothing has yet.
+    """
+    from_environment = os.environ.get(OUTPUT_VARIABLE)
+    wins = os.environ.get(LAUNCHED_VARIABLE) not in (None, "", IN_PROFILE)
+    if from_environment and (output is None or wins):
+        return Path(from_environment)
+    if output is not None:
+        return Path(output)
+    return _default_output(name, info)
+
+
+def _default_output(name: str | None, info: RankInfo | None) -> Path:
+    # A name is for people: it may hold what would lead to another directory.
+    suffix = f"-{safe}" if (safe := re.sub(r"[^\w.-]+", "-", name or "").strip("-.")) else ""
+    started = dt.datetime.now()
+    if info is not None and info.world_size > 1:
+        # All ranks must come to the same name without a word: their launcher started once.
+        import psutil
+
+        started = dt.datetime.fromtimestamp(psutil.Process(os.getppid()).create_time())
+        suffix = f"-{os.environ.get('MASTER_PORT', '0')}{suffix}"
+        return RUNS / f"{started:%Y%m%d-%H%M%S}{suffix}"
+    count = 1
+    while True:
+        again = f"-{count}" if count > 1 else ""
+        path = RUNS / f"{started:%Y%m%d-%H%M%S}{suffix}{again}"
+        count += 1
+        if path.exists() or claim_file(path).exists():
+            continue
+        try:
+            if info is not None:
+                path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:  # claim() says so
+            pass
+        return path
+
+
+def check_output(path: Path, rank: int, *, force: bool) -> None:
+    """Refuse an output that would overwrite something; called before anything is written.
+
+    Raises:
+        OutputError: it is a file, holds files that are not a run, or holds this rank's part of an
+            earlier run and ``force`` is not given.
+    """
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path}: is a file; a run is a directory, choose another output")
+    if not path.is_dir():
+        return
+    if not (is_run(path) or all(is_own(entry) for entry in path.iterdir())):
+        raise OutputError(f"{path}: holds files that are not a chopper run; choose another output")
+    directory = path / rank_dir_name(rank)
+    if directory.exists() and not (force or _restarts() or _contemporary(directory)):
+        raise OutputError(
+            f"{path}: holds a run already; pass force=True to replace it, or another output"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A rank's folder, which is this process's own."""
+
+    path: Path
+    """The run directory: the output, or a run inside it."""
+    part: m.RankManifest
+    """What is in the folder's manifest."""
+    finding: m.Finding | None
+    """Set when an earlier recording was moved."""
+
+
+def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
+    """Make this rank's folder, with a manifest that names this process; nobody else gets it.
+
+    A process that is no rank of the job that records into ``path`` gets a run inside it: one
+    without rank while others record, or after one that took steps; and the ranks of another job.
+    Else an earlier recording of the same rank, by a process that ended, is moved to
+    ``attempt-<n>/``, which is a run of its own. Folders of living processes are never touched.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    part = _part(info)
+    with contextlib.ExitStack() as held:
+        # Without the lock, the folder is still made by one process alone.
+        with contextlib.suppress(identity.HeldElsewhere):
+            lock = identity.locked(path / processes.LOCK, wait_s=processes.LOCK_WAIT_S)
+            held.enter_context(lock)
+        while True:
+            claimed = _choose(path, part, force=force and not launched(path) and not _restarts())
+            if _occupy(claimed.path, part):
+                return claimed
+
+
+def _part(info: RankInfo) -> m.RankManifest:
+    me = identity.identity_of(os.getpid())
+    job = None
+    if info.known:
+        port = os.environ.get("MASTER_PORT")
+        job = f"port {port}" if port else f"parent {identity.parent_identity()}"
+    return m.RankManifest(
+        rank=info.rank,
+        world_size=info.world_size,
+        local_rank=info.local_rank,
+        chopper_version=__version__,
+        start_ns=time.time_ns(),
+        hostname=socket.gethostname(),
+        pid=me.pid,
+        process_started=me.started,
+        machine=me.machine,
+        job=job,
+        environment={
+            name: os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT",) if name in os.environ
+        },
+    )
+
+
+def _occupy(path: Path, part: m.RankManifest) -> bool:
+    """Make the rank's folder in one step; False when another process made it meanwhile."""
+    folder = path / rank_dir_name(part.rank)
+    fresh = path / f".{folder.name}.{socket.gethostname()}-{os.getpid()}.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    (fresh / MANIFEST).write_bytes(m.encode(part))
+    try:
+        fresh.rename(folder)
+    except OSError as exc:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if exc.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    return True
+
+
+def _choose(path: Path, part: m.RankManifest, *, force: bool) -> Claim:
+    """Choose the run directory for a rank, and make room in it."""
+    folders = {folder: processes.part_of(folder) for folder in processes.rank_dirs(path)}
+    recorded = [f for f, other in folders.items() if _recorded(f, other, part)]
+    folder = path / rank_dir_name(part.rank)
+    if part.job is None:
+        apart = bool(recorded) or any(
+            _contemporary(f) and processes.has_steps(f) and not _own(other)
+            for f, other in folders.items()
+        )
+    else:
+        apart = folder in recorded or not all(_same_job(part, folders[f]) for f in recorded)
+    if apart:
+        return Claim(_sub_run_for(path, part), part, None)
+    finding = None
+    if force and not any(map(_contemporary, folders)):
+        shutil.rmtree(folder, ignore_errors=True)
+        if part.rank == 0:
+            _clear_stale(path, part.world_size or 1)
+    elif folder.exists():
+        finding = _set_aside(path, folder)
+    return Claim(path, part, finding)
+
+
+def _recorded(folder: Path, other: m.RankManifest | None, part: m.RankManifest) -> bool:
+    """Whether a folder is being recorded into while ``part`` begins."""
+    if processes.recorded_by(folder) is None or other is None:
+        return False
+    if other.machine == part.machine or part.job is None:
+        return True
+    # A restart may bring a rank to another host, where its last part still says "running".
+    return restart_count(other) == restart_count(part) and not _same_job(part, other)
+
+
+def _sub_run_for(path: Path, part: m.RankManifest) -> Path:
+    """The run inside ``path`` that a process records into: a new one, or that of its job."""
+    number = 2
+    while True:
+        inner = processes.sub_run(path, number)
+        with contextlib.suppress(FileExistsError):
+            inner.mkdir()
+            return inner
+        folders = processes.rank_dirs(inner)
+        if (
+            part.job is not None
+            and inner / rank_dir_name(part.rank) not in folders
+            and all(_same_job(part, processes.part_of(f)) for f in folders)
+        ):
+            return inner
+        number += 1
+
+
+def _same_job(part: m.RankManifest, other: m.RankManifest | None) -> bool:
+    """Whether two ranks are of one distributed job, as far as that can be told."""
+    if other is None or part.job is None or other.job is None:
+        return False
+    if part.world_size != other.world_size:
+        return False
+    # A parent is the same only on one machine; a port is known to all, where it is set.
+    comparable = (
+        part.machine == other.machine or part.job.split()[0] == other.job.split()[0] == "port"
+    )
+    return part.job == other.job or not comparable
+
+
+def _own(part: m.RankManifest | None) -> bool:
+    """Whether this process recorded a part, before."""
+    me = identity.identity_of(os.getpid())
+    return part is not None and me == identity.ProcessIdentity(
+        part.pid or 0, part.process_started, part.machine
+    )
+
+
+def _contemporary(folder: Path) -> bool:
+    """Whether a rank's folder is of this launch: not an earlier run that may be replaced."""
+    if launched(folder) or processes.recorded_by(folder) is not None:
+        return True
+    part = processes.part_of(folder)
+    if part is None or part.end_ns is None or _own(part):
+        return False
+    return part.end_ns > identity.started_ns()
+
+
+def _restarts() -> int:
+    return digits(os.environ.get("TORCHELASTIC_RESTART_COUNT", "")) or 0
+
+
+def _set_aside(path: Path, directory: Path) -> m.Finding:
+    # The same number on all ranks of one attempt, whichever ranks it had.
+    part = processes.part_of(directory)
+    number = (restart_count(part) if part is not None else None) or 0
+    while (path / f"attempt-{number}" / directory.name).exists():
+        number += 1
+    kept = inside(path, f"attempt-{number}")
+    kept.mkdir(exist_ok=True)
+    directory.replace(kept / directory.name)
+    return m.Finding(
+        code="run.restarted",
+        severity="info",
+        message=f"{directory.name} was recorded before, by a process that ended: that recording "
+        f"is kept as the run {kept.name}/",
+    )
+
+
+def _clear_stale(path: Path, world_size: int) -> None:
+    """Remove what belongs to the run that ``force`` replaces and no rank of this one will."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path / "tables", ignore_errors=True)
+    for inner in processes.sub_runs(path):
+        shutil.rmtree(inner)
+    for folder in path.glob("rank-*"):
+        if (digits(folder.name[5:]) or 0) >= world_size:
+            shutil.rmtree(folder)

@@ -1,0 +1,150 @@
+"""Start to record when this process begins to train; see the package's docstring.
+
+The sign is a forward call of a module in training mode, with gradients on and something to train,
+outside data loader workers; or, for models that are no modules, the first backward pass or step of
+an optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+from chopper.recording.hook.early import note
+
+HOOK_VARIABLE = "CHOPPER_HOOK"
+"""Options of the recording, JSON: keywords of ``make_options``."""
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms
+_handles: list[Any] = []
+
+
+def hooked(output: str, launched: str, options: dict[str, Any]) -> dict[str, str]:
+    """Variables of an environment in which every Python records itself when it trains.
+
+    Args:
+        output: the run directory, absolute.
+        launched: who launches: the value of ``CHOPPER_LAUNCHED``.
+        options: of the recording; what JSON can hold.
+    """
+    import json
+
+    before = os.environ.get("PYTHONPATH")
+    return {
+        "PYTHONPATH": f"{_FOLDER}{os.pathsep}{before}" if before else _FOLDER,
+        "CHOPPER_OUTPUT": output,
+        "CHOPPER_LAUNCHED": launched,
+        HOOK_VARIABLE: json.dumps(options),
+    }
+
+
+class ChildrenRecorded:
+    """Has the Pythons that this process starts record themselves; the program sees no difference.
+
+    Args:
+        variables: from :func:`hooked`.
+    """
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+
+    def end(self) -> None:
+        """Put the environment back, except for what the program itself changed meanwhile."""
+        variables, self._variables = self._variables, {}
+        for name, value in variables.items():
+            now, before = os.environ.get(name), self._before[name]
+            if now is not None and now != value and name == "PYTHONPATH":
+                entries = [entry for entry in now.split(os.pathsep) if entry != _FOLDER]
+                os.environ[name] = os.pathsep.join(entries)
+            elif now == value and before is None:
+                del os.environ[name]
+            elif now == value and before is not None:
+                os.environ[name] = before
+
+
+def arm_forked() -> None:
+    """In a forked child of a process that records: record it too, if it trains."""
+    if os.environ.get(HOOK_VARIABLE) and not _handles:
+        arm()
+
+
+def arm() -> None:
+    """Watch for the first sign of training."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from chopper.collectors.module_hooks import ModuleCalls, parameters
+    from chopper.recording.optimizers import BackwardWatch, StepHook, optimizer_was_made
+
+    def trains(module: torch.nn.Module) -> bool:
+        return (
+            module.training
+            and torch.is_grad_enabled()
+            and not _in_loader_worker()
+            and any(parameter.requires_grad for parameter in parameters(module))
+            and optimizer_was_made()
+        )
+
+    sessions: list[Any] = []
+
+    def before_forward(module: torch.nn.Module) -> bool:
+        signs = False
+        with contextlib.suppress(Exception):  # a module may be of any kind
+            signs = trains(module)
+        session = _begin() if signs else None
+        if session is None:
+            return False
+        sessions.append(session)
+        session.enter_root(module)
+        return True
+
+    def after_forward(module: torch.nn.Module) -> None:
+        sessions[0].leave_root(module)
+
+    def on_step(optimizer: Any) -> None:  # noqa: ARG001
+        if not _in_loader_worker():
+            _begin()
+
+    def on_backward() -> None:
+        if not _in_loader_worker():
+            _begin()
+
+    backward = BackwardWatch(before=on_backward)
+    backward.begin()
+    _handles.append(backward)
+    _handles.append(ModuleCalls(before_forward, after_forward))
+    _handles.append(StepHook(register_optimizer_step_pre_hook, on_step))
+
+
+def disarm() -> None:
+    """Watch no longer: the program records itself, or a recording began."""
+    while _handles:
+        _handles.pop().remove()
+
+
+def _in_loader_worker() -> bool:
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker.get_worker_info() is not None
+
+
+def _begin() -> Any:
+    """Start the recording; whatever goes wrong is the recording's problem, not the program's."""
+    disarm()
+    from chopper.recording import session as _session
+
+    try:
+        import json
+
+        wanted = json.loads(os.environ[HOOK_VARIABLE])
+        options = _session.make_options(output=None, automatic=True, **wanted)
+        session = _session.open_session(options)
+    except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+        _session.say(f"not recorded: {str(exc) or type(exc).__name__}")
+        note("failed", str(exc))
+        return None
+    note("recording")
+    return session

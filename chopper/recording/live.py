@@ -1,0 +1,240 @@
+"""A run while it is being recorded: what its ranks and devices do now.
+
+Everything is read from the files that ranks and samplers flush about once a second, so that watching
+costs the training nothing but the reader's own time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chopper.errors import RunFormatError
+from chopper.quantities import digits
+from chopper.storage import manifest as m
+from chopper.storage.files import DamagedStreamError, arrow_errors, check_batch, read_bytes
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_STEPS_SHOWN = 50
+"""Steps whose median is the step time now."""
+
+
+class StreamTail:
+    """Reads an Arrow stream as it grows.
+
+    Args:
+        path: the file; it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader: Any = None
+        self._file: Any = None
+        self._inode: int | None = None
+        self._read_count = 0
+
+    def poll(self) -> list[pa.RecordBatch]:
+        """Batches that were written since the last call."""
+        found: list[pa.RecordBatch] = []
+        try:
+            if self.path.stat().st_ino != self._inode:
+                # Written anew, as a whole.
+                self.close()
+                self._read_count = 0
+            if self._reader is None:
+                self._open()
+            while True:
+                batch = self._reader.read_next_batch()
+                check_batch(batch)
+                found.append(batch)
+                self._read_count += 1
+        except (StopIteration, FileNotFoundError):
+            return found
+        except arrow_errors():
+            # The end of the file was being written: begin again at the next call.
+            self.close()
+            return found
+
+    def _open(self) -> None:
+        import pyarrow as pa
+
+        self._file = self.path.open("rb")
+        self._inode = os.fstat(self._file.fileno()).st_ino
+        self._reader = pa.ipc.open_stream(self._file)
+        if not self._reader.schema.equals(TABLES[self.path.stem].arrow):
+            raise DamagedStreamError("its header is damaged")
+        for _ in range(self._read_count):
+            self._reader.read_next_batch()
+
+    def close(self) -> None:
+        """Close the file; the next poll goes on where this one ended."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._reader = None
+
+
+@dataclass
+class LiveRank:
+    """One rank now; None for what is not known (yet).
+
+    Attributes:
+        step: number of the last step that ended.
+        step_ns: median duration of the last steps.
+        cpu_ratio: CPU time over wall time, children included.
+    """
+
+    rank: int
+    step: int | None = None
+    step_ns: int | None = None
+    cpu_ratio: float | None = None
+    rss_bytes: int | None = None
+    device_allocated_bytes: int | None = None
+    durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_STEPS_SHOWN))
+
+
+@dataclass
+class LiveDevice:
+    """One device now; None for what is not known."""
+
+    hostname: str
+    device_id: int
+    uuid: str | None = None
+    sm_clock_hz: int | None = None
+    memory_clock_hz: int | None = None
+    power_w: float | None = None
+    event_reasons: int | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    energy_j: float | None = None
+    time_ns: int = 0
+
+
+@dataclass
+class Snapshot:
+    """A run at one moment.
+
+    Attributes:
+        time_ns: when it was taken.
+        traces: kernel traces that are finished by now, newest last.
+    """
+
+    time_ns: int
+    ranks: list[LiveRank]
+    devices: list[LiveDevice]
+    traces: list[Path]
+
+
+_RANK_TABLES = ("step", "process", "device_memory")
+_DEVICE_TABLES = ("device_clock", "device_counter")
+
+
+class LiveRun:
+    """Follows a run directory.
+
+    Args:
+        path: the directory; it may still be empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tails: dict[tuple[str, str], StreamTail] = {}
+        self._ranks: dict[int, LiveRank] = {}
+        self._devices: dict[tuple[str, int], LiveDevice] = {}
+        self._hosts: dict[str, str] = {}
+        self._read_ns: dict[tuple[str, int, str], int] = {}
+        """Host, device and table → its newest row."""
+        self._newest_ns: dict[str, int] = {}
+        """Host → its newest row of any kind of telemetry."""
+
+    def poll(self) -> Snapshot:
+        """Read what was flushed since the last call."""
+        for folder in sorted(self.path.glob("rank-*")):
+            number = digits(folder.name.partition("-")[2])
+            if number is None:
+                continue
+            self._ranks.setdefault(number, LiveRank(number))
+            for table in (*_RANK_TABLES, *_DEVICE_TABLES):
+                tail = self._tails.setdefault(
+                    (folder.name, table), StreamTail(folder / f"{table}.arrow")
+                )
+                for batch in tail.poll():
+                    self._take(table, number, self._host(folder), batch)
+        return Snapshot(
+            time.time_ns(),
+            [self._ranks[rank] for rank in sorted(self._ranks)],
+            [self._known_now(self._devices[key]) for key in sorted(self._devices)],
+            sorted(self.path.glob("rank-*/trace*.json.gz"), key=lambda p: p.name),
+        )
+
+    def _known_now(self, device: LiveDevice) -> LiveDevice:
+        """The device without what was last read long before its host's newest readings."""
+        host, number = device.hostname, device.device_id
+        gone = {
+            name: None
+            for table, names in _DEVICE_COLUMNS.items()
+            if self._newest_ns[host] - self._read_ns.get((host, number, table), 0) > _STALE_NS
+            for name in names
+        }
+        return dataclasses.replace(device, **gone)  # type: ignore[arg-type]
+
+    def _host(self, folder: Path) -> str:
+        if folder.name not in self._hosts:
+            try:
+                part = m.decode_rank(
+                    read_bytes(folder / "manifest.json", error=RunFormatError), folder.name
+                )
+            except (OSError, RunFormatError):
+                return ""
+            self._hosts[folder.name] = part.hostname or ""
+        return self._hosts[folder.name]
+
+    def _take(self, table: str, rank: int, host: str, batch: pa.RecordBatch) -> None:
+        if table == "step":
+            live = self._ranks[rank]
+            starts, ends = batch["start_ns"].to_pylist(), batch["end_ns"].to_pylist()
+            live.durations_ns.extend(e - s for s, e in zip(starts, ends, strict=True))
+            if starts:
+                live.step = batch["number"][-1].as_py()
+                live.step_ns = round(statistics.median(live.durations_ns))
+            return
+        # Of the telemetry only the newest row of each device or rank is shown.
+        for row in batch.slice(max(batch.num_rows - _NEWEST, 0)).to_pylist():
+            self._newest_ns[host] = max(self._newest_ns.get(host, 0), row["time_ns"])
+            if table == "process":
+                owner = self._ranks.setdefault(row["rank"], LiveRank(row["rank"]))
+                owner.cpu_ratio, owner.rss_bytes = row["cpu_ratio"], row["rss_bytes"]
+            elif table == "device_memory":
+                self._ranks[rank].device_allocated_bytes = row["allocated_bytes"]
+            else:
+                device = self._devices.setdefault(
+                    (host, row["device_id"]), LiveDevice(host, row["device_id"])
+                )
+                device.uuid = row["device_uuid"]
+                device.time_ns = max(device.time_ns, row["time_ns"])
+                self._read_ns[host, row["device_id"], table] = row["time_ns"]
+                for name in _SHOWN & row.keys():
+                    setattr(device, name, row[name])
+
+    def close(self) -> None:
+        """Close all files."""
+        for tail in self._tails.values():
+            tail.close()
+
+
+_NEWEST = 64
+"""Rows at a batch's end in which every device of a host occurs."""
+_SHOWN = frozenset(LiveDevice.__dataclass_fields__) - {"hostname", "device_id", "uuid", "time_ns"}
+_DEVICE_COLUMNS = {
+    table: _SHOWN & {column.name for column in TABLES[table].columns} for table in _DEVICE_TABLES
+}
+_STALE_NS = 10_000_000_000
+"""A device that fell off the bus is not shown as it last was."""

@@ -1,0 +1,140 @@
+"""What a recording was asked to record, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from chopper.errors import ChopperError, UsageError
+from chopper.recording import claim
+from chopper.recording.steps import Window, WindowSpec, parse_windows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Status = Literal["complete", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to record, and where."""
+
+    output: str | Path | None = None
+    """Run directory; None for ``CHOPPER_OUTPUT``, else ``runs/<time>``."""
+    collect: tuple[str, ...] | None = None
+    """Names of collectors; None for the default ones."""
+    windows: tuple[Window, ...] = field(default_factory=lambda: parse_windows(None))
+    """Steps to trace."""
+    shapes: bool = True
+    stacks: bool = False
+    memory: bool = False
+    trace: bool = True
+    trace_limit: float = 1.0
+    """How much a trace may hold, as a multiple of the default (``_trace_budget``)."""
+    name: str | None = None
+    force: bool = False
+    automatic: bool = False
+    """Started by ``chopper record``'s hook: a profile in the program's own code takes part in it
+    instead of being a second one."""
+
+
+def make_options(
+    *,
+    collect: Any,
+    steps: WindowSpec,
+    output: str | Path | None,
+    trace_limit: float = 1.0,
+    **rest: Any,
+) -> Options:
+    """Check what the user gave.
+
+    Raises:
+        UsageError: an unknown collector, steps that cannot be traced, a limit that is not above 0,
+            or an empty name.
+    """
+    from chopper.collectors import registry
+
+    if output is not None and not os.fspath(output):
+        # As a path, it would be the current directory.
+        raise UsageError("output: an empty name (an unset variable?); name a directory")
+    if not 0 < trace_limit < math.inf:
+        raise UsageError(
+            f"trace limit: found {trace_limit:g}, expected a factor above 0, for example 2"
+        )
+    if isinstance(collect, str):
+        collect = [part.strip() for part in collect.split(",") if part.strip()]
+    if collect is not None:
+        for name in collect:
+            registry.origin(name)
+        collect = tuple(dict.fromkeys(collect))
+    return Options(
+        output=output,
+        collect=collect,
+        windows=parse_windows(steps),
+        trace_limit=trace_limit,
+        **rest,
+    )
+
+
+def for_children(options: Options) -> dict[str, Any]:
+    """Options for the processes that this one starts, as :func:`make_options` takes them."""
+    (first, *_) = options.windows
+    default = options.windows == parse_windows(None)
+    return {
+        "collect": options.collect,
+        "steps": None if default else f"{first.start}:{first.stop}",
+        "shapes": options.shapes,
+        "stacks": options.stacks,
+        "memory": options.memory,
+        "trace": options.trace,
+        "trace_limit": options.trace_limit,
+    }
+
+
+def numbered(options: Options, call: int) -> Options:
+    """Options of a decorated function's n-th call: each has an output of its own."""
+    output = options.output or os.environ.get(claim.OUTPUT_VARIABLE)
+    if call == 1 or output is None or claim.launched():
+        return options
+    return replace(options, output=f"{os.fspath(output).rstrip('/')}-{call}")
+
+
+def say(message: str) -> None:
+    """One line on stderr: the only way to reach the user of a program that must go on."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"chopper: {message}\n")
+
+
+def reason_of(exc: BaseException) -> str:
+    """An exception in one line."""
+    kind = type(exc).__name__
+    try:
+        text = str(exc).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the program's own class, which may do anything
+        return kind
+    if isinstance(exc, ChopperError):
+        return text[0] if text else kind
+    return f"{kind}: {text[0]}" if text else kind
+
+
+def how_it_ended() -> tuple[Status, str | None]:
+    """At the interpreter's exit: whether an exception brought it here."""
+    exc = getattr(sys, "last_value", None)
+    if exc is None:
+        return "complete", None
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted", "KeyboardInterrupt"
+    return "failed", reason_of(exc)
+
+
+def describe_exception(exc: BaseException | None) -> tuple[Status, str | None]:
+    """Status and one line for the exception that left a profile, if any."""
+    if exc is None or (isinstance(exc, SystemExit) and exc.code in (None, 0)):
+        return "complete", None
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted", "KeyboardInterrupt"
+    return "failed", reason_of(exc)

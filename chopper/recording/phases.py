@@ -1,0 +1,237 @@
+"""Phases that the program or its trainer names: table ``program_phase``, and spans in the trace."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from chopper.storage.run import StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from chopper.recording.session import Session
+
+_FLUSH_NS = 1_000_000_000
+_TRAINING = frozenset(("forward", "recompute", "backward", "optimizer", "data", "between", "other"))
+"""Phases of a training step: only a trace shows them."""
+_COLUMNS = ("name", "tid", "start_ns", "end_ns")
+
+
+class OpenPhase:
+    """A phase that a thread, a coroutine or a generator is inside of."""
+
+    __slots__ = ("ended", "log", "name", "outer", "span", "span_thread", "start_ns", "tid")
+
+    def __init__(self, log: PhaseLog, name: str, outer: OpenPhase | None) -> None:
+        self.log = log
+        self.name = name
+        self.outer = outer
+        self.tid = threading.get_native_id()
+        self.ended = False
+        self.span: Any = None
+        """Its span in the trace that is being taken."""
+        self.span_thread = 0
+        """The thread of the span, which alone can end it."""
+        self.start_ns = time.time_ns()
+
+
+class Phase:
+    """A ``with`` block of a phase; it may be entered again, also within itself and by threads.
+
+    Args:
+        session: the recording; None where there is none.
+        name: of the phase.
+    """
+
+    def __init__(self, session: Session | None, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._open: list[OpenPhase] = []
+        """One for each block that was entered while something was recorded."""
+
+    def __enter__(self) -> Phase:
+        if self._session is not None and not compiling():
+            phase = self._session.begin_phase(self._name)
+            if phase is not None:
+                self._open.append(phase)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._session is not None and self._open and not compiling():
+            self._session.end_phase(self._open)
+
+
+def compiling() -> bool:
+    """Whether torch.compile is looking at this call, which is no time of the program's."""
+    torch: Any = sys.modules.get("torch")
+    compiler = getattr(torch, "compiler", None)  # None while torch is being imported
+    return compiler is not None and bool(compiler.is_compiling())
+
+
+_innermost: ContextVar[OpenPhase | None] = ContextVar("chopper_phase", default=None)
+"""Phase that the running code entered last: each thread and each coroutine has its own."""
+
+
+class PhaseLog:
+    """Records the phases of all threads of a process.
+
+    A phase lasts from its entry to its end, whatever else is entered and left meanwhile: coroutines
+    take turns in one thread, and a generator may be suspended within a phase, in which its caller
+    then is as well. Called with the recording's lock held.
+
+    Args:
+        directory: the rank's folder.
+        begin_span: begins the span of a phase in this thread's trace and returns it; returns None
+            where none is taken.
+    """
+
+    def __init__(self, directory: Path, begin_span: Callable[[str], Any]) -> None:
+        self._path = directory / "program_phase.arrow"
+        self._begin_span = begin_span
+        self._writer: StreamWriter | None = None
+        self._rows: list[tuple[str, int, int, int]] = []
+        self._flushed_ns = 0
+        self._open: dict[OpenPhase, None] = {}
+        """Phases that have not ended, in the order of their entry."""
+        self._shown: list[OpenPhase] = []
+        """Those with a span, outermost first."""
+        self._lost_spans: list[Any] = []
+        """Spans of lost traces: only the thread that opened them may close them."""
+
+    def current(self) -> str | None:
+        """Name of the innermost phase of the running code."""
+        phase = self._current()
+        return phase.name if phase is not None else None
+
+    def _current(self) -> OpenPhase | None:
+        phase = _innermost.get()
+        while phase is not None and (phase.ended or phase.log is not self):
+            phase = phase.outer
+        return phase
+
+    def begin(self, name: str) -> OpenPhase:
+        """Begin a phase of the running code."""
+        phase = OpenPhase(self, name, self._current())
+        self._open[phase] = None
+        _innermost.set(phase)
+        self._show(phase)
+        return phase
+
+    def end(self, entered: list[OpenPhase]) -> OpenPhase:
+        """End the innermost of the phases that one block entered, and drop it from them.
+
+        It is the latest one where the running code is in none of them: a generator may be closed
+        anywhere.
+        """
+        phase = self._current()
+        while phase is not None and phase not in entered:
+            phase = phase.outer
+        phase = phase or entered[-1]
+        entered.remove(phase)
+        if phase.ended:
+            return phase
+        self._end(phase, time.time_ns())
+        self._hide(phase)
+        if _innermost.get() is phase:
+            _innermost.set(phase.outer)
+        if time.time_ns() - self._flushed_ns > _FLUSH_NS:
+            self.flush()
+        return phase
+
+    def record(self, name: str, tid: int, start_ns: int, end_ns: int) -> None:
+        """Record a phase that is over."""
+        self._rows.append((name, tid, start_ns, end_ns))
+
+    def begin_spans(self) -> None:
+        """Show the phases of the running code in the step that begins, which is traced."""
+        phases = []
+        phase = self._current()
+        while phase is not None:
+            phases.append(phase)
+            phase = phase.outer
+        for phase in reversed(phases):
+            if not phase.ended:
+                self._show(phase)
+
+    def end_spans(self) -> None:
+        """End the spans, innermost first: the traced step around them ends."""
+        while self._shown:
+            self._hide(self._shown[-1])
+
+    def lose_spans(self) -> None:
+        """Leave the open spans to the thread that began them: its trace is lost."""
+        for phase in self._shown:
+            self._lost_spans.append(phase.span)
+            phase.span = None
+        self._shown = []
+
+    def flush(self) -> None:
+        """Write what ended since; the file is there once there is any."""
+        self._flushed_ns = time.time_ns()
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        if self._writer is None:
+            self._writer = StreamWriter(self._path, "program_phase")
+        self._writer.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)))
+
+    def close(self) -> None:
+        """Record what is open up to now, and end the file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        now_ns = time.time_ns()
+        for phase in tuple(self._open):
+            self._end(phase, now_ns)
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _end(self, phase: OpenPhase, end_ns: int) -> None:
+        phase.ended = True
+        self._open.pop(phase, None)
+        # What calls itself is one phase, until the outer call ends.
+        if phase.name not in _TRAINING and not _repeats(phase):
+            self.record(phase.name, phase.tid, phase.start_ns, end_ns)
+
+    def _show(self, phase: OpenPhase) -> None:
+        if not _repeats(phase):
+            phase.span = self._begin_span(phase.name)
+            if phase.span is not None:
+                phase.span_thread = threading.get_ident()
+                self._shown.append(phase)
+
+    def _hide(self, phase: OpenPhase) -> None:
+        """End a span. Spans nest: those inside of it end as well, and begin anew."""
+        if phase not in self._shown:
+            return
+        if phase.span_thread != threading.get_ident():
+            self._shown.remove(phase)
+            self._lost_spans.append(phase.span)
+            phase.span = None
+            return
+        inner: list[OpenPhase] = []
+        while phase.span is not None:
+            last = self._shown.pop()
+            span, last.span = last.span, None
+            span.__exit__(None, None, None)
+            inner.append(last)
+        for last in reversed(inner[:-1]):
+            self._show(last)
+
+
+def _repeats(phase: OpenPhase) -> bool:
+    """Whether a phase is within another of its name in the same thread."""
+    outer = phase.outer
+    return (
+        outer is not None
+        and not outer.ended
+        and outer.name == phase.name
+        and outer.tid == phase.tid
+    )

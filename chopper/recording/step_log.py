@@ -1,0 +1,187 @@
+"""The steps of a recording: their numbers, their times, and the file ``step.arrow``."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+from chopper.storage.files import stream_batches
+from chopper.storage.run import StreamWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chopper.storage.manifest import Overhead
+
+_Row = tuple[int, int, int, str, bool, bool]
+"""Of the table ``step``."""
+_FLUSH_NS = 1_000_000_000
+_MEDIAN_OF = 4096
+
+
+class StepLog:
+    """Steps as they end, flushed about once a second.
+
+    Args:
+        directory: the rank's folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.number = 0
+        """The step that runs."""
+        self.source: Literal["mark", "optimizer", "backward"] | None = None
+        """What tells that a step ended."""
+        self.optimizer = 1
+        """Which kind of optimizer the step began with, in the order in which they came."""
+        self._target = directory / "step.arrow"
+        self._writer: StreamWriter | None = StreamWriter(self._target, "step")
+        self._start_ns = self._first_ns = 0
+        self._rows: list[_Row] = []
+        self._written = 0
+        """Steps that are on disk, from the first on."""
+        self._flushed_ns = 0
+        self._work: list[tuple[int, int, int, int]] = []
+        self._work_writer: StreamWriter | None = None
+        self._own_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
+        self._durations: dict[bool, deque[int]] = {
+            True: deque(maxlen=_MEDIAN_OF),
+            False: deque(maxlen=_MEDIAN_OF),
+        }
+
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._start_ns = self._first_ns = time.time_ns()
+
+    def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> int:
+        """End the step that runs; the next one begins there. Return its length, in ns.
+
+        Args:
+            end_ns: when.
+            traced: whether the trace covers it.
+            profiled: whether a trace was being taken during some part of it.
+            tokens: how many this rank worked through in it, where the program says.
+        """
+        assert self.source is not None
+        length_ns = end_ns - self._start_ns
+        if tokens is not None:
+            self._work.append((self._start_ns + length_ns // 2, length_ns, self.number, tokens))
+        source: str = self.source
+        if source == "optimizer" and self.optimizer > 1:
+            source = f"{source} {self.optimizer}"
+        row = (self.number, self._start_ns, end_ns, source, traced, profiled)
+        self._rows.append(row)
+        if traced or (not profiled and self.number > 1):
+            self._durations[traced].append(length_ns)
+        self.number += 1
+        self._start_ns = end_ns
+        return length_ns
+
+    def skip(self) -> None:
+        """What was done since the last step ended belongs to no step."""
+        self._start_ns = time.time_ns()
+
+    def cost(self, own_ns: int) -> None:
+        """Chopper's own code took this long within a step."""
+        self._own_ns.append(own_ns)
+
+    @property
+    def pending(self) -> bool:
+        """Whether steps ended that are not on disk."""
+        return bool(self._rows)
+
+    def due(self, now_ns: int) -> bool:
+        """Whether it is time to flush."""
+        return now_ns - self._flushed_ns > _FLUSH_NS
+
+    def flush(self) -> None:
+        """Write what ended since."""
+        self._flushed_ns = time.time_ns()
+        rows, self._rows = self._rows, []
+        self._written += len(rows)
+        self._write(rows)
+        self._write_work()
+
+    def correct(self, steps: range, traced: bool) -> None:
+        """Say of ``steps`` whether the trace that is kept covers them."""
+        self._rows = [(*row[:4], traced, row[5]) if row[0] in steps else row for row in self._rows]
+        if steps.start < min(steps.stop, self._written):
+            self._rewrite(steps, traced)
+
+    def restart(self) -> None:
+        """Forget all steps: they were parts of the first one, which runs still."""
+        self._rows = []
+        self.number = self._written = 0
+        self._start_ns = self._first_ns
+        self.abandon()
+        self._writer = self._successor()
+
+    def close(self) -> None:
+        """Write what is left and end the file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.flush()
+        self.abandon()
+        if self._work_writer is not None:
+            self._work_writer.close()
+
+    def abandon(self) -> None:
+        """End the file as it stands."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def summarize(self, overhead: Overhead) -> None:
+        """Say what recording cost the steps."""
+        overhead.per_step_ns = _median(self._own_ns)
+        overhead.traced_step_ns = _median(self._durations[True])
+        overhead.untraced_step_ns = _median(self._durations[False])
+
+    def _write(self, rows: list[_Row]) -> None:
+        if rows and self._writer is not None:
+            names = ("number", "start_ns", "end_ns", "source", "traced", "profiled")
+            columns = zip(*rows, strict=True)
+            self._writer.write(dict(zip(names, map(list, columns), strict=True)))
+            self._take_place()
+
+    def _successor(self) -> StreamWriter:
+        """A file beside the one that is there, which it replaces once steps are in it."""
+        return StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
+
+    def _take_place(self) -> None:
+        if self._writer is not None and self._writer.path != self._target:
+            self._writer.path = self._writer.path.replace(self._target)
+
+    def _write_work(self) -> None:
+        """Tokens of the steps that ended since; the file is there once there are any."""
+        work, self._work = self._work, []
+        if not work:
+            return
+        if self._work_writer is None:
+            self._work_writer = StreamWriter(self._target.with_name("step_work.arrow"), "step_work")
+        names = ("time_ns", "span_ns", "step", "tokens_count")
+        self._work_writer.write(dict(zip(names, zip(*work, strict=True), strict=True)))
+
+    def _rewrite(self, steps: range, traced: bool) -> None:
+        """Write the file anew, if it says otherwise of ``steps``; they may be millions."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        self.abandon()
+        batches = list(stream_batches(self._target.read_bytes()))
+        writer = self._successor()
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            number = columns["number"]
+            inside = pc.and_(pc.greater_equal(number, steps.start), pc.less(number, steps.stop))
+            columns["traced"] = pc.if_else(inside, pa.scalar(traced), columns["traced"])
+            writer.write(columns)
+        self._writer = writer
+        self._take_place()
+
+
+def _median(values: deque[int]) -> int | None:
+    return round(statistics.median(values)) if values else None

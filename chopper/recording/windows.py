@@ -1,0 +1,518 @@
+"""Which steps are traced: windows begin and end between steps, and one trace is kept."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chopper.hardware import environment
+from chopper.recording import forking
+from chopper.recording.budget import TraceBudget
+from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
+from chopper.storage.run import StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from chopper.recording.phases import PhaseLog
+    from chopper.recording.step_log import StepLog
+    from chopper.storage.run import RunWriter
+
+# A loop that never steps would be traced to its end, which may be days away.
+_STEPLESS_NS = 60 * 10**9
+_STEPLESS_CALLS = 50
+_STEPS_AHEAD = 4
+"""A window that follows long steps is planned at least so many steps ahead."""
+_LONGEST_PERIOD = 32
+"""Up to here, such a window holds all steps from one long one to the next."""
+_FOLLOW_UNTIL = 4096
+_MOVED_TO = 8
+"""A window that was too large goes to a multiple of this: ranks whose first traces ended a step
+apart trace the same steps then."""
+
+
+@dataclass
+class _Capture:
+    """A window that is being traced, or was."""
+
+    window: Window
+    opened_ns: int
+    until: int | None = None
+    """The first step that ended in another thread, which this trace does not cover."""
+    rows: dict[str, list[Any]] = field(default_factory=dict)
+    """``layer_sequence``."""
+
+
+class TraceWindows:
+    """Takes the traces of one recording.
+
+    Called with the recording's lock held, by the thread that trains except where it says so.
+
+    Args:
+        trace: the collector of traces.
+        windows: steps to trace.
+        part: what is recorded, and where.
+        log: the recording's steps.
+        phases: the recording's phases.
+        limit: how much a trace may hold, as a multiple of the default (``_trace_budget``).
+        alone: whether this is the program's only rank, whose windows no others have to share.
+        on_overrun: called when the trace is to end within the step; ``stop_within_step`` is to
+            follow.
+        on_layers_lost: called with the error when layers have no names from here on.
+        trained_ids: ``id`` of each parameter that an optimizer stepped, as it grows.
+    """
+
+    def __init__(
+        self,
+        trace: Any,
+        windows: tuple[Window, ...],
+        part: RunWriter,
+        log: StepLog,
+        phases: PhaseLog,
+        limit: float,
+        alone: bool,
+        on_overrun: Callable[[], None],
+        on_layers_lost: Callable[[Exception], None],
+        trained_ids: Collection[int],
+    ) -> None:
+        from chopper.collectors.annotate import Annotator
+
+        self._trace = trace
+        self._windows = windows
+        self._part = part
+        self._log = log
+        self._phases = phases
+        self._on_overrun = on_overrun
+        self._annotator = Annotator(self._check, on_layers_lost, phases.current, trained_ids)
+        self._budget = TraceBudget(limit, lambda: self._annotator.calls)
+        self._alone = alone
+        self._long_steps = LongSteps()
+        self._followed = False
+        """Whether the later window was put where the next long step is expected."""
+        self._moved = False
+        """Whether a window was put in the place of one that was too large."""
+        self._upcoming = deque(windows)
+        self._begun = 0
+        """Traces that began."""
+        self._not_before = 0
+        """Step at which a window may begin, after another ended."""
+        self._capture: _Capture | None = None
+        self._kept: _Capture | None = None
+        self._kept_steps = 0
+        self._profiled = False
+        """Whether a trace was being taken during some part of the step that runs."""
+        self._span: Any = None
+        self._lost_spans: list[Any] = []
+        """Spans of lost traces: only the thread that opened them may close them."""
+
+    @property
+    def tracing(self) -> bool:
+        """Whether a trace is being taken."""
+        return self._capture is not None
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread is the one that is traced."""
+        mine: bool = self._trace.mine
+        return mine
+
+    def covers_step(self) -> bool:
+        """Whether the step that ends now is one of the traced ones."""
+        capture = self._capture
+        if capture is None:
+            return False
+        if not self.mine:
+            self._note_thread(capture)
+        return capture.until is None and self._log.number >= capture.window.start
+
+    def profiled_step(self) -> bool:
+        """Whether a trace was being taken during the step that ends now; asked once for each."""
+        profiled, self._profiled = self._profiled, self.tracing
+        return profiled
+
+    def switch(self) -> bool:
+        """Start or end tracing as the step that begins asks; whether anything was done."""
+        self._trace.settle()
+        number = self._log.number
+        if self._capture is not None:
+            if not self.mine:
+                return False
+            self._end_span()
+            self._budget.end_step(number)
+            window = self._capture.window
+            if number < window.stop and not self._budget.reached():
+                return False
+            self._keep(self._end_capture())
+            self._profiled = False
+            self._fit_windows(window)
+            # Not even the next window could begin at this point: see TorchTrace.left_open.
+            return True
+        if not self._upcoming or number < self._not_before:
+            return False
+        if number >= self._upcoming[0].begin - 1 and self._trace.foreign:
+            if number >= self._upcoming[0].begin:
+                window = self._upcoming.popleft()
+                self._part.note(
+                    "run.profiler_in_use",
+                    f"steps {window.start} to {window.stop - 1} were not traced: the program's "
+                    "own profiler was in use, and torch has room for one",
+                )
+            return False
+        if number >= self._upcoming[0].begin:
+            forking.has_traced()
+            self._trace.begin()
+            # Not before: a span that another thread opens outside of the trace fails at its end.
+            self._annotator.install()
+            self._capture = _Capture(self._upcoming.popleft(), time.time_ns())
+            self._begun += 1
+            self._budget.begin(number)
+            self._profiled = True
+            self.begin_span()
+            return True
+        if number == self._upcoming[0].begin - 1:
+            forking.has_traced()
+            self._trace.prepare()
+            return True
+        return False
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether the later window may yet be put where a long step is expected.
+
+        That is for a program of one rank: several measure other lengths, and could agree on a step
+        only by messages that each has before it gets there, which nothing bounds.
+        """
+        default = self._alone and self._windows is DEFAULT_WINDOWS
+        return default and not self._followed and self._log.number < _FOLLOW_UNTIL
+
+    def follow(self, number: int, length_ns: int) -> None:
+        """Have the later window hold the next of the long steps that come again and again."""
+        if self._capture is not None or not self._may_follow:
+            return
+        expected = self._long_steps.ended(number, length_ns)
+        if expected is None or (self._kept is not None and self._trace.left_open):
+            return
+        following, period = expected
+        if following < number + _STEPS_AHEAD:
+            following += -(-_STEPS_AHEAD // period) * period
+        last = DEFAULT_WINDOWS[-1]
+        count = max(period if period <= _LONGEST_PERIOD else 0, last.stop - last.start)
+        window = Window(following - 1, following - 1 + count, last.settle)
+        planned = window.fitted(max(3, self._budget.fitting_steps()))
+        self._followed = True
+        self._upcoming = deque([planned])
+        self._part.note(
+            "run.window_follows",
+            f"every {period} steps one took much longer than the others, as steps "
+            f"{number - period} and {number}: {_steps_text(planned.start, planned.stop)} are "
+            "traced, if the program gets there, so that the next of them is",
+            severity="info",
+        )
+
+    def begin_span(self) -> None:
+        """Show the step that begins to other readers of the trace; ours read step.arrow."""
+        if self._capture is not None and self._span is None and self.mine:
+            from torch.autograd.profiler import record_function
+
+            name = f"ProfilerStep#{self._log.number}"
+            self._span = record_function(name)
+            before_ns = time.time_ns()
+            self._span.__enter__()
+            self._trace.marks.append((name, before_ns, time.time_ns()))
+            self._phases.begin_spans()
+
+    def begin_phase(self, name: str) -> Any:
+        """Begin the span of a phase and return it; None where this thread is not traced."""
+        if self._capture is None or not self.mine:
+            return None
+        from torch.autograd.profiler import record_function
+
+        from chopper.collectors.annotate import PHASE_PREFIX
+
+        span: Any = record_function(PHASE_PREFIX + name)
+        span.__enter__()
+        return span
+
+    def start_over(self) -> None:
+        """The program has steps of its own: those found so far were parts of its first."""
+        begun = self._begun
+        self._profiled = begun > 0
+        if self._capture is not None and (begun > 1 or not self.mine):
+            if self.mine:
+                self._keep(self._end_capture())
+                self._not_before = 2  # two traces never meet at one point
+            begun = len(self._windows)
+        elif self._capture is not None:
+            begun = 0
+        lost = self._capture is not None or (self._kept is not None and self._trace.left_open)
+        if begun and not lost:
+            self._upcoming = deque(w for w in self._windows if w.stop > 1)
+            self._begun = 0
+            self._part.note(
+                "run.steps_recounted",
+                f"the first prof.step() came after {self._log.number} steps of "
+                f"{'backward passes' if self._log.source == 'backward' else 'the optimizer'}: "
+                "those were one step, and the steps to trace are counted from it",
+                severity="info",
+            )
+        self._kept_steps = 0
+
+    def finish(self) -> None:
+        """End what runs, and keep it unless the trace on disk is better."""
+        if self._capture is None:
+            return
+        if not self.mine:
+            self._trace.abandon()
+            self._lose()
+            self._part.note(
+                "run.trace_abandoned",
+                "the last trace is lost: the recording ended in another thread than the one that "
+                "was traced; leave chopper.profile in the thread that entered it",
+            )
+            return
+        capture = self._end_capture()
+        whole_steps = self._log.number - capture.window.start
+        if self._kept is None or whole_steps >= self._kept_steps:
+            self._keep(capture)
+        else:
+            self._trace.drop()
+            self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def close(self) -> None:
+        """At the recording's end."""
+        self._trace.settle()
+        try:
+            self.finish()
+        finally:
+            self._annotator.remove()
+        if self._part.manifest.traces:
+            began_ns = time.perf_counter_ns()
+            self._part.manifest.traces = (self._trace.compress(),)
+            self._add_export_ns(began_ns)
+
+    def give_way(self, *, lost: bool) -> None:
+        """The program's own profiler begins: the trace that is taken ends here.
+
+        Args:
+            lost: it begins in another thread, this one, and the trace cannot be ended in it.
+        """
+        if self._capture is None:
+            return
+        number = self._log.number
+        if lost:
+            self._lose()
+            self._part.note(
+                "run.profiler_in_use",
+                f"the trace that was taken in step {number} is lost: the program's own profiler "
+                "began in another thread, and torch has room for one",
+            )
+            return
+        self.finish()
+        self._part.note(
+            "run.profiler_in_use",
+            f"the trace ended in step {number}: the program's own profiler began, and torch has "
+            "room for one",
+        )
+
+    def before_fork(self) -> None:
+        """A process is about to be forked from this thread: no trace survives in it."""
+        if self._capture is None or not self.mine or forking.forks_loader_worker():
+            return
+        self.finish()
+        self._part.note(
+            "run.forked",
+            f"the trace ended in step {self._log.number}: the program forked, and the new process "
+            "could not go on with a trace",
+        )
+
+    def enter_root(self, module: Any) -> None:
+        """Annotate a forward that began before the recording did, and is still running."""
+        if self._capture is not None:
+            self._annotator.enter(module)
+
+    def leave_root(self, module: Any) -> None:
+        """End what ``enter_root`` annotated."""
+        self._annotator.leave(module)
+
+    def check(self) -> None:
+        """End the trace if it has grown too large; called between two parts of a step."""
+        self._check(0)
+
+    def stop_within_step(self) -> None:
+        """End the trace of a step that is too large, or of a loop that never steps."""
+        if self._capture is None:
+            return
+        number, window, excess = self._log.number, self._capture.window, self._budget.exhausted()
+        capture = self._end_capture()
+        self._upcoming.clear()
+        self._keep(capture)
+        if excess is None:
+            self._part.note(
+                "run.no_steps",
+                "no step ended within a minute of tracing: the trace was stopped there; in a loop "
+                "without an optimizer of torch, such as one that only evaluates, call prof.step() of "
+                "chopper.profile at the end of each round",
+            )
+            return
+        again = ""
+        if number <= 1 and not self._moved and not self._trace.left_open:
+            # In the first steps much is done that later ones do not do.
+            self._moved = True
+            self._upcoming.append(Window(_MOVED_TO, _MOVED_TO + 1, settle=0))
+            again = f"; step {_MOVED_TO} is traced in its place, if the program gets there"
+        whole = (
+            f"whole in it: {_steps_text(window.start, number)}"
+            if number > window.start
+            else "it holds no whole step, and what it says of the step is of its beginning"
+        )
+        self._note_limit(f"the trace ended within step {number} at {excess}: {whole}{again}")
+
+    def _fit_windows(self, window: Window) -> None:
+        """A trace ended: plan the later ones so that they fit into the limits.
+
+        All ranks that do the same use the same number of events, and move to the same step.
+        """
+        number, fitting = self._log.number, self._budget.fitting_steps()
+        planned: list[Window] = []
+        if number < window.stop:
+            about = f"a step makes about {self._budget.step_events:,} events"
+            asked = _steps_text(window.start, window.stop)
+            if number > window.start or self._moved or self._trace.left_open:
+                traced = _steps_text(min(window.start, number - 1), number)
+                self._note_limit(f"the trace covers {traced}, not {asked}: {about}")
+            else:
+                self._moved = True
+                begin = _MOVED_TO * -(-(number + 1) // _MOVED_TO)
+                planned.append(window.moved(begin).fitted(fitting))
+                later = _steps_text(planned[0].start, planned[0].stop)
+                self._note_limit(
+                    f"the trace covers {later}, if the program gets there, not {asked}: {about}"
+                )
+        for upcoming in self._upcoming:
+            fitted = upcoming.fitted(fitting)
+            if fitted.begin > (planned[-1].stop if planned else number):
+                planned.append(fitted)
+        self._upcoming = deque(planned)
+
+    def _note_limit(self, message: str) -> None:
+        self._part.note(
+            "run.trace_limited",
+            f"{message}; a trace may hold {self._budget.limit_text}: --trace-limit FACTOR, or "
+            "chopper.profile(trace_limit=), allows more",
+        )
+
+    def give_up(self) -> None:
+        """Let go of everything, whatever state it is in."""
+        self._annotator.remove()
+        self._end_span()
+        self._trace.end()
+        self._trace.drop()
+
+    def forked(self) -> None:
+        """In a forked child, which does not record."""
+        tracing, self._capture = self._capture is not None, None
+        self._annotator.remove()
+        if tracing and self.mine:
+            # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended
+            # in here, as Kineto's threads are not.
+            import torch
+
+            self._trace.forget()
+            enable: Any = getattr(torch.autograd, "_enable_record_function", None)
+            if enable is not None:
+                enable(False)
+
+    def _note_thread(self, capture: _Capture) -> None:
+        """A step ended in a thread in which nothing is traced."""
+        number = self._log.number
+        if capture.until is None:
+            capture.until = number
+        self._part.note(
+            "run.other_thread",
+            f"step {number} ended in another thread than the one that is traced: its operators "
+            "are not in the trace; enter chopper.profile in the thread that trains",
+        )
+        if number + 1 >= capture.window.stop:
+            self._annotator.remove()  # only its own thread can end the trace, if it ever does
+
+    def _check(self, forwards: int) -> None:
+        """Called while a trace is taken, before each outermost forward above all."""
+        capture = self._capture
+        if capture is None or not self.mine:
+            return
+        stepless = (
+            forwards > _STEPLESS_CALLS
+            and self._log.number == capture.window.begin
+            and time.time_ns() - capture.opened_ns > _STEPLESS_NS
+        )
+        if stepless or self._budget.exhausted() is not None:
+            self._on_overrun()
+
+    def _lose(self) -> None:
+        """Forget the trace that is taken; its spans are left to its own thread."""
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        self._annotator.remove()
+        self._phases.lose_spans()
+        if self._span is not None:
+            self._lost_spans.append(self._span)
+            self._span = None
+        self._log.correct(range(capture.window.begin, self._log.number), False)
+
+    def _end_span(self) -> None:
+        self._phases.end_spans()
+        span, self._span = self._span, None
+        if span is not None:
+            span.__exit__(None, None, None)
+
+    def _end_capture(self) -> _Capture:
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        self._end_span()
+        self._annotator.remove()
+        capture.rows = self._annotator.take_rows()
+        self._trace.end()
+        return capture
+
+    def _keep(self, capture: _Capture) -> None:
+        """Write a trace, in place of the one that was kept before."""
+        began_ns = time.perf_counter_ns()
+        written = self._trace.export()
+        window, log, manifest = capture.window, self._log, self._part.manifest
+        stop = log.number if capture.until is None else capture.until
+        first = window.start if stop > window.start else min(window.begin, stop)
+        if self._kept is not None:
+            log.correct(range(first), False)
+        log.correct(range(first, stop), True)
+        self._kept, self._kept_steps = capture, stop - first
+        layers = StreamWriter(self._part.directory / "layer_sequence.arrow", "layer_sequence")
+        try:
+            if capture.rows["layer"]:
+                layers.write(capture.rows)
+        finally:
+            layers.close()
+        if self._upcoming and self._trace.left_open:
+            self._upcoming.clear()
+            self._part.note(
+                "run.window_skipped",
+                "the later steps were not traced: the program was inside of a record_function "
+                "when the first trace ended, and Kineto does not survive a second one then",
+                severity="info",
+            )
+        manifest.traces = (written.name,)
+        manifest.steps_source = log.source
+        environment.describe(manifest)
+        log.flush()
+        self._add_export_ns(began_ns)
+        self._part.save()
+
+    def _add_export_ns(self, began_ns: int) -> None:
+        overhead = self._part.manifest.overhead
+        assert overhead is not None
+        overhead.export_ns = (overhead.export_ns or 0) + (time.perf_counter_ns() - began_ns)
+
+
+def _steps_text(start: int, stop: int) -> str:
+    return f"step {start}" if stop - start == 1 else f"steps {start} to {stop - 1}"

@@ -1,0 +1,221 @@
+"""What a run says about itself, typed and versioned.
+
+Each rank writes its own part (``rank-00000/manifest.json``); the run's ``manifest.json`` is made
+from the parts when the run is closed, or read on the fly when it never was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from chopper.errors import RunFormatError
+from chopper.storage.files import decode_json, encode_json
+
+SCHEMA_VERSION = 1
+"""Raised by one when an older chopper could not read what this one writes."""
+
+Severity = Literal["info", "warning", "error"]
+
+
+class Finding(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """One thing about the data that a reader must know before believing a number."""
+
+    code: str
+    """Stable dotted id, for example ``trace.truncated``."""
+    severity: Severity
+    message: str
+    """One line: what was found, where, and what it means for the numbers."""
+    rank: int | None = None
+    count: int | None = None
+    withholds: tuple[str, ...] = ()
+    """Claims that this finding withholds, for example ``compute.ideal``."""
+
+
+class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A device as the run saw it. Peaks are joined by name when the run is analyzed."""
+
+    device_id: int
+    name: str | None = None
+    memory_bytes: int | None = None
+    multiprocessor_count: int | None = None
+    uuid: str | None = None
+    pci_address: str | None = None
+    """Domain:bus:device; what tells the device that a part of one (MIG) belongs to."""
+
+
+class CallCost(msgspec.Struct, kw_only=True, frozen=True):
+    """What one call of a driver cost, measured when sampling began."""
+
+    p50_ns: int
+    p99_ns: int
+    """The largest where fewer than 100 calls were made."""
+    count: int
+    """Calls that were timed."""
+
+
+class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What became of one collector on one rank."""
+
+    name: str
+    status: Literal["obtained", "refused", "failed"]
+    reason: str | None = None
+    """Why it was refused or failed."""
+    remedy: str | None = None
+    files: tuple[str, ...] = ()
+    """Paths relative to the rank's directory."""
+    requested_hz: float | None = None
+    achieved_hz: float | None = None
+    samples_count: int | None = None
+    dropped_count: int | None = None
+    late_count: int | None = None
+    jitter_p50_ns: int | None = None
+    jitter_p99_ns: int | None = None
+    call_p50_ns: int | None = None
+    call_p99_ns: int | None = None
+    calls: dict[str, CallCost] = {}
+    """Each call of the driver that sampling makes, calibrated at the start."""
+    cpu_ratio: float | None = None
+    """CPU time of the sampler over wall time."""
+    clock_alignment_error_ns: int | None = None
+    absent: dict[str, str] = {}
+    """Table or ``table.column`` that stays null on this machine, and why."""
+
+
+class Overhead(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What chopper itself cost the rank, measured with the run's own clock."""
+
+    setup_ns: int | None = None
+    per_step_ns: int | None = None
+    """Median time that chopper's own code took inside a step (marks, hooks)."""
+    export_ns: int | None = None
+    """Writing the trace, outside the steps."""
+    close_ns: int | None = None
+    """Ending the recording after the program's own end: its last trace, collectors and files."""
+    traced_step_ns: int | None = None
+    """Median duration of traced steps."""
+    untraced_step_ns: int | None = None
+    """Median duration of steps recorded without a trace."""
+
+
+class Measure(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """One number that the program itself measured and wants kept with the run."""
+
+    name: str
+    """With its unit as suffix, like every column: ``step_ns``, ``peak_bytes``."""
+    value: float | int
+    labels: dict[str, str | int | float] = {}
+    """What it was measured of: ``{"collective": "all_reduce", "size_bytes": 1048576}``."""
+
+
+class ClockAnchor(msgspec.Struct, kw_only=True, frozen=True):
+    """Clocks of one host read at the same moment."""
+
+    realtime_ns: int
+    monotonic_ns: int
+    monotonic_raw_ns: int | None = None
+
+
+class RankManifest(msgspec.Struct, kw_only=True):
+    """One rank's part."""
+
+    schema_version: int = SCHEMA_VERSION
+    chopper_version: str | None = None
+    rank: int
+    """Global rank; 0 when not distributed."""
+    label: str | None = None
+    """Shown instead of the number where ranks are not known, for example a file name."""
+    world_size: int | None = None
+    local_rank: int | None = None
+    hostname: str | None = None
+    pid: int | None = None
+    process_started: int | None = None
+    """When the process started, in units of its machine; with ``pid`` and ``machine`` unique."""
+    machine: str | None = None
+    """Host, boot and PID namespace within which ``pid`` means this process."""
+    job: str | None = None
+    """What the processes of one distributed job have in common; None for a process that had no
+    rank when it began to record, and is recorded as rank 0 of a run of its own."""
+    command: tuple[str, ...] | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    status: Literal["running", "complete", "interrupted", "failed", "imported"] = "running"
+    """``running`` in a run that is over means that the process died without a word."""
+    error: str | None = None
+    backend: str | None = None
+    """Communication backend: nccl, gloo …"""
+    process_groups: list[dict[str, Any]] = []
+    environment: dict[str, str] = {}
+    devices: list[Device] = []
+    device_id: int | None = None
+    """The device that this rank computes on; None when it computes on the host."""
+    traces: tuple[str, ...] = ()
+    """Raw kernel traces, relative to the rank's directory (recorded) or absolute (imported)."""
+    source_digest: str | None = None
+    """Hash of the raw trace that the tables were made from."""
+    collectors: list[CollectorReport] = []
+    clock_anchors: list[ClockAnchor] = []
+    steps_source: str | None = None
+    steps_count: int | None = None
+    """Steps that were seen; None in a recording that was never closed."""
+    overhead: Overhead | None = None
+    measures: list[Measure] = []
+    """What the program measured, in the order in which it said so (``prof.measure``)."""
+    calibration: dict[str, Any] | None = None
+    """Peaks that ``chopper calibrate`` measured on this machine, with the date."""
+    findings: list[Finding] = []
+
+
+class RunManifest(msgspec.Struct, kw_only=True):
+    """The whole run."""
+
+    schema_version: int = SCHEMA_VERSION
+    chopper_version: str | None = None
+    kind: Literal["recorded", "imported"]
+    name: str
+    command: tuple[str, ...] | None = None
+    workload: str | None = None
+    created_ns: int | None = None
+    exit_code: int | None = None
+    """Exit code of the recorded command; None when it was not launched by chopper."""
+    ranks: list[RankManifest] = []
+    findings: list[Finding] = []
+    """Findings about the run as a whole (missing ranks, mixed runs)."""
+
+
+_M = TypeVar("_M", RankManifest, RunManifest)
+
+
+class NewerRunError(RunFormatError):
+    """The run was written by a newer chopper: nothing in it may be guessed."""
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def encode(manifest: RankManifest | RunManifest) -> bytes:
+    """Serialize as indented JSON."""
+    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
+
+
+def decode_rank(data: bytes, where: str) -> RankManifest:
+    """Read a rank's part. ``where`` names the file in errors."""
+    return _decode(data, where, RankManifest)
+
+
+def decode_run(data: bytes, where: str) -> RunManifest:
+    """Read a run's manifest. ``where`` names the file in errors."""
+    return _decode(data, where, RunManifest)
+
+
+def _decode(data: bytes, where: str, kind: type[_M]) -> _M:
+    problem = f"{where}: not a chopper manifest"
+    version = decode_json(data, _Versioned, problem, error=RunFormatError).schema_version
+    if version > SCHEMA_VERSION:
+        raise NewerRunError(
+            f"{where}: written by a newer chopper (schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}); upgrade chopper-profiler"
+        )
+    return decode_json(data, kind, f"{where}: damaged manifest", error=RunFormatError)

@@ -1,0 +1,273 @@
+"""Where a new run may be written, and what becomes of the run that was there."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chopper.errors import OutputError, RunFormatError, printable, reason_of
+from chopper.recording.process import HeldElsewhere, locked
+from chopper.storage import manifest as m
+from chopper.storage import replacing
+from chopper.storage.files import read_bytes
+from chopper.storage.processes import recorders
+from chopper.storage.run import MANIFEST, is_experiment, is_rank_dir, is_run
+from chopper.wording import some
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_OWN_ENTRY = re.compile(
+    r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
+    r"|\.hook-notes|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
+    re.DOTALL,
+)
+_OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.json\.\d+\.tmp)$")
+
+
+def is_own(entry: Path) -> bool:
+    """Whether chopper wrote this entry of a run or an experiment."""
+    if _OWN_ENTRY.match(entry.name):
+        return True
+    if not is_experiment(entry.parent):
+        return False
+    if entry.is_dir() and not entry.is_symlink():
+        return all(_OWN_ENTRY.match(p.name) for p in entry.iterdir())
+    return bool(_OWN_IN_EXPERIMENT.match(entry.name))
+
+
+def check_output(path: Path, *, force: bool = False) -> bool:
+    """Refuse a place where a run must not be written; changes nothing.
+
+    Returns:
+        Whether a run is there that ``force`` allows to replace.
+
+    Raises:
+        OutputError: it is not a directory, holds a run and ``force`` is not given, holds what
+            chopper did not write, or is being recorded into.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path}: is a file; a run is a directory, choose another -o")
+        if not path.is_dir():
+            return False
+        # A recorder that was killed before any rank began leaves its notes.
+        entries = sorted(p for p in path.iterdir() if p.name != replacing.NOTES)
+        if not entries:
+            return False
+        if not is_run(path) and not is_experiment(path):
+            raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
+        if not force:
+            raise OutputError(f"{path}: holds a run already; pass --force to replace it")
+        others = [p.name for p in entries if not is_own(p)]
+        if others:
+            raise OutputError(
+                f"{path}: holds, beside a run, what chopper did not write "
+                f"({some([printable(name) for name in others])}): nothing is removed; move it "
+                "away, or choose another -o"
+            )
+        for folder, owner in recorders(path):
+            raise OutputError(
+                f"{path}: {owner} is recording into it ({folder.name}); wait for its end, or "
+                "choose another -o"
+            )
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot be read ({reason_of(exc)}); choose another -o") from exc
+    return True
+
+
+def run_around(path: Path) -> Path | None:
+    """The run directory that a file lies in, or would lie in; None when it is in none."""
+    for directory in _real(path).parents:
+        if not is_run(directory):
+            continue
+        if any(is_rank_dir(p) for p in directory.iterdir()):
+            return directory
+        # A web page has a manifest.json, too.
+        with contextlib.suppress(RunFormatError, OSError):
+            m.decode_run(read_bytes(directory / MANIFEST, error=RunFormatError), "")
+            return directory
+    return None
+
+
+def _real(path: Path) -> Path:
+    """The directory that a path means, links followed."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as exc:  # links in a circle
+        raise OutputError(f"{path}: cannot be read ({exc}); choose another -o") from exc
+
+
+def _remove_entries(path: Path) -> None:
+    """Remove what chopper wrote into a run directory, and nothing else."""
+    import shutil
+
+    for entry in [e for e in path.iterdir() if is_own(e)]:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def prepare_output(path: Path, *, force: bool = False) -> Path:
+    """Make an empty directory for a new run.
+
+    An existing run is replaced only with ``force``; a directory that holds anything else is
+    never touched.
+
+    Raises:
+        OutputError: it exists and is not empty, is not a directory, or cannot be created.
+    """
+    replace = check_output(path, force=force)
+    try:
+        if replace:
+            _remove_entries(path)
+        # Through a link whose target is missing, the target is made.
+        _real(path).mkdir(parents=True, exist_ok=True)
+        probe = path / ".chopper-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise OutputError(
+            f"{path}: cannot write here ({reason_of(exc)}); choose another -o"
+        ) from exc
+    return path
+
+
+@contextlib.contextmanager
+def new_output(
+    path: Path, *, force: bool = False, say: Callable[[str], None] | None = None
+) -> Iterator[Path]:
+    """An empty directory for a new run; a run that ``force`` replaces goes when the new one is.
+
+    The old run waits beside its place. When no rank has recorded by the end, it is back there, and
+    a directory that was made for the new run is gone. What an earlier command left there when it
+    was killed is put back first.
+
+    Args:
+        path: where the run is to be.
+        force: replace a run that is there.
+        say: told in one line of runs that were put back.
+
+    Yields:
+        The directory, absolute and with links followed.
+
+    Raises:
+        OutputError: as :func:`check_output`; another command writes a run there; the directory
+            cannot be written; or, at the end, the old run cannot be put back (it is kept where
+            the message says).
+    """
+    with claimed(path):
+        yield from _new_output(path, force=force, say=say)
+
+
+def claim_file(place: Path) -> Path:
+    """Beside a run directory, while a command writes a run there."""
+    return place.with_name(f".{place.name}.claim")
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keep other commands from writing a run to the same place, until this one ends.
+
+    Raises:
+        OutputError: another command writes one there.
+    """
+    place = _real(path)
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(claim_file(place)):
+            yield
+    except HeldElsewhere as exc:
+        raise OutputError(
+            f"{path}: process {exc} is writing a run into it; wait for its end, or choose another -o"
+        ) from None
+
+
+def _new_output(path: Path, *, force: bool, say: Callable[[str], None] | None) -> Iterator[Path]:
+    import shutil
+
+    for line in recover(path):
+        if say is not None:
+            say(line)
+    replace = check_output(path, force=force)
+    place = _real(path)
+    existed = place.is_dir()
+    old = replacing.beside(place, "old")
+    if replace:
+        try:
+            place.replace(old)
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
+            ) from exc
+    try:
+        yield prepare_output(place)
+    finally:
+        if replacing.holds_recording(place):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            _put_back(place, old if replace else None, keep=existed)
+
+
+def recover(path: Path) -> list[str]:
+    """Put back what commands that were killed left of the runs that they were replacing.
+
+    A run goes back to its place when nothing was recorded there since; else it stands beside it,
+    under a name that is said. Nothing that was recorded is removed.
+
+    Returns:
+        One line for each run.
+
+    Raises:
+        OutputError: a run cannot be put back; it is kept where the message says.
+    """
+    place = _real(path)
+    lines: list[str] = []
+    for unfinished in replacing.left_by_the_dead(place, "new"):
+        replacing.remove(unfinished)
+    for old in replacing.left_by_the_dead(place, "old"):
+        if place.exists() and (not place.is_dir() or replacing.holds_recording(place)):
+            try:
+                kept = replacing.bring_to_light(old, place)
+            except OSError as exc:
+                raise OutputError(
+                    f"{old}: holds a run that was being replaced, and cannot be renamed "
+                    f"({reason_of(exc)}); move it away"
+                ) from exc
+            lines.append(
+                f"an earlier command was killed while it replaced {path}: the run that was there "
+                f"before is kept as {path.with_name(kept.name)}"
+            )
+        else:
+            _put_back(place, old, keep=True)
+            lines.append(
+                f"an earlier command was killed before it recorded anything: the run that it was "
+                f"to replace is back in {path}"
+            )
+    return lines
+
+
+def _put_back(place: Path, old: Path | None, *, keep: bool) -> None:
+    """Undo a recording that recorded nothing; what the command wrote there itself stays."""
+    try:
+        if place.is_dir():
+            _remove_entries(place)
+            if old is None and keep:
+                return
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        if old is None:
+            return
+        if not place.exists():
+            old.replace(place)
+            return
+        for entry in old.iterdir():
+            entry.replace(place / entry.name)
+        old.rmdir()
+    except OSError as exc:
+        kept = f"; the run that was there is kept as {old}" if old is not None else ""
+        raise OutputError(f"{place}: cannot be put back ({reason_of(exc)}){kept}") from exc

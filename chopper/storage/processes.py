@@ -1,0 +1,201 @@
+"""The processes of a run: which of them record, and which have a run of their own inside it.
+
+The ranks of one job share a run. A further process that is no rank of that job (a worker of a
+pool, a trial of a sweep, a second script) records into ``process-<n>/``, a run of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chopper.errors import RunFormatError
+from chopper.recording.process import HeldElsewhere, ProcessIdentity, locked, runs
+from chopper.storage import manifest as m
+from chopper.storage.files import read_bytes
+from chopper.storage.run import MANIFEST, is_rank_dir, is_run, last_written_s
+from chopper.wording import plural, some
+
+LOCK = ".claim"
+"""Inside a run, while folders are claimed or moved."""
+LOCK_WAIT_S = 20.0
+"""Claiming takes milliseconds; a process that was stopped meanwhile must not hold up others."""
+_SUB_RUN = re.compile(r"process-(\d{1,7})$")
+_RECENT_S = 3600.0
+"""A recording of another host that wrote within this time may be alive: nobody here can tell."""
+
+
+def part_of(folder: Path) -> m.RankManifest | None:
+    """What a rank says about itself; None when it says nothing that can be read."""
+    try:
+        return m.decode_rank(read_bytes(folder / MANIFEST, error=RunFormatError), "")
+    except (OSError, RunFormatError):
+        return None
+
+
+def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
+    """Who records into a rank's folder at this moment; None when nobody does.
+
+    Args:
+        directory: the folder of one rank.
+        anywhere: count recordings of other hosts, which are taken for alive for an hour after
+            their last sign of life.
+    """
+    part = part_of(directory)
+    if part is None or part.status != "running" or part.pid is None:
+        return None
+    alive = runs(ProcessIdentity(part.pid, part.process_started, part.machine))
+    if alive is not None:
+        return f"process {part.pid}" if alive and part.pid != os.getpid() else None
+    if not anywhere or part.hostname is None:
+        return None
+    seen_s = last_written_s(directory)
+    if seen_s is None or time.time() - seen_s >= _RECENT_S:
+        return None
+    return f"process {part.pid} of the host {part.hostname}"
+
+
+def rank_dirs(path: Path) -> list[Path]:
+    """Folders of a run's ranks, ascending; empty when there is no such run."""
+    try:
+        return sorted(p for p in path.iterdir() if is_rank_dir(p) and not p.is_symlink())
+    except OSError:
+        return []
+
+
+def sub_run(path: Path, number: int) -> Path:
+    """Where the n-th process of a run records that is no rank of it; n is 2 or more."""
+    return path / f"process-{number}"
+
+
+def sub_runs(path: Path) -> list[Path]:
+    """The runs inside of a run, by number."""
+    numbered = []
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            match = _SUB_RUN.match(entry.name)
+            if match is not None and not entry.is_symlink() and is_run(entry):
+                numbered.append((int(match[1]), entry))
+    return [entry for _, entry in sorted(numbered)]
+
+
+def recorders(path: Path) -> list[tuple[Path, str]]:
+    """The folders of a run, its sub-runs' included, that are being recorded into, and by whom."""
+    folders = [folder for run in (path, *sub_runs(path)) for folder in rank_dirs(run)]
+    owners = ((folder, recorded_by(folder)) for folder in folders)
+    return [(folder, owner) for folder, owner in owners if owner is not None]
+
+
+def has_steps(folder: Path) -> bool:
+    """Whether a rank's folder holds a step; of a recording that was killed, what it flushed."""
+    part = part_of(folder)
+    if part is not None and part.end_ns is not None:
+        return part.steps_source is not None
+    try:
+        return (folder / "step.arrow").stat().st_size > 0
+    except OSError:
+        return False
+
+
+def yield_ranks(path: Path) -> None:
+    """Give the ranks of a run to the first of its sub-runs that has steps, when it has none.
+
+    A process that made a forward and left the training to its children holds rank 0, which one of
+    them should have: the two change places. Nothing that is being recorded into is moved.
+    """
+    with contextlib.suppress(HeldElsewhere), locked(path / LOCK, wait_s=LOCK_WAIT_S):
+        folders = rank_dirs(path)
+        if not folders or any(has_steps(f) or recorded_by(f) for f in folders):
+            return
+        for sub in sub_runs(path):
+            theirs = rank_dirs(sub)
+            if any(map(has_steps, theirs)) and not any(map(recorded_by, theirs)):
+                aside = sub.with_name(f".{sub.name}.new")
+                aside.mkdir()
+                for source, target in ((path, aside), (sub, path), (aside, sub)):
+                    for folder in rank_dirs(source):
+                        folder.replace(target / folder.name)
+                aside.rmdir()
+                (sub / MANIFEST).unlink(missing_ok=True)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class SubRun:
+    """A run inside of a run.
+
+    Attributes:
+        path: its directory.
+        pid: process of its first rank; None where it cannot be read.
+        ranks: how many recorded into it.
+        steps: of its first rank; 0 where it has none yet, None for a recording that was cut short.
+        recording: whether it is being recorded into.
+        command: how the process was started.
+    """
+
+    path: Path
+    pid: int | None
+    ranks: int
+    steps: int | None
+    recording: bool
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        words = [f"{self.ranks} ranks"] if self.ranks > 1 else []
+        if self.steps is not None:
+            words.append(plural(self.steps, "step"))
+        if self.recording:
+            words.append("still recording")
+        if self.command:
+            words.append(shlex.join(self.command[:4]))
+        return f"{self.path} ({', '.join(words)})" if words else str(self.path)
+
+
+def described(path: Path) -> list[SubRun]:
+    """The runs inside of a run, by number."""
+    found = []
+    for sub in sub_runs(path):
+        folders = rank_dirs(sub)
+        part = part_of(folders[0]) if folders else None
+        steps = part.steps_count if part is not None else None
+        if steps is None and not any(map(has_steps, folders)):
+            steps = 0
+        found.append(
+            SubRun(
+                sub,
+                part.pid if part is not None else None,
+                len(folders),
+                steps,
+                any(map(recorded_by, folders)),
+                (part.command if part is not None else None) or (),
+            )
+        )
+    return found
+
+
+def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
+    """What a reader of a run must know about the processes that are not part of it.
+
+    Args:
+        path: the run directory.
+        shown: its name in messages, when that is another one.
+    """
+    subs = described(path)
+    if not subs:
+        return []
+    trained = any(sub.steps != 0 for sub in subs)
+    named = [str(replace(sub, path=(shown or path) / sub.path.name)) for sub in subs]
+    return [
+        m.Finding(
+            code="run.processes",
+            severity="warning" if trained else "info",
+            count=len(subs) + 1,
+            message=f"{len(subs) + 1} processes recorded apart; this is one of them. Analyze the "
+            f"{'other' if len(subs) == 1 else 'others'} by path: {some(named)}",
+        )
+    ]

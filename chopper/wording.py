@@ -1,0 +1,373 @@
+"""One way to print a number or a name for people.
+
+Unknown is "–". Durations come in nanoseconds, whole; three significant digits are shown, because
+the fourth is noise on any machine. Nothing here is read back by a program: JSON keeps integers.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from chopper.kernel_names import without_suffixes
+from chopper.storage.files import JSON_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+UNKNOWN = "–"
+_MINUTE_NS = 60 * 10**9
+_DAYS_FROM_NS = 4 * 86400e9
+
+
+def device_name(device_id: int | None) -> str:
+    """``device 3``, or ``unknown device`` where the recorder did not say which one it was."""
+    return "unknown device" if device_id is None or device_id < 0 else f"device {device_id}"
+
+
+def some(values: Sequence[object]) -> str:
+    """The first eight of them, and whether there are more."""
+    return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
+
+
+def _three(value: float) -> str:
+    """Three significant digits without an exponent: 1.23, 12.3, 123, 1234."""
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
+
+
+def duration(time_ns: float | None) -> str:
+    """Nanoseconds as ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``1.23 s``, ``2 min 05 s`` or ``12.5 days``."""
+    if time_ns is None:
+        return UNKNOWN
+    if time_ns < 0:
+        return "−" + duration(-time_ns)
+    if time_ns == 0:
+        return "0"
+    if time_ns >= _DAYS_FROM_NS:
+        days = time_ns / 86400e9
+        return f"{days:,.1f} days" if days < 1e5 else f"{days / 365.25:.2g} years"
+    if time_ns >= _MINUTE_NS:
+        minutes, seconds = divmod(round(time_ns / 1e9), 60)
+        return f"{minutes} min {seconds:02d} s"
+    if time_ns < 999.5:
+        return f"{time_ns:.0f} ns"
+    # Thresholds lie where rounding to three digits reaches the next unit.
+    for unit, scale, limit in (("µs", 1e3, 999_500), ("ms", 1e6, 999_500_000)):
+        if time_ns < limit:
+            return f"{_three(time_ns / scale)} {unit}"
+    return f"{_three(time_ns / 1e9)} s"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio as a percentage: ``23.8 %``, ``100 %``; what rounds to nothing is ``<0.1 %``."""
+    if value is None:
+        return UNKNOWN
+    percent = value * 100
+    if percent == 0:
+        return "0 %"
+    if abs(percent) < 0.05:
+        return "<0.1 %"
+    return f"{percent:.0f} %" if abs(percent) >= 99.95 else f"{percent:.1f} %"
+
+
+def factor(value: float | None) -> str:
+    """How many times: ``4.2×``."""
+    if value is None:
+        return UNKNOWN
+    return f"{_three(value) if value >= 10 else f'{value:.1f}'}×"
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    size = float(value)
+    for unit in units[:-1]:
+        # 999.5 of a unit would print as 1000 of it: the next one is meant.
+        if abs(size) < min(base, 999.5):
+            return f"{int(size)} {unit}" if unit == units[0] else f"{_three(size)} {unit}"
+        size /= base
+    return f"{_three(size)} {units[-1]}"
+
+
+def bytes_(count: float | None) -> str:
+    """Bytes in binary units: ``512 B``, ``1.50 GiB``."""
+    if count is None:
+        return UNKNOWN
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def rate(count_per_s: float | None) -> str:
+    """Bytes per second in decimal units, as links and memories are sold: ``3.35 TB/s``."""
+    if count_per_s is None:
+        return UNKNOWN
+    return _scaled(count_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def flops(flop_per_s: float | None) -> str:
+    """FLOP per second: ``989 TFLOP/s``."""
+    if flop_per_s is None:
+        return UNKNOWN
+    return _scaled(
+        flop_per_s, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
+    )
+
+
+def hertz(value: float | None) -> str:
+    """A frequency: ``99.8 Hz``, ``1.98 GHz``."""
+    if value is None:
+        return UNKNOWN
+    if abs(value) < 999.5:
+        return f"{_three(value)} Hz"
+    return _scaled(value, 1000, ("Hz", "kHz", "MHz", "GHz"))
+
+
+def count(value: float | None) -> str:
+    """A count with thin groups: ``216 092``."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}".replace(",", "\u202f")
+
+
+def joules(value: float) -> str:
+    """An energy: ``412 µJ``, ``38.2 J``, ``1.24 MJ``."""
+    if value < 0:
+        return "−" + joules(-value)
+    for limit, factor, name in ((999.5e-6, 1e6, "µJ"), (0.9995, 1e3, "mJ")):
+        if 0 < value < limit:
+            return f"{_three(value * factor)} {name}"
+    if value < 999.5:
+        return f"{_three(value)} J"
+    return _scaled(value, 1000, ("J", "kJ", "MJ", "GJ"))
+
+
+_FLOP_UNITS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
+# Suffix of a column's name → how its values read.
+_UNITS: dict[str, Callable[[float | None], str]] = {
+    "ns": duration,
+    "ratio": ratio,
+    "bytes": bytes_,
+    "bytes_per_s": rate,
+    "flop": lambda v: UNKNOWN if v is None else _scaled(v, 1000, _FLOP_UNITS),
+    "flop_per_s": flops,
+    "hz": hertz,
+    "count": count,
+    "factor": factor,
+    "w": lambda v: UNKNOWN if v is None else f"{_three(v)} W",
+    "j": lambda v: UNKNOWN if v is None else joules(v),
+    "c": lambda v: UNKNOWN if v is None else f"{_three(v)} °C",
+}
+
+
+def unit(column: str) -> str | None:
+    """The unit that a column's name ends in, None for none: ``time_ns`` → ``ns``."""
+    return next(
+        (u for u in sorted(_UNITS, key=len, reverse=True) if column.endswith("_" + u)), None
+    )
+
+
+_ACRONYM = re.compile(r"\b(mfu|hfu|cpu|flop|id)\b")
+
+
+def heading(column: str) -> str:
+    """A column's name for people, without the unit that its cells carry."""
+    found = unit(column)
+    words = (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
+    words = _ACRONYM.sub(lambda m: m.group().upper(), words)
+    if found != "count" or words.endswith(("s", "out of sequence")):
+        return words
+    return f"{words}es" if words.endswith(("ch", "sh", "x")) else f"{words}s"
+
+
+def is_number_of(column: str) -> bool:
+    """Whether a column names things by number (``step``, ``stream_id``): no thousands apart."""
+    return column.endswith("_id") or column in ("rank", "step", "number", "core", "row")
+
+
+def cell(column: str, value: object) -> str:
+    """A value of a declared table, in the unit that its column's name tells."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        found = unit(column)
+        if found is not None:
+            return _UNITS[found](value)
+        if is_number_of(column):
+            return str(value)
+        if isinstance(value, int) or abs(value) >= 999.5:
+            return count(value)
+        return _three(value) if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"
+    if column == "kernel":
+        return kernel_name(str(value))
+    if column.endswith("_dims"):
+        return shapes(str(value))
+    return str(value)
+
+
+def shapes(text: str) -> str:
+    """Recorded shapes for people: ``[[8,16],[16,4],[]]`` becomes ``8×16, 16×4``."""
+    try:
+        dims = msgspec.json.decode(text)
+    except JSON_ERRORS:
+        return text
+    if not isinstance(dims, list):
+        return text
+    shown = [_shape(d) for d in dims]
+    while shown and not shown[-1]:
+        shown.pop()
+    return ", ".join(s or UNKNOWN for s in shown)
+
+
+def _shape(dims: object) -> str:
+    if not isinstance(dims, list) or not dims:
+        return ""
+    if isinstance(dims[0], list):
+        return f"({', '.join(_shape(d) or UNKNOWN for d in dims)})"
+    return "×".join(map(str, dims))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3,8``: as taskset and the kernel write sets of cores."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def plural(number: int, noun: str, many: str | None = None) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
+
+
+def ellipsize(text: str, width: int) -> str:
+    """Cut the middle out of a text that is longer than ``width``: both ends tell names apart."""
+    if len(text) <= width:
+        return text
+    if width <= 1:
+        return "…"[:width]
+    head = (width - 1) * 3 // 5
+    tail = width - 1 - head
+    return text[:head] + "…" + (text[-tail:] if tail else "")
+
+
+# Template arguments that say nothing about what a kernel does.
+_NOISE = re.compile(
+    r"^([Aa]rray|OffsetCalculator|TrivialOffsetCalculator|LoadWithoutCast|StoreWithoutCast|LoadWithCast"
+    r"|StoreWithCast|TensorInfo|function_traits|integer_sequence|TensorListMetadata"
+    r"|TensorListScalarListMetadata|FusedOptimizerTensorListMetadata|DepthToChunk\w*|Params?)$"
+)
+_LITERAL = re.compile(r"^(-?\d+[uUlL]*|true|false|\(.*\)-?\d+)$")
+_CONST = re.compile(r"\b(const|volatile|unsigned|signed|struct|class|typename)\b\s*")
+_POINTED = "*& \t\r\n\f\v"
+# Wrappers whose only interesting part is their argument.
+_WRAPPERS = frozenset({"Kernel", "Kernel2", "kernel", "device_kernel", "ReduceOp"})
+
+
+@lru_cache(maxsize=16384)
+def kernel_name(name: str) -> str:
+    """A kernel's name without what a reader skips; functors and data types stay.
+
+    ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>,
+    at::detail::Array<char*, 3> >(int, …)`` becomes
+    ``vectorized_elementwise_kernel<CUDAFunctor_add<BFloat16>>``. Names that are not C++ are
+    returned as they are.
+    """
+    text = name.strip()
+    if text.startswith("_Z"):
+        return _mangled(text)
+    # Not C++, or nothing to leave out: aten::mm, a Triton kernel, module.py(12): forward.
+    if ("(" not in text and "<" not in text) or "/" in text or ".py(" in text:
+        return text
+    if not re.match(r"^[\w:~(]", text):
+        return text
+    text = text.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    text = re.sub(r"^(void|auto|static|std::enable_if<.*>::type)\s+", "", text)
+    text = without_suffixes(text)
+    text = re.sub(r"\{lambda\([^{}]*\)#(\d+)\}", r"lambda#\1", text)
+    try:
+        parsed, end = _parse(text, 0)
+    except RecursionError:
+        return name
+    rest = text[end:].lstrip()
+    # "Memcpy HtoD (Pinned -> Device)": prose, not an argument list.
+    if not parsed or text[end - 1 : end] == " " or (rest and not rest.startswith(("(", "::"))):
+        return name
+    return parsed
+
+
+_SIZE = re.compile(r"\d{1,9}")
+
+
+def _mangled(text: str) -> str:
+    """The function of an Itanium-mangled name: the last of its length-prefixed identifiers."""
+    at = 3 if text.startswith("_ZN") else 2
+    found = None
+    while (size := _SIZE.match(text, at)) is not None:
+        at = size.end()
+        found = text[at : at + int(size.group())]
+        at += int(size.group())
+    return found or text
+
+
+def _parse(text: str, at: int) -> tuple[str, int]:
+    """Read ``a::b::name<args>`` from ``at``; return it shortened, and where it ends."""
+    start = at
+    while at < len(text) and text[at] not in "<>,(":
+        at += 1
+    base = _CONST.sub("", text[start:at].strip()).rstrip(_POINTED).rpartition("::")[2].strip()
+    if at >= len(text) or text[at] != "<":
+        return base, at
+    arguments: dict[str, None] = {}
+    at += 1
+    while at < len(text) and text[at] != ">":
+        piece, at = _argument(text, at)
+        if piece:
+            arguments[piece] = None
+        if at < len(text) and text[at] == ",":
+            at += 1
+    at += 1
+    if text.startswith("::", at):
+        # A member of a template: what it belongs to is told by its arguments.
+        member, at = _parse(text, at + 2)
+        if re.match(r"^(operator|lambda#|type$)", member):
+            return base, at
+        base = member
+    if base in _WRAPPERS and len(arguments) == 1:
+        return next(iter(arguments)), at
+    return (f"{base}<{', '.join([*arguments][:4])}>" if arguments else base), at
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _argument(text: str, at: int) -> tuple[str, int]:
+    """One template argument, shortened, or nothing when it is noise."""
+    if text.startswith("(", _after_blanks(text, at)):
+        # A cast literal such as (Mode)1, or a function type: skip to its end.
+        depth = 0
+        while at < len(text) and not (depth == 0 and text[at] in ",>"):
+            depth += {"(": 1, ")": -1, "<": 1, ">": -1}.get(text[at], 0)
+            at += 1
+        return "", at
+    piece, at = _parse(text, at)
+    depth = 0
+    while at < len(text) and not (depth == 0 and text[at] in ",>"):
+        depth += {"(": 1, ")": -1, "<": 1, ">": -1}.get(text[at], 0)
+        at += 1
+    plain = piece.partition("<")[0]
+    if not piece or _LITERAL.match(piece) or _NOISE.match(plain):
+        return "", at
+    return piece, at

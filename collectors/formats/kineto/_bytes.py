@@ -1,0 +1,99 @@
+"""From a file to its JSON text, whatever it is packed in, and however damaged."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+from chopper.collectors.formats.unpack import DAMAGE, salvaged
+from chopper.errors import InputError
+from chopper.limits import Intake
+from chopper.storage.manifest import Finding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+_HELD_RATIO = 3
+"""Memory for each byte of text: the text, a piece of it decoded, and the columns."""
+
+_NOT_JSON = (
+    (b"\x28\xb5\x2f\xfd", "is zstd-compressed; decompress it first (zstd -d)"),
+    (b"PK\x03\x04", "is a zip archive; unpack it and pass the trace inside"),
+    (b"\xfd7zXZ\x00", "is xz-compressed; decompress it first (xz -d)"),
+    (b"BZh", "is bzip2-compressed; decompress it first (bzip2 -d)"),
+    (b"\x89PNG", "is a PNG image, not a trace in JSON"),
+    (b"\x7fELF", "is a program, not a trace in JSON"),
+    (
+        b"SQLite format 3\x00",
+        "is an SQLite database (nsys and rpd write such), not a Kineto trace in JSON",
+    ),
+    (b"PAR1", "is a Parquet file, not a trace in JSON"),
+    (b"ARROW1", "is an Arrow file, not a trace in JSON"),
+    (b"\x80\x02", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (b"\x80\x03", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (b"\x80\x04", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+    (b"\x80\x05", "is a Python pickle (a memory snapshot?), not a trace in JSON"),
+)
+"""What people pass by mistake, by its first bytes."""
+
+
+def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
+    """The JSON text of a file, decompressed by its content, not by its name.
+
+    A truncated gzip stream gives what could be decompressed, with a finding.
+
+    Raises:
+        InputError: missing, unreadable or empty.
+    """
+    intake = Intake(path, _HELD_RATIO)
+    try:
+        with path.open("rb") as file:
+            data, problem = _content(file, intake)
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except IsADirectoryError as exc:
+        raise InputError(f"{path}: is a directory, expected a trace file") from exc
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise InputError(f"{str(path)!r}: no file can have this name ({exc})") from exc
+    if not data and problem is not None:
+        raise InputError(f"{path}: the gzip stream is damaged from its start ({problem})")
+    if not data:
+        raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
+    findings: list[Finding] = []
+    if problem is not None:
+        findings.append(
+            Finding(
+                code="trace.truncated_gzip",
+                severity="warning",
+                message=f"{path.name}: gzip stream damaged ({problem}); {len(data)} bytes of text "
+                "before that are used",
+            )
+        )
+    for magic, what in _NOT_JSON:
+        if data.startswith(magic):
+            raise InputError(f"{path}: {what}")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        findings.append(
+            Finding(
+                code="trace.utf16",
+                severity="info",
+                message=f"{path.name}: is UTF-16, where JSON is UTF-8; converted",
+            )
+        )
+        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
+    if not data.strip():
+        raise InputError(f"{path}: holds nothing but blanks, expected a Kineto trace in JSON")
+    return data, findings
+
+
+def _content(file: BinaryIO, intake: Intake) -> tuple[bytes, str | None]:
+    """The content of a file, unpacked, and why it ends early if it does."""
+    parts: list[bytes] = []
+    try:
+        parts.extend(salvaged(file, intake))
+    except DAMAGE as exc:
+        return b"".join(parts), str(exc)
+    return b"".join(parts), None

@@ -1,0 +1,164 @@
+"""What readers of traces give, whatever the format: declared tables, and what is known beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.collectors.formats.arrays import NO_VALUE, strings, to_arrow, to_numpy
+from chopper.storage.manifest import Device, Finding
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(kw_only=True)
+class TraceHead:
+    """What is known of one device of one rank of one file, beside its events.
+
+    Attributes:
+        source: name of the file.
+        rank: as recorded; None when the file does not say.
+        world_size: as recorded.
+        backend: of the communication, as recorded.
+        devices: from deviceProperties.
+        host_pid: process that launched the work.
+        process: its name where several ranks are in the file, else None.
+        device_id: device that ran it, None on a host-only trace.
+        main: False for further devices of the same process, which are timelines of their own.
+        process_groups: as recorded.
+        environment: facts of the header worth keeping.
+        findings: what must be known about it.
+    """
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    devices: list[Device]
+    host_pid: int | None
+    process: str | None
+    device_id: int | None
+    main: bool
+    process_groups: list[dict[str, Any]]
+    environment: dict[str, str]
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class ParsedTrace(TraceHead):
+    """One device of one rank of one file.
+
+    Attributes:
+        tables: the declared trace tables by name, times in Unix nanoseconds.
+    """
+
+    tables: dict[str, pa.Table]
+
+    def head(self) -> TraceHead:
+        """Everything but the tables."""
+        return TraceHead(**{f.name: getattr(self, f.name) for f in fields(TraceHead)})
+
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """First and last recorded time, None for a trace without events."""
+        bounds = []
+        for name in ("host_span", "device_event"):
+            table = self.tables[name]
+            if table.num_rows:
+                start = to_numpy(table["start_ns"])
+                bounds.append((int(start[0]), int((start + to_numpy(table["dur_ns"])).max())))
+        return (min(a for a, _ in bounds), max(b for _, b in bounds)) if bounds else None
+
+
+def sorted_table(
+    name: str, columns: dict[str, Any], mask: np.ndarray | None, base_ns: int
+) -> tuple[pa.Table, np.ndarray]:
+    """The declared table, sorted by start then longest first, and where each old row went.
+
+    Rows that start and end together are ordered by their content, so that the order in which a file
+    lists its events decides nothing.
+
+    Returns:
+        The table and an array old row → new row, -1 for rows that are not in it.
+    """
+    start, dur = columns["start_ns"], columns["dur_ns"]
+    order = np.lexsort((-dur, start))
+    if mask is not None:
+        order = order[mask[order]]
+    order = _ties_by_content(name, columns, order)
+    moved = np.full(len(start), -1, dtype=np.int64)
+    moved[order] = np.arange(len(order))
+    declared = TABLES[name]
+    arrays: list[pa.Array] = []
+    for column in declared.arrow:
+        value = columns[column.name]
+        if column.name == "start_ns":
+            arrays.append(to_arrow(start[order] + base_ns))
+        elif isinstance(value, tuple):
+            arrays.append(dictionary(value[0][order], value[1]))
+        else:
+            arrays.append(numbers(value[order], column.type))
+    return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
+
+
+_OUTER_FIRST = ("annotation", "python", "cpu_op", "runtime", "driver")
+"""Of spans that begin and end together on one thread, these hold those after them."""
+_FIRST_KEYS = ("pid", "tid", "device_id", "stream_id", "category", "kind", "external_id")
+"""An operator's id counts up from its caller's."""
+
+
+def _ties_by_content(name: str, columns: dict[str, Any], order: np.ndarray) -> np.ndarray:
+    """Rows in ``order``, those that start and end together sorted by their other columns."""
+    start, dur = columns["start_ns"][order], columns["dur_ns"][order]
+    same = (start[1:] == start[:-1]) & (dur[1:] == dur[:-1])
+    if not same.any():
+        return order
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    group = np.cumsum(np.append(True, ~same))[tied]
+    rows = order[tied]
+    names = [c.name for c in TABLES[name].columns if c.name not in ("start_ns", "dur_ns")]
+    names.sort(key=lambda n: (_FIRST_KEYS.index(n) if n in _FIRST_KEYS else len(_FIRST_KEYS), n))
+    keys = [group]
+    for column in names:
+        value = columns[column]
+        keys.append(_places(value[0], value[1], rows) if isinstance(value, tuple) else value[rows])
+    out = order.copy()
+    out[tied] = rows[np.lexsort(keys[::-1])]
+    return out
+
+
+def _places(codes: np.ndarray, values: Sequence[str | None], rows: np.ndarray) -> np.ndarray:
+    """Place of each row's text among those of all rows: outer categories first, then by name."""
+    used, place = np.unique(codes[rows], return_inverse=True)
+    texts = [values[code] or "" for code in used.tolist()]
+    outer = {text: i for i, text in enumerate(_OUTER_FIRST)}
+    ranked = sorted(set(texts), key=lambda t: (outer.get(t, len(outer)), t))
+    rank = {text: i for i, text in enumerate(ranked)}
+    return np.array([rank[text] for text in texts], dtype=np.int64)[place]
+
+
+def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """A column of a table; NaN and ``NO_VALUE`` are null."""
+    missing = np.isnan(values) if values.dtype == np.float64 else values == NO_VALUE
+    return to_arrow(values.astype(np.int32) if kind == pa.int32() else values, missing)
+
+
+def dictionary(codes: np.ndarray, values: Sequence[str | None]) -> pa.Array:
+    """Codes with 0 for null → a dictionary array, its values in order of appearance."""
+    first = np.full(len(values), len(codes), dtype=np.int64)
+    # Of several rows with one code the last assignment stands: go backwards.
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    used = np.argsort(first)[: np.count_nonzero(first < len(codes))]
+    distinct: dict[str, int] = {}
+    remap = np.full(len(values), -1, dtype=np.int32)
+    for code in used.tolist():
+        value = values[code]
+        if value is not None:
+            remap[code] = distinct.setdefault(value, len(distinct))
+    indices = remap[codes]
+    return pa.DictionaryArray.from_arrays(to_arrow(indices, indices < 0), strings(distinct))

@@ -1,0 +1,149 @@
+"""Every kind of file that can be imported: how it is recognised, and which module reads it.
+
+What a file is, is read from its first bytes, not from its name; only whether it is a CSV is not.
+Modules are loaded when the first file of their kind comes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from chopper.collectors.formats.unpack import head_of
+from chopper.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from chopper.collectors.formats.parsed import ParsedTrace
+
+_CSV = re.compile(r"\.csv(\.gz)?$", re.IGNORECASE)
+_TRACE = re.compile(
+    r"\.(json|sqlite3?|rpd|db|pickle|pkl)(\.gz)?$",
+    re.IGNORECASE,
+)
+Kind = Literal["trace", "counters", "log", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One kind of file.
+
+    Attributes:
+        name: as people call it.
+        kind: a trace is what the others are joined to: counters of kernels, logs of devices,
+            snapshots of memory.
+        module: has ``sniff(head)``, which looks at the first bytes (unpacked), and for traces
+            ``read(files)``.
+        csv: whether its files are CSV.
+        grouped: whether several files are one recording; the module has ``group_of(path)``.
+    """
+
+    name: str
+    kind: Kind
+    module: str
+    csv: bool = False
+    grouped: bool = False
+
+    def load(self) -> Any:
+        """Its module."""
+        return importlib.import_module(self.module)
+
+    def read(self, files: Sequence[Path]) -> list[ParsedTrace]:
+        """The traces in the files of one recording.
+
+        Raises:
+            InputError: a file cannot be read; one line says why.
+        """
+        traces: list[ParsedTrace] = self.load().read(files)
+        return traces
+
+
+READERS = (
+    Reader("SQLite: Nsight Systems, rocpd, rpd", "trace", "chopper.collectors.formats.sqlite"),
+    Reader("rocprofv3 JSON", "trace", "chopper.collectors.formats.rocprof_json"),
+    Reader("memory snapshot", "memory", "chopper.collectors.snapshot"),
+    Reader("hardware counters", "counters", "chopper.collectors.counters", csv=True),
+    Reader("telemetry log", "log", "chopper.collectors.formats.telemetry_csv", csv=True),
+    Reader("Zeus energy log", "log", "chopper.collectors.energy_log", csv=True),
+    Reader(
+        "rocprof CSV", "trace", "chopper.collectors.formats.rocprof_csv", csv=True, grouped=True
+    ),
+)
+KINETO = Reader("Kineto", "trace", "chopper.collectors.formats.kineto")
+"""What everything else is taken for: its reader says what a file is instead."""
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a file calls itself a CSV."""
+    return bool(_CSV.search(path.name))
+
+
+def may_hold_traces(path: Path) -> bool:
+    """Whether a file in a directory is worth looking into."""
+    return bool(_TRACE.search(path.name))
+
+
+def reader_of(path: Path) -> Reader | None:
+    """Who reads a file; None for a CSV that nobody knows.
+
+    Raises:
+        OSError: it cannot be read.
+        InputError: it is known, and known not to be readable as it is.
+    """
+    head = head_of(path)
+    found = next((r for r in READERS if r.csv == is_csv(path) and r.load().sniff(head)), None)
+    if found is not None or is_csv(path):
+        return found
+    _refuse(path, head)
+    return KINETO
+
+
+def has_times(path: Path) -> bool:
+    """Whether a table of counters also says when its kernels ran: it is a trace then, too."""
+    from chopper.collectors.formats import rocprof_csv
+
+    return rocprof_csv.part_of(head_of(path)) == rocprof_csv.KERNELS
+
+
+_EXPORT = {
+    ".nsys-rep": "nsys export --type sqlite",
+    ".qdrep": "nsys export --type sqlite",
+    ".ncu-rep": "ncu --import … --csv --page raw",
+    ".pftrace": "rocprofv3 --output-format json (or rocpd, csv)",
+    ".otf2": "rocprofv3 --output-format json (or rocpd, csv)",
+}
+_DATABASES = (".sqlite", ".sqlite3", ".rpd", ".db")
+
+
+def _refuse(path: Path, head: bytes) -> None:
+    """Say what is wrong with files that only their tool can read."""
+    name = path.name.lower().removesuffix(".gz")
+    for suffix, command in _EXPORT.items():
+        if name.endswith(suffix):
+            raise InputError(
+                f"{path}: a report that only its own tool can read; export it and pass the result: "
+                f"{command}"
+            )
+    if name.endswith(_DATABASES) and head:
+        raise InputError(
+            f"{path}: called a database, but does not begin as an SQLite database: encrypted, cut "
+            f"off at its start, or something else (begins with {head[:8]!r})"
+        )
+
+
+def what_else(path: Path) -> str:
+    """What a CSV that nobody reads seems to be, for the message that refuses it."""
+    try:
+        first = head_of(path).decode("utf-8-sig", "replace").partition("\n")[0].strip()
+    except OSError:
+        return ""
+    if "(ns)" in first and "Name" in first:
+        return (
+            " (a table of `nsys stats`? Pass the report's database instead: nsys export --type "
+            "sqlite)"
+        )
+    return f" (its heading: {first[:80]!r})" if first else ""

@@ -1,0 +1,431 @@
+"""Logs of other samplers as device tables: nvidia-smi, rocm-smi, amd-smi and their like, as CSV.
+
+A log has a row per device and moment, with a heading that says what each column is, by name and by
+unit: ``clocks.current.sm [MHz]``, ``power_watts``, ``temp_junction_celsius``. Columns are recognised
+by these two; what is not recognised is named, not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from chopper.arrow import to_arrow
+from chopper.errors import InputError
+from chopper.storage.clock import in_order
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+_MEGA = 1_000_000
+_MIB = 1 << 20
+_MOST_DEVICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryLog:
+    """What a log holds.
+
+    Attributes:
+        tables: device tables by name, each sorted by time.
+        ignored: headings that no column of ours takes.
+        local_time: its times name no zone, so they were read as UTC or as the zone that was given.
+        rows_count, bad_rows_count: rows read, and rows left out because they could not be.
+        repeated_count: rows left out because the clock was set back over their time.
+    """
+
+    tables: dict[str, pa.Table]
+    ignored: tuple[str, ...]
+    local_time: bool
+    rows_count: int
+    bad_rows_count: int
+    repeated_count: int = 0
+
+
+# Pattern of a heading without its unit → (table, column). Looked for in this order.
+_COLUMNS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern), table, column)
+    for pattern, table, column in (
+        (
+            r"(clocks\.(current\.)?(sm|gr|graphics)|(sm|gfx|gpu|core)_?cl(oc)?k|sclk(_clock_speed:?)?|gfx_0_clk)",
+            "device_clock",
+            "sm_clock_hz",
+        ),
+        (
+            r"(clocks\.(current\.)?(mem|memory)|mem(ory)?_?cl(oc)?k|mclk(_clock_speed:?)?|uclk|mem_0_clk)",
+            "device_clock",
+            "memory_clock_hz",
+        ),
+        (r"(clocks_(event|throttle)_reasons\.active)", "device_clock", "event_reasons"),
+        (
+            r"(power\.draw(\.instant)?|power|socket_power|(current_|gpu_)?power_usage|power_(watts?|w)|average_graphics_package_power|current_socket_graphics_package_power)",
+            "device_clock",
+            "power_w",
+        ),
+        (r"power\.draw\.average", "device_counter", "power_average_w"),
+        (
+            r"(temperature\.gpu|temperature|temp|gpu_temp(erature)?|temp_junction|hotspot(_temperature)?|temperature_.{0,40}junction.{0,40})",
+            "device_counter",
+            "temperature_c",
+        ),
+        (
+            r"(temperature\.memory|mem(ory)?_temp(erature)?|temp_mem(ory)?|temperature_.{0,40}memory.{0,40})",
+            "device_counter",
+            "memory_temperature_c",
+        ),
+        (
+            r"(utilization\.gpu|gpu_use|utilization_gpu|gpu_util(ization)?|gfx_activity_percent|gfx|gpu_use_)",
+            "device_counter",
+            "device_utilization_ratio",
+        ),
+        (
+            r"(utilization\.memory|utilization_memory|mem(ory)?_util(ization)?|umc_activity)",
+            "device_counter",
+            "memory_utilization_ratio",
+        ),
+        (
+            r"(memory\.used|vram_used|memory_used|vram_total_used_memory|used_vram)",
+            "device_counter",
+            "memory_used_bytes",
+        ),
+        (r"(energy|total_energy(_consumption)?|energy_consumption)", "device_counter", "energy_j"),
+    )
+)
+
+_INSTANT = "power.draw.instant"
+"""What the driver calls power.draw is an average on newer devices: where both stand, this counts."""
+
+# Unit as a heading or a cell writes it → factor to the table's unit, by what the unit measures.
+_UNITS: dict[str, tuple[str, float]] = {
+    "mhz": ("hz", _MEGA), "ghz": ("hz", 1e9), "khz": ("hz", 1e3), "hz": ("hz", 1),
+    "w": ("w", 1), "watt": ("w", 1), "watts": ("w", 1), "mw": ("w", 1e-3), "uw": ("w", 1e-6),
+    "kw": ("w", 1e3), "kj": ("j", 1e3), "wh": ("j", 3600), "kwh": ("j", 3.6e6),
+    "j": ("j", 1), "mj": ("j", 1e-3), "uj": ("j", 1e-6),
+    "c": ("c", 1), "celsius": ("c", 1), "°c": ("c", 1),
+    "%": ("ratio", 0.01), "percent": ("ratio", 0.01),
+    "mib": ("bytes", _MIB), "mb": ("bytes", _MIB), "gib": ("bytes", 1 << 30), "gb": ("bytes", 1 << 30),
+    "kib": ("bytes", 1024), "b": ("bytes", 1), "bytes": ("bytes", 1),
+}  # fmt: skip
+_PLAIN_UNIT = {"hz": _MEGA, "w": 1.0, "j": 1.0, "c": 1.0, "ratio": 0.01}
+"""What a number without a unit is, as these tools print it; bytes always come with one."""
+
+_TIME_NAMES = ("timestamp", "time", "date", "datetime")
+_DEVICE_NAMES = (
+    "index",
+    "gpu_index",
+    "gpu",
+    "device",
+    "gpu_id",
+    "card",
+    "device_id",
+    "uuid",
+    "gpu_uuid",
+)
+_ABSENT = frozenset(
+    ("", "n/a", "[n/a]", "[not supported]", "[unknown error]", "not active", "none", "nan")
+)
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file is such a log, by its first line."""
+    return looks_like_log(head.decode("utf-8-sig", "replace"))
+
+
+def looks_like_log(head: str) -> bool:
+    """Whether a file's first line is the heading of such a log."""
+    return _is_log([_plain(cell) for cell in heading_of(head)])
+
+
+def _is_log(columns: list[tuple[str, str | None]]) -> bool:
+    return (
+        any(name in _TIME_NAMES for name, _ in columns)
+        and any(name in _DEVICE_NAMES for name, _ in columns)
+        and any(_place(name) for name, _ in columns)
+    )
+
+
+def heading_of(text: str) -> list[str]:
+    """The cells of the first line of a text; none for what is no CSV."""
+    import csv
+
+    try:
+        return next(csv.reader(text.splitlines()[:1], skipinitialspace=True), [])
+    except csv.Error:
+        return []
+
+
+def _plain(heading: str) -> tuple[str, str | None]:
+    """(name, unit) of a heading: ``power.draw [W]``, ``temp_junction_celsius``, ``power_W``."""
+    text = heading.strip().strip('"').lower()
+    at = max(text.rfind("["), text.rfind("("))
+    unit = text[at + 1 : -1].strip()
+    if at >= 0 and text.endswith(("]", ")")) and unit and not {*unit} & {*"])"}:
+        return text[:at].strip().replace(" ", "_"), unit
+    name = text.replace(" ", "_")
+    stem, _, last = name.rpartition("_")
+    if stem and last in _UNITS:
+        return stem, last
+    return name, None
+
+
+def _place(name: str) -> tuple[str, str] | None:
+    for pattern, table, column in _COLUMNS:
+        if pattern.fullmatch(name):
+            return table, column
+    return None
+
+
+def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) -> TelemetryLog:
+    """Read a log. -> DEVICE_CLOCK, DEVICE_COUNTER.
+
+    Args:
+        lines: of the file.
+        where: its name, for messages.
+        zone: time zone of times that name none (nvidia-smi's are local); None for UTC.
+
+    Raises:
+        InputError: no such log, or not a row of it can be read.
+    """
+    import csv
+
+    content = iter(lines)
+    first = next(content, "")
+    heading = heading_of(first)
+    columns = [_plain(cell) for cell in heading]
+    if not _is_log(columns):
+        raise InputError(
+            f"{where}: no telemetry log: expected a heading with a time, a device and clocks, power "
+            "or the like; found " + (repr(first.rstrip()[:80]) if first else "an empty file")
+        )
+    log = _Rows(columns, where, zone)
+    try:
+        for cells in csv.reader(content, skipinitialspace=True):
+            if cells:
+                log.add(cells)
+    except csv.Error as exc:
+        raise InputError(f"{where}: a telemetry log that is no CSV ({exc})") from exc
+    if not any(log.rows.values()):
+        raise InputError(
+            f"{where}: a telemetry log without a readable row ({log.bad_count} could not be read)"
+        )
+    tables = {name: _by_device(name, rows.columns) for name, rows in log.rows.items() if rows}
+    repeated = max(len(log.rows[name]) - table.num_rows for name, table in tables.items())
+    ignored = tuple(cell.strip() for i, cell in enumerate(heading) if i not in log.used)
+    return TelemetryLog(tables, ignored, log.local_time, log.count, log.bad_count, repeated)
+
+
+class _TableRows:
+    """Rows of one table, as columns."""
+
+    def __init__(self, placed: list[tuple[int, str, str | None]]) -> None:
+        self._placed = placed
+        self.columns: dict[str, list[Any]] = {column: [] for _, column, _ in placed}
+        self.columns |= {"time_ns": [], "device_id": [], "device_uuid": []}
+
+    def __len__(self) -> int:
+        return len(self.columns["time_ns"])
+
+    def add(self, cells: list[str], time_ns: int, device: int, uuid: str | None) -> None:
+        values = [
+            _value(cells[i], column, unit) if i < len(cells) else None
+            for i, column, unit in self._placed
+        ]
+        if all(value is None for value in values):
+            return
+        for (_, column, _), value in zip(self._placed, values, strict=True):
+            self.columns[column].append(value)
+        for column, value in (("time_ns", time_ns), ("device_id", device), ("device_uuid", uuid)):
+            self.columns[column].append(value)
+
+
+class _Rows:
+    """Rows of a log on their way into tables.
+
+    Attributes:
+        rows: of each table.
+        used: columns of the log that are read.
+        local_time, count, bad_count: see :class:`TelemetryLog`.
+    """
+
+    def __init__(
+        self, columns: list[tuple[str, str | None]], where: str, zone: tzinfo | None
+    ) -> None:
+        self._width = len(columns)
+        self._where = where
+        self._zone = zone
+        self._time = next(i for i, (name, _) in enumerate(columns) if name in _TIME_NAMES)
+        self._device = next(i for i, (name, _) in enumerate(columns) if name in _DEVICE_NAMES)
+        self._uuid = next(
+            (i for i, (name, _) in enumerate(columns) if name in ("uuid", "gpu_uuid")), None
+        )
+        self._uuids: dict[str, int] = {}
+        self._devices: set[int] = set()
+        placed = _placed(columns, (self._time, self._device))
+        self.rows = {
+            table: _TableRows([(i, c, unit) for i, (t, c, unit) in placed.items() if t == table])
+            for table in dict.fromkeys(table for table, _, _ in placed.values())
+        }
+        self.used = {self._time, self._device, self._uuid, *placed}
+        self.count = self.bad_count = 0
+        self.local_time = False
+
+    def add(self, cells: list[str]) -> None:
+        """Take a row, or count it as one that cannot be read.
+
+        Raises:
+            InputError: more devices than any host has.
+        """
+        # Some loggers leave out what a device does not tell, at the end of the row.
+        whole = max(self._time, self._device) < len(cells) <= self._width
+        moment = _time_ns(cells[self._time], self._zone) if whole else None
+        device = _device(cells[self._device], self._uuids) if moment is not None else None
+        if moment is None or device is None:
+            self.bad_count += 1
+            return
+        self._devices.add(device)
+        if len(self._devices) > _MOST_DEVICES:
+            raise InputError(
+                f"{self._where}: rows of more than {_MOST_DEVICES} devices, as no host has"
+            )
+        time_ns, named_zone = moment
+        self.local_time |= not named_zone
+        self.count += 1
+        at = self._uuid
+        uuid = cells[at].strip() if at is not None and at < len(cells) else None
+        for rows in self.rows.values():
+            rows.add(cells, time_ns, device, uuid)
+
+
+def _placed(
+    columns: list[tuple[str, str | None]], taken: tuple[int, ...]
+) -> dict[int, tuple[str, str, str | None]]:
+    """(table, column, unit) of each column of a log that is read; the first of several alike."""
+    placed: dict[int, tuple[str, str, str | None]] = {}
+    for i, (name, unit) in enumerate(columns):
+        place = _place(name) if i not in taken else None
+        # A number of another unit is another number: temperatures in K, sizes in pages.
+        if place is not None and unit is not None and not _measures(unit, place[1]):
+            place = None
+        earlier = next((at for at, known in placed.items() if known[:2] == place), None)
+        if earlier is not None and name == _INSTANT:
+            del placed[earlier]
+        if place is not None and (earlier is None or name == _INSTANT):
+            placed[i] = (*place, unit)
+    return placed
+
+
+def _measures(unit: str, column: str) -> bool:
+    """Whether a unit is one of what a column holds."""
+    return _UNITS.get(unit, ("",))[0] == column.rpartition("_")[2]
+
+
+def _by_device(name: str, columns: dict[str, list[Any]]) -> pa.Table:
+    """The rows as a table sorted by time, each device's without times that passed twice."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    declared = TABLES[name]
+    count = len(columns["time_ns"])
+    columns = columns | {"span_ns": [0] * count}
+    arrays = [to_arrow(columns.get(f.name, [None] * count), f.type) for f in declared.arrow]
+    table = pa.Table.from_arrays(arrays, schema=declared.arrow)
+    parts = [
+        in_order(table.filter(pc.equal(table["device_id"], device)))
+        for device in pc.unique(table["device_id"])
+    ]
+    return declared.validate(pa.concat_tables(parts).unify_dictionaries().sort_by("time_ns"))
+
+
+def _device(cell: str, uuids: dict[str, int]) -> int | None:
+    """``3``, ``card3``, ``GPU[3]``; UUIDs are numbered as they come."""
+    text = cell.strip()
+    if text.upper().startswith("GPU-"):
+        return uuids.setdefault(text, len(uuids))
+    found = re.fullmatch(r"(?:[A-Za-z]*\[?)([0-9]{1,9})\]?", text)
+    return int(found[1]) if found else None
+
+
+def _value(cell: str, column: str, unit: str | None) -> Any:
+    """A cell in the column's unit; None for what stands for nothing."""
+    # rocm-smi writes clocks in brackets: (1321Mhz).
+    text = cell.strip().strip("()").lower()
+    if text in _ABSENT:
+        return None
+    if column == "event_reasons":
+        try:
+            bits = int(text, 0)
+        except ValueError:
+            return None
+        return bits if 0 <= bits < _BEYOND else None
+    found = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*([a-z°%]*)", text)
+    if not found:
+        return None
+    wanted = column.rpartition("_")[2]
+    written = found[2] or unit
+    if written:
+        kind, factor = _UNITS.get(written, ("", 0.0))
+        if kind != wanted:
+            return None
+    elif wanted in _PLAIN_UNIT:
+        factor = _PLAIN_UNIT[wanted]
+    else:
+        return None
+    value = float(found[1]) * factor
+    # A sensor may stand below 0 °C; nothing else may, and no counter of ours holds 2^63.
+    if not isfinite(value) or value >= _BEYOND or (value < 0 and wanted != "c"):
+        return None
+    if value > _MOST.get(wanted, value) or (not value and wanted in ("hz", "w")):
+        return None
+    return round(value) if wanted in ("hz", "bytes") else value
+
+
+_MOST = {"hz": 2e10, "w": 1e4, "ratio": 1.0}
+"""What no device reaches: blanks that a tool printed as a number."""
+_BEYOND = 1 << 63
+"""What a column of whole numbers does not hold."""
+
+
+_FORMATS = (
+    "%Y/%m/%d %H:%M:%S.%f",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y-%m-%d %H:%M:%S.%f",
+    "%Y-%m-%d %H:%M:%S",
+)
+
+
+def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
+    """(Unix time, whether the text names its zone); None for what is no time of 1970 to 2262."""
+    text = cell.strip()
+    number = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,9})[0-9]*)?", text)
+    if number:
+        # Seconds, ms, µs or ns since 1970, told apart by magnitude.
+        digits = len(number[1])
+        scale = 10 ** max(0, 9 - max(0, (digits - 10) // 3 * 3))
+        fraction = int((number[2] or "0").ljust(9, "0")) * scale // 10**9
+        time_ns = int(number[1]) * scale + fraction
+        return (time_ns, True) if time_ns < _BEYOND else None
+    made = _parsed(text)
+    if made is None:
+        return None
+    named = made.tzinfo is not None
+    aware = made if named else made.replace(tzinfo=zone or UTC)
+    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    time_ns = (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
+    return (time_ns, named) if 0 <= time_ns < _BEYOND else None
+
+
+def _parsed(text: str) -> datetime | None:
+    attempts: list[Callable[[], datetime]] = [lambda: datetime.fromisoformat(text)]
+    attempts += [lambda f=f: datetime.strptime(text, f) for f in _FORMATS]  # type: ignore[misc]
+    for attempt in attempts:
+        try:
+            return attempt()
+        except ValueError:
+            continue
+    return None
