@@ -109,7 +109,7 @@ def growing(sizes: list[int], repeats: int, peers_up_to: int) -> None:
 
 def matching(collectives: int = 5_000, ranks: int = 64) -> None:
     """The collectives of many ranks matched."""
-    from chopper.analyzers.causes.attribute import join_rank
+    from chopper.analyzers.trace.joined import join_rank
     from chopper.analyzers.trace.match import match
 
     print(

@@ -170,7 +170,7 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
 
 def of_steps(attribution: Attribution) -> list[Finding]:
     """What tracing added, kinds of steps that no window caught, and time after the last step."""
-    from chopper.analyzers.causes.step_time import FIRST
+    from chopper.attribution import FIRST
     from chopper.storage.manifest import Finding
     from chopper.wording import duration, plural, ranges
 

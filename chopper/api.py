@@ -13,10 +13,12 @@ from chopper.storage.run import Run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.causes.attribute import JoinedRank, RankResult
+    from chopper.analyzers.causes.attribute import RankResult
     from chopper.analyzers.compare.result import Comparison
+    from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
-    from chopper.attribution import Attribution, Basis, Ceilings, RankSummary
+    from chopper.attribution import Attribution, Basis, RankSummary
+    from chopper.hardware.ceilings import Ceilings
     from chopper.replaying import WhatIf
     from chopper.storage.manifest import RankManifest
 
@@ -54,13 +56,13 @@ def attribute(run: Run | Source) -> Attribution:
 
 def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
     """The ranks of a run, their events joined to the host; what their devices can do."""
-    from chopper.analyzers.causes.attribute import RankInput, join_rank
     from chopper.analyzers.trace.host_device import is_host_timeline
+    from chopper.analyzers.trace.joined import RankInput, join_rank
     from chopper.tables import TABLES
     from chopper.telemetry import of_rank
 
     joined: list[JoinedRank] = []
-    world_size = world_size_of(run)
+    world_size = world_size_of(run.manifest)
     ceilings: dict[int, Ceilings] = {}
     for rank in run.ranks:
         part = run.part(rank)
@@ -73,7 +75,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
             tables["device_event"] = TABLES["device_event"].empty()
         device = device_of(part)
         on_host = tables["device_event"].num_rows == 0
-        ceilings[rank] = ceilings_of(run, part, device, on_host=on_host)
+        ceilings[rank] = ceilings_of(run.manifest, part, device, on_host=on_host)
         ceiling = ceilings[rank].achievable if on_host else ceilings[rank].theoretical
         joined.append(
             join_rank(
@@ -81,7 +83,7 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
                     rank=rank,
                     **tables,
                     ceiling=ceiling,
-                    no_peak_remedy=no_peak_remedy(run, part, device),
+                    no_peak_remedy=no_peak_remedy(run.manifest, part, device),
                     devices_listed=bool(part.devices),
                     world_size=world_size,
                     process_groups=_process_groups(part, world_size),

@@ -7,7 +7,7 @@ Where steps of several kinds were traced, all of it is of the kind that the step
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from chopper.causes import CAUSES, LEAVES, parents
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.causes.step_time import StepTime
     from chopper.analyzers.replay.path import Lane
     from chopper.analyzers.work.of_events import EventWork
     from chopper.findings import Withheld
-    from chopper.replaying import Recoverable
+    from chopper.hardware.ceilings import Ceiling, Ceilings
     from chopper.storage.manifest import Finding
     from chopper.storage.run import Run
 
@@ -34,6 +32,9 @@ SCHEMA = "chopper.attribution/2"
 Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 _BOOTSTRAP_RESAMPLES = 2000
+_SLOW_NEARBY = 1.3
+TRAINING = "training"
+FIRST = "first steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +90,196 @@ class Basis:
     measured: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """The two ceilings of a rank side by side; None with the reason why it is not known.
+@dataclass(frozen=True)
+class Recoverable:
+    """What removing one cause gives back.
 
     Attributes:
-        theoretical: from the table of devices.
-        achievable: what ``chopper calibrate`` measured on the machine.
+        time_ns: summed over ranks and steps, as the cause's own time; None where not known.
+        reason: why it is not known.
     """
 
-    theoretical: Ceiling | None
-    achievable: Ceiling | None
-    theoretical_reason: str | None = None
-    achievable_reason: str | None = None
+    time_ns: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Times of several steps.
+
+    Attributes:
+        median_ns, mean_ns: of them.
+        low_ns, high_ns: their quartiles: half of the steps lie between.
+        count: steps.
+        lengths_ns: each of them, in the order of their numbers.
+        is_uneven: whether their mean is a fifth longer than their median, waits for a core aside.
+    """
+
+    median_ns: int
+    mean_ns: int
+    low_ns: int
+    high_ns: int
+    count: int
+    lengths_ns: tuple[int, ...]
+    is_uneven: bool
+
+    @property
+    def statistic(self) -> Literal["median", "mean"]:
+        """Which of the two is the step time.
+
+        The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
+        in flights (a batch from each loader's worker, then a wait) have a median that no throughput
+        belongs to. Steps that waited for a core, which other programs took, make no flights.
+        """
+        return "mean" if self.is_uneven else "median"
+
+    @property
+    def value_ns(self) -> int:
+        """The step time."""
+        return self.mean_ns if self.statistic == "mean" else self.median_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """Steps in which the same phases ran.
+
+    Attributes:
+        name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
+        numbers: of these steps, ascending.
+        traced: those of them that the attribution has windows of.
+        untraced: times of those that ran without a trace; None when there are none.
+        traced_ns: mean window of the traced ones; None when there are none.
+        time_ns: all of them together, mean over ranks.
+        share_ratio: of the time of all recorded steps.
+        causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    traced: tuple[int, ...]
+    untraced: Spread | None
+    traced_ns: int | None
+    time_ns: int
+    share_ratio: float
+    causes_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Time of a recording that belongs to no step, mean over ranks.
+
+    Attributes:
+        after_ns: after the last step, without what chopper took to end the recording.
+        profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
+            written), and to end the recording.
+        recording_ns: the whole recording.
+        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the innermost
+            phase.
+    """
+
+    after_ns: int
+    profiler_ns: int
+    recording_ns: int
+    phases_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The step time of a run, with and without tracing.
+
+    Attributes:
+        kind: which steps it is of.
+        untraced: steps of that kind that ran without a trace; None with the ``reason``.
+        traced_ns: mean window of the traced steps of that kind; None when nothing was attributed.
+        traced_count: their number.
+        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced step time.
+        tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
+        nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
+            None with fewer than three. Where it is long as well, tracing is not the reason.
+        kinds: all kinds, the most time first.
+        outside: time of the recording in no step; None where its bounds are not known.
+    """
+
+    kind: str
+    untraced: Spread | None
+    reason: str | None
+    traced_ns: int | None
+    traced_count: int
+    tracing_ns: int | None
+    tracing_ci95_ns: tuple[int, int] | None
+    nearby_ns: int | None
+    kinds: tuple[StepKind, ...]
+    outside: Outside | None
+
+    @property
+    def headline_ns(self) -> int | None:
+        """The step time: of the untraced steps, else the mean of the traced ones."""
+        return self.traced_ns if self.untraced is None else self.untraced.value_ns
+
+    @property
+    def tracing_ratio(self) -> float | None:
+        """What tracing added, of the untraced step."""
+        if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
+            return None
+        return self.tracing_ns / self.untraced.value_ns
+
+    @property
+    def is_slow_nearby(self) -> bool:
+        """Whether the untraced steps next to the traced ones took much longer than the others."""
+        return (
+            self.untraced is not None
+            and self.nearby_ns is not None
+            and self.nearby_ns > _SLOW_NEARBY * self.untraced.value_ns
+        )
+
+    @property
+    def scale(self) -> float:
+        """Untraced over traced time: what turns a time of traced steps into one at full speed."""
+        if self.untraced is None or not self.traced_ns:
+            return 1.0
+        return self.untraced.value_ns / self.traced_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {
+            "kind": self.kind,
+            "headline_ns": self.headline_ns,
+            "untraced": _spread_dict(self.untraced),
+            "untraced_reason": self.reason,
+            "traced_mean_ns": self.traced_ns,
+            "traced_count": self.traced_count,
+            "tracing_ns": self.tracing_ns,
+            "tracing_ratio": self.tracing_ratio,
+            "nearby_ns": self.nearby_ns,
+            "tracing_ci95_ns": list(self.tracing_ci95_ns) if self.tracing_ci95_ns else None,
+            "outside": None if self.outside is None else asdict(self.outside),
+            "kinds": [
+                {
+                    "name": k.name,
+                    "steps_count": len(k.numbers),
+                    "steps": list(k.numbers),
+                    "traced_steps": list(k.traced),
+                    "untraced": _spread_dict(k.untraced),
+                    "traced_mean_ns": k.traced_ns,
+                    "time_ns": k.time_ns,
+                    "share_ratio": k.share_ratio,
+                    "causes_ns": k.causes_ns,
+                }
+                for k in self.kinds
+            ],
+        }
+
+
+def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
+    if spread is None:
+        return None
+    return {
+        "median_ns": spread.median_ns,
+        "mean_ns": spread.mean_ns,
+        "quartile_low_ns": spread.low_ns,
+        "quartile_high_ns": spread.high_ns,
+        "steps_count": spread.count,
+    }
 
 
 def _no_communication() -> pa.Table:

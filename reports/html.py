@@ -37,8 +37,7 @@ from chopper.reports.story import (
 )
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution, CauseRow, Group, Level
-    from chopper.replaying import Recoverable
+    from chopper.attribution import Attribution, CauseRow, Group, Level, Recoverable
     from chopper.reports.story import TopCause
     from chopper.storage.manifest import CollectorReport, Overhead
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper import wording as fmt
-from chopper.analyzers.causes.step_time import FIRST, TRAINING
+from chopper.attribution import FIRST, TRAINING
 from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports.advice import advice
 from chopper.views import view
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.step_time import StepKind, StepTime
-    from chopper.attribution import Attribution, CauseRow, Group, Level
+    from chopper.attribution import Attribution, CauseRow, Group, Level, StepKind, StepTime
     from chopper.storage.manifest import Finding
 
 _IDEAL = "compute.ideal"

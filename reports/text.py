@@ -19,8 +19,7 @@ from chopper.tables import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.attribution import Attribution, CauseRow, Group, Level
-    from chopper.replaying import Recoverable
+    from chopper.attribution import Attribution, CauseRow, Group, Level, Recoverable
     from chopper.views import View
 
 _MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,69 +12,32 @@ import pyarrow.compute as pc
 from chopper.analyzers.causes.compute import (
     COMPUTE_CAUSES,
     MATH_CAUSES,
-    Ceiling,
     ComputeSplit,
     split_compute,
 )
 from chopper.analyzers.causes.core_wait import awake, computing_of_steps, taken, wait_of_steps
-from chopper.analyzers.causes.exposed import EXPOSED_CAUSES, matched_share, split_exposed
+from chopper.analyzers.causes.exposed import (
+    EXPOSED_CAUSES,
+    communication_table,
+    matched_share,
+    split_exposed,
+)
 from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
 from chopper.analyzers.causes.factors import Factors, measure
 from chopper.analyzers.causes.idle import IDLE_CAUSES, Gaps, Grouping, grouping_of, split_idle
 from chopper.analyzers.causes.quality import check_rank
 from chopper.analyzers.causes.states import States, exclusive_states
-from chopper.analyzers.trace.collectives import Communication, describe, link_peaks
+from chopper.analyzers.trace.collectives import link_peaks
 from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable
-from chopper.analyzers.trace.host_device import host_as_device
-from chopper.analyzers.trace.join import Links, link
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.joined import JoinedRank
 from chopper.analyzers.trace.match import Matched
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
-from chopper.analyzers.trace.windows import Windows, cut_windows
-from chopper.analyzers.views.communication import communication_table
+from chopper.analyzers.trace.windows import Windows
 from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from chopper.storage.manifest import Finding
-
-
-@dataclass(frozen=True)
-class RankInput:
-    """What is attributed: the trace tables of one rank, and what is known of its device.
-
-    Attributes:
-        host_span, device_event, step, collective: declared tables.
-        ceiling: peaks, None when they are not known.
-        no_peak_remedy: what to do when they are not, for the message.
-        devices_listed: the trace names devices, so that a lack of device events is a lack.
-        world_size: ranks of the run, None when not known.
-        process_groups: name → global ranks, as far as the trace lists them.
-        device_clock: clock samples of its device, as declared; None when there are none.
-        device_limit: what holds for it over the run, as declared; None when not known.
-        kernel_counter: hardware counters of its kernels, as declared; None when there are none.
-        core_wait: run delays of its thread, as declared; None when there are none.
-        synchronization: what was waited for, as declared; None when the trace does not say.
-        recorded: chopper took the trace.
-    """
-
-    rank: int
-    host_span: pa.Table
-    device_event: pa.Table
-    step: pa.Table
-    collective: pa.Table
-    ceiling: Ceiling | None
-    no_peak_remedy: str
-    devices_listed: bool
-    world_size: int | None = None
-    process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    device_clock: pa.Table | None = None
-    device_limit: pa.Table | None = None
-    kernel_counter: pa.Table | None = None
-    core_wait: pa.Table | None = None
-    synchronization: pa.Table | None = None
-    recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,65 +66,6 @@ class RankResult:
     """Work of each device event; None when there are no windows."""
     factors: Factors | None = None
     """Measured factors of each device event; None when there are no windows."""
-
-
-@dataclass(frozen=True)
-class JoinedRank:
-    """One rank with its events joined to the host: what ranks are matched by, then attributed."""
-
-    given: RankInput
-    host_only: bool
-    links: Links
-    windows: Windows
-    communication: Communication
-
-    @property
-    def ceiling(self) -> Ceiling | None:
-        """Peaks, unless host times stand in for a device that was not recorded."""
-        return None if self.host_only and self.given.devices_listed else self.given.ceiling
-
-
-def join_rank(given: RankInput) -> JoinedRank:
-    """HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE of one rank -> its links and windows."""
-    host = HostSpans(given.host_span)
-    host_only = given.device_event.num_rows == 0
-    host_rows = None
-    device_table = given.device_event
-    if host_only:
-        device_table, host_rows = host_as_device(host)
-    events = DeviceEvents(device_table)
-    links, windows = _windowed(host, events, given, host_rows)
-    if windows.numbers.size and windows.numbers[0] < 0 and _any_traced(given.step):
-        # No step holds work of its own: the trace is one window, and its work belongs to that.
-        given = replace(given, step=_untraced(given.step))
-        links, windows = _windowed(host, events, given, host_rows)
-    return JoinedRank(
-        given,
-        host_only,
-        links,
-        windows,
-        describe(links, given.collective, given.rank, given.world_size, given.process_groups),
-    )
-
-
-def _windowed(
-    host: HostSpans, events: DeviceEvents, given: RankInput, host_rows: np.ndarray | None
-) -> tuple[Links, Windows]:
-    links = link(host, events, given.step, given.collective, host_rows)
-    traced = given.step.filter(given.step["traced"]) if given.step.num_rows else given.step
-    return links, cut_windows(links, ints(traced, "number"))
-
-
-def _any_traced(step: pa.Table) -> bool:
-    return bool(pc.any(step["traced"]).as_py())
-
-
-def _untraced(step: pa.Table) -> pa.Table:
-    """The same steps, none of which the trace covers."""
-    traced = pa.array(np.zeros(step.num_rows, dtype=bool))
-    return step.set_column(
-        step.schema.get_field_index("traced"), step.schema.field("traced"), traced
-    )
 
 
 def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankResult:

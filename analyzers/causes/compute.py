@@ -19,10 +19,7 @@ from chopper.analyzers.trace.join import COMPUTE
 from chopper.analyzers.work.of_events import WORK_CAUSES, EventWork, main_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.causes.last_wave import UnitLimits
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.join import Links
 
@@ -68,46 +65,6 @@ _VECTOR_EXCESS = COMPUTE_CAUSES.index("compute.vector.excess")
 _SCALE_SAID = 0.98
 """Factors scaled by less are rounding and noise."""
 _OF_WORK = np.array([COMPUTE_CAUSES.index(cause) for cause in WORK_CAUSES])
-
-
-def _unknown(_: str) -> float | None:
-    """No clock is known."""
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """What the device can do at most.
-
-    Attributes:
-        flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
-        memory_bytes_per_s: bandwidth of its memory, None for unknown.
-        source: where these come from.
-        link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
-        link_group_count: fewest ranks of a group among which a rank has all of that bandwidth.
-        reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
-        units_count: streaming multiprocessors or compute units, None for unknown.
-        unit_limits: what is resident on one of them at most, None for unknown.
-        dies_count: dies (XCD) whose counters AMD's tools add up, None for unknown.
-    """
-
-    flop_per_s: Callable[[str], float | None]
-    memory_bytes_per_s: float | None
-    source: str
-    link_bytes_per_s: float | None = None
-    link_group_count: int = 2
-    reference_clock_hz: Callable[[str], float | None] = _unknown
-    units_count: int | None = None
-    unit_limits: UnitLimits | None = None
-    dies_count: int | None = None
-
-
-MOST_OF_A_PEAK = 1.05
-"""What may be reached of a ceiling before the ceiling, or what is held against it, must be wrong.
-
-Nothing exceeds a true peak; clocks above the reference clock, and measured ceilings, whose repeats
-differ by a few percent, leave room for so much.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
+from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.analyzers.trace.join import COMMUNICATION, COPY
+from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.attribute import JoinedRank
     from chopper.analyzers.causes.states import States
     from chopper.analyzers.trace.collectives import Communication
+    from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
     from chopper.analyzers.trace.tables import DeviceEvents
 
@@ -145,3 +149,71 @@ def copy_direction(events: DeviceEvents) -> np.ndarray:
 
     table = np.array([direction(v) for v in values] + [_OTHER_COPY], dtype=np.int64)
     return np.where(events.of("memset"), _MEMSET, table[name_codes])
+
+
+def communication_table(
+    rank: int,
+    links: Links,
+    communication: Communication,
+    matched: Matched | None,
+    link_bytes_per_s: list[float | None],
+) -> pa.Table:
+    """The communication events of one rank, with what they were matched to. -> COMMUNICATION.
+
+    Args:
+        link_bytes_per_s: link peak of each of the ``kinds``.
+    """
+    rows = communication.event_row
+    count = len(rows)
+    kinds = communication.kinds
+    none = np.full(count, -1, dtype=np.int64)
+    offset = 0 if matched is None else matched.offset_ns
+    instance = none if matched is None else matched.instance[rows]
+    ready = none if matched is None else matched.ready_ns[rows]
+    ready = np.where(instance >= 0, ready - offset, -1)
+
+    def texts(values: list[str | None]) -> pa.Array:
+        distinct = sorted({v for v in values if v is not None})
+        number = {v: i for i, v in enumerate(distinct)}
+        codes = np.array([-1 if v is None else number[v] for v in values] + [-1])
+        return dictionary(codes[communication.kind], distinct)
+
+    def floats(values: list[float | None]) -> pa.Array:
+        table = np.array([np.nan if v is None else v for v in values] + [np.nan], dtype=np.float64)
+        found = table[communication.kind]
+        return pa.array(found, mask=np.isnan(found))
+
+    def counts(values: list[int | None]) -> pa.Array:
+        table = np.array([-1 if v is None else v for v in values] + [-1], dtype=np.int64)
+        return nullable(table[communication.kind])
+
+    return pa.Table.from_arrays(
+        [
+            pa.array(np.full(count, rank, dtype=np.int32)),
+            pa.array(rows),
+            texts([k.what for k in kinds]),
+            texts([k.group for k in kinds]),
+            texts([_ranges(k.members) if k.members else None for k in kinds]),
+            counts([k.size for k in kinds]),
+            nullable(communication.sequence),
+            nullable(instance),
+            pa.array(links.events.start_ns[rows] - offset),
+            pa.array(links.events.end_ns[rows] - offset),
+            nullable(ready),
+            counts([k.message_bytes for k in kinds]),
+            floats([k.bus_ratio for k in kinds]),
+            floats(link_bytes_per_s),
+        ],
+        schema=TABLES["communication"].arrow,
+    )
+
+
+def _ranges(members: tuple[int, ...]) -> str:
+    """``(0, 1, 2, 3, 8)`` → ``0-3,8``."""
+    parts: list[list[int]] = []
+    for member in members:
+        if parts and member == parts[-1][1] + 1:
+            parts[-1][1] = member
+        else:
+            parts.append([member, member])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

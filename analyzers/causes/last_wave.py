@@ -11,28 +11,21 @@ block, the usual case of large tiles, both are the same).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from chopper.storage.files import JSON_ERRORS
 
+if TYPE_CHECKING:
+    from chopper.hardware.ceilings import UnitLimits
+
 _WARP = 32
 _REGISTERS_ROUNDED_TO = 256
 """Registers are handed out per warp in units of so many."""
 _SHARED_MEMORY_TAKEN = 1024
 """Bytes of shared memory that the system takes per block (compute capability 8 and later)."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitLimits:
-    """What one unit of a device (an SM) can hold at a time."""
-
-    threads_count: int
-    blocks_count: int
-    registers_count: int
-    shared_memory_bytes: int
 
 
 def extent(text: str | None) -> int | None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.compute import MOST_OF_A_PEAK
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
+from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.storage.manifest import Finding
 from chopper.wording import plural
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.windows import Windows
+    from chopper.hardware.ceilings import Ceiling
     from chopper.storage.manifest import Severity
 
 _FEW_LAUNCHES_RATIO = 0.2

@@ -13,8 +13,8 @@ each are kinds of their own ("training (optimizer 2)").
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from chopper.analyzers.causes.core_wait import wait_of_steps
 from chopper.analyzers.compare.steps import warm_up_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.intervals import innermost
+from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
 from chopper.statistics import MIN_STEPS, t_975
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from chopper.attribution import Attribution
 
-TRAINING = "training"
-FIRST = "first steps"
 LONG = "long steps"
 _OPTIMIZER = "optimizer "
 """Column ``source`` of table ``step``, where another number than 1 follows."""
@@ -42,188 +41,8 @@ _LONG_MOST = 0.1
 """Where more of the steps are long, they recur within what a step is: they are no kind."""
 _UNEVEN = 1.2
 _NEARBY_STEPS = 5
-_SLOW_NEARBY = 1.3
 _MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
 """Median absolute deviation to the standard error of a median, times √n, for normal noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Times of several steps.
-
-    Attributes:
-        median_ns, mean_ns: of them.
-        low_ns, high_ns: their quartiles: half of the steps lie between.
-        count: steps.
-        lengths_ns: each of them, in the order of their numbers.
-        is_uneven: whether their mean is a fifth longer than their median, waits for a core aside.
-    """
-
-    median_ns: int
-    mean_ns: int
-    low_ns: int
-    high_ns: int
-    count: int
-    lengths_ns: tuple[int, ...]
-    is_uneven: bool
-
-    @property
-    def statistic(self) -> Literal["median", "mean"]:
-        """Which of the two is the step time.
-
-        The median, which hiccups do not move; the mean where it is a fifth longer: steps that come
-        in flights (a batch from each loader's worker, then a wait) have a median that no throughput
-        belongs to. Steps that waited for a core, which other programs took, make no flights.
-        """
-        return "mean" if self.is_uneven else "median"
-
-    @property
-    def value_ns(self) -> int:
-        """The step time."""
-        return self.mean_ns if self.statistic == "mean" else self.median_ns
-
-
-@dataclass(frozen=True, slots=True)
-class StepKind:
-    """Steps in which the same phases ran.
-
-    Attributes:
-        name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
-        numbers: of these steps, ascending.
-        traced: those of them that the attribution has windows of.
-        untraced: times of those that ran without a trace; None when there are none.
-        traced_ns: mean window of the traced ones; None when there are none.
-        time_ns: all of them together, mean over ranks.
-        share_ratio: of the time of all recorded steps.
-        causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
-    """
-
-    name: str
-    numbers: tuple[int, ...]
-    traced: tuple[int, ...]
-    untraced: Spread | None
-    traced_ns: int | None
-    time_ns: int
-    share_ratio: float
-    causes_ns: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """Time of a recording that belongs to no step, mean over ranks.
-
-    Attributes:
-        after_ns: after the last step, without what chopper took to end the recording.
-        profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
-            written), and to end the recording.
-        recording_ns: the whole recording.
-        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the innermost
-            phase.
-    """
-
-    after_ns: int
-    profiler_ns: int
-    recording_ns: int
-    phases_ns: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """The step time of a run, with and without tracing.
-
-    Attributes:
-        kind: which steps it is of.
-        untraced: steps of that kind that ran without a trace; None with the ``reason``.
-        traced_ns: mean window of the traced steps of that kind; None when nothing was attributed.
-        traced_count: their number.
-        tracing_ns: what tracing itself added: ``traced_ns`` less the untraced step time.
-        tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
-        nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
-            None with fewer than three. Where it is long as well, tracing is not the reason.
-        kinds: all kinds, the most time first.
-        outside: time of the recording in no step; None where its bounds are not known.
-    """
-
-    kind: str
-    untraced: Spread | None
-    reason: str | None
-    traced_ns: int | None
-    traced_count: int
-    tracing_ns: int | None
-    tracing_ci95_ns: tuple[int, int] | None
-    nearby_ns: int | None
-    kinds: tuple[StepKind, ...]
-    outside: Outside | None
-
-    @property
-    def headline_ns(self) -> int | None:
-        """The step time: of the untraced steps, else the mean of the traced ones."""
-        return self.traced_ns if self.untraced is None else self.untraced.value_ns
-
-    @property
-    def tracing_ratio(self) -> float | None:
-        """What tracing added, of the untraced step."""
-        if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
-            return None
-        return self.tracing_ns / self.untraced.value_ns
-
-    @property
-    def is_slow_nearby(self) -> bool:
-        """Whether the untraced steps next to the traced ones took much longer than the others."""
-        return (
-            self.untraced is not None
-            and self.nearby_ns is not None
-            and self.nearby_ns > _SLOW_NEARBY * self.untraced.value_ns
-        )
-
-    @property
-    def scale(self) -> float:
-        """Untraced over traced time: what turns a time of traced steps into one at full speed."""
-        if self.untraced is None or not self.traced_ns:
-            return 1.0
-        return self.untraced.value_ns / self.traced_ns
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        return {
-            "kind": self.kind,
-            "headline_ns": self.headline_ns,
-            "untraced": _spread_dict(self.untraced),
-            "untraced_reason": self.reason,
-            "traced_mean_ns": self.traced_ns,
-            "traced_count": self.traced_count,
-            "tracing_ns": self.tracing_ns,
-            "tracing_ratio": self.tracing_ratio,
-            "nearby_ns": self.nearby_ns,
-            "tracing_ci95_ns": list(self.tracing_ci95_ns) if self.tracing_ci95_ns else None,
-            "outside": None if self.outside is None else asdict(self.outside),
-            "kinds": [
-                {
-                    "name": k.name,
-                    "steps_count": len(k.numbers),
-                    "steps": list(k.numbers),
-                    "traced_steps": list(k.traced),
-                    "untraced": _spread_dict(k.untraced),
-                    "traced_mean_ns": k.traced_ns,
-                    "time_ns": k.time_ns,
-                    "share_ratio": k.share_ratio,
-                    "causes_ns": k.causes_ns,
-                }
-                for k in self.kinds
-            ],
-        }
-
-
-def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
-    if spread is None:
-        return None
-    return {
-        "median_ns": spread.median_ns,
-        "mean_ns": spread.mean_ns,
-        "quartile_low_ns": spread.low_ns,
-        "quartile_high_ns": spread.high_ns,
-        "steps_count": spread.count,
-    }
 
 
 @dataclass(frozen=True)

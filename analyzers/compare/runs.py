@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.step_time import FIRST
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
 from chopper.analyzers.compare.steps import Steps, cut, events_of
+from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES, parents
 from chopper.statistics import (
     MIN_STEPS,

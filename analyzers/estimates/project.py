@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from chopper.analyzers.causes.compute import MOST_OF_A_PEAK
 from chopper.analyzers.estimates import Estimate
 from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.scaling import (
@@ -25,6 +24,7 @@ from chopper.analyzers.estimates.scaling import (
     waits,
 )
 from chopper.errors import InputError, UsageError
+from chopper.hardware.ceilings import MOST_OF_A_PEAK
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -38,7 +38,7 @@ from chopper.analyzers.trace.columns import compact, row_set
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.analyzers.causes.attribute import JoinedRank
+    from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
 
 (

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.analyzers.trace.join import Links
+    from chopper.hardware.ceilings import Ceiling
 
 # Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
 # as in nccl-tests' PERFORMANCE.md. Looked for in this order.

@@ -15,10 +15,10 @@ from chopper.analyzers.work.of_events import operator_work, refined
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.work import Work
     from chopper.attribution import Attribution
+    from chopper.hardware.ceilings import Ceiling
 
 CAUSES = ("compute.unmodelled", "compute.no_peak", "compute.vector.no_bytes")
 _NO_OPERATOR = "no operator around its launch"

@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.causes.compute import MOST_OF_A_PEAK
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import phases_outside_training
+from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.storage.files import JSON_ERRORS
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.attribution import Attribution
+    from chopper.hardware.ceilings import Ceiling
 
 CEILINGS = ("theoretical", "achievable")
 _NOT_THE_MODELS = ("recompute", "optimizer")

@@ -17,10 +17,10 @@ from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.analyzers.work.libraries import FUNCTIONS
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.tables import HostSpans
     from chopper.analyzers.work.record import Shape
+    from chopper.hardware.ceilings import Ceiling
 
 WORK_CAUSES = [
     "compute.ideal",

@@ -2,18 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
 
 if TYPE_CHECKING:
-    from chopper.analyzers.causes.compute import Ceiling
-    from chopper.analyzers.causes.last_wave import UnitLimits
-    from chopper.attribution import Ceilings
+    from collections.abc import Callable
+
     from chopper.hardware.calibration import Calibration
     from chopper.hardware.devices import DevicePeaks
-    from chopper.storage.manifest import Device, RankManifest
-    from chopper.storage.run import Run
+    from chopper.storage.manifest import Device, RankManifest, RunManifest
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLimits:
+    """What one unit of a device (an SM) can hold at a time."""
+
+    threads_count: int
+    blocks_count: int
+    registers_count: int
+    shared_memory_bytes: int
+
+
+def _unknown(_: str) -> float | None:
+    """Return None: no clock is known."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the device can do at most.
+
+    Attributes:
+        flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
+        memory_bytes_per_s: bandwidth of its memory, None for unknown.
+        source: where these come from.
+        link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
+        link_group_count: fewest ranks of a group among which a rank has all of that bandwidth.
+        reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
+        units_count: streaming multiprocessors or compute units, None for unknown.
+        unit_limits: what is resident on one of them at most, None for unknown.
+        dies_count: dies (XCD) whose counters AMD's tools add up, None for unknown.
+    """
+
+    flop_per_s: Callable[[str], float | None]
+    memory_bytes_per_s: float | None
+    source: str
+    link_bytes_per_s: float | None = None
+    link_group_count: int = 2
+    reference_clock_hz: Callable[[str], float | None] = _unknown
+    units_count: int | None = None
+    unit_limits: UnitLimits | None = None
+    dies_count: int | None = None
+
+
+MOST_OF_A_PEAK = 1.05
+"""What may be reached of a ceiling before the ceiling, or what is held against it, must be wrong.
+
+Nothing exceeds a true peak; clocks above the reference clock, and measured ceilings, whose repeats
+differ by a few percent, leave room for so much.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The two ceilings of a rank side by side; None with the reason why it is not known.
+
+    Attributes:
+        theoretical: from the table of devices.
+        achievable: what ``chopper calibrate`` measured on the machine.
+    """
+
+    theoretical: Ceiling | None
+    achievable: Ceiling | None
+    theoretical_reason: str | None = None
+    achievable_reason: str | None = None
 
 
 def device_of(part: RankManifest) -> Device | None:
@@ -25,19 +89,20 @@ def device_of(part: RankManifest) -> Device | None:
     return part.devices[0] if len(kinds) == 1 else None
 
 
-def world_size_of(run: Run) -> int | None:
+def world_size_of(manifest: RunManifest) -> int | None:
     """Ranks of the run as recorded, None when nothing says."""
-    return max((p.world_size for p in run.manifest.ranks if p.world_size), default=None)
+    return max((p.world_size for p in manifest.ranks if p.world_size), default=None)
 
 
-def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceiling | None:
+def device_ceiling(
+    manifest: RunManifest, part: RankManifest, device: Device | None
+) -> Ceiling | None:
     """Datasheet peaks of a device, None when it is not in the table.
 
     The link counts only where the run is the one node that the part lists, all of it: between
     nodes another link decides, and some of a node's devices share only some of its links (which
     holds for groups of ranks, too, where no switch joins the devices).
     """
-    from chopper.analyzers.causes.compute import Ceiling
     from chopper.hardware.devices import lookup
 
     if device is None or device.name is None:
@@ -51,7 +116,7 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
         return None
     bandwidth = peaks.memory_bandwidth_bytes_per_s.value
     together = peaks.least_group_count(len(part.devices))
-    whole = (world_size_of(run) or len(run.ranks)) == len(part.devices)
+    whole = (world_size_of(manifest) or len(manifest.ranks)) == len(part.devices)
     return Ceiling(
         flop_per_s=peaks.flop_per_s,
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
@@ -69,8 +134,6 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
 
 def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
     """What one unit holds, None when a part of it is not known."""
-    from chopper.analyzers.causes.last_wave import UnitLimits
-
     limits = [
         quantity.value
         for quantity in (
@@ -84,7 +147,9 @@ def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
     return UnitLimits(*known) if len(known) == len(limits) else None
 
 
-def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibration | None:
+def _calibration(
+    manifest: RunManifest, part: RankManifest, device: Device | None
+) -> Calibration | None:
     """What was measured of a rank's device, or of its host's cores with None.
 
     The result kept in the run counts first, else one stored on this machine for as many ranks.
@@ -98,7 +163,9 @@ def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibra
         return None
     name = None if device is None else device.name
     cpu_name = part.environment.get("cpu")
-    found = calibration.load(name, part.hostname, cpu_name=cpu_name, ranks=_ranks_beside(run, part))
+    found = calibration.load(
+        name, part.hostname, cpu_name=cpu_name, ranks=_ranks_beside(manifest, part)
+    )
     if found is None and device is not None:
         # Devices do not share their units: what one reached alone holds beside others.
         found = calibration.load(name, part.hostname)
@@ -106,7 +173,6 @@ def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibra
 
 
 def _measured_ceiling(measured: Calibration | None) -> Ceiling | None:
-    from chopper.analyzers.causes.compute import Ceiling
 
     if measured is None:
         return None
@@ -118,20 +184,22 @@ def _measured_ceiling(measured: Calibration | None) -> Ceiling | None:
     )
 
 
-def ceilings_of(run: Run, part: RankManifest, device: Device | None, *, on_host: bool) -> Ceilings:
+def ceilings_of(
+    manifest: RunManifest, part: RankManifest, device: Device | None, *, on_host: bool
+) -> Ceilings:
     """The theoretical and the measured ceiling of a rank, or why one is not known."""
-    from chopper.attribution import Ceilings
-
     if on_host and part.devices:
         reason = "no event of the device was recorded, only the host's"
         return Ceilings(None, None, reason, reason)
-    theoretical = None if on_host else device_ceiling(run, part, device)
+    theoretical = None if on_host else device_ceiling(manifest, part, device)
     measurable = on_host or device is not None
     unreadable: str | None = None
     achievable: Ceiling | None = None
     if measurable:
         try:
-            achievable = _measured_ceiling(_calibration(run, part, None if on_host else device))
+            achievable = _measured_ceiling(
+                _calibration(manifest, part, None if on_host else device)
+            )
         except InputError as exc:
             unreadable = str(exc)
     not_listed = (
@@ -159,8 +227,8 @@ def _link_per_direction(total: int | float | None) -> float | None:
     return float(total) / 2 if total else None
 
 
-def _ranks_beside(run: Run, part: RankManifest) -> int:
-    return sum(other.hostname == part.hostname for other in run.manifest.ranks)
+def _ranks_beside(manifest: RunManifest, part: RankManifest) -> int:
+    return sum(other.hostname == part.hostname for other in manifest.ranks)
 
 
 def _not_listed(device: Device) -> str:
@@ -174,7 +242,7 @@ def _not_listed(device: Device) -> str:
     )
 
 
-def no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
+def no_peak_remedy(manifest: RunManifest, part: RankManifest, device: Device | None) -> str:
     """What a user can do about unknown peaks."""
     if part.devices:
         why = (
@@ -185,4 +253,6 @@ def no_peak_remedy(run: Run, part: RankManifest, device: Device | None) -> str:
         return f"{why} (docs: device peaks)"
     if part.status == "imported":
         return "the machine that recorded it was not calibrated"
-    return f"run `chopper calibrate --ranks {_ranks_beside(run, part)}` there, then analyze again"
+    return (
+        f"run `chopper calibrate --ranks {_ranks_beside(manifest, part)}` there, then analyze again"
+    )

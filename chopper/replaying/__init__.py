@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from chopper.replaying.answers import SCHEMA, Recoverable, WhatIf
+from chopper.replaying.answers import SCHEMA, WhatIf
 from chopper.replaying.asked import ALIASES, Changes, causes_named, changes_of
 from chopper.replaying.path import critical_path, critical_path_timeline, lanes_of
 from chopper.replaying.replay import Replay, recoverable, replay_of
@@ -14,7 +14,6 @@ __all__ = [
     "ALIASES",
     "SCHEMA",
     "Changes",
-    "Recoverable",
     "Replay",
     "WhatIf",
     "causes_named",

@@ -11,19 +11,6 @@ if TYPE_CHECKING:
 SCHEMA = "chopper.whatif/1"
 
 
-@dataclass(frozen=True)
-class Recoverable:
-    """What removing one cause gives back.
-
-    Attributes:
-        time_ns: summed over ranks and steps, as the cause's own time; None where not known.
-        reason: why it is not known.
-    """
-
-    time_ns: int | None
-    reason: str | None = None
-
-
 @dataclass
 class WhatIf:
     """A changed run beside the observed one.
@@ -136,4 +123,4 @@ def summary(
     return observed, predicted, (max(low, 0.0), high), (less, more)
 
 
-__all__ = ["SCHEMA", "Recoverable", "WhatIf", "summary"]
+__all__ = ["SCHEMA", "WhatIf", "summary"]

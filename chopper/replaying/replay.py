@@ -14,10 +14,11 @@ from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.path import LAG, causes_of, path_of
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.trace.columns import ints
+from chopper.attribution import Recoverable
 from chopper.causes import LEAVES
 from chopper.errors import InputError
 from chopper.replaying import traces
-from chopper.replaying.answers import Recoverable, WhatIf, summary
+from chopper.replaying.answers import WhatIf, summary
 from chopper.replaying.applying import apply
 
 if TYPE_CHECKING:

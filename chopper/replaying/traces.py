@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.analyzers.causes.attribute import JoinedRank
     from chopper.analyzers.replay.scenario import Outcome
+    from chopper.analyzers.trace.joined import JoinedRank
     from chopper.replaying.replay import Replay
 
 _LAUNCHED_RATIO = 0.5

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper.analyzers.causes.attribute import RankInput, RankResult, attribute_rank, join_rank
+from chopper.analyzers.causes.attribute import RankResult, attribute_rank
+from chopper.analyzers.trace.joined import RankInput, join_rank
 from chopper.tables import TABLES
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from chopper.analyzers.causes.attribute import RankResult
-from chopper.analyzers.causes.compute import Ceiling
+from chopper.hardware.ceilings import Ceiling
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, span, spans
 
 # 1 FLOP and 1 byte per nanosecond: times can be read off the shapes.

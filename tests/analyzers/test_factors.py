@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
-from chopper.analyzers.causes.compute import Ceiling
 from chopper.analyzers.causes.contention import contend, shared_time
 from chopper.analyzers.causes.shares import apportion, fit
+from chopper.hardware.ceilings import Ceiling, UnitLimits
 from tests.analyzers.clock_script import Script, samples
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, spans, table
 
@@ -485,7 +485,7 @@ def test_grids_in_threads_are_not_taken_for_blocks() -> None:
 
 
 def test_resident_blocks_of_an_h100() -> None:
-    h100 = last_wave.UnitLimits(2048, 32, 65536, 233472)
+    h100 = UnitLimits(2048, 32, 65536, 233472)
     threads = np.array([128, 256, 384, 1024, 32, 128])
     registers = np.array([32, 64, 168, 64, 32, 32])
     shared = np.array([0, 0, 200_000, 0, 0, 50_000])

@@ -13,10 +13,9 @@ import pytest
 
 import chopper
 from chopper._findings import of_steps
-from chopper.analyzers.causes.step_time import Outside
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import compare
-from chopper.attribution import Attribution
+from chopper.attribution import Attribution, Outside
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.export import tables
 from chopper.reports import comparison, markdown, story, text

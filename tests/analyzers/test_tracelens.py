@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper.analyzers.causes.compute import Ceiling
 from chopper.analyzers.trace.join import COMMUNICATION, Links, link
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
 from chopper.analyzers.work import estimate
 from chopper.analyzers.work.of_events import EventWork, event_work
+from chopper.hardware.ceilings import Ceiling
 from tests.conftest import find_traces_dir
 
 pytestmark = pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.causes.compute import Ceiling
 from chopper.analyzers.causes.event_work import match_instances
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.join import Links, link
@@ -27,6 +26,7 @@ from chopper.analyzers.work.of_events import (
     main_cause,
     operator_work,
 )
+from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import lookup
 from chopper.tables import TABLES
 from chopper.views import view

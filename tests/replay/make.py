@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper.analyzers.causes.attribute import JoinedRank, RankInput, join_rank
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
+from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
 from chopper.storage.manifest import RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.analyzers import make
