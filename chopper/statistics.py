@@ -1,39 +1,51 @@
-"""How sure a difference between two runs is, from the variation of their steps.
+"""Intervals and tests: of the steps of a run, of repeated runs, and of trimmed means.
 
 Steps are resampled within each run, independently. With few steps a plain percentile interval is
-too narrow, so deviations are stretched by sqrt(n/(n−1)) and by Student's t over the normal
+too narrow, so deviations are stretched by sqrt(n/(n-1)) and by Student's t over the normal
 quantile (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", section 5), degrees of
 freedom by Welch and Satterthwaite. Steps that resemble the one before them say less than as many
-independent ones: deviations are stretched by sqrt((1+ρ)/(1−ρ)), ρ the lag-1 autocorrelation of both
-runs together, and from 10 steps on n(1−ρ)/(1+ρ) steps count for the degrees of freedom.
+independent ones: deviations are stretched by sqrt((1+ρ)/(1-ρ)), ρ the lag-1 autocorrelation of both
+runs together, and from 10 steps on n(1-ρ)/(1+ρ) steps count for the degrees of freedom. A 95 %
+interval of a mean covers the truth in 94 to 97 % of simulated runs with independent steps; with
+ρ = 0.3 in 90 to 94 %; with ρ = 0.6 in 80 to 85 % below 10 steps, 90 % at 20 and 93 % from 50 on.
+
+Repetitions are whole runs, each in processes of its own, so that they are independent as the steps
+of one run are not. Their intervals are Student's t; ratios are taken between logarithms, where a
+factor of two up and one down are equally far (Fleming and Wallace 1986).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 MIN_STEPS = 3
-"""With fewer steps a run gets no interval."""
-_DRAWS = 2000
+"""Fewest steps of a run with an interval."""
+_RESAMPLES = 2000
 _MAX_UNITS = 1000
 """More steps are resampled in this many blocks of consecutive ones."""
+_RESAMPLED_AT_ONCE = 4_000_000
+"""Most values in memory while resampling."""
 _MIN_STEPS_FOR_AUTOCORRELATION = 10
 _MAX_AUTOCORRELATION = 0.9
 _NORMAL_975 = 1.959964
-# Student's t at 0.975 by degrees of freedom (any table of the distribution).
-_DF = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60, 120)
-_T_975 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.1788, 2.1314, 2.0860, 2.0423, 2.0003, 1.9799),
-)
+# log t as a polynomial in 1/df, fitted to scipy.special.stdtrit(df, 0.975) from 1 degree of freedom
+# on: at most 3e-5 off. `analyze` needs no other quantile, and importing scipy.special takes 0.16 s,
+# a seventh of what it takes in all.
+_LOG_T_975 = (0.67292575, 1.21044246, 0.70510451, 0.17569371, -0.32711781, 0.10505175)
+_TRIMMED = 5
+"""A trimmed mean leaves out one in so many values at each end."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The steps of one run.
+    """Steps of one run.
 
     Attributes:
         values: (steps, quantities) time of each step, summed over its rank windows.
@@ -53,6 +65,11 @@ class Sample:
         """(quantities,) mean per rank window."""
         return self.values.sum(axis=0) / max(self.weights.sum(), 1)
 
+    @property
+    def per_window(self) -> np.ndarray:
+        """(steps, quantities) mean of each step over its rank windows."""
+        return self.values / np.maximum(self.weights, 1)[:, None]
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -64,12 +81,11 @@ class Intervals:
 
 
 def t_975(freedom: np.ndarray) -> np.ndarray:
-    """Student's t quantile at 0.975, interpolated in 1/df; at least one degree of freedom."""
-    inverse = 1 / np.array([*_DF, np.inf])
-    values = np.array([*_T_975, _NORMAL_975])
-    at = 1 / np.maximum(freedom, 1)
-    found: np.ndarray = np.interp(at, inverse[::-1], values[::-1])
-    return found
+    """Student's t quantile at 0.975; at least one degree of freedom."""
+    return np.exp(np.polynomial.polynomial.polyval(1 / np.maximum(freedom, 1), _LOG_T_975))
+
+
+# Steps of a run
 
 
 def compare_means(a: Sample, b: Sample, *, seed: int = 0) -> Intervals | None:
@@ -80,21 +96,41 @@ def compare_means(a: Sample, b: Sample, *, seed: int = 0) -> Intervals | None:
     a, b = _blocked(a), _blocked(b)
     mean_a, mean_b = a.mean, b.mean
     rho = _autocorrelation(a, b)
-    away_a = _deviations(a, rng) * _stretch(a, rho)
-    away_b = _deviations(b, rng) * _stretch(b, rho)
-    factor = t_975(_welch(a, b, rho)) / _NORMAL_975
-    low, high = np.percentile(away_b - away_a, [2.5, 97.5], axis=0)
+    deviations_a = _deviations(a, rng) * _stretch(a.steps, rho)
+    deviations_b = _deviations(b, rng) * _stretch(b.steps, rho)
+    factor = t_975(_welch_of_steps(a, b, rho)) / _NORMAL_975
+    low, high = np.percentile(deviations_b - deviations_a, [2.5, 97.5], axis=0)
     difference = (mean_b - mean_a) + np.stack([low, high]) * factor
     with np.errstate(divide="ignore", invalid="ignore"):
         # A resampled mean near 0 would divide to nonsense: A's own mean is the least unit then.
-        below = np.maximum(mean_a + factor * away_a, mean_a * 1e-3)
-        ratio = np.percentile((mean_b + factor * away_b) / below - 1, [2.5, 97.5], axis=0)
+        base = np.maximum(mean_a + factor * deviations_a, mean_a * 1e-3)
+        ratio = np.percentile((mean_b + factor * deviations_b) / base - 1, [2.5, 97.5], axis=0)
     ratio[:, mean_a <= 0] = np.nan
     return Intervals(difference, ratio)
 
 
+def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals | None:
+    """Compare as :func:`compare_means` the medians of one quantity: (steps,) values per run."""
+    if min(len(a), len(b)) < MIN_STEPS:
+        return None
+    rng = np.random.default_rng(seed)
+    median_a, median_b = float(np.median(a)), float(np.median(b))
+    samples = [Sample(v[:, None].astype(np.float64), np.ones(len(v))) for v in (a, b)]
+    rho = _autocorrelation(*samples)
+    deviations_a, deviations_b = (
+        (bootstrap(v, np.median, rng) - np.median(v)) * float(_stretch(len(v), rho)[0])
+        for v in (a, b)
+    )
+    factor = float(t_975(_welch_of_steps(samples[0], samples[1], rho))[0]) / _NORMAL_975
+    low_high = np.percentile(deviations_b - deviations_a, [2.5, 97.5])
+    base = np.maximum(median_a + factor * deviations_a, max(median_a * 1e-3, 1e-9))
+    ratio = np.percentile((median_b + factor * deviations_b) / base - 1, [2.5, 97.5])
+    difference = (median_b - median_a) + factor * low_high
+    return Intervals(difference[:, None], ratio[:, None])
+
+
 def mean_intervals(values: np.ndarray, *, seed: int = 0) -> np.ndarray | None:
-    """95 % intervals of the means over steps, alike; None with fewer than 3 steps.
+    """95 % intervals of the means over steps; None with fewer than 3 steps.
 
     Args:
         values: (steps, quantities).
@@ -106,76 +142,34 @@ def mean_intervals(values: np.ndarray, *, seed: int = 0) -> np.ndarray | None:
         return None
     sample = _blocked(Sample(values, np.ones(len(values))))
     rho = _autocorrelation(sample)
-    away = _deviations(sample, np.random.default_rng(seed)) * _stretch(sample, rho)
+    deviations = _deviations(sample, np.random.default_rng(seed)) * _stretch(sample.steps, rho)
     n = sample.steps
-    alone = (
+    independent = (
         n * (1 - rho) / (1 + rho) if n >= _MIN_STEPS_FOR_AUTOCORRELATION else np.full(len(rho), n)
     )
-    factor = t_975(alone - 1) / _NORMAL_975
-    found: np.ndarray = (sample.mean + np.percentile(away, [2.5, 97.5], axis=0) * factor).T
-    return found
+    factor = t_975(independent - 1) / _NORMAL_975
+    return (sample.mean + np.percentile(deviations, [2.5, 97.5], axis=0) * factor).T
 
 
-def compare_medians(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> Intervals | None:
-    """As :func:`compare_means` for the median of one quantity: (steps,) values per run."""
-    if min(len(a), len(b)) < MIN_STEPS:
-        return None
-    rng = np.random.default_rng(seed)
-    median_a, median_b = float(np.median(a)), float(np.median(b))
-    samples = [Sample(v[:, None].astype(np.float64), np.ones(len(v))) for v in (a, b)]
-    rho = _autocorrelation(*samples)
-    away_a, away_b = (
-        _median_deviations(v, rng) * float(_stretch(s, rho)[0])
-        for v, s in zip((a, b), samples, strict=True)
-    )
-    factor = float(t_975(_welch(samples[0], samples[1], rho))[0]) / _NORMAL_975
-    difference = (median_b - median_a) + factor * np.percentile(away_b - away_a, [2.5, 97.5])
-    below = np.maximum(median_a + factor * away_a, max(median_a * 1e-3, 1e-9))
-    ratio = np.percentile((median_b + factor * away_b) / below - 1, [2.5, 97.5])
-    return Intervals(difference[:, None], ratio[:, None])
+def total_intervals(per_step_ns: np.ndarray) -> list[tuple[int, int]] | None:
+    """95 % interval of each row's total time over its steps; None with fewer than 3 steps.
 
-
-def welch(
-    mean_a: np.ndarray,
-    variance_a: np.ndarray,
-    steps_a: int,
-    mean_b: np.ndarray,
-    variance_b: np.ndarray,
-    steps_b: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Welch's t test of many quantities -> half widths of the 95 % intervals, p values.
-
-    For quantities too many to resample. Student's distribution by Wallace's approximation (1959):
-    z = (8ν+1)/(8ν+3) · sqrt(ν ln(1 + t²/ν)).
+    Args:
+        per_step_ns: (causes, steps); times, so that no interval begins below 0.
     """
-    part_a, part_b = variance_a / steps_a, variance_b / steps_b
-    error = np.sqrt(part_a + part_b)
-    freedom = _satterthwaite(part_a, np.array(steps_a), part_b, np.array(steps_b))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(error > 0, np.abs(mean_b - mean_a) / error, np.inf)
-    t = np.where(mean_b == mean_a, 0.0, np.minimum(t, 1e6))
-    z = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom * np.log1p(t * t / freedom))
-    p = np.array([math.erfc(v / math.sqrt(2)) for v in z.tolist()])
-    return t_975(freedom) * error, p
-
-
-def discoveries(p: np.ndarray, rate: float = 0.05) -> np.ndarray:
-    """Benjamini and Hochberg (1995): mask of rows; at most ``rate`` of them false, on average."""
-    if not len(p):
-        return np.zeros(0, dtype=bool)
-    order = np.argsort(p, kind="stable")
-    fine = np.flatnonzero(p[order] <= rate * np.arange(1, len(p) + 1) / len(p))
-    found = np.zeros(len(p), dtype=bool)
-    if len(fine):
-        found[order[: fine[-1] + 1]] = True
-    return found
+    steps = per_step_ns.shape[1]
+    intervals = mean_intervals(per_step_ns.T)
+    if intervals is None:
+        return None
+    totals_ns = np.rint(np.maximum(intervals * steps, 0)).astype(np.int64)
+    return [(low, high) for low, high in totals_ns.tolist()]
 
 
 def inflation(step_ns: np.ndarray) -> float:
-    """By how much the variance of a mean exceeds that of independent steps; at least 1."""
-    sample = Sample(step_ns[:, None].astype(np.float64), np.ones(len(step_ns)))
+    """Variance of the mean of steps over that of as many independent ones; at least 1."""
     if len(step_ns) < _MIN_STEPS_FOR_AUTOCORRELATION:
         return 1.0
+    sample = Sample(step_ns[:, None].astype(np.float64), np.ones(len(step_ns)))
     rho = float(_autocorrelation(sample)[0])
     return (1 + rho) / (1 - rho)
 
@@ -190,65 +184,205 @@ def _blocked(sample: Sample) -> Sample:
 
 
 def _deviations(sample: Sample, rng: np.random.Generator) -> np.ndarray:
-    """(draws, quantities) means of resampled steps, less the mean."""
+    """(resamples, quantities) means of resampled steps, less the mean."""
     n = sample.steps
-    values = sample.values.astype(np.float64)
-    drawn = rng.multinomial(n, np.full(n, 1 / n), size=_DRAWS).astype(np.float64)
-    means = (drawn @ values) / (drawn @ sample.weights)[:, None]
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
+    means = (counts @ sample.values.astype(np.float64)) / (counts @ sample.weights)[:, None]
     return means - sample.mean
-
-
-def _median_deviations(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    middle = np.median(values)
-    size = max(1, min(_DRAWS, 4_000_000 // len(values)))
-    parts = [
-        np.median(values[rng.integers(0, len(values), (size, len(values)))], axis=1)
-        for _ in range(-(-_DRAWS // size))
-    ]
-    return np.concatenate(parts)[:_DRAWS] - middle
 
 
 def _autocorrelation(*samples: Sample) -> np.ndarray:
     """(quantities,) lag-1 autocorrelation of the steps of all samples together, from 0 on."""
-    along = power = np.zeros(samples[0].values.shape[1])
+    covariance = variance = np.zeros(samples[0].values.shape[1])
     for sample in samples:
-        each = sample.values / np.maximum(sample.weights, 1)[:, None]
-        away = each - each.mean(axis=0)
-        along = along + (away[1:] * away[:-1]).sum(axis=0)
-        power = power + (away**2).sum(axis=0)
+        deviations = sample.per_window - sample.per_window.mean(axis=0)
+        covariance = covariance + (deviations[1:] * deviations[:-1]).sum(axis=0)
+        variance = variance + (deviations**2).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        rho = np.where(power > 0, along / power, 0.0)
+        rho = np.where(variance > 0, covariance / variance, 0.0)
     n = sum(sample.steps for sample in samples) / len(samples)
     # The estimate is low by (1 + 3ρ)/n on average (Kendall 1954).
-    found: np.ndarray = np.clip(rho + (1 + 3 * rho) / n, 0.0, _MAX_AUTOCORRELATION)
-    return found
+    return np.clip(rho + (1 + 3 * rho) / n, 0.0, _MAX_AUTOCORRELATION)
 
 
-def _stretch(sample: Sample, rho: np.ndarray) -> np.ndarray:
+def _stretch(steps: int, rho: np.ndarray) -> np.ndarray:
     """(quantities,) factor on deviations: small samples, and steps that resemble each other."""
-    n = sample.steps
-    small = math.sqrt(n / (n - 1)) if n > 1 else 1.0
-    found: np.ndarray = small * np.sqrt((1 + rho) / (1 - rho))
-    return found
+    return math.sqrt(steps / (steps - 1)) * np.sqrt((1 + rho) / (1 - rho))
 
 
-def _welch(a: Sample, b: Sample, rho: np.ndarray) -> np.ndarray:
-    parts, counts = [], []
+# Welch's test
+
+
+def welch(
+    mean_a: np.ndarray,
+    variance_a: np.ndarray,
+    steps_a: int,
+    mean_b: np.ndarray,
+    variance_b: np.ndarray,
+    steps_b: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Welch's t test of many quantities -> half widths of the 95 % intervals, p values.
+
+    For quantities too many to resample.
+    """
+    from scipy.special import stdtr
+
+    error, freedom = _satterthwaite(
+        variance_a / steps_a, np.array(steps_a), variance_b / steps_b, np.array(steps_b)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(error > 0, np.abs(mean_b - mean_a) / error, np.inf)
+    t = np.where(mean_b == mean_a, 0.0, t)
+    return t_975(freedom) * error, 2 * stdtr(freedom, -t)
+
+
+def discoveries(p: np.ndarray, rate: float = 0.05) -> np.ndarray:
+    """Benjamini and Hochberg (1995): mask of rows; at most ``rate`` of them false, on average."""
+    order = np.argsort(p, kind="stable")
+    below = np.flatnonzero(p[order] <= rate * np.arange(1, len(p) + 1) / max(len(p), 1))
+    mask = np.zeros(len(p), dtype=bool)
+    if len(below):
+        mask[order[: below[-1] + 1]] = True
+    return mask
+
+
+def _welch_of_steps(a: Sample, b: Sample, rho: np.ndarray) -> np.ndarray:
+    """(quantities,) degrees of freedom of a difference of means."""
+    variances, counts = [], []
     for sample in (a, b):
-        each = sample.values / np.maximum(sample.weights, 1)[:, None]
-        parts.append(each.var(axis=0, ddof=1) / sample.steps)
+        variances.append(sample.per_window.var(axis=0, ddof=1) / sample.steps)
         independent = sample.steps * (1 - rho) / (1 + rho)
         enough = sample.steps >= _MIN_STEPS_FOR_AUTOCORRELATION
         counts.append(np.maximum(independent, 2) if enough else np.full(len(rho), sample.steps))
-    return _satterthwaite(parts[0], counts[0], parts[1], counts[1])
+    return _satterthwaite(variances[0], counts[0], variances[1], counts[1])[1]
 
 
 def _satterthwaite(
-    part_a: np.ndarray, steps_a: np.ndarray, part_b: np.ndarray, steps_b: np.ndarray
-) -> np.ndarray:
+    variance_a: np.ndarray, steps_a: np.ndarray, variance_b: np.ndarray, steps_b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Standard error and degrees of freedom of a difference, from the variances of both means."""
     least = np.minimum(steps_a, steps_b) - 1
-    below = part_a**2 / np.maximum(steps_a - 1, 1) + part_b**2 / np.maximum(steps_b - 1, 1)
+    total = variance_a + variance_b
+    divisor = variance_a**2 / np.maximum(steps_a - 1, 1) + variance_b**2 / np.maximum(
+        steps_b - 1, 1
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        freedom = np.where(below > 0, (part_a + part_b) ** 2 / below, least)
-    found: np.ndarray = np.maximum(freedom, np.maximum(least, 1))
-    return found
+        freedom = np.where(divisor > 0, total**2 / divisor, least)
+    return np.sqrt(total), np.maximum(freedom, np.maximum(least, 1))
+
+
+# Repetitions
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One number from repetitions."""
+
+    value: float
+    """The mean; of a ratio the geometric one."""
+    ci95: tuple[float, float] | None
+    """None with a single repetition."""
+    cv_ratio: float | None
+    """Coefficient of variation: standard deviation over mean; None with a single repetition, of a
+    ratio or difference, and where the mean is 0."""
+    repeats_count: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and 95 % interval of at least one repetition."""
+    array = np.asarray(values, dtype=np.float64)
+    n, mean = len(array), float(np.mean(array))
+    if n < 2:
+        return Estimate(mean, None, None, n)
+    deviation = float(np.std(array, ddof=1))
+    half = float(t_975(np.array(n - 1))) * deviation / math.sqrt(n)
+    return Estimate(mean, (mean - half, mean + half), deviation / abs(mean) if mean else None, n)
+
+
+def difference(of: Sequence[float], to: Sequence[float]) -> Estimate:
+    """Mean of ``of`` less that of ``to``, with Welch's interval."""
+    samples = [np.asarray(v, dtype=np.float64) for v in (of, to)]
+    value = float(samples[0].mean() - samples[1].mean())
+    counts = [np.array(len(v)) for v in samples]
+    repeats_count = min(len(of), len(to))
+    if repeats_count < 2:
+        return Estimate(value, None, None, repeats_count)
+    variances = [v.var(ddof=1) / len(v) for v in samples]
+    error, freedom = _satterthwaite(variances[0], counts[0], variances[1], counts[1])
+    half = float(t_975(freedom) * error)
+    return Estimate(value, (value - half, value + half), None, repeats_count)
+
+
+def ratio(of: Sequence[float], to: Sequence[float]) -> Estimate | None:
+    """Geometric mean of ``of`` over that of ``to``; None when a value is not positive."""
+    if min(*of, *to) <= 0:
+        return None
+    logarithm = difference(np.log(of).tolist(), np.log(to).tolist())
+    ci95 = logarithm.ci95 and (math.exp(logarithm.ci95[0]), math.exp(logarithm.ci95[1]))
+    return Estimate(math.exp(logarithm.value), ci95, None, logarithm.repeats_count)
+
+
+def line(
+    x: Sequence[float], y: Sequence[float]
+) -> tuple[float, float, tuple[float, float] | None, float]:
+    """Least squares of y = a + b·x, a point per repetition -> a, b, the 95 % interval of b, and R².
+
+    No interval with two points, through which a line always goes. x takes at least two values.
+    """
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    centred = xs - xs.mean()
+    square = float(centred @ centred)
+    slope = float(centred @ (ys - ys.mean())) / square
+    intercept = float(ys.mean() - slope * xs.mean())
+    residual = float(((ys - intercept - slope * xs) ** 2).sum())
+    total = float(((ys - ys.mean()) ** 2).sum())
+    freedom = len(xs) - 2
+    ci95 = None
+    if freedom > 0:
+        half = float(t_975(np.array(freedom))) * math.sqrt(residual / freedom / square)
+        ci95 = slope - half, slope + half
+    return intercept, slope, ci95, 1 - residual / total if total else 1.0
+
+
+# Any statistic, and means that a hiccup of the machine does not move
+
+
+def bootstrap(
+    values: np.ndarray, statistic: Callable[..., np.ndarray], rng: np.random.Generator | None = None
+) -> np.ndarray:
+    """(resamples, ...) of a statistic that takes ``axis``, resampling the rows of ``values``."""
+    rng = np.random.default_rng(0) if rng is None else rng
+    n = len(values)
+    size = max(1, min(_RESAMPLES, _RESAMPLED_AT_ONCE // n))
+    parts = [
+        statistic(values[rng.integers(0, n, (size, n))], axis=1)
+        for _ in range(-(-_RESAMPLES // size))
+    ]
+    return np.concatenate(parts)[:_RESAMPLES]
+
+
+def trimmed_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Mean along an axis without the fifth at either end."""
+    n = values.shape[axis]
+    cut = n // _TRIMMED
+    middle = np.take(np.sort(values, axis=axis), range(cut, n - cut), axis=axis)
+    return middle.mean(axis=axis)
+
+
+def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
+    """How far from 0 noise alone brings a trimmed mean with this probability; inf if none is known.
+
+    Student's t on as many degrees of freedom as values left, less one, with the winsorized spread
+    (Tukey and McLaughlin 1963).
+    """
+    from scipy.special import stdtrit
+
+    n = len(values)
+    cut = n // _TRIMMED
+    freedom = n - 2 * cut - 1
+    if freedom < 1:
+        return math.inf
+    ordered = np.sort(values)
+    spread = np.clip(values, ordered[cut], ordered[n - cut - 1]).std(ddof=1)
+    standard_error = float(spread) / n**0.5 / (1 - 2 * cut / n)
+    return float(stdtrit(freedom, 1 - error_rate / 2)) * standard_error

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from chopper.analyzers.compare.result import Change, Comparison
-    from chopper.analyzers.trace.repeats import Estimate
     from chopper.experiments.catalogue import Beside
     from chopper.experiments.results import Experiment, Headline, Labels, Row
+    from chopper.statistics import Estimate
 
 _MIN_WIDTH = 60
 _LEAST_SHARE = 0.01

@@ -28,7 +28,7 @@ ALLOWED_MODULES = {
 }
 ALLOWED_OF_CHOPPER = {"chopper", "chopper._version"}
 # Slow to load, or a vendor's: wanted only by the call that needs them.
-HEAVY = {"amdsmi", "numpy", "pandas", "plotly", "pyarrow", "pynvml", "torch"}
+HEAVY = {"amdsmi", "numpy", "pandas", "plotly", "pyarrow", "pynvml", "scipy", "torch"}
 
 
 def loaded_by(code: str) -> set[str]:

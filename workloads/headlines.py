@@ -16,7 +16,7 @@ from chopper.workloads import offload_tables, places
 from chopper.workloads.machine_headlines import collectives, gemm, membw
 
 if TYPE_CHECKING:
-    from chopper.analyzers.trace.repeats import Estimate
+    from chopper.statistics import Estimate
 
 NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
 

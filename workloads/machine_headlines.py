@@ -14,7 +14,7 @@ from chopper.experiments.results import Experiment, Headline, Labels, Row, betwe
 from chopper.hardware.devices import lookup
 
 if TYPE_CHECKING:
-    from chopper.analyzers.trace.repeats import Estimate
+    from chopper.statistics import Estimate
 
 
 def collectives(experiment: Experiment) -> tuple[Headline, ...]:

@@ -13,7 +13,7 @@ from chopper.workloads import places
 from chopper.workloads.places import CATEGORIES, PLACES, STATES, Place
 
 if TYPE_CHECKING:
-    from chopper.analyzers.trace.repeats import Estimate
+    from chopper.statistics import Estimate
 
 UNKNOWN = "–"
 FAULTS = (

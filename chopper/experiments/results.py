@@ -22,9 +22,9 @@ from chopper.storage.run import EXPERIMENT
 
 if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
-    from chopper.analyzers.trace.repeats import Estimate
     from chopper.attribution import Attribution
     from chopper.experiments.catalogue import Beside
+    from chopper.statistics import Estimate
     from chopper.storage.run import Run
 
 SCHEMA = "chopper.experiment/1"
@@ -307,27 +307,28 @@ def headline_to_dict(headline: Headline) -> dict[str, Any]:
 
 def quotient(over: Row | None, under: Row | None) -> Estimate | None:
     """How many times one row's value another one's is; None when one of them is missing."""
-    from chopper.analyzers.trace import repeats
+    from chopper.statistics import ratio
 
-    return None if over is None or under is None else repeats.ratio(over.values, under.values)
+    return None if over is None or under is None else ratio(over.values, under.values)
 
 
 def between(of: Sequence[float], to: Sequence[float], *, ratio: bool = False) -> Estimate | None:
     """How much more, or how many times, the repetitions of ``of`` are; None without one of them."""
-    from chopper.analyzers.trace import repeats
+    from chopper.statistics import difference
+    from chopper.statistics import ratio as ratio_of_means
 
     if not of or not to:
         return None
-    return repeats.ratio(of, to) if ratio else repeats.difference(of, to)
+    return ratio_of_means(of, to) if ratio else difference(of, to)
 
 
 def line(
     x: Sequence[float], y: Sequence[float]
 ) -> tuple[float, float, tuple[float, float] | None, float]:
     """a, b, the 95 % interval of b, and R², of y = a + b·x through a point per repetition."""
-    from chopper.analyzers.trace import repeats
+    from chopper.statistics import line
 
-    return repeats.line(x, y)
+    return line(x, y)
 
 
 def load(path: Path) -> Experiment:
@@ -458,10 +459,10 @@ def _row(
     base: list[float] | None,
     baseline: str | None,
 ) -> Row:
-    from chopper.analyzers.trace import repeats
+    from chopper.statistics import estimate, ratio
 
-    compared = repeats.ratio(values, base) if base and variant != baseline else None
-    return Row(measure, labels, variant, tuple(values), repeats.estimate(values), compared)
+    compared = ratio(values, base) if base and variant != baseline else None
+    return Row(measure, labels, variant, tuple(values), estimate(values), compared)
 
 
 def _step_ns(attribution: Attribution) -> float | None:

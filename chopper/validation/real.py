@@ -8,17 +8,16 @@ same recording: recovered is what the cause has more of in the one than in the o
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from chopper.causes import LEAVES
+from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
 from chopper.storage.replacing import scratch
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import ARRIVAL, Job, Plan, Truth
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from chopper.attribution import Attribution
     from chopper.validation.results import OnCase
 
-_RESAMPLES = 4000
 _FALSE_LEAKS = 0.05
 """Probability that noise alone makes any cause of a case seem to leak."""
 _PAIRS, _QUICK_PAIRS = 12, 8
@@ -432,58 +430,32 @@ def _difference(expected: Expected, pairs: np.ndarray, truths: Sequence[Truth]) 
     return np.asarray(apart[pairs[:, 0]] - apart[pairs[:, 1]])
 
 
-def _trimmed(values: np.ndarray) -> np.ndarray:
-    """Sum along the last axis as if every value were the mean of those not far out.
-
-    A fifth is left out at each end: a hiccup of the machine in one step of one pair is as long as
-    all that was injected, and nobody injected it.
-    """
-    count = values.shape[-1]
-    out = count // 5
-    kept: np.ndarray = np.sort(values, axis=-1)[..., out : count - out]
-    return np.asarray(kept.mean(axis=-1) * count)
-
-
 def _error(error_ns: np.ndarray) -> tuple[int, int, int]:
-    """Sum of the errors of all pairs, and its 95 % percentile interval, resampling pairs."""
-    count = len(error_ns)
-    rng = np.random.default_rng(0)
-    drawn = _trimmed(error_ns[rng.integers(count, size=(_RESAMPLES, count))])
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return round(float(_trimmed(error_ns))), round(float(low)), round(float(high))
+    """Trimmed sum of the errors of all pairs in ns, and its 95 % percentile interval.
+
+    Trimmed: a hiccup of the machine in one step is as long as all that was injected.
+    """
+    totals = len(error_ns) * bootstrap(error_ns, trimmed_mean)
+    low, high = np.percentile(totals, [2.5, 97.5])
+    return _trimmed_total(error_ns), round(float(low)), round(float(high))
+
+
+def _trimmed_total(error_ns: np.ndarray) -> int:
+    return round(float(trimmed_mean(error_ns)) * len(error_ns))
 
 
 def _leaks(errors_ns: dict[str, np.ndarray]) -> dict[str, int]:
     """Return the summed error in ns of each cause whose error is more than noise.
 
-    The limit in standard errors is Student's, at ``_FALSE_LEAKS`` shared by all causes that vary at
-    all (Bonferroni). A trimmed mean has as many degrees of freedom as values kept, less one (Tukey
-    and McLaughlin 1963).
+    ``_FALSE_LEAKS`` is shared by all causes that vary at all (Bonferroni).
 
     Args:
         errors_ns: cause → (pairs,) attributed less true time.
     """
-    errors = {cause: at for cause, at in errors_ns.items() if at.any()}
-    if not errors:
-        return {}
-    z = NormalDist().inv_cdf(1 - _FALSE_LEAKS / len(errors) / 2)
-    leaks = {cause: _leak(at, z) for cause, at in errors.items()}
-    return {cause: leak for cause, leak in leaks.items() if leak}
-
-
-def _leak(error_ns: np.ndarray, z: float) -> int:
-    """Return the summed error of all pairs; 0 where it is within ``z`` normal deviations of zero."""
-    count = len(error_ns)
-    out = count // 5
-    freedom = count - 2 * out - 1
-    if freedom < 1:
-        return 0
-    ordered = np.sort(error_ns)
-    # Standard error of a trimmed mean: by the winsorized spread.
-    spread = np.clip(error_ns, ordered[out], ordered[count - out - 1]).std(ddof=1)
-    standard_error = float(spread) * count**0.5 / (1 - 2 * out / count)
-    # Student's quantile by Wallace's approximation (1959), solved for t.
-    shape = ((8 * freedom + 3) / (8 * freedom + 1)) ** 2
-    limit = math.sqrt(freedom * math.expm1(shape * z * z / freedom))
-    total = float(_trimmed(error_ns))
-    return round(total) if abs(total) > limit * standard_error else 0
+    errors = {cause: error_ns for cause, error_ns in errors_ns.items() if error_ns.any()}
+    return {
+        cause: total
+        for cause, error_ns in errors.items()
+        if (total := _trimmed_total(error_ns))
+        and abs(trimmed_mean(error_ns)) > trimmed_limit(error_ns, _FALSE_LEAKS / len(errors))
+    }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chopper.statistics import bootstrap, trimmed_mean
 from chopper.validation.replay import REAL_BAR, Prediction, described
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from chopper.validation.injections.plan import Plan, Truth
 
 _START_LIMIT_S, _STEP_LIMIT_S = 120.0, 5.0
-_RESAMPLES = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def waiting(truths: Sequence[Truth], rank: int | None) -> dict[int, int]:
 
 def _case(name: str, real: _Real, rounds: list[np.ndarray], refused: str | None) -> Prediction:
     pairs = level(rounds)
-    observed, predicted, truth = trimmed(pairs) if len(pairs) else np.zeros(3)
+    observed, predicted, truth = trimmed_mean(pairs) if len(pairs) else np.zeros(3)
     return Prediction(
         suite="real",
         name=name,
@@ -193,19 +193,11 @@ def level(rounds: list[np.ndarray]) -> np.ndarray:
     """
     if not rounds:
         return np.zeros((0, 3))
-    truths = [trimmed(pairs)[2] for pairs in rounds]
+    truths = [trimmed_mean(pairs)[2] for pairs in rounds]
     mean = sum(truths) / len(truths)
     return np.concatenate(
         [pairs * (mean / truth) for pairs, truth in zip(rounds, truths, strict=True)]
     )
-
-
-def trimmed(values: np.ndarray) -> np.ndarray:
-    """Mean along the first axis without the fifth at either end: a hiccup is nobody's injection."""
-    count = len(values)
-    out = count // 5
-    kept: np.ndarray = np.sort(values, axis=0)[out : count - out].mean(axis=0)
-    return kept
 
 
 def error_interval(pairs: np.ndarray) -> tuple[float, float]:
@@ -214,11 +206,9 @@ def error_interval(pairs: np.ndarray) -> tuple[float, float]:
     Args:
         pairs: (observed, predicted, truth) of each.
     """
-    rng = np.random.default_rng(0)
-    drawn = pairs[rng.integers(len(pairs), size=(len(pairs), _RESAMPLES))]
-    times = trimmed(drawn)
+    times = bootstrap(pairs, trimmed_mean)
     low, high = np.percentile(times[:, 1] / np.maximum(times[:, 2], 1.0) - 1, [2.5, 97.5])
     return float(low), float(high)
 
 
-__all__ = ["error_interval", "level", "real_cases", "trimmed", "waiting"]
+__all__ = ["error_interval", "level", "real_cases", "waiting"]

@@ -7,7 +7,7 @@ import pytest
 
 from chopper.validation.injections.plan import ARRIVAL, MEETING, Truth
 from chopper.validation.replay import Prediction, measured
-from chopper.validation.replay_real import error_interval, level, trimmed, waiting
+from chopper.validation.replay_real import error_interval, level, waiting
 
 
 def prediction(predicted: float, interval: tuple[float, float] | None = None) -> Prediction:
@@ -49,11 +49,6 @@ def test_the_table_has_interval_and_verdict_of_each_row() -> None:
         "| slow dataset, 30 ms | `--fix data` | 36 | 90.0 ms | 51.0 ms | 50.0 ms | +2.0% | "
         "-1.0% … +6.0% | within the bar |"
     )
-
-
-def test_a_hiccup_is_left_out_of_the_mean() -> None:
-    values = np.array([[10.0], [11.0], [12.0], [13.0], [900.0]])
-    assert trimmed(values).tolist() == [12.0]
 
 
 def test_a_machine_that_was_slower_in_one_recording_is_no_error() -> None:

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
-from chopper.analyzers.trace import repeats  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
 from chopper.experiments import results as ex  # noqa: E402
 from chopper.experiments.catalogue import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.statistics import line  # noqa: E402
 from chopper.workloads import link  # noqa: E402
 from chopper.workloads.interconnect import ring_bytes  # noqa: E402
 
@@ -54,7 +54,7 @@ def test_a_ring_gathers_twice_what_was_dropped_and_reduces_once():
 @pytest.mark.parametrize("fixed", [0.1, 2.0])
 def test_the_fit_finds_the_line(fixed):
     at = [0.0, 8e-9, 8e-8]
-    start, slope, ci95, r2 = repeats.line(at, [fixed + 3e7 * x for x in at])
+    start, slope, ci95, r2 = line(at, [fixed + 3e7 * x for x in at])
     assert (start, slope, r2) == pytest.approx((fixed, 3e7, 1.0))
     assert ci95 == pytest.approx((3e7, 3e7))
 
@@ -62,12 +62,12 @@ def test_the_fit_finds_the_line(fixed):
 def test_the_interval_of_the_slope_is_that_of_the_textbook():
     # Residuals ±1, ∓1 about y = x: s² = 4/2, Σ(x − x̄)² = 5, t(0.975, 2) = 4.3027.
     x, y = [0.0, 1.0, 2.0, 3.0], [1.0, 0.0, 1.0, 4.0]
-    _, slope, ci95, _ = repeats.line(x, y)
+    _, slope, ci95, _ = line(x, y)
     assert slope == pytest.approx(1.0)
     assert ci95 == pytest.approx(
         (1 - 4.3027 * (2 / 5) ** 0.5, 1 + 4.3027 * (2 / 5) ** 0.5), rel=1e-4
     )
-    assert repeats.line(x[:2], y[:2])[2] is None
+    assert line(x[:2], y[:2])[2] is None
 
 
 @pytest.mark.slow
