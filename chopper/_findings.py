@@ -142,8 +142,8 @@ def of_samplers(run: Run) -> list[Finding]:
 
 def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
+    from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
     from chopper.storage.manifest import Finding
-    from chopper.telemetry import core_wait_ratio, thread_wait
 
     found = []
     for result in results:

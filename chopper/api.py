@@ -58,8 +58,8 @@ def _join(run: Run) -> tuple[list[JoinedRank], dict[int, Ceilings]]:
     """The ranks of a run, their events joined to the host; what their devices can do."""
     from chopper.analyzers.trace.host_device import is_host_timeline
     from chopper.analyzers.trace.joined import RankInput, join_rank
+    from chopper.analyzers.trace.samples import of_rank
     from chopper.tables import TABLES
-    from chopper.telemetry import of_rank
 
     joined: list[JoinedRank] = []
     world_size = world_size_of(run.manifest)

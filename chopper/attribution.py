@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.replay.path import Lane
+    from chopper.analyzers.trace.recording import Recording
     from chopper.analyzers.work.of_events import EventWork
     from chopper.findings import Withheld
     from chopper.hardware.ceilings import Ceiling, Ceilings
@@ -282,6 +283,16 @@ def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class TraceTables:
+    """The trace tables of one rank, as they were joined."""
+
+    host_span: pa.Table
+    device_event: pa.Table
+    step: pa.Table
+    collective: pa.Table
+
+
 def _no_communication() -> pa.Table:
     from chopper.tables import TABLES
 
@@ -324,6 +335,17 @@ class Attribution:
     communication: pa.Table = field(default_factory=_no_communication)
     _whole: Attribution | None = field(default=None, repr=False)
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def recording(self) -> Recording:
+        """The recorded tables and the manifest."""
+        return self.run
+
+    @property
+    def joined(self) -> dict[int, TraceTables]:
+        """Rank → its trace tables as they were joined."""
+        names = ("host_span", "device_event", "step", "collective")
+        return {r: TraceTables(*(self.run.table(r, name) for name in names)) for r in self.links}
 
     @property
     def whole(self) -> Attribution:

@@ -181,7 +181,7 @@ def _counters(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[s
     """Clock, power and temperature of the rank's device in its windows, one track each."""
     import pyarrow.compute as pc
 
-    from chopper.telemetry import of_rank
+    from chopper.analyzers.trace.samples import of_rank
 
     windows = attribution.windows.filter(pc.equal(attribution.windows["rank"], rank))
     low, high = pc.min(windows["start_ns"]).as_py(), pc.max(windows["end_ns"]).as_py()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper import wording as fmt
+from chopper.analyzers.trace.samples import per_device
 from chopper.reports.figures import MAX_BARS, plain
 from chopper.reports.palette import PHASES, color
-from chopper.telemetry import per_device
 
 if TYPE_CHECKING:
     from chopper.analyzers.views.clocks import Clocked

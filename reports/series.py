@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.trace.samples import per_device
 from chopper.analyzers.views.queue_depth import depths as depths_of
-from chopper.telemetry import per_device
 
 if TYPE_CHECKING:
     import pyarrow as pa

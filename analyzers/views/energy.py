@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.samples import per_device, socket_of, table_beside
 from chopper.analyzers.views.events import of_run
 from chopper.analyzers.views.utilization import tokens_of
 from chopper.tables import TABLES
-from chopper.telemetry import per_device, ranks_text, socket_of, table_beside
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +193,7 @@ class _Unit:
             "scope": scope,
             "source": self.name,
             "host": self.host,
-            "ranks": ranks_text(self.ranks),
+            "ranks": ranges(self.ranks),
             "step_count": 0,
             "basis": None if self.meter is None else self.meter.basis,
         }
@@ -559,7 +560,7 @@ def _window_row(rank: int, host: str | None, one: dict[str, Any]) -> dict[str, A
         "scope": "window",
         "source": f"device {one['device_id']}",
         "host": host,
-        "ranks": ranks_text([rank]),
+        "ranks": ranges([rank]),
         "step_count": 0,
         "window": one["window"],
         "span_ns": span_ns,
@@ -617,7 +618,7 @@ def _together(units: Sequence[tuple[_Unit, dict[str, Any]]]) -> dict[str, Any] |
     row: dict[str, Any] = {
         "scope": "run",
         "source": "all devices",
-        "ranks": ranks_text(ranks),
+        "ranks": ranges(ranks),
         "step_count": min(r["step_count"] for r in rows),
     }
     refused: dict[str, list[str]] = {}

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.samples import of_rank, socket_of, table_beside
 from chopper.tables import TABLES
-from chopper.telemetry import of_rank, ranks_text, socket_of, table_beside
+from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -204,7 +205,7 @@ def _rows(
             "link": link.name,
             "kind": link.kind,
             "rank": link.rank,
-            "ranks": ranks_text(link.ranks),
+            "ranks": ranges(link.ranks),
             "step": step,
             "span_ns": int(end[i] - start[i]),
         }

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.samples import of_rank
 from chopper.analyzers.views.memory_timeline import (
     CPU,
     MemoryEvents,
@@ -26,7 +27,6 @@ from chopper.analyzers.views.memory_timeline import (
     traced_steps,
 )
 from chopper.tables import TABLES
-from chopper.telemetry import of_rank
 
 if TYPE_CHECKING:
     from typing import Any

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import links_of
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import PHASES
-from chopper.analyzers.views.relink import relink
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def memory_events(attribution: Attribution, rank: int) -> list[MemoryEvents]:
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(time[rows], kind="stable")]
     if rank in attribution.links:
-        links = relink(attribution, rank)
+        links = links_of(attribution, rank)
         phase, phases = phase_at(links, time[rows], tid[rows]), links.phases
     else:
         phases = PHASES
@@ -262,7 +262,7 @@ def _of_readings(attribution: Attribution, rank: int) -> list[dict[str, Any]]:
 
 def _allocator_calls(attribution: Attribution, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """(phase of each runtime call that allocates or frees, -1 outside of steps; its duration)."""
-    links = relink(attribution, rank)
+    links = links_of(attribution, rank)
     host = links.host
     rows = np.flatnonzero(host.of("runtime", "driver") & host.named(names.is_allocator_call))
     phase = phase_at(links, host.start_ns[rows], ints(host.table, "tid")[rows])

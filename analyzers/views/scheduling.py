@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.samples import table_beside
 from chopper.tables import TABLES
-from chopper.telemetry import table_beside
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution

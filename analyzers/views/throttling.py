@@ -12,10 +12,10 @@ from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS, HOLE_FACTOR, ClockSeries
 from chopper.analyzers.causes.factors import set_clock_hz
 from chopper.analyzers.trace.columns import dictionary, ints, nullable
+from chopper.analyzers.trace.samples import of_rank, per_device
 from chopper.analyzers.views.clocks import Clocked, clocked
 from chopper.analyzers.views.events import group_of
 from chopper.tables import TABLES
-from chopper.telemetry import of_rank, per_device
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution

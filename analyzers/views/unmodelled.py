@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.attributed import links_of
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views.relink import relink
 from chopper.analyzers.work import MATH_FAMILIES, matmul_dtype
 from chopper.analyzers.work.of_events import operator_work, refined
 from chopper.tables import TABLES
@@ -87,7 +87,7 @@ def _reasons(
     attribution: Attribution, rank: int, events: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
     """Why each of ``events`` has no number: codes per event of the rank, and texts."""
-    links = relink(attribution, rank)
+    links = links_of(attribution, rank)
     work = attribution.work.get(rank)
     ceilings = attribution.ceilings.get(rank)
     ceiling = None

@@ -433,7 +433,7 @@ def _sensed(run: Run) -> Iterable[tuple[str, float]]:
 
     import pyarrow.compute as pc
 
-    from chopper.telemetry import of_rank
+    from chopper.analyzers.trace.samples import of_rank
 
     tables = [of_rank(run, rank, "device_clock") for rank in run.ranks]
     for column in ("sm_clock_hz", "power_w"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from chopper.errors import InputError, UsageError
 from chopper.storage.manifest import CollectorReport, Finding
 from chopper.storage.run import StreamWriter
+from chopper.tables import TABLES
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
@@ -242,9 +243,9 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
 
 def write(run: Run, rank: int, folder: Path) -> None:
     """Keep a rank's device tables beside its trace."""
-    from chopper.telemetry import DEVICE_TABLES
-
-    for name in DEVICE_TABLES:
+    for name, declared in TABLES.items():
+        if not any(column.name == "device_uuid" for column in declared.columns):
+            continue
         table = run.table(rank, name)
         if table.num_rows:
             writer = StreamWriter(folder / f"{name}.arrow", name)

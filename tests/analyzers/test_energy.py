@@ -17,8 +17,8 @@ from chopper.attribution import Attribution
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
-from chopper.telemetry import ranks_text
 from chopper.views import view
+from chopper.wording import ranges
 from tests.analyzers.make import kernel, kernels, spans, table
 
 S = 1_000_000_000
@@ -368,7 +368,7 @@ def test_absent_readings_are_skipped_and_gaps_in_power_are_not_bridged() -> None
 
 
 def test_ranks_are_written_as_ranges() -> None:
-    assert ranks_text([3, 0, 1, 7]) == "0-1,3,7"
+    assert ranges([3, 0, 1, 7]) == "0-1,3,7"
 
 
 def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:

@@ -1,0 +1,35 @@
+"""The recording that analyzers are given: a manifest, and declared tables by rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.storage.manifest import RankManifest, RunManifest
+
+
+class Recording(Protocol):
+    """A recorded or imported run, as analyzers see it.
+
+    Attributes:
+        manifest: what the run says about itself.
+        source: what the user named, for messages and next commands.
+    """
+
+    manifest: RunManifest
+    source: str
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks in the run, ascending."""
+        ...
+
+    def part(self, rank: int) -> RankManifest:
+        """Return what one rank says about itself."""
+        ...
+
+    def table(self, rank: int, name: str) -> pa.Table:
+        """Return a declared table of one rank, empty when nothing was recorded for it."""
+        ...
