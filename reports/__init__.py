@@ -1,4 +1,4 @@
-"""Reports: pure functions from tables to HTML, Markdown, text and JSON."""
+"""Reports: pure functions from results to a page, shown as text, Markdown or HTML; and as JSON."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from chopper.attribution import Attribution
+    from chopper.reports.page import Page
 
 FORMATS: tuple[str, ...] = ("html", "md", "json", "txt")
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's extension names.
+    """Return the format that a file's extension names.
 
     Raises:
         UsageError: no report has this extension.
@@ -30,13 +32,43 @@ def format_of(path: Path) -> str:
     return extension
 
 
+def formatted(page: Callable[[], Page], document: Callable[[], object], format: str) -> str:
+    """Return a report as one string.
+
+    Args:
+        page: makes the page; not called for JSON.
+        document: makes the documented JSON form; called for JSON only.
+        format: ``html`` (one self-contained page), ``md``, ``json`` or ``txt``.
+
+    Raises:
+        UsageError: no such format.
+    """
+    if format == "html":
+        from chopper.reports import to_html
+
+        out = to_html.render(page())
+    elif format == "md":
+        from chopper.reports import to_markdown
+
+        out = to_markdown.render(page())
+    elif format == "txt":
+        from chopper.reports import to_text
+
+        out = to_text.render(page())
+    elif format == "json":
+        out = json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+    else:
+        raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
+    # A name with a lone surrogate could not be written: it shows as "?".
+    return out.encode("utf-8", "replace").decode("utf-8")
+
+
 def render(attribution: Attribution, format: str) -> str:
-    """A report as one string.
+    """Return the report of a run as one string.
 
     Args:
         attribution: what to report.
-        format: ``html`` (one self-contained page), ``md``, ``json`` (the documented schema) or
-            ``txt``.
+        format: as of :func:`formatted`.
 
     Raises:
         UsageError: no such format.
@@ -53,9 +85,6 @@ def render(attribution: Attribution, format: str) -> str:
         from chopper.reports import text
 
         out = text.render(attribution)
-    elif format == "json":
-        out = json.dumps(attribution.to_dict(), indent=2, ensure_ascii=False) + "\n"
     else:
-        raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
-    # A name with a lone surrogate could not be written: it shows as "?".
+        return formatted(lambda: None, attribution.to_dict, format)  # type: ignore[arg-type, return-value]
     return out.encode("utf-8", "replace").decode("utf-8")

@@ -8,7 +8,7 @@ from chopper import wording as fmt
 from chopper.analyzers.compare.result import signed, signed_duration
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import printable
-from chopper.reports import page
+from chopper.reports import shell as page
 from chopper.reports.comparison import (
     STATUS,
     calls,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
 from chopper.errors import printable
-from chopper.reports import page
+from chopper.reports import shell as page
 from chopper.reports.comparison_html import waterfall
 from chopper.reports.experiment import against, facts, grids, heading, interval, intervals, ours
 from chopper.reports.figures import plain

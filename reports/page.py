@@ -1,60 +1,264 @@
-"""The shell of the small pages: a template filled, styles, scripts and figures inside one file."""
+"""The page model: what a report says, before it has a format.
+
+A report is one function that returns a :class:`Page`. Three renderers show any page: ``text``,
+``markdown`` and ``html``. A page holds plain text: renderers escape what their format would
+interpret, shorten what does not fit, and set text between backticks as code.
+
+>>> Page(
+...     title="Network",
+...     headline="An all-reduce of 1 GiB over 8 ranks takes 4.2 ms.",
+...     sections=(
+...         Section(
+            title="Sizes",
+            blocks=(Table(columns=("size", "time"), rows=[("1 GiB", "4.2 ms")]),),
+        ),
+...     ),
+... )  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
-import datetime as dt
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from chopper._version import __version__
-from chopper.reports import plotly_script
-from chopper.reports.html import to_script_json
-from chopper.reports.story import sentence
+Format = Literal["txt", "md", "html"]
+EVERYWHERE: frozenset[Format] = frozenset(("txt", "md", "html"))
+TERMINAL: frozenset[Format] = frozenset(("txt",))
+DOCUMENT: frozenset[Format] = frozenset(("md", "html"))
+PLAIN: frozenset[Format] = frozenset(("txt", "md"))
+BROWSER: frozenset[Format] = frozenset(("html",))
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
-_STYLES = ("report.css", "comparison.css")
+Mark = Literal["", "error", "warning", "info", "ok", "unknown"]
 
 
-def render(template: str, context: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
-    """One self-contained page; names from data are escaped by the template.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of a table; a plain string is a cell without any of this."""
 
-    Args:
-        template: file below ``reports/assets``.
-        context: what the template shows.
-        figures: id → Plotly figure, drawn into the element with that ``data-figure``.
-    """
-    plotly_script.prefetch()
-    import jinja2
-    from markupsafe import Markup as safe
-
-    script = "(() => {\n'use strict';\n" + "\n".join(_asset(s) for s in _SCRIPTS) + "\n})();"
-    plotly = plotly_script.get()
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(_asset),
-    )
-    environment.filters["sentence"] = sentence
-    return environment.get_template(template).render(
-        **context,
-        version=__version__,
-        made=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        css=safe("".join(_asset(s) for s in _STYLES)),
-        js=safe(script),
-        data=safe(to_script_json({"figures": dict(figures)})),
-        plotly=safe(plotly.deflated),
-        plotly_bytes=plotly.size_bytes,
-        script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
-    )
+    text: str
+    strong: bool = False
+    dim: bool = False
+    depth: int = 0
+    """Levels of indentation."""
+    hint: str = ""
+    """Shown by a browser on hover: the full name, or what the cell means."""
+    below: str = ""
+    """A quieter second line; in brackets where there is one line only."""
+    color: str = ""
+    """Of a swatch before the text, or of the bar."""
+    hollow: bool = False
+    """The swatch is an outline: a sum of others."""
+    share_ratio: float | None = None
+    """Length of a bar beside the text, 0 to 1."""
+    value: float | None = None
+    """What sorting compares; None compares the text."""
+    mark: Mark = ""
+    """Severity or outcome that the text names."""
+    code: bool = False
 
 
-@cache
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table; a plain string is its heading."""
+
+    heading: str
+    kind: Literal["", "number", "name", "prose"] = ""
+    """Numbers are never cut, names are shortened in the middle, prose is wrapped. Empty: a name
+    among the table's first ``words`` columns, else a number."""
+    wide: bool = False
+    """Left out where there is little room."""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of cells."""
+
+    columns: Sequence[str | Column]
+    rows: Sequence[Sequence[str | Cell]]
+    title: str = ""
+    note: str = ""
+    """What it shows, or why it has no rows."""
+    rest: str = ""
+    """What is said of rows that are not listed."""
+    words: int = 1
+    """So many leading columns hold names; the others hold numbers."""
+    totals: int = 0
+    """So many rows at the end are set apart from the others."""
+    strong: frozenset[int] = frozenset()
+    """Rows that stand out, by number."""
+    limit: int | None = None
+    """Rows shown in text and Markdown; None for all."""
+    searchable: bool = False
+    """A browser filters by name and sorts by any column."""
+    overflow: Literal["below", "named"] = "below"
+    """Columns beyond a terminal's width: printed below, or named only."""
+    formats: frozenset[Format] = EVERYWHERE
+
+    @property
+    def tree(self) -> bool:
+        """Whether rows are indented."""
+        return any(isinstance(c, Cell) and c.depth for row in self.rows for c in row[:1])
+
+    def typed_columns(self) -> list[Column]:
+        """Return the columns, each with its kind."""
+        kinds: tuple[Literal["name", "number"], ...] = ("name", "number")
+        columns = [c if isinstance(c, Column) else Column(c) for c in self.columns]
+        return [
+            c if c.kind else replace(c, kind=kinds[i >= self.words]) for i, c in enumerate(columns)
+        ]
+
+    def typed_rows(self) -> list[list[Cell]]:
+        """Return the rows as cells; those of ``strong`` and ``totals`` are strong."""
+        first_total = len(self.rows) - self.totals
+        return [
+            [
+                replace(cell, strong=True) if i in self.strong or i >= first_total else cell
+                for cell in (Cell(text=c) if isinstance(c, str) else c for c in row)
+            ]
+            for i, row in enumerate(self.rows)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A Plotly figure as plain data; browsers only."""
+
+    name: str
+    """Unique on the page."""
+    title: str
+    figure: Mapping[str, Any]
+    note: str = ""
+    label: str = ""
+    """What it shows, for those who cannot see it; default: the title."""
+    half: bool = False
+    """Stands beside the next one that is ``half``."""
+    formats: frozenset[Format] = BROWSER
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A sentence or more."""
+
+    text: str
+    style: Literal["", "strong", "dim"] = ""
+    formats: frozenset[Format] = EVERYWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of a list."""
+
+    text: str
+    mark: Mark = ""
+    code: str = ""
+    """Identifier of a finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A list: findings, notes, assumptions."""
+
+    items: Sequence[Item | str]
+    title: str = ""
+    formats: frozenset[Format] = EVERYWHERE
+
+    def entries(self) -> list[Item]:
+        """Return the entries, each with its mark."""
+        return [Item(i) if isinstance(i, str) else i for i in self.items]
+
+    @property
+    def alerting(self) -> bool:
+        """Whether any entry has a mark."""
+        return any(i.mark for i in self.entries())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A quantity with its name."""
+
+    label: str
+    value: str
+    note: str = ""
+    share_ratio: float | None = None
+    code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Quantities with their names."""
+
+    facts: Sequence[Fact]
+    title: str = ""
+    style: Literal["list", "tiles", "bars"] = "list"
+    formats: frozenset[Format] = EVERYWHERE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """Paragraphs under headings, beside each other: how numbers were made."""
+
+    cards: Sequence[tuple[str, Sequence[str]]]
+    formats: frozenset[Format] = BROWSER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widget:
+    """A part with a template of its own below ``reports/assets``; browsers only."""
+
+    template: str
+    context: Mapping[str, Any] = field(default_factory=dict)
+    formats: frozenset[Format] = BROWSER
+
+
+Block = Table | Figure | Paragraph | Items | Facts | Cards | Widget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a page with its heading."""
+
+    title: str
+    blocks: Sequence[Block]
+    id: str = ""
+    """Anchor; sections that have one stand in the page's navigation."""
+    short: str = ""
+    """The title in the navigation, where it is another one."""
+    intro: str = ""
+    """What the section shows; not for a terminal."""
+    formats: frozenset[Format] = EVERYWHERE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a page's own widgets need in a browser beyond figures."""
+
+    scripts: Sequence[str]
+    """Files below ``reports/assets``, in order."""
+    data: Mapping[str, Any]
+    """JSON that the scripts read."""
+    blobs: Mapping[str, str]
+    """Element id → deflated base64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A report."""
+
+    title: str
+    headline: str
+    """The answer, in a sentence; durations in it stand out."""
+    facts: Sequence[str] = ()
+    """What the page is about: run, ranks, devices, dates."""
+    summary: Sequence[Block] = ()
+    """What stands below the headline."""
+    sections: Sequence[Section] = ()
+    source: str = ""
+    """Where the data lies."""
+    program: Program | None = None
+
+    def blocks(self, format: Format) -> Iterator[Block]:
+        """Yield every block that a format shows, in order."""
+        for blocks in (self.summary, *(s.blocks for s in self.sections if format in s.formats)):
+            yield from (b for b in blocks if format in b.formats)

@@ -89,7 +89,7 @@ def command(
     if as_json:
         print_json(to_dict(done, seed=seed))
     else:
-        click.echo(validation.text(done), nl=False)
+        click.echo(validation.render(done, "txt", seed=seed), nl=False)
     if output is not None:
         from chopper.storage.files import write_atomic
 

@@ -139,7 +139,7 @@ def markdown(page: Page) -> str:
 
 def html(page: Page) -> str:
     """One file that opens without a network, in the house's style; text is escaped."""
-    from chopper.reports.page import render
+    from chopper.reports.shell import render
 
     figures = {plot.name: plot.figure for plot in page.plots}
     return render("estimate.html.j2", {"page": page}, figures)

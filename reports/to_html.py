@@ -1,0 +1,124 @@
+"""Show a page as one self-contained HTML file.
+
+It opens without a network and runs nothing that a trace says. Names from traces reach the page in
+three ways only: through the templates, which escape them; as JSON in a data block, with ``<``,
+``>`` and ``&`` as escapes; and deflated. Scripts put them on the page as text. The content policy
+lets run exactly the page's own script and Plotly, by their hashes, and no request.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chopper._version import __version__
+from chopper.errors import printable
+from chopper.reports import page as model
+from chopper.reports import plotly_script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import jinja2
+
+    from chopper.reports.page import Block, Page
+
+_ASSETS = Path(__file__).parent / "assets"
+_SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_DURATION = re.compile(r"(−?\d[\d.,\u202f]{0,20} ?(?:ns|µs|ms|s|min \d+ s)\b)")
+
+
+def render(page: Page) -> str:
+    """Return a page as HTML.
+
+    Raises:
+        ChopperError: the plotly package lacks its script.
+    """
+    plotly_script.prefetch()
+    from markupsafe import Markup as safe
+
+    program = page.program or model.Program(scripts=_SCRIPTS, data={}, blobs={})
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_asset, program.scripts)) + "\n})();"
+    figures = {
+        b.name: b.figure for b in page.blocks("html") if isinstance(b, model.Figure) and b.figure
+    }
+    template = _environment().get_template("page.html.j2")
+    plotly = plotly_script.get()
+    return template.render(
+        page=page,
+        sections=[s for s in page.sections if "html" in s.formats],
+        version=__version__,
+        now=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        css=safe(_asset("report.css")),
+        js=safe(script),
+        data=safe(to_script_json({"figures": figures, **program.data})),
+        blobs=[(name, safe(blob)) for name, blob in program.blobs.items()],
+        plotly=safe(plotly.deflated),
+        plotly_bytes=plotly.size_bytes,
+        script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_asset),
+        finalize=lambda v: printable(v) if isinstance(v, str) and not isinstance(v, Markup) else v,
+    )
+    environment.filters["prose"] = lambda text: _prose(text, Markup)
+    environment.filters["emphasised"] = lambda text: _emphasised(text, Markup)
+    environment.filters["grouped"] = _grouped
+    environment.globals["kind"] = lambda block: type(block).__name__
+    return environment
+
+
+def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
+    """Return the blocks for a browser, figures that stand beside each other as one group."""
+    groups: list[list[Block]] = []
+    beside = False
+    for block in blocks:
+        if "html" in block.formats:
+            half = isinstance(block, model.Figure) and block.half
+            if half and beside:
+                groups[-1].append(block)
+            else:
+                groups.append([block])
+            beside = half
+    return groups
+
+
+def _prose(text: str, safe: Any) -> Any:
+    """Return a text as markup; what stands between backticks is code."""
+    parts = (safe.escape(printable(part)) for part in text.split("`"))
+    return safe("").join(safe(f"<code>{p}</code>") if i % 2 else p for i, p in enumerate(parts))
+
+
+def _emphasised(text: str, safe: Any) -> Any:
+    """Return a sentence as markup; durations are strong."""
+    parts = (safe.escape(part) for part in _DURATION.split(printable(text)))
+    return safe("").join(safe(f"<b>{p}</b>") if i % 2 else p for i, p in enumerate(parts))
+
+
+def to_script_json(value: Any) -> str:
+    """Return JSON that can stand inside a script element whatever its strings hold."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = re.sub("[<>&\u2028\u2029]", lambda m: _UNSAFE[m.group()], text)
+    # Lone surrogates cannot be encoded: a name that holds one shows U+FFFD.
+    return text.encode("utf-8", "replace").decode("utf-8")

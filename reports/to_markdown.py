@@ -1,0 +1,97 @@
+"""Show a page as Markdown: for pull requests, issues and logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper import wording as fmt
+from chopper.errors import printable
+from chopper.reports import page as model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.reports.page import Block, Cell, Page
+
+_SPECIAL = str.maketrans({c: "\\" + c for c in "\\`*_{}[]<>#|~$&!"})
+
+
+def escape(text: str) -> str:
+    """Return a text that Markdown shows as it is: no markup, no HTML, one line."""
+    return " ".join(printable(" ".join(text.split())).translate(_SPECIAL).split())
+
+
+def render(page: Page) -> str:
+    """Return a page as Markdown, without figures."""
+    parts = [f"# {escape(page.title)}"]
+    if page.facts:
+        parts.append(escape(" · ".join(page.facts)))
+    if page.headline:
+        parts.append(f"**{escape(page.headline)}**")
+    parts += blocks(page.summary, level=2)
+    for section in page.sections:
+        inner = blocks(section.blocks, level=3)
+        if "md" in section.formats and inner:
+            parts += [f"## {escape(section.title)}"] if section.title else []
+            parts += [escape(section.intro)] if section.intro else []
+            parts += inner
+    return "\n\n".join(parts) + "\n"
+
+
+def blocks(shown: Sequence[Block], *, level: int) -> list[str]:
+    """Return blocks as paragraphs of Markdown.
+
+    Args:
+        shown: any blocks; those that are not for Markdown are left out.
+        level: of the heading of a block that has a title.
+    """
+    parts: list[str] = []
+    for block in shown:
+        if "md" not in block.formats:
+            continue
+        if isinstance(block, model.Paragraph):
+            text = escape(block.text)
+            parts.append(f"**{text}**" if block.style == "strong" else text)
+            continue
+        title = getattr(block, "title", "")
+        if title:
+            parts.append(f"{'#' * level} {escape(title)}")
+        if isinstance(block, model.Table):
+            parts += table(block)
+        elif isinstance(block, model.Items):
+            parts.append("\n".join(_item(i) for i in block.entries()))
+        elif isinstance(block, model.Facts):
+            parts.append("\n".join(_fact(f) for f in block.facts))
+    return [part for part in parts if part]
+
+
+def _item(item: model.Item) -> str:
+    mark = f"**{item.mark}**: " if item.mark else ""
+    code = f" ({escape(item.code)})" if item.code else ""
+    return f"- {mark}{escape(item.text)}{code}"
+
+
+def _fact(fact: model.Fact) -> str:
+    note = f" ({escape(fact.note)})" if fact.note else ""
+    return f"- {escape(fact.label)}: {escape(fact.value)}{note}"
+
+
+def table(shown: model.Table) -> list[str]:
+    """Return a table as paragraphs of Markdown: the rows, and what is said of them."""
+    columns = shown.typed_columns()
+    rows = shown.typed_rows()
+    listed = rows if shown.limit is None else rows[: shown.limit]
+    lines = []
+    if columns and listed:
+        rule = ["---:" if c.kind == "number" else "---" for c in columns]
+        head = [escape(c.heading) for c in columns]
+        body = ([_cell(cell) for cell in row] for row in listed)
+        lines = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
+    more = fmt.plural(len(rows) - len(listed), "more row") if len(rows) > len(listed) else ""
+    notes = (more and f"{more}.", escape(shown.rest), escape(shown.note))
+    return [part for part in ("\n".join(lines), *notes) if part]
+
+
+def _cell(cell: Cell) -> str:
+    text = escape(cell.text + (f" ({cell.below})" if cell.below else ""))
+    return "&nbsp;" * 4 * cell.depth + (f"**{text}**" if cell.strong and text else text)
