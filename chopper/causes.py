@@ -27,7 +27,7 @@ class Cause:
 _CAUSES = (
     Cause(
         "compute",
-        "Computing",
+        "Compute",
         "A compute kernel was running (it hides communication and copies under it).",
     ),
     Cause(
@@ -38,16 +38,17 @@ _CAUSES = (
     ),
     Cause(
         "compute.roofline",
-        "Memory-bound shape",
-        "The same products' bytes do not fit through memory in the time that their FLOP need: the "
-        "share (by the logarithmic mean) of the factor max(FLOP/peak, bytes/bandwidth) / (FLOP/peak).",
+        "Memory-bound model math",
+        "Extra time because the products' bytes do not fit through memory in the time that "
+        "their FLOP need: the share (by the logarithmic mean) of the factor max(FLOP/peak, "
+        "bytes/bandwidth) / (FLOP/peak).",
     ),
     Cause(
         "compute.clock",
-        "Clock below the reference",
+        "Reduced clock (DVFS)",
         "The device ran slower than the clock that its peak is quoted at: clock samples joined to "
         "each kernel in time, weighted by how much the kernel depends on the clock. Of model math "
-        "and memory-bound work.",
+        "and memory-bound kernels.",
     ),
     Cause(
         "compute.clock.power_cap",
@@ -56,81 +57,82 @@ _CAUSES = (
     ),
     Cause(
         "compute.clock.thermal",
-        "Thermal",
+        "Thermal throttling",
         "The clock was lowered because the device, its memory or its board was hot.",
     ),
     Cause(
         "compute.clock.application",
-        "Application clock",
+        "Application clock setting",
         "The clock was set: application clocks, locked clocks or a synchronized boost group.",
     ),
     Cause(
         "compute.clock.idle_ramp",
-        "Ramp from idle",
+        "Ramp-up from idle",
         "The device came from idle and its clock had not risen yet.",
     ),
     Cause(
         "compute.clock.host_limited",
-        "Limited by the host",
-        "The clock was below the reference while no reason held it down: the device was not kept "
-        "busy enough to raise it, or its default limit is lower.",
+        "No throttle reason active",
+        "The clock was below the reference while no throttle reason was active: the device "
+        "was not kept busy enough to raise it, or its default limit is lower.",
     ),
     Cause(
         "compute.clock.unlabelled",
-        "Reason not recorded",
+        "Throttle reason not recorded",
         "The clock was below the reference and the samples do not say why.",
     ),
     Cause(
         "compute.contention",
-        "Contention",
+        "Resource contention",
         "Kernels that ran beside communication, copies or other kernels took longer than the same "
-        "work (same operator, shapes, kernel and grid) took alone, clocks made equal. Of model math "
-        "and memory-bound work.",
+        "work (same operator, shapes, kernel and grid) took alone, clocks made equal. Of model "
+        "math and memory-bound kernels.",
     ),
     Cause(
         "compute.efficiency",
-        "Below peak",
-        "Products ran longer than roofline, clock and contention explain: what the kernels "
-        "themselves leave unused.",
+        "Kernel inefficiency",
+        "Time that products took beyond roofline, clock and contention: what the kernels "
+        "themselves leave unused of the device.",
     ),
     Cause(
         "compute.efficiency.wave_quantization",
-        "Last wave not full",
-        "The blocks of a kernel do not fill its last round on the device's units: "
-        "rounds needed over blocks by blocks at a time.",
+        "Wave quantization",
+        "The thread blocks of a kernel do not fill its last wave on the device's units: "
+        "ceil(blocks / blocks at a time) over blocks / blocks at a time.",
     ),
     Cause(
         "compute.efficiency.instructions",
-        "More math than needed",
+        "Redundant math",
         "Kernels performed more FLOP than the product needs (padding, masked tiles), by hardware "
         "counters.",
     ),
     Cause(
         "compute.efficiency.tensor_core",
-        "Tensor cores not busy",
+        "Idle tensor cores",
         "The matrix units were busy for only a part of the time, by hardware counters.",
     ),
     Cause(
         "compute.efficiency.rest",
-        "Other, below peak",
-        "What no measured factor explains: instruction mix, latency, imbalance; and each factor "
-        "above that this run did not measure (the basis names them).",
+        "Unexplained inefficiency",
+        "Time that no measured factor explains: instruction mix, latency, imbalance; and each "
+        "factor above that this run did not measure (the basis names them).",
     ),
     Cause(
         "compute.no_peak",
         "Model math, peak unknown",
-        "Products, by their operator or their kernel's name, whose ideal time is unknown: the device, "
-        "or its peak for this data type, or the operator's shapes are not known.",
+        "Products whose ideal time is unknown, recognised by their operator or their kernel's "
+        "name: the device, or its peak for this data type, or the operator's shapes are not "
+        "known.",
     ),
     Cause(
         "compute.recompute",
-        "Recomputation",
+        "Activation recomputation",
         "Forward work done again in the backward pass (activation checkpointing).",
     ),
     Cause("compute.optimizer", "Optimizer", "Kernels launched by the optimizer's step."),
     Cause(
         "compute.outside_training",
-        "Work outside of training",
+        "Outside the training step",
         "Compute in phases that are no part of a training step: evaluation, generation, rollouts, "
         "forwards without gradients, checkpoints, and whatever else the program names with "
         "prof.phase(…). It counts neither for the ideal time nor for model FLOP. Where nothing is "
@@ -139,31 +141,31 @@ _CAUSES = (
     Cause(
         "compute.fsdp_copy",
         "Data-parallel copies and casts",
-        "Copying shards and gradients in and out of communication buffers, scaling and casting them: "
-        "in the hooks of FSDP and DDP, and of DeepSpeed's ZeRO and Megatron where Python stacks "
-        "were recorded.",
+        "Copying shards and gradients in and out of communication buffers, scaling and casting "
+        "them: in the hooks of FSDP and DDP, and of DeepSpeed's ZeRO and Megatron where Python "
+        "stacks were recorded.",
     ),
     Cause(
         "compute.vector",
-        "Memory-bound work",
+        "Memory-bound kernels",
         "Elementwise operations, norms, softmax, reductions, embeddings: no matrix product.",
     ),
     Cause(
         "compute.vector.roofline",
         "At memory bandwidth",
-        "What the bytes of memory-bound work take at the device's memory bandwidth.",
+        "Time that the bytes of memory-bound kernels need at the device's memory bandwidth.",
     ),
     Cause(
         "compute.vector.excess",
-        "Above memory bandwidth",
-        "What memory-bound work took longer than its bytes need at the device's bandwidth, and than "
-        "clock and contention explain.",
+        "Slower than memory bandwidth",
+        "Time that memory-bound kernels took beyond what their bytes need at the device's "
+        "bandwidth, and beyond clock and contention.",
     ),
     Cause(
         "compute.vector.no_bytes",
         "Bytes or bandwidth unknown",
-        "Memory-bound work, by its operator or its kernel's name, whose bytes, or the device's "
-        "bandwidth, are not known.",
+        "Memory-bound kernels, recognised by their operator or their name, whose bytes are "
+        "not known, or run on a device whose bandwidth is not known.",
     ),
     Cause(
         "compute.unmodelled",
@@ -172,9 +174,10 @@ _CAUSES = (
     ),
     Cause(
         "compute.core_wait",
-        "Computing, without a core",
-        "On a run without a device: the computing thread could run and had no core, which other "
-        "programs, or more threads than cores, had (the kernel's run delay, per step).",
+        "CPU contention while computing",
+        "Runs without a device: the computing thread was ready to run and had no CPU core, "
+        "because other programs, or more threads than cores, had them (the Linux kernel's run "
+        "delay, per step).",
     ),
     Cause(
         "communication",
@@ -183,34 +186,36 @@ _CAUSES = (
     ),
     Cause(
         "communication.wait",
-        "Waiting for a straggler",
-        "Before the last rank arrived at the collective.",
+        "Straggler wait",
+        "Exposed time of a collective before the last rank of its group arrived.",
     ),
     Cause(
         "communication.transfer",
         "Transfer",
-        "After the last rank arrived.",
+        "Exposed time of a collective after the last rank of its group arrived.",
     ),
     Cause(
         "communication.transfer.at_peak",
-        "At link peak",
-        "Bytes times the bus factor, divided by the link's peak.",
+        "At link bandwidth",
+        "Time that the bytes need at the link's peak bandwidth: bytes times the bus factor, "
+        "divided by the peak.",
     ),
     Cause(
         "communication.transfer.below_peak",
-        "Below link peak",
-        "What transfers took longer than their bytes need at the link's peak.",
+        "Slower than link bandwidth",
+        "Time that transfers took beyond what their bytes need at the link's peak bandwidth.",
     ),
     Cause(
         "communication.transfer.no_peak",
-        "Link peak or bytes unknown",
-        "Transfers whose ideal is unknown.",
+        "Link bandwidth or bytes unknown",
+        "Transfers whose ideal time is unknown: their bytes or the link's peak bandwidth are "
+        "not known.",
     ),
     Cause(
         "communication.unseparated",
-        "Wait and transfer together",
-        "Collectives seen from one rank only, or not matched on all ranks of their group, or "
-        "left before the last rank came: waiting cannot be told from transfer.",
+        "Wait and transfer, not separated",
+        "Collectives whose waiting cannot be told from their transfer: seen from one rank "
+        "only, not matched on all ranks of their group, or left before the last rank arrived.",
     ),
     Cause("copy", "Exposed copies", "A copy or memset was running and nothing hid it."),
     Cause("copy.host_to_device", "Host to device", "Copies to the device."),
@@ -221,7 +226,7 @@ _CAUSES = (
     Cause("idle", "Idle", "Nothing was running on the device."),
     Cause(
         "idle.dependency",
-        "Dependency between streams",
+        "Stream dependency",
         "The next kernel had been launched, and what ran before the gap ran on another stream.",
     ),
     Cause(
@@ -231,45 +236,49 @@ _CAUSES = (
     ),
     Cause(
         "idle.call",
-        "Launch call",
+        "Launch overhead",
         "The call that launched the next kernel was running, and the device was already waiting.",
     ),
     Cause(
         "idle.preparation",
-        "Host was late",
-        "The device had nothing to do and the launching thread was busy with something else.",
+        "Host-bound",
+        "The device had nothing to do: the launching thread was busy with something else.",
     ),
-    Cause("idle.preparation.data", "Data loading", "Waiting for, or making, the next batch."),
+    Cause(
+        "idle.preparation.data",
+        "Data stall",
+        "Waiting for the next batch, or making it.",
+    ),
     Cause(
         "idle.preparation.synchronization",
-        "Synchronization",
+        "Host-device synchronization",
         "The host waited for the device: .item(), stream or device sync, blocking copies.",
     ),
     Cause(
         "idle.preparation.allocator",
-        "Allocator",
-        "cudaMalloc, cudaFree, hipMalloc … and their kin.",
+        "Memory allocator",
+        "cudaMalloc, cudaFree, hipMalloc and their kin.",
     ),
     Cause(
         "idle.preparation.collective_wait",
-        "Host-side wait for a collective",
+        "Host blocked in a collective",
         "The host blocked in a collective, a barrier or a store.",
     ),
     Cause("idle.preparation.gc", "Garbage collection", "Python's garbage collector ran."),
     Cause(
         "idle.preparation.compile",
         "Compilation",
-        "torch.compile was at work: tracing, code generation, compiling, Triton's autotuning; for the "
-        "first time, or again for other shapes.",
+        "torch.compile was at work: tracing, code generation, compiling, Triton's autotuning; for "
+        "the first time, or again for other shapes.",
     ),
     Cause(
         "idle.preparation.dispatch",
         "Framework dispatch",
-        "Operators' own time outside kernels and runtime calls.",
+        "Time of operators on the host outside kernels and runtime calls.",
     ),
     Cause(
         "idle.preparation.runtime",
-        "Other runtime calls",
+        "Other driver calls",
         "Launch calls of other kernels, queries of the driver, its loading and compiling of code.",
     ),
     Cause(
@@ -280,13 +289,14 @@ _CAUSES = (
     Cause("idle.preparation.python", "User Python", "Python code between operators."),
     Cause(
         "idle.preparation.core_wait",
-        "Preparing, without a core",
-        "On a run without a device: the preparing thread could run and had no core, which other "
-        "programs, or more threads than cores, had (the kernel's run delay, per step).",
+        "CPU contention on the host",
+        "Runs without a device: the preparing thread was ready to run and had no CPU core, "
+        "because other programs, or more threads than cores, had them (the Linux kernel's run "
+        "delay, per step).",
     ),
     Cause(
         "idle.preparation.unobserved",
-        "Host not observed",
+        "Host activity not recorded",
         "Nothing was recorded of the launching thread at that time.",
     ),
     Cause(
@@ -296,7 +306,7 @@ _CAUSES = (
     ),
     Cause(
         "idle.no_step",
-        "Before the first kernel, or after the last",
+        "Before the first or after the last kernel",
         "Part of a window without any device event to explain it.",
     ),
 )

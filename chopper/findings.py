@@ -79,7 +79,7 @@ _CLAIMS = (
     ),
     Claim(
         "communication.wait",
-        "Waiting for a straggler",
+        "Straggler wait",
         "Waiting is not told from transfer: the time is `communication.unseparated`, and no rank "
         "is called late.",
         ("communication.wait", "communication.transfer"),

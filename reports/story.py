@@ -57,7 +57,7 @@ class TopCause:
     title: str
     """The label with its context where it needs one: ``Transfer: at link peak``."""
     path: str
-    """Its parents: ``Computing › Memory-bound work``."""
+    """Its parents: ``Compute › Memory-bound kernels``."""
     per_window_ns: float
     share_ratio: float
     ci95_per_window_ns: tuple[float, float] | None

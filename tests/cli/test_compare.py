@@ -27,7 +27,7 @@ def test_text_says_what_changed(pair) -> None:
     assert shown.code == 0, shown.err
     # The next addition waits for its own launch: a longer product leaves less idle time.
     assert "No difference can be told from noise" in shown.out
-    assert "Computing" in shown.out
+    assert "Compute" in shown.out
     assert "+4.00 µs" in shown.out
     assert "aten::mm" in shown.out
     assert all(len(line) <= 100 for line in shown.out.splitlines())

@@ -78,6 +78,6 @@ def test_it_tells_its_story_without_scripts(browser, page_file) -> None:
     page.goto(page_file.as_uri())
     text = page.locator("main").inner_text()
     assert "per step" in page.locator("h1").inner_text()
-    assert "Waiting for a straggler" in text
+    assert "Straggler wait" in text
     assert "the gate" in text
     context.close()

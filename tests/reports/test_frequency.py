@@ -102,7 +102,7 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
     made = frequency.build(bare, tell(Views(bare)))
     assert made is not None
     assert ("Held down by", "–", "no reasons were recorded") in made.facts
-    assert made.kernels[0]["held"] == ["Reason not recorded 100 %"]
+    assert made.kernels[0]["held"] == ["Throttle reason not recorded 100 %"]
     assert made.episodes == []
 
 
