@@ -23,3 +23,20 @@ class Estimate(msgspec.Struct, kw_only=True, frozen=True):
         """The documented JSON form: the schema, then the fields."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return {"schema": self.SCHEMA, **fields}
+
+
+class Option(msgspec.Struct, frozen=True):
+    """The command-line option of a field, as its annotation; the field's name tells the unit."""
+
+    help: str
+    name: str = ""
+    """Without it: the field's name less its unit."""
+    metavar: str | None = None
+    argument: bool = False
+    """Given by its position instead of by a name."""
+
+
+class OptionsOf(msgspec.Struct, frozen=True):
+    """Annotates a dictionary that receives the options of another struct, those that were given."""
+
+    struct: type[msgspec.Struct]

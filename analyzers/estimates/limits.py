@@ -10,12 +10,12 @@ that finish in time are kept. Utilization is C ÷ (devices × peak × time allow
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
-from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates import Estimate, Option
 from chopper.errors import UsageError
 from chopper.quantities import between, positive
 
@@ -29,16 +29,24 @@ MIN_FLOP, MAX_FLOP = 1e15, 1e40
 class Laws(msgspec.Struct, kw_only=True, frozen=True):
     """How model and batch grow with the parameters N, each a power of N ÷ reference."""
 
-    tokens_per_parameter_ratio: float = 20.0
-    """D ÷ N (Hoffmann et al., 2203.15556)."""
+    tokens_per_parameter_ratio: Annotated[
+        float, Option("D ÷ N, 20 after Hoffmann et al., 2203.15556.")
+    ] = 20.0
 
     reference_parameters_count: float = 1.8e12
     """The N at which the model has the layers and batch below (said of GPT-4)."""
 
     reference_layers_count: float = 120.0
-    reference_batch_tokens_count: float = 6e7
-    layers_exponent: float = 1 / 3
-    batch_exponent: float = 1 / 3
+    reference_batch_tokens_count: Annotated[
+        float,
+        Option("Tokens of a batch of the model of 1.8e12 parameters.", "batch-at-reference"),
+    ] = 6e7
+    layers_exponent: Annotated[
+        float, Option("Power of N by which layers grow.  [default: 1/3]")
+    ] = 1 / 3
+    batch_exponent: Annotated[
+        float, Option("Power of N by which the batch grows.  [default: 1/3]")
+    ] = 1 / 3
 
     def __post_init__(self) -> None:
         """Refuse what is no law of a model.
@@ -60,17 +68,16 @@ class Laws(msgspec.Struct, kw_only=True, frozen=True):
 class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     """One device and its links; the defaults are an H100 with NVLink and one 400 Gb/s port."""
 
-    flop_per_s: float = 989e12
-    memory_bytes_per_s: float = 3.35e12
-    node_link_bytes_per_s: float = 450e9
-    """Of one direction, between devices of a node."""
-    network_bytes_per_s: float = 50e9
-    """Of one direction, between nodes, per device."""
-    kernel_latency_s: float = 4.5e-6
+    flop_per_s: Annotated[float, Option("Of one device.", "peak", metavar="FLOP/S")] = 989e12
+    memory_bytes_per_s: Annotated[float, Option("Of one device.", "memory-bandwidth")] = 3.35e12
+    node_link_bytes_per_s: Annotated[float, Option("One direction, in a node.")] = 450e9
+    network_bytes_per_s: Annotated[float, Option("One direction, per device.")] = 50e9
+    kernel_latency_s: Annotated[float, Option("Of one kernel.")] = 4.5e-6
     node_hop_s: float = 9.2e-6
     """All-reduce of nothing among the 8 devices of a node."""
-    layer_latency_s: float = 400e-6
-    """Forward and backward of one layer at least, in the closed form of the latency wall."""
+    layer_latency_s: Annotated[
+        float, Option("Forward and backward of one layer, in the latency wall's closed form.")
+    ] = 400e-6
 
     def __post_init__(self) -> None:
         """Refuse what is no device.

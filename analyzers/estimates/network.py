@@ -9,12 +9,12 @@ over Ethernet for distributed AI training at Meta scale", SIGCOMM 2024).
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 import numpy as np
 
-from chopper.analyzers.estimates import Estimate
+from chopper.analyzers.estimates import Estimate, Option
 from chopper.analyzers.estimates.flows import Simulated, simulate, too_many
 from chopper.errors import UsageError
 from chopper.quantities import between, one_of, positive
@@ -34,16 +34,18 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     The defaults are HGX H100 with one 400 Gb/s port per GPU; latencies are NCCL's Simple ring's.
     """
 
-    ranks_per_node_count: int = 8
-    node_link_bytes_per_s: float = 450e9
-    node_latency_s: float = 3.4e-6
-    """Of one step between ranks of a node; 5.7 µs over PCIe."""
-    network_link_bytes_per_s: float = 50e9
-    network_latency_s: float = 9.6e-6
+    ranks_per_node_count: Annotated[int, Option("Ranks of one node.")] = 8
+    node_link_bytes_per_s: Annotated[float, Option("One direction, per rank, in a node.")] = 450e9
+    node_latency_s: Annotated[
+        float, Option("Of one step between ranks of a node; 5.7us over PCIe.")
+    ] = 3.4e-6
+    network_link_bytes_per_s: Annotated[float, Option("One direction, per rank.")] = 50e9
+    network_latency_s: Annotated[float, Option("Of one step between nodes.")] = 9.6e-6
     base_latency_s: float = 8.4e-6
     """Of any collective."""
-    uplinks_count: int = 16
-    """Over which a switch spreads the flows of its hosts."""
+    uplinks_count: Annotated[int, Option("Over which a switch spreads the flows of its hosts.")] = (
+        16
+    )
     source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
 
     def __post_init__(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from chopper.analyzers.estimates import Option
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
 
@@ -16,6 +17,8 @@ Offload = Literal["none", "optimizer", "parameters", "activations"]
 Loss = Literal["native", "fp32", "chunked"]
 Optimizer = Literal["adamw", "sgd"]
 OptimizerKind = Literal["fused", "foreach", "loop"]
+Attention = Literal["flash", "math"]
+Kernels = Literal["gpu", "cpu"]
 
 SHARDS_PARAMETERS = frozenset(("zero3", "fsdp1", "fsdp2"))
 SHARDS_GRADIENTS = SHARDS_PARAMETERS | {"zero2"}
@@ -27,40 +30,70 @@ _MOST_RANKS = 10**7
 
 
 class Training(msgspec.Struct, kw_only=True, frozen=True):
-    """One step of training, as far as memory depends on it."""
+    """One step of training, as far as memory depends on it; annotated fields are options."""
 
     architecture: Architecture
-    batch_count: int = 1
-    """Sequences per rank."""
-    sequence_count: int = 2048
-    strategy: Strategy = "single"
-    ranks_count: int = 1
-    """Data-parallel ranks, over which states are sharded."""
-    tensor_parallel_count: int = 1
-    sequence_parallel: bool = False
-    expert_parallel_count: int = 1
-    """Data-parallel ranks over which a layer's experts are cut; what is left of them shares states."""
-    imbalance_ratio: float = 1.0
-    """Rows that come to this rank's experts, of an even share; 1: balanced."""
-    checkpoint: Checkpoint = "none"
-    precision: Precision = "mixed"
-    optimizer: Optimizer = "adamw"
-    optimizer_kind: OptimizerKind = "fused"
-    offload: tuple[Offload, ...] = ()
-    loss: Loss = "fp32"
-    attention: Literal["flash", "math"] = "flash"
-    kernels: Literal["gpu", "cpu"] = "gpu"
-    """Whose operators: on a CPU, norms and dropout keep more."""
-    gathers_logits: bool = False
-    """Under tensor parallelism: each rank computes the loss of whole logits."""
-    keeps_logits: bool = False
-    """The program holds its logits until after the backward."""
-    fragmentation_ratio: float = 0.15
-    """Of what is not there from the first to the last moment."""
-    workspace_bytes: int = 0
-    """Of libraries, per rank: cuBLAS, NCCL, the context."""
-    bucket_count: int = 500_000_000
-    """Elements of DeepSpeed's bucket, `reduce_bucket_size`; its default."""
+    batch_count: Annotated[int, Option("Sequences per rank.")] = 1
+    sequence_count: Annotated[int, Option("Tokens of each.")] = 2048
+    strategy: Annotated[
+        Strategy,
+        Option("single, ddp, zero1, zero2, zero3 (DeepSpeed), zero1-torch, fsdp1 or fsdp2."),
+    ] = "single"
+    ranks_count: Annotated[int, Option("Data-parallel ranks.")] = 1
+    tensor_parallel_count: Annotated[int, Option("Tensor-parallel ranks.", "tp")] = 1
+    sequence_parallel: Annotated[bool, Option("Sequence parallelism beside --tp.", "sp")] = False
+    expert_parallel_count: Annotated[
+        int, Option("Expert-parallel ranks, out of --ranks: each has a part of the experts.", "ep")
+    ] = 1
+    imbalance_ratio: Annotated[
+        float, Option("Rows that come to the busiest rank's experts, of an even share.")
+    ] = 1.0
+    checkpoint: Annotated[
+        Checkpoint, Option("Recomputation: none, selective (every other product kept) or full.")
+    ] = "none"
+    precision: Annotated[
+        Precision,
+        Option(
+            "bf16, fp32, autocast, mixed, or mixed-fp32-grads.  [default: mixed; of a module bf16]"
+        ),
+    ] = "mixed"
+    optimizer: Annotated[Optimizer, Option("adamw or sgd.")] = "adamw"
+    optimizer_kind: Annotated[
+        OptimizerKind,
+        Option("How the update runs (fused, foreach, loop); foreach holds a copy of a moment."),
+    ] = "fused"
+    offload: Annotated[
+        tuple[Offload, ...],
+        Option(
+            "optimizer, parameters or activations to the host; may be repeated.", metavar="WHAT"
+        ),
+    ] = ()
+    loss: Annotated[
+        Loss, Option("Cross-entropy in native precision, fp32, or chunked (8 parts, fp32).")
+    ] = "fp32"
+    attention: Annotated[
+        Attention, Option("flash (fused) or math (with its matrix of scores).")
+    ] = "flash"
+    kernels: Annotated[
+        Kernels, Option("Operators of a gpu or a cpu, where norms and dropout keep more.")
+    ] = "gpu"
+    gathers_logits: Annotated[
+        bool,
+        Option(
+            "Beside --tp: each rank gathers all logits for its loss, as without loss_parallel().",
+            "gathered-logits",
+        ),
+    ] = False
+    keeps_logits: Annotated[
+        bool, Option("The program holds its logits until after the backward.")
+    ] = False
+    fragmentation_ratio: Annotated[
+        float, Option("Share of what comes and goes that the allocator holds besides.")
+    ] = 0.15
+    workspace_bytes: Annotated[int, Option("Of libraries and the context, per rank.")] = 0
+    bucket_count: Annotated[int, Option("DeepSpeed's reduce_bucket_size.", metavar="ELEMENTS")] = (
+        500_000_000
+    )
 
     def __post_init__(self) -> None:
         """Refuse what is not positive, unknown, or cannot go together.
@@ -86,7 +119,10 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             ("checkpointing", self.checkpoint, Checkpoint),
             ("precision", self.precision, Precision),
             ("optimizer", self.optimizer, Optimizer),
+            ("optimizer kind", self.optimizer_kind, OptimizerKind),
             ("loss", self.loss, Loss),
+            ("attention", self.attention, Attention),
+            ("kernels", self.kernels, Kernels),
         ):
             _known(what, value, get_args(known))
         for part in self.offload:

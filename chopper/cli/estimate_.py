@@ -2,31 +2,115 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from chopper.cli import estimates
 from chopper.cli._lazy import LazyGroup
+from chopper.cli._path import NamedPath
+from chopper.errors import OutputError
 from chopper.quantities import one_of
 
-_COMMANDS = {
-    "memory": "Peak memory of a training step, per rank and category.",
-    "offload": "Optimizer, parameters or activations on the host.",
-    "network": "Collectives by size and algorithm, flows on uplinks, interconnects.",
-    "project": "A recorded run on another device, or on more ranks.",
-    "limits": "How large a run can get: the data-movement and latency walls.",
-    "cost": "Money and energy per token, step and run.",
-}
+if TYPE_CHECKING:
+    from chopper.analyzers.estimates import Estimate
+    from chopper.reports.estimates.page import Page
+
+_FIRST = ("memory", "offload", "network", "project", "limits", "cost")
+"""The order in which they are listed; others follow."""
+
+
+def _summaries() -> dict[str, str]:
+    """Return the first line of each estimate's module, read without importing it."""
+    lines = {}
+    for module in pkgutil.iter_modules(estimates.__path__):
+        (folder,) = (p for p in estimates.__path__ if (Path(p) / f"{module.name}.py").is_file())
+        with (Path(folder) / f"{module.name}.py").open(encoding="utf-8") as file:
+            lines[module.name] = file.readline().strip().strip('"')
+    known = [name for name in _FIRST if name in lines]
+    return {name: lines[name] for name in (*known, *sorted(set(lines) - set(known)))}
 
 
 class _Group(LazyGroup):
-    summaries = _COMMANDS
-    module = "chopper.cli._estimate.{}"
+    @property
+    def summaries(self) -> dict[str, str]:  # type: ignore[override]
+        return _summaries()
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Make the command of an estimate; None when there is none of this name."""
+        summary = self.summaries.get(name)
+        return None if summary is None else _command(name, summary)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-"):
-            args = [one_of("estimate", args[0], _COMMANDS), *args[1:]]
+            args = [one_of("estimate", args[0], self.summaries), *args[1:]]
         return super().resolve_command(ctx, args)
+
+
+def _command(name: str, summary: str) -> click.Command:
+    """Return the command that an estimate's module declares."""
+    from chopper.cli import _options
+
+    module = importlib.import_module(f"{estimates.__name__}.{name}")
+
+    def run(as_json: bool, output: Path | None, force: bool, **values: Any) -> None:
+        _check(output, force=force)
+        result: Estimate = module.estimate(_options.read(module.Options, values))
+        _show(result, module.page(result), as_json=as_json, output=output)
+
+    shown = [
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the documented JSON form."),
+        click.Option(
+            ["-o", "--output"],
+            type=NamedPath(),
+            help="File to write besides; .html (with figures), .md, .json or .txt.",
+        ),
+        click.Option(["--force"], is_flag=True, help="Replace the file when it exists."),
+    ]
+    return click.Command(
+        name,
+        params=[*_options.parameters(module.Options), *shown],
+        callback=run,
+        help=module.Options.__doc__,
+        short_help=summary,
+    )
+
+
+def _check(output: Path | None, *, force: bool) -> None:
+    """Refuse an output that cannot be written before anything is computed."""
+    if output is None:
+        return
+    from chopper.reports import format_of
+
+    format_of(output)
+    if output.is_dir():
+        raise OutputError(f"{output}: is a directory; give a file, for example {output}/x.html")
+    if not output.parent.is_dir():
+        raise OutputError(f"{output}: the directory {output.parent} does not exist; create it")
+    if output.exists() and not force:
+        raise OutputError(f"{output}: exists; pass --force to replace it, or choose another -o")
+
+
+def _show(result: Estimate, page: Page, *, as_json: bool, output: Path | None) -> None:
+    """Print an estimate, and write it to a file too."""
+    from chopper.cli._output import print_json
+    from chopper.reports.estimates.page import render, text
+
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo(text(page), nl=False)
+    if output is not None:
+        from chopper.reports import format_of
+        from chopper.storage.files import write_atomic
+
+        write_atomic(output, render(page, result, format_of(output)).encode("utf-8", "replace"))
+        click.echo(f"written: {output}", err=True)
 
 
 @click.command(

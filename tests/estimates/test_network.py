@@ -15,7 +15,7 @@ from chopper.analyzers.estimates.network import (
     ring_steps,
     spread,
 )
-from chopper.cli._estimate.network import read_topology
+from chopper.cli.estimates.network import read_topology
 from chopper.errors import InputError, UsageError
 
 

@@ -1,0 +1,17 @@
+"""A source, loaded and attributed while the terminal shows that something happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution
+
+
+def attributed(source: str) -> Attribution:
+    """Return the attribution of a run or trace."""
+    from chopper.api import attribute, load
+    from chopper.cli._progress import progress
+
+    with progress("attributing"):
+        return attribute(load([source]))

@@ -1,0 +1,247 @@
+"""Money and energy per token, step and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from chopper.analyzers.estimates import Option
+from chopper.analyzers.estimates.cost import (
+    Against,
+    Cost,
+    Priced,
+    Prices,
+    compare,
+    cost,
+    projected_tokens_per_s,
+)
+from chopper.cli import _options
+from chopper.cli._attributed import attributed
+from chopper.errors import UsageError
+from chopper.hardware import devices, prices
+from chopper.models import architectures
+from chopper.reports.estimates.cost import page
+
+if TYPE_CHECKING:
+    from chopper.attribution import Attribution
+    from chopper.hardware.devices import DevicePeaks
+
+__all__ = ["Options", "estimate", "page"]
+
+
+class Options(_options.Options, kw_only=True, frozen=True):
+    """Show what training costs: money and energy per step, per token and per run.
+
+    Throughput and power are measured (RUN), given (--tokens-per-s), or projected from a model and
+    a utilization (--model). Prices are dated, and yours to override.
+
+    \b
+    Examples:
+      chopper estimate cost runs/mine --device h100-sxm --tokens 15e12
+      chopper estimate cost --device h100-sxm --tokens-per-s 728 --against gb200
+      chopper estimate cost --model llama3-70b --device h100-sxm --devices 1024 --tokens 15e12
+    """
+
+    run: Annotated[str | None, Option("", argument=True)] = None
+    device: Annotated[
+        str | None, Option("Of the table of devices.  [default: the run's]", metavar="NAME")
+    ] = None
+    devices_count: Annotated[
+        int | None, Option("That train together.  [default: the run's ranks, or 1]")
+    ] = None
+    tokens_per_s: Annotated[float | None, Option("Of one device, instead of a run's.")] = None
+    model: Annotated[
+        str | None, Option("Project the throughput of this model instead.", metavar="NAME")
+    ] = None
+    utilization_ratio: Annotated[float, Option("MFU of the projection.")] = 0.4
+    price: Annotated[
+        float | None, Option("Of one device for one hour.  [default: from the list]")
+    ] = None
+    prices: Annotated[Path | None, Option("A list of prices of your own.", metavar="FILE")] = None
+    electricity: Annotated[float | None, Option("Per kWh.  [default: from the list]")] = None
+    pue_ratio: Annotated[
+        float | None, Option("Building's power over computers'.  [default: from the list]")
+    ] = None
+    power_w: Annotated[
+        float | None, Option("Watts of one device.  [default: measured, or the board's]")
+    ] = None
+    tokens: Annotated[float | None, Option("Of the whole run, for its cost.")] = None
+    step_tokens: Annotated[float | None, Option("Of one step over all devices, for its cost.")] = (
+        None
+    )
+    against: Annotated[str | None, Option("Another device: when does it pay?", metavar="NAME")] = (
+        None
+    )
+    against_price: Annotated[
+        float | None, Option("Its price per hour.  [default: from the list]")
+    ] = None
+
+
+class Throughput(msgspec.Struct, kw_only=True, frozen=True):
+    """Tokens per second of one device, and what else a recorded run tells."""
+
+    tokens_per_s: float
+    source: str
+    devices_count: int = 1
+    device: DevicePeaks | None = None
+    power_w: float | None = None
+    step_tokens_count: float | None = None
+
+
+def estimate(options: Options) -> Cost:
+    """Return money and energy at a throughput that is measured, given or projected."""
+    options.exactly_one("run", "tokens_per_s", "model", missing="no throughput given")
+    if "utilization_ratio" in options.given and not options.model:
+        raise UsageError("--utilization needs --model, whose throughput it projects")
+    device = devices.named(options.device) if options.device else None
+    measured = _measured(options.run, device) if options.run else None
+    if measured is not None:
+        device = device or measured.device
+    listed = prices.load(options.prices)
+    price = _price(listed, device, options.price, "--price")
+    throughput = measured or _throughput(device, options)
+    power_w, power_source = _power(throughput, device, options.power_w)
+    return cost(
+        prices=listed,
+        price_per_hour=price,
+        tokens_per_s=throughput.tokens_per_s,
+        throughput_source=throughput.source,
+        device=device.label if device else None,
+        devices_count=options.devices_count or throughput.devices_count,
+        step_tokens_count=options.step_tokens or throughput.step_tokens_count,
+        run_tokens_count=options.tokens,
+        power_w=power_w,
+        power_source=power_source,
+        electricity_per_kwh=options.electricity,
+        pue_ratio=options.pue_ratio,
+        against=_against(listed, price, device, throughput.tokens_per_s, options),
+    )
+
+
+def _price(
+    listed: Prices, device: DevicePeaks | None, per_hour: float | None, option: str
+) -> Priced:
+    if per_hour is not None:
+        return Priced(value=per_hour, source="given")
+    if device is None:
+        raise UsageError(f"the device is not known, so it has no price; give --device or {option}")
+    if device.id not in listed.devices:
+        known = ", ".join(sorted(listed.devices))
+        raise UsageError(
+            f"no price of {device.label} in the list of {listed.date}, which has {known}; "
+            f"give {option}"
+        )
+    return listed.devices[device.id]
+
+
+def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
+    """Return what was given, or the projection of a model."""
+    if options.tokens_per_s:
+        return Throughput(tokens_per_s=options.tokens_per_s, source="given")
+    if device is None:
+        raise UsageError("--model needs a device to be projected onto; give --device")
+    model = architectures.named(options.model or "")
+    peak = device.flop_per_s("bf16") or device.flop_per_s("fp16")
+    if peak is None:
+        raise UsageError(
+            f"--device: peak of {device.label} for 16 bits is not known; give --tokens-per-s"
+        )
+    utilization = options.utilization_ratio
+    return Throughput(
+        tokens_per_s=projected_tokens_per_s(model.active_count, peak, utilization),
+        source=f"projected: {model.name} at {utilization:.0%} of {peak / 1e12:.0f} TFLOP/s",
+    )
+
+
+def _power(
+    throughput: Throughput, device: DevicePeaks | None, power_w: float | None
+) -> tuple[float | None, str | None]:
+    if power_w is not None:
+        return power_w, "given"
+    if throughput.power_w:
+        return throughput.power_w, "measured in the run"
+    if device is not None and device.board_power_w.value is not None:
+        return float(device.board_power_w.value), "the board's limit, not a measurement"
+    return None, None
+
+
+def _against(
+    listed: Prices, price: Priced, device: DevicePeaks | None, tokens_per_s: float, options: Options
+) -> Against | None:
+    if options.against is None:
+        if options.against_price is not None:
+            raise UsageError("--against-price needs --against, the device that has it")
+        return None
+    other = devices.named(options.against)
+    return compare(
+        device=other.label,
+        price=price,
+        other_price=_price(listed, other, options.against_price, "--against-price"),
+        tokens_per_s=tokens_per_s,
+        flop_per_s=device.flop_per_s("bf16") if device else None,
+        other_flop_per_s=other.flop_per_s("bf16"),
+    )
+
+
+def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
+    """Return throughput, power and device of a run.
+
+    Args:
+        source: the run.
+        priced: the device whose price is asked for; None for the run's own.
+
+    Raises:
+        UsageError: the run does not tell its tokens, or it was measured on another device.
+    """
+    from chopper.views import view
+    from chopper.wording import plural
+
+    attribution = attributed(source)
+    if priced is not None:
+        _check_measured_on(attribution, source, priced)
+    rates = [
+        row["tokens_per_s"]
+        for row in view(attribution, "utilization").to_pylist()
+        # A run of one rank has no rows but those of the whole.
+        if (row["rank"] is not None or len(attribution.ranks) == 1)
+        and row["tokens_per_s"] is not None
+    ]
+    if not rates:
+        raise UsageError(
+            f"{source}: how many tokens it trained on is not recorded; give --tokens-per-s instead"
+        )
+    power_w = [
+        row["power_mean_w"]
+        for row in view(attribution, "energy").to_pylist()
+        if row["scope"] == "run" and str(row["source"]).startswith("device") and row["power_mean_w"]
+    ]
+    names = {rank.device for rank in attribution.ranks if rank.device}
+    steps = max((rank.steps for rank in attribution.ranks), default=0)
+    # Tokens per second are by the time of steps without a trace, where there are some.
+    time_ns = max(rank.observed_ns for rank in attribution.ranks) * attribution.step_time().scale
+    return Throughput(
+        tokens_per_s=sum(rates) / len(rates),
+        source=f"measured in {source}, mean of {plural(len(rates), 'rank')}",
+        devices_count=len(attribution.ranks),
+        device=devices.lookup(names.pop()) if len(names) == 1 else None,
+        power_w=sum(power_w) / len(power_w) if power_w else None,
+        step_tokens_count=sum(rates) * time_ns / 1e9 / steps if steps else None,
+    )
+
+
+def _check_measured_on(attribution: Attribution, source: str, device: DevicePeaks) -> None:
+    """Refuse to price a device by the tokens per second of a CPU or of another device."""
+    from chopper.analyzers.compare.same_work import device_of
+
+    for rank in attribution.ranks:
+        name = device_of(attribution, rank.rank)
+        known = devices.lookup(rank.device) if rank.device else None
+        # Where device events name no device, the user says which one it was.
+        if name is not None and (known is None or known.id != device.id):
+            raise UsageError(
+                f"--device {device.label}: {source} was measured on {name}, whose tokens per second "
+                f"are not those of {device.label}; give --tokens-per-s of that device or project "
+                "them with --model, or leave --device away and give --price of what it ran on"
+            )
