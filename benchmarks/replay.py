@@ -14,12 +14,12 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import _synthetic
-from chopper.validation.real import others_while
-from chopper.validation.replay import Prediction, measured, summary, synthetic_cases, table
-from chopper.validation.replay_real import real_cases
+from chopper.validation.predictions import Prediction, real_cases, synthetic_cases
+from chopper.validation.recordings import others_while
 from chopper.validation.results import MAGNITUDES
 
 LIMIT_S = 5.0
@@ -60,6 +60,65 @@ def main() -> None:
         f"{missed} outside their bar; worst error {worst:.1%}"
     )
     sys.exit(1 if missed else 0)
+
+
+def table(cases: Sequence[Prediction]) -> str:
+    """The cases as a table in Markdown."""
+    lines = [
+        "| removed | how | observed | predicted | truth | error |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for case in cases:
+        error = f"{case.error_ratio:+.1%}" if case.refused is None else "refused"
+        mark = "" if case.ok else " ✗"
+        lines.append(
+            f"| {case.name.replace('_', ' ')}, {case.magnitude}, {case.flavour} | `{case.change}` | "
+            f"{case.observed_ns / 1e6:.2f} ms | {case.predicted_ns / 1e6:.2f} ms | "
+            f"{case.truth_ns / 1e6:.2f} ms | {error}{mark} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def measured(cases: Sequence[Prediction]) -> str:
+    """Cases whose truth was measured, with the interval of the error and the verdict, in Markdown."""
+    lines = [
+        "| removed | how | pairs | observed | predicted | measured | error | 95 % interval | verdict |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for case in cases:
+        times = [case.observed_ns, case.predicted_ns, case.truth_ns]
+        shown = ["–" if case.refused else f"{time / 1e6:.1f} ms" for time in times]
+        error = "–" if case.refused else f"{case.error_ratio:+.1%}"
+        interval = (
+            f"{case.ci95_ratio[0]:+.1%} … {case.ci95_ratio[1]:+.1%}" if case.ci95_ratio else "–"
+        )
+        lines.append(
+            f"| {case.name.replace('_', ' ')}, {case.magnitude} | `{case.change}` | "
+            f"{case.pairs_count or '–'} | {' | '.join(shown)} | {error} | {interval} | "
+            f"{case.verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def summary(cases: Sequence[Prediction]) -> str:
+    """One row for each injection: its last case, and the worst error of all of them, in Markdown."""
+    lines = [
+        "| removed | how | cases | observed | predicted | truth | worst error |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for name in dict.fromkeys(case.name for case in cases):
+        mine = [case for case in cases if case.name == name]
+        scored = [case for case in mine if case.refused is None]
+        shown = (scored or mine)[-1]
+        worst = max((case.error_ratio for case in scored), key=abs, default=None)
+        error = "refused" if worst is None else f"{worst:+.1%}"
+        mark = "" if all(case.ok for case in mine) else " ✗"
+        lines.append(
+            f"| {name.replace('_', ' ')} | `{shown.change}` | {len(mine)} | "
+            f"{shown.observed_ns / 1e6:.2f} ms | {shown.predicted_ns / 1e6:.2f} ms | "
+            f"{shown.truth_ns / 1e6:.2f} ms | {error}{mark} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def timed(events: int) -> None:

@@ -7,35 +7,31 @@ same recording: recovered is what the cause has more of in the one than in the o
 
 from __future__ import annotations
 
-import contextlib
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from chopper.causes import LEAVES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
-from chopper.storage.replacing import scratch
 from chopper.validation.injections import ranks
-from chopper.validation.injections.plan import ARRIVAL, Job, Plan, Truth
+from chopper.validation.injections.plan import ARRIVAL, Plan
+from chopper.validation.recordings import LINKED, record
 from chopper.validation.results import MAGNITUDES, REAL, Case, judged
-from chopper.workloads import link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from chopper.attribution import Attribution
+    from chopper.validation.injections.plan import Truth
+    from chopper.validation.recordings import Recorded
     from chopper.validation.results import OnCase
 
 _FALSE_LEAKS = 0.05
 """Probability that noise alone makes any cause of a case seem to leak."""
 _PAIRS, _QUICK_PAIRS = 12, 8
-_STEP_LIMIT_S = 5.0
 _BUSY_CORES = 0.3
-_START_LIMIT_S = 120.0
 _QUICK = ("slow_dataset", "slow_rank", "garbage_collection", "extra_copies", "busy_neighbour")
 
 
@@ -116,7 +112,7 @@ _INJECTIONS: dict[str, Injection] = {
     "busy_neighbour": Injection(
         Expected("compute.core_wait", beside=("idle.preparation.core_wait",)), (1, 2, 3)
     ),
-    "slow_link": Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
+    LINKED: Injection(Expected("communication.transfer"), (2e8, 1e8, 5e7)),
 }
 
 
@@ -145,116 +141,51 @@ def run_cases(
     Raises:
         CaptureError: the training failed.
     """
-    cases: list[Case] = []
-
-    def done(case: Case) -> None:
-        cases.append(case)
-        if on_case is not None:
-            on_case(case)
-
-    named = [n for n in _INJECTIONS if n in injections and (not quick or n in _QUICK)]
-    no_link = link.unavailable() if "slow_link" in named else None
-    alone = [n for n in named if n != "slow_link"]
-    for group, linked in ((alone, False), (["slow_link"], True)):
-        if linked and ("slow_link" not in named or no_link):
-            continue
-        if group:
-            _record_and_score(
-                group, linked=linked, magnitudes=magnitudes, seed=seed, quick=quick, done=done
-            )
-    if no_link:
-        _skip("slow_link", "communication.transfer", no_link, magnitudes, done)
-    return cases
-
-
-def _skip(name: str, cause: str, reason: str, magnitudes: Sequence[str], done: OnCase) -> None:
-    for magnitude in magnitudes:
-        done(
-            Case(
-                suite="real",
-                injection=name,
-                cause=cause,
-                magnitude=magnitude,
-                flavour="cpu",
-                bar=REAL,
-                status="skipped",
-                reason=reason,
-            )
-        )
-
-
-def _record_and_score(
-    names: Sequence[str],
-    *,
-    linked: bool,
-    magnitudes: Sequence[str],
-    seed: int,
-    quick: bool,
-    done: OnCase,
-) -> None:
-    import chopper
-    from chopper.storage.run import finalize
-
     levels = [m for m in MAGNITUDES if m in magnitudes]
-    plans = tuple(
+    plans = [
         Plan(
             injection=name,
-            amounts=tuple(_INJECTIONS[name].amounts[MAGNITUDES.index(m)] for m in levels),
+            amounts=tuple(injection.amounts[MAGNITUDES.index(m)] for m in levels),
             pairs_count=_QUICK_PAIRS if quick else _PAIRS,
             seed=seed,
         )
-        for name in names
-    )
-    with (
-        ranks.ended_by_signals(),
-        scratch("validate") as directory,
-    ):
-        job = Job(directory=str(directory), plans=plans, linked=linked)
-        steps = sum(len(plan.levels()) for plan in plans)
-        with others_while() as others:
-            ranks.run(job, timeout_s=_START_LIMIT_S + steps * _STEP_LIMIT_S)
-        for plan in plans:
-            truths = read_truths(directory, plan.injection)
-            skipped = next((t.skipped for t in truths if t.skipped), None)
-            injection = _INJECTIONS[plan.injection]
-            if skipped:
-                _skip(plan.injection, injection.own.cause, skipped, levels, done)
-                continue
-            path = directory / plan.injection
-            finalize(path)
-            attribution = chopper.attribute(chopper.load(path)).whole
-            named = named_stragglers(attribution) if injection.straggler is not None else {}
-            cases = score(plan, injection, per_step(attribution), truths, levels)
-            for level, case in enumerate(cases):
-                late = [named.get(step) for at, step, _ in plan.pairs() if at == level]
-                named_right = _named_right(case, injection.straggler, late)
-                done(_excused(named_right, others.cores))
+        for name, injection in _INJECTIONS.items()
+        if name in injections and (not quick or name in _QUICK)
+    ]
+    cases: list[Case] = []
+    for recorded in record(plans):
+        for case in _cases(recorded, levels):
+            cases.append(case)
+            if on_case is not None:
+                on_case(case)
+    return cases
 
 
-@dataclass(slots=True)
-class _Others:
-    """What other programs used while the block ran, in cores."""
-
-    cores: float = 0.0
-
-
-@contextlib.contextmanager
-def others_while() -> Iterator[_Others]:
-    """What programs other than this one and its children use while the block runs."""
-    import psutil
-
-    def used() -> tuple[float, float]:
-        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return (
-            sum(machine) - machine.idle - getattr(machine, "iowait", 0.0),
-            own.user + own.system + own.children_user + own.children_system,
+def _cases(recorded: Recorded, levels: Sequence[str]) -> list[Case]:
+    plan, attribution = recorded.plan, recorded.attribution
+    injection = _INJECTIONS[plan.injection]
+    if attribution is None:
+        skipped = _case(plan.injection, injection, status="skipped", reason=recorded.skipped)
+        return [msgspec.structs.replace(skipped, magnitude=level) for level in levels]
+    named = named_stragglers(attribution) if injection.straggler is not None else {}
+    cases = score(plan, injection, per_step(attribution), recorded.truths, levels)
+    return [
+        _excused(
+            _named_right(
+                case,
+                injection.straggler,
+                [named.get(step) for at, step, _ in plan.pairs() if at == level],
+            ),
+            recorded.other_cores,
         )
+        for level, case in enumerate(cases)
+    ]
 
-    found = _Others()
-    began, (machine_before, own_before) = time.monotonic(), used()
-    yield found
-    machine, own = used()
-    found.cores = (machine - machine_before - own + own_before) / (time.monotonic() - began)
+
+def _case(name: str, injection: Injection, **fields: Any) -> Case:
+    """A case of real training."""
+    described: dict[str, Any] = {"magnitude": "", "flavour": "cpu", "bar": REAL} | fields
+    return Case(suite="real", injection=name, cause=injection.own.cause, **described)
 
 
 def _excused(case: Case, other_cores: float) -> Case:
@@ -267,14 +198,6 @@ def _excused(case: Case, other_cores: float) -> Case:
         reason=f"{case.reason}; other programs used {other_cores:.1f} cores meanwhile, so this "
         "shows nothing: run it on a quiet machine",
     )
-
-
-def read_truths(directory: Path, name: str) -> list[Truth]:
-    """What the injectors of both ranks measured."""
-    return [
-        msgspec.json.decode((directory / f"{name}.truth-{rank}.json").read_bytes(), type=Truth)
-        for rank in range(ranks.RANKS)
-    ]
 
 
 def per_step(attribution: Attribution) -> np.ndarray:
@@ -381,17 +304,14 @@ def _score_level(
     total = int(injected.sum())
     error, low, high = _error(recovered - injected)
     return judged(
-        Case(
-            suite="real",
-            injection=name,
-            cause=injection.own.cause,
+        _case(
+            name,
+            injection,
             magnitude=magnitude,
-            flavour="cpu",
             injected_ns=total,
             recovered_ns=total + error,
             ci95_ns=(total + low, total + high),
             leaked_ns=_leaks(errors),
-            bar=REAL,
         )
     )
 

@@ -8,6 +8,7 @@ attribution.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -24,9 +25,11 @@ from chopper.validation.model.writer import write
 from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from chopper.attribution import Attribution
     from chopper.validation.model.plan import Plan
+    from chopper.validation.model.records import Recording
     from chopper.validation.results import OnCase
 
 _QUICK = (
@@ -113,14 +116,14 @@ def _case(
 ) -> Case:
     without, injected = (_run(plan) for plan in plans)
     truth = _difference(injected.truth, without.truth)
-    found = _difference(injected.found, without.found)
+    attributed = _difference(injected.attributed, without.attributed)
     cause = injection.cause
     own = [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
     total = sum(truth.get(c, 0) for c in own)
     leaked = {
-        c: found.get(c, 0) - truth.get(c, 0)
-        for c in sorted(truth.keys() | found.keys())
-        if c not in own and found.get(c, 0) != truth.get(c, 0)
+        c: attributed.get(c, 0) - truth.get(c, 0)
+        for c in sorted(truth.keys() | attributed.keys())
+        if c not in own and attributed.get(c, 0) != truth.get(c, 0)
     }
     refusal = injected.refusals.get(injection.factor) if injection.factor else None
     if refusal is not None:
@@ -132,7 +135,7 @@ def _case(
         magnitude=magnitude,
         flavour=flavour,
         injected_ns=total,
-        recovered_ns=sum(found.get(c, 0) for c in own),
+        recovered_ns=sum(attributed.get(c, 0) for c in own),
         leaked_ns=leaked,
         scale_ns=injection.scale_ns[magnitude] if injection.scale_ns and not mixed else None,
         leak_scale_ns=sum(truth.values()) if mixed else None,
@@ -165,20 +168,30 @@ class _Outcome:
     """
 
     truth: dict[str, int]
-    found: dict[str, int]
+    attributed: dict[str, int]
     refusals: dict[str, str]
 
 
 @lru_cache(maxsize=128)
 def _run(plan: Plan) -> _Outcome:
+    with run_model(plan) as (recording, attribution):
+        pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])
+    time_ns = dict(zip(pieces["cause"].to_pylist(), pieces["time_ns_sum"].to_pylist(), strict=True))
+    return _Outcome(ledger(recording), time_ns, refusals(attribution))
+
+
+@contextmanager
+def run_model(plan: Plan) -> Iterator[tuple[Recording, Attribution]]:
+    """Run the model, write what it did as a recorded run, which is there in the block, attribute it."""
     from chopper.api import attribute
 
     recording = simulate(plan)
     with scratch("validate") as folder:
         write(recording, folder)
-        attribution = attribute(folder).whole
-    said = attribution.bases[_NOT_CLAIMED].text
-    refusals = {match[1]: match[2] for match in _NOT_MEASURED.finditer(said)}
-    pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])
-    found = dict(zip(pieces["cause"].to_pylist(), pieces["time_ns_sum"].to_pylist(), strict=True))
-    return _Outcome(ledger(recording), found, refusals)
+        yield recording, attribute(folder).whole
+
+
+def refusals(attribution: Attribution) -> dict[str, str]:
+    """Factor of compute → why the attribution did not measure it."""
+    basis = attribution.bases[_NOT_CLAIMED].text
+    return {match[1]: match[2] for match in _NOT_MEASURED.finditer(basis)}

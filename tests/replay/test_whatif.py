@@ -10,13 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import chopper
+from benchmarks.replay import table
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
 from chopper.replaying import causes_named, changes_of, replay_of
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
 from chopper.validation.model.writer import write
-from chopper.validation.replay import Prediction, synthetic_cases, table
+from chopper.validation.predictions import Prediction, synthetic_cases
 from tests.analyzers import make
 from tests.conftest import find_traces_dir
 from tests.replay.make import call, run, tables

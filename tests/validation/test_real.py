@@ -20,7 +20,7 @@ import chopper
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
 from chopper.storage.run import Run, finalize
-from chopper.validation import real
+from chopper.validation import real, recordings
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import (
     ARRIVAL,
@@ -319,7 +319,7 @@ def test_real_injections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(real, "score", seen)
     monkeypatch.setattr(real, "_QUICK_PAIRS", 3)
-    monkeypatch.setattr(real, "_START_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(recordings, "_START_LIMIT_S", PATIENCE_S)
     cases = real.run_cases(injections=names, magnitudes=["large"], quick=True)
     assert {case.injection for case in cases} == set(names)
     assert {case.status for case in cases} <= {"ok", "missed", "refused"}

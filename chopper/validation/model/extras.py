@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chopper.validation.model.host import US, Host
 
 if TYPE_CHECKING:
-    from chopper.validation.model.engine import Program
+    from chopper.validation.model.engine import Event, Program
 
 
 class Extras(Host):
@@ -15,12 +15,13 @@ class Extras(Host):
 
     def collect(self, ns: float) -> Program:
         """Python's garbage collector."""
-        start = self.now
-        yield from self.busy(ns, "gc")
-        if self.node.flavour == "cuda":
-            self.span("chopper::gc::2", "cpu_op", start, **{"External id": 0})
-        else:
-            self.span("Python GC", "python_function", start)
+        cuda = self.node.flavour == "cuda"
+        with (
+            self.row("chopper::gc::2", "cpu_op", **{"External id": 0})
+            if cuda
+            else self.row("Python GC", "python_function")
+        ):
+            yield from self.busy(ns, "gc")
 
     def extras(self, key: str) -> Program:
         """What injections add at the beginning of each layer."""
@@ -28,69 +29,42 @@ class Extras(Host):
         if self.graph_tasks is not None:
             return
         yield from self.busy(plan.python.at(rank, step), "python")
-        collecting = plan.collection.at(rank, step)
-        if collecting:
-            yield from self.collect(collecting)
-        overhead = plan.profiler.at(rank, step)
-        if overhead:
-            start = self.now
-            yield from self.busy(overhead, "profiler")
-            self.span("Activity Buffer Request", "overhead", start)
-        allocating = plan.allocator.at(rank, step)
-        if allocating:
-            start = self.now
-            self.external += 1
-            external = self.external
-            yield from self.busy(2 * US, "dispatch")
-            yield from self.runtime("Malloc", allocating, "allocator")
-            yield from self.busy(1 * US, "dispatch")
-            self.span("aten::empty", "cpu_op", start, **{"External id": external})
-        asking = plan.query.at(rank, step)
-        if asking:
-            yield from self.runtime("FuncGetAttributes", asking, "runtime")
-        filling = plan.fill.at(rank, step)
-        if filling:
-            name = (
-                "Memset (Device)"
-                if self.node.flavour == "cuda"
-                else "__amd_rocclr_fillBufferAligned"
+        if collecting_ns := plan.collection.at(rank, step):
+            yield from self.collect(collecting_ns)
+        if profiler_ns := plan.profiler.at(rank, step):
+            with self.row("Activity Buffer Request", "overhead"):
+                yield from self.busy(profiler_ns, "profiler")
+        if allocator_ns := plan.allocator.at(rank, step):
+            with self.operator("aten::empty"):
+                yield from self.busy(2 * US, "dispatch")
+                yield from self.runtime("Malloc", allocator_ns, "allocator")
+                yield from self.busy(1 * US, "dispatch")
+        if query_ns := plan.query.at(rank, step):
+            yield from self.runtime("FuncGetAttributes", query_ns, "runtime")
+        if fill_ns := plan.fill.at(rank, step):
+            task = self.copy(
+                self.node.memset, "copy.memset", fill_ns, self.compute, round(fill_ns * 1000)
             )
-            task = self.copy(name, "copy.memset", filling, self.compute, round(filling * 1000))
-            yield from self.op(
-                "aten::zero_",
-                key + "/fill",
-                [task],
-                dims=[[round(filling * 500)]],
-            )
-        yield from self.copies(key)
+            yield from self.op("aten::zero_", key + "/fill", [task], dims=[[round(fill_ns * 500)]])
+        if copy_ns := plan.copy.at(rank, step):
+            yield from self.offload(copy_ns, key + "/offload")
 
-    def copies(self, key: str) -> Program:
+    def offload(self, copy_ns: float, key: str) -> Program:
         """A copy from the host that the device needs."""
-        copying = self.plan.copy.at(self.rank, self.step)
-        if not copying:
-            return
-        name = (
-            "Memcpy HtoD (Pinned -> Device)"
-            if self.node.flavour == "cuda"
-            else "Memcpy HtoD (Host -> Device)"
-        )
         stream = self.node.copy_stream
-        bytes_count = round(copying * self.node.bus_bytes_per_s / 1e9)
-        task = self.copy(name, "copy.host_to_device", copying, stream, bytes_count)
+        bytes_count = round(copy_ns * self.node.bus_bytes_per_s / 1e9)
+        task = self.copy(
+            self.node.copy_to_device, "copy.host_to_device", copy_ns, stream, bytes_count
+        )
         if self.copied_out is not None:
             # The device's buffer is free once the layer before is under way.
             yield from self.wait_stream(stream, self.copied_out)
-        start = self.now
-        self.external += 1
-        external = self.external
-        yield from self.busy(5 * US, "dispatch")
-        yield from self.launch(task, key + "/offload", call=self.node.prefix + "MemcpyAsync")
-        yield from self.busy(1 * US, "dispatch")
-        self.span("aten::copy_", "cpu_op", start, **{"External id": external})
-        before = self.offloaded.pop("ahead", None)
+        with self.operator("aten::copy_"):
+            yield from self.busy(5 * US, "dispatch")
+            yield from self.launch(task, key, call=self.node.prefix + "MemcpyAsync")
+            yield from self.busy(1 * US, "dispatch")
+        needed: Event | None = task.done
         if self.plan.copy_ahead:
-            self.offloaded["ahead"] = task.done
-            if before is not None:
-                yield from self.wait_stream(self.compute, before)
-        else:
-            yield from self.wait_stream(self.compute, task.done)
+            needed, self.offloaded = self.offloaded, task.done
+        if needed is not None:
+            yield from self.wait_stream(self.compute, needed)

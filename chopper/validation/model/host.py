@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from chopper.validation.model.records import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from chopper.validation.model.engine import Device, Simulation
     from chopper.validation.model.groups import Groups
@@ -57,7 +59,7 @@ class Host:
         self.reduced: list[Event] = []
         self.forward_done: Event | None = None
         self.copied_out: Event | None = None
-        self.offloaded: dict[str, Event] = {}
+        self.offloaded: Event | None = None
         self.graph_tasks: list[Task] | None = None
         self.graphs = 0
 
@@ -85,11 +87,29 @@ class Host:
         if self.simulation.now_ns > start:
             self.record.segments.append((start, self.simulation.now_ns, what))
 
-    def span(self, name: str, category: str, start: int, **args: Any) -> None:
-        """Record a row that began earlier and ends now."""
-        self.record.spans.append(
-            Span(name, category, self.tid, start, self.simulation.now_ns, args)
-        )
+    @contextlib.contextmanager
+    def row(self, name: str, category: str, **args: Any) -> Iterator[None]:
+        """Record a row of this thread around the block."""
+        start = self.now
+        yield
+        self.record.spans.append(Span(name, category, self.tid, start, self.now, args))
+
+    def operator(
+        self, name: str, category: str = "cpu_op", **args: Any
+    ) -> AbstractContextManager[None]:
+        """Record an operator with an External id of its own around the block."""
+        self.external += 1
+        return self.row(name, category, **{"External id": self.external}, **args)
+
+    @contextlib.contextmanager
+    def runtime_call(self, name: str, **args: Any) -> Iterator[int]:
+        """Record a call of the runtime around the block, which gets its correlation."""
+        self.correlation += 1
+        correlation, external = self.correlation, self.external
+        with self.row(
+            name, "cuda_runtime", correlation=correlation, **{"External id": external}, **args
+        ):
+            yield correlation
 
     @property
     def now(self) -> int:
@@ -102,47 +122,27 @@ class Host:
         every = self.plan.quiet_every
         return every > 0 and self.step % every == 0
 
-    def runtime(self, name: str, ns: float, what: str | Task, **args: Any) -> Program:
+    def runtime(self, name: str, ns: float, what: str | Task) -> Program:
         """A runtime call that is no launch of a kernel."""
-        start = self.now
-        self.correlation += 1
-        correlation = self.correlation
-        yield from self.busy(ns, what)
-        self.span(
-            self.node.prefix + name,
-            "cuda_runtime",
-            start,
-            correlation=correlation,
-            **{"External id": self.external},
-            **args,
-        )
+        with self.runtime_call(self.node.prefix + name):
+            yield from self.busy(ns, what)
 
     def launch(self, task: Task, key: str, *, call: str | None = None) -> Program:
         """Launch one task."""
         if self.graph_tasks is not None:
             self.graph_tasks.append(task)
             return
-        start = self.now
-        self.correlation += 1
-        task.correlation = self.correlation
         task.external = self.external
         task.call = call or (
             self.node.launch_communication if task.collective is not None else self.node.launch
         )
         length = self.around(4.5 * US, key + "/call")
         length += round(self.plan.call.at(self.rank, self.step))
-        task.launch_ns, task.returned_ns = start, start + length
-        task.available_ns = start + round(length * (1.0 + 0.12 * self.random(key + "/submit")))
+        task.launch_ns, task.returned_ns = self.now, self.now + length
+        task.available_ns = self.now + round(length * (1.0 + 0.12 * self.random(key + "/submit")))
         self.device.stream(task.stream).push(task)
-        yield from self.busy(length, task)
-        self.span(
-            task.call,
-            "cuda_runtime",
-            start,
-            correlation=task.correlation,
-            **{"External id": self.external},
-            **self.launch_args(task),
-        )
+        with self.runtime_call(task.call, **self.launch_args(task)) as task.correlation:
+            yield from self.busy(length, task)
 
     def launch_args(self, task: Task) -> dict[str, Any]:
         """What ROCm writes beside a launch."""
@@ -171,7 +171,7 @@ class Host:
         dims: list[Any] | None = None,
         types: list[str] | None = None,
         concrete: list[str] | None = None,
-        node: str | None = None,
+        node: bool = False,
         around: str | None = None,
         recorded: bool = True,
     ) -> Program:
@@ -182,7 +182,7 @@ class Host:
             key: place in the program.
             tasks: kernels.
             dims, types, concrete: its arguments as recorded.
-            node: place whose sequence number it takes, because autograd makes a node of it.
+            node: autograd makes a node of it, so that it takes a sequence number.
             around: a composite operator that calls it.
             recorded: whether Python runs before it (not inside autograd).
         """
@@ -191,59 +191,48 @@ class Host:
             return
         if recorded:
             yield from self.busy(self.around(3.5 * US, key + "/python"), "python")
-        outer = self.now
-        outer_external = 0
-        shapes: dict[str, Any] = {}
+        args: dict[str, Any] = {}
         if dims is not None:
-            shapes = {
+            args = {
                 "Concrete Inputs": concrete or [""] * len(dims),
                 "Input type": types or [BF16] * len(dims),
                 "Input Dims": dims,
             }
-        more: dict[str, Any] = {}
-        if node is not None:
+        sequence: dict[str, Any] = {}
+        if node:
             self.sequence += 1
-            self.sequences[node] = self.sequence
-            more = {"Sequence number": self.sequence, "Fwd thread id": 0}
-        if around is not None:
-            self.external += 1
-            outer_external = self.external
+            self.sequences[key] = self.sequence
+            sequence = {"Sequence number": self.sequence, "Fwd thread id": 0}
+        inner = self._dispatch(name, key, tasks, args | sequence)
+        if around is None:
+            yield from inner
+            return
+        with self.operator(around, **sequence):
             yield from self.busy(self.around(1.6 * US, key + "/outer"), "dispatch")
-        start = self.now
-        self.external += 1
-        external = self.external
-        extra = self.plan.dispatch.at(self.rank, self.step)
-        yield from self.busy(self.around(5 * US, key + "/dispatch") + extra, "dispatch")
-        for i, task in enumerate(tasks):
-            yield from self.launch(task, f"{key}/{i}")
-        yield from self.busy(self.around(1.2 * US, key + "/after"), "dispatch")
-        self.span(name, "cpu_op", start, **{"External id": external}, **shapes, **more)
-        if around is not None:
+            yield from inner
             yield from self.busy(self.around(0.7 * US, key + "/outer_after"), "dispatch")
-            self.span(around, "cpu_op", outer, **{"External id": outer_external}, **more)
 
-    def autograd(self, name: str, place: str | None, inside: Iterator[Any]) -> Program:
-        """A node of autograd's engine around operators."""
-        outer = self.now
+    def _dispatch(self, name: str, key: str, tasks: list[Task], args: dict[str, Any]) -> Program:
+        extra = self.plan.dispatch.at(self.rank, self.step)
+        with self.operator(name, **args):
+            yield from self.busy(self.around(5 * US, key + "/dispatch") + extra, "dispatch")
+            for i, task in enumerate(tasks):
+                yield from self.launch(task, f"{key}/{i}")
+            yield from self.busy(self.around(1.2 * US, key + "/after"), "dispatch")
+
+    def autograd(self, name: str, key: str, *inside: Program) -> Program:
+        """A node of autograd's engine around operators, for the operator at a place."""
         args: dict[str, Any] = {}
-        if place is not None and place in self.sequences:
-            args = {"Sequence number": self.sequences[place], "Fwd thread id": 1}
-        self.external += 2
-        externals = self.external - 1, self.external
-        yield from self.busy(2.0 * US, "dispatch")
-        start = self.now
-        yield from self.busy(1.0 * US, "dispatch")
-        yield from inside
-        yield from self.busy(0.6 * US, "dispatch")
-        self.span(name, "cpu_op", start, **{"External id": externals[1]}, **args)
-        yield from self.busy(0.4 * US, "dispatch")
-        self.span(
-            f"autograd::engine::evaluate_function: {name}",
-            "cpu_op",
-            outer,
-            **{"External id": externals[0]},
-            **args,
-        )
+        if key in self.sequences:
+            args = {"Sequence number": self.sequences[key], "Fwd thread id": 1}
+        with self.operator(f"autograd::engine::evaluate_function: {name}", **args):
+            yield from self.busy(2.0 * US, "dispatch")
+            with self.operator(name, **args):
+                yield from self.busy(1.0 * US, "dispatch")
+                for program in inside:
+                    yield from program
+                yield from self.busy(0.6 * US, "dispatch")
+            yield from self.busy(0.4 * US, "dispatch")
 
     def noisy(self, ns: float, key: str) -> float:
         """A kernel's time with its noise."""

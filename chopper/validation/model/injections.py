@@ -1,4 +1,4 @@
-"""What is injected into the model: one cause at a time in three magnitudes, and five together.
+"""Injections into the model: one cause at a time in three magnitudes, and five together.
 
 Beside the plain ones stand those that are easily booked wrongly: hidden behind a queue, across the
 end of a step, inside one another, two at one gap, late because of another rank.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MS = 1e6
+_MAGNITUDES = ("small", "medium", "large")
 _POWER, _THERMAL = 4, 32
 _LAST = (1,)
 
@@ -24,17 +25,14 @@ class Injection:
     """One kind of trouble.
 
     Attributes:
-        name, cause: as shown; the cause that it belongs to.
-        doc: what is done, in one sentence.
-        turns: magnitude → knobs to turn.
+        cause: the cause that it belongs to.
+        turns: magnitude → knobs of the plan to turn.
         base: knobs that are turned with and without the injection.
         scale_ns: magnitude → what errors are shares of, where the truth is that it costs nothing.
         factor: the factor that an honest attribution may say it did not measure; None: none.
     """
 
-    name: str
     cause: str
-    doc: str
     turns: Mapping[str, Mapping[str, Any]]
     base: Mapping[str, Any] = field(default_factory=dict)
     scale_ns: Mapping[str, int] | None = None
@@ -46,325 +44,202 @@ class Injection:
         return without, replace(without, **self.turns[magnitude])
 
 
-def _three(small: Any, medium: Any, large: Any) -> dict[str, Any]:
+def _values(**knobs: tuple[Any, ...]) -> dict[str, dict[str, Any]]:
+    """Magnitude → knobs, each given as its (small, medium, large) values."""
+    return {m: {k: v[i] for k, v in knobs.items()} for i, m in enumerate(_MAGNITUDES)}
+
+
+def _doses(
+    ranks: tuple[int, ...] | None = None, unit: float = 1, **knobs: tuple[float, float, float]
+) -> dict[str, dict[str, Any]]:
+    small, medium, large = (
+        {k: Dose(v[i] * unit, ranks=ranks) for k, v in knobs.items()} for i in range(3)
+    )
     return {"small": small, "medium": medium, "large": large}
 
 
-def _doses(knob: str, *amounts: float, **how: Any) -> dict[str, dict[str, Any]]:
-    small, medium, large = ({knob: Dose(amount, **how)} for amount in amounts)
-    return _three(small, medium, large)
+def _ms(
+    ranks: tuple[int, ...] | None = None, **knobs: tuple[float, float, float]
+) -> dict[str, dict[str, Any]]:
+    return _doses(ranks, _MS, **knobs)
 
 
 def _join(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {m: {k: v for part in parts for k, v in part[m].items()} for m in parts[0]}
+    return {m: {k: v for part in parts for k, v in part[m].items()} for m in _MAGNITUDES}
 
 
-def _dips(reason: int, *ratios: float, begin_ms: float = 22.35, end_ms: float = 113.71) -> Any:
-    small, medium, large = (
-        {
-            "clocks": (
-                Clock(ratio, reason, begin_ns=round(begin_ms * _MS), end_ns=round(end_ms * _MS)),
-            )
-        }
-        for ratio in ratios
-    )
-    return _three(small, medium, large)
-
-
-def _changing(ratio: float, *low_ms: tuple[float, float]) -> dict[str, Any]:
+def _dips(
+    reason: int, *ratios: float, low_ms: tuple[tuple[float, float], ...] = ((22.35, 113.71),)
+) -> dict[str, dict[str, Any]]:
     """The clock is low between these times, which lie anywhere in kernels."""
-    return {
-        "clocks": tuple(
-            Clock(ratio, _POWER, begin_ns=round(begin * _MS), end_ns=round(end * _MS))
+    small, medium, large = (
+        tuple(
+            Clock(ratio, reason, begin_ns=round(begin * _MS), end_ns=round(end * _MS))
             for begin, end in low_ms
         )
-    }
+        for ratio in ratios
+    )
+    return _values(clocks=(small, medium, large))
 
 
 _SLOWLY = ((21.37, 68.92), (103.55, 147.21), (181.83, 239.46))
 _QUICKLY = tuple(
     (begin, begin + 9.7) for begin in (4.1, 21.9, 41.3, 58.6, 79.9, 97.2, 118.4, 136.3)
 )
+_CLOCK_BASE = {"layers": 3, "steps": 6}
+_AHEAD = {"ahead": True}
 
-
-_PLAIN = (
-    Injection(
-        "data_stall",
-        "idle.preparation.data",
-        "The next batch comes late.",
-        _doses("data", 0.3 * _MS, 3 * _MS, 15 * _MS),
-    ),
-    Injection(
-        "synchronization",
+INJECTIONS: dict[str, Injection] = {
+    # The next batch comes late.
+    "data_stall": Injection("idle.preparation.data", _ms(data=(0.3, 3, 15))),
+    # Two more values are read back in each step, and the host comes back late.
+    "synchronization": Injection(
         "idle.preparation.synchronization",
-        "Two more values are read back in each step, and the host comes back late.",
-        _join(
-            _doses("synchronization", 0.1 * _MS, 0.5 * _MS, 3 * _MS),
-            _three(*[{"synchronization_count": 2}] * 3),
-        ),
+        _join(_ms(synchronization=(0.1, 0.5, 3)), _values(synchronization_count=(2, 2, 2))),
     ),
-    Injection(
-        "launch_bound",
-        "idle.preparation.dispatch",
-        "Each operator takes longer on the host.",
-        _doses("dispatch", 0.1 * _MS, 0.25 * _MS, 0.6 * _MS),
-    ),
-    Injection(
-        "slow_launch_calls",
-        "idle.call",
-        "Each launch call takes longer.",
-        _doses("call", 0.1 * _MS, 0.25 * _MS, 0.6 * _MS),
-    ),
-    Injection(
-        "runtime_calls",
-        "idle.preparation.runtime",
-        "A slow query of the runtime before each layer.",
-        _doses("query", 0.3 * _MS, 3 * _MS, 8 * _MS),
-    ),
-    Injection(
-        "user_python",
-        "idle.preparation.python",
-        "Python code before each layer.",
-        _doses("python", 0.3 * _MS, 3 * _MS, 8 * _MS),
-    ),
-    Injection(
-        "garbage_collection",
-        "idle.preparation.gc",
-        "Python's collector runs before each layer.",
-        _doses("collection", 0.3 * _MS, 3 * _MS, 8 * _MS),
-    ),
-    Injection(
-        "allocator",
-        "idle.preparation.allocator",
-        "cudaMalloc or hipMalloc before each layer.",
-        _doses("allocator", 0.3 * _MS, 3 * _MS, 8 * _MS),
-    ),
-    Injection(
-        "profiler_overhead",
-        "idle.preparation.profiler",
-        "The profiler works on its buffers before each layer.",
-        _doses("profiler", 0.3 * _MS, 3 * _MS, 8 * _MS),
-    ),
-    Injection(
-        "collective_wait",
-        "idle.preparation.collective_wait",
-        "A barrier on the host before each forward.",
-        _doses("barrier", 0.3 * _MS, 3 * _MS, 10 * _MS),
-    ),
-    Injection(
-        "straggler",
-        "communication.wait",
-        "Model math is slower on one rank.",
-        _doses("slow", 0.02, 0.1, 0.5, ranks=_LAST),
-    ),
-    Injection(
-        "slow_link",
-        "communication.transfer.below_peak",
-        "Transfers take longer than they need at the link's peak.",
-        _doses("link", 0.3, 1.5, 6.0),
-    ),
-    Injection(
-        "exposed_communication",
+    # Each operator takes longer on the host.
+    "launch_bound": Injection("idle.preparation.dispatch", _ms(dispatch=(0.1, 0.25, 0.6))),
+    # Each launch call takes longer.
+    "slow_launch_calls": Injection("idle.call", _ms(call=(0.1, 0.25, 0.6))),
+    # Before each layer: a slow query of the runtime, Python, its collector, cudaMalloc or
+    # hipMalloc, the profiler's work on its buffers.
+    "runtime_calls": Injection("idle.preparation.runtime", _ms(query=(0.3, 3, 8))),
+    "user_python": Injection("idle.preparation.python", _ms(python=(0.3, 3, 8))),
+    "garbage_collection": Injection("idle.preparation.gc", _ms(collection=(0.3, 3, 8))),
+    "allocator": Injection("idle.preparation.allocator", _ms(allocator=(0.3, 3, 8))),
+    "profiler_overhead": Injection("idle.preparation.profiler", _ms(profiler=(0.3, 3, 8))),
+    # A barrier on the host before each forward.
+    "collective_wait": Injection("idle.preparation.collective_wait", _ms(barrier=(0.3, 3, 10))),
+    # Model math is slower on one rank.
+    "straggler": Injection("communication.wait", _doses(_LAST, slow=(0.02, 0.1, 0.5))),
+    # Transfers take longer than they need at the link's peak.
+    "slow_link": Injection("communication.transfer.below_peak", _doses(link=(0.3, 1.5, 6.0))),
+    # Parameters are gathered only when they are needed: of two layers, three, four.
+    "exposed_communication": Injection(
         "communication.transfer",
-        "Parameters are gathered only when they are needed: of one layer, two, three.",
-        _three(*({"late_layers": n, "layers": 4} for n in (2, 3, 4))),
+        _values(late_layers=(2, 3, 4), layers=(4, 4, 4)),
         base={"layers": 4},
     ),
-    Injection(
-        "exposed_copy",
-        "copy.host_to_device",
-        "The device waits for a copy from the host before each layer.",
-        _doses("copy", 0.6 * _MS, 1.5 * _MS, 4 * _MS),
+    # The device waits for a copy from the host, or for a memset, before each layer.
+    "exposed_copy": Injection("copy.host_to_device", _ms(copy=(0.6, 1.5, 4))),
+    "exposed_memset": Injection("copy.memset", _ms(fill=(0.1, 0.5, 2))),
+    # A power cap, or heat, lowers the clock for more than half of the run.
+    "clock_power_cap": Injection(
+        "compute.clock.power_cap", _dips(_POWER, 0.90, 0.80, 0.60), base=_CLOCK_BASE
     ),
-    Injection(
-        "exposed_memset",
-        "copy.memset",
-        "A memset on the compute stream before each layer.",
-        _doses("fill", 0.1 * _MS, 0.5 * _MS, 2 * _MS),
+    "clock_thermal": Injection(
+        "compute.clock.thermal", _dips(_THERMAL, 0.90, 0.80, 0.60), base=_CLOCK_BASE
     ),
-    Injection(
-        "clock_power_cap",
-        "compute.clock.power_cap",
-        "A power cap lowers the clock for more than half of the run.",
-        _dips(_POWER, 0.90, 0.80, 0.60),
-        base={"layers": 3, "steps": 6},
-    ),
-    Injection(
-        "clock_thermal",
-        "compute.clock.thermal",
-        "Heat lowers the clock for more than half of the run.",
-        _dips(_THERMAL, 0.90, 0.80, 0.60),
-        base={"layers": 3, "steps": 6},
-    ),
-    Injection(
-        "contention",
+    # Kernels beside communication take longer.
+    "contention": Injection(
         "compute.contention",
-        "Kernels beside communication take longer.",
-        _doses("contention", 0.08, 0.2, 0.6),
+        _doses(contention=(0.08, 0.2, 0.6)),
         base={"layers": 3, "quiet_every": 2, "steps": 6},
     ),
-    Injection(
-        "recomputation",
-        "compute.recompute",
-        "Layers run their forward again in backward: one, two, three.",
-        _doses("recompute", 1, 2, 3),
-        base={"layers": 3},
+    # Layers run their forward again in backward: one, two, three.
+    "recomputation": Injection(
+        "compute.recompute", _doses(recompute=(1, 2, 3)), base={"layers": 3}
     ),
-    Injection(
-        "vector_excess",
-        "compute.vector.excess",
-        "Memory-bound work takes longer than its bytes need.",
-        _doses("vector", 0.1, 0.5, 2.0),
-    ),
-    Injection(
-        "wave_quantization",
+    # Memory-bound work takes longer than its bytes need.
+    "vector_excess": Injection("compute.vector.excess", _doses(vector=(0.1, 0.5, 2.0))),
+    # The last round of blocks fills only a part of the units.
+    "wave_quantization": Injection(
         "compute.efficiency.wave_quantization",
-        "The last round of blocks fills only a part of the units.",
-        _doses("wave", 0.9, 0.6, 0.1),
+        _doses(wave=(0.9, 0.6, 0.1)),
         factor="wave quantization",
     ),
-    Injection(
-        "inefficiency",
-        "compute.efficiency.rest",
-        "Model math is slower, for no reason that can be measured.",
-        _doses("slow", 0.02, 0.1, 0.5),
+    # Model math is slower, for no reason that can be measured.
+    "inefficiency": Injection("compute.efficiency.rest", _doses(slow=(0.02, 0.1, 0.5))),
+    # The device takes longer from one kernel of a stream to the next.
+    "launch_latency": Injection(
+        "idle.launch_latency", _values(stream_gap_ns=(2_000, 8_000, 40_000))
     ),
-    Injection(
-        "launch_latency",
-        "idle.launch_latency",
-        "The device takes longer from one kernel of a stream to the next.",
-        _three(*({"stream_gap_ns": n} for n in (2_000, 8_000, 40_000))),
-    ),
-    Injection(
-        "stream_dependency",
+    # The device takes longer to see that another stream is done.
+    "stream_dependency": Injection(
         "idle.dependency",
-        "The device takes longer to see that another stream is done.",
-        _three(*({"event_gap_ns": n} for n in (10_000, 30_000, 100_000))),
+        _values(event_gap_ns=(10_000, 30_000, 100_000)),
         base={"late_layers": 2},
     ),
-)
-
-_AHEAD = {"ahead": True}
-_HARD = (
-    Injection(
-        "stall_behind_queue",
+    # The batch comes late, but the device has work queued for longer: it costs nothing.
+    "stall_behind_queue": Injection(
         "idle.preparation.data",
-        "The batch comes late, but the device has work queued for longer: it costs nothing.",
-        _doses("data", 1 * _MS, 4 * _MS, 9 * _MS),
+        _ms(data=(1, 4, 9)),
         base=_AHEAD,
-        scale_ns=_three(8 * 10**6, 32 * 10**6, 72 * 10**6),
+        scale_ns={"small": 8_000_000, "medium": 32_000_000, "large": 72_000_000},
     ),
-    Injection(
-        "stall_partly_hidden",
-        "idle.preparation.data",
-        "The batch comes later than the queued work lasts.",
-        _doses("data", 24 * _MS, 30 * _MS, 45 * _MS),
-        base=_AHEAD,
+    # The batch comes later than the queued work lasts.
+    "stall_partly_hidden": Injection("idle.preparation.data", _ms(data=(24, 30, 45)), base=_AHEAD),
+    # Python at the end of a step, then a late batch at the beginning of the next: one gap.
+    "stall_over_step_end": Injection(
+        "idle.preparation.data", _ms(before_boundary=(0.4, 2, 9), data=(0.3, 3, 12))
     ),
-    Injection(
-        "stall_over_step_end",
-        "idle.preparation.data",
-        "Python at the end of a step, then a late batch at the beginning of the next: one gap.",
-        _join(
-            _doses("before_boundary", 0.4 * _MS, 2 * _MS, 9 * _MS),
-            _doses("data", 0.3 * _MS, 3 * _MS, 12 * _MS),
-        ),
+    # The collector runs while a batch is made.
+    "collection_in_data": Injection(
+        "idle.preparation.gc", _ms(data_collection=(0.3, 2, 10), data=(0.2, 1, 4))
     ),
-    Injection(
-        "collection_in_data",
-        "idle.preparation.gc",
-        "The collector runs while a batch is made.",
-        _join(
-            _doses("data_collection", 0.3 * _MS, 2 * _MS, 10 * _MS),
-            _doses("data", 0.2 * _MS, 1 * _MS, 4 * _MS),
-        ),
-    ),
-    Injection(
-        "three_at_one_gap",
+    # Python, the collector and the allocator in the same gaps.
+    "three_at_one_gap": Injection(
         "idle.preparation.allocator",
-        "Python, the collector and the allocator in the same gaps.",
-        _join(
-            _doses("allocator", 0.3 * _MS, 3 * _MS, 8 * _MS),
-            _doses("python", 0.2 * _MS, 2 * _MS, 5 * _MS),
-            _doses("collection", 0.1 * _MS, 1 * _MS, 6 * _MS),
-        ),
+        _ms(allocator=(0.3, 3, 8), python=(0.2, 2, 5), collection=(0.1, 1, 6)),
     ),
-    Injection(
-        "straggler_by_data",
-        "communication.wait",
-        "One rank's batch comes late; the others wait for it in a collective.",
-        _doses("data", 0.5 * _MS, 3 * _MS, 12 * _MS, ranks=_LAST),
-    ),
-    Injection(
-        "synchronized_then_launch_bound",
+    # One rank's batch comes late; the others wait for it in a collective.
+    "straggler_by_data": Injection("communication.wait", _ms(_LAST, data=(0.5, 3, 12))),
+    # A value read back empties the queue, and slow operators never fill it again.
+    "synchronized_then_launch_bound": Injection(
         "idle.preparation.dispatch",
-        "A value read back empties the queue, and slow operators never fill it again.",
         _join(
-            _doses("dispatch", 0.05 * _MS, 0.2 * _MS, 0.5 * _MS),
-            _doses("synchronization", 0.05 * _MS, 0.2 * _MS, 0.5 * _MS),
-            _three(*[{"synchronization_count": 3}] * 3),
+            _ms(dispatch=(0.05, 0.2, 0.5), synchronization=(0.05, 0.2, 0.5)),
+            _values(synchronization_count=(3, 3, 3)),
         ),
     ),
-    Injection(
-        "copy_partly_hidden",
+    # Copies start a layer ahead, and are not done in time.
+    "copy_partly_hidden": Injection(
         "copy.host_to_device",
-        "Copies start a layer ahead, and are not done in time.",
-        _doses("copy", 5 * _MS, 8 * _MS, 12 * _MS),
+        _ms(copy=(5, 8, 12)),
         base={"copy_ahead": True, "late_layers": 1},
     ),
-    Injection(
-        "straggler_in_two_groups",
+    # Four ranks, sharded in pairs and reduced across pairs; one of them is slow.
+    "straggler_in_two_groups": Injection(
         "communication.wait",
-        "Four ranks, sharded in pairs and reduced across pairs; one of them is slow.",
-        _doses("slow", 0.03, 0.1, 0.4, ranks=(3,)),
+        _doses((3,), slow=(0.03, 0.1, 0.4)),
         base={"ranks": 4, "hybrid": True, "layers": 2, "steps": 3},
     ),
-    Injection(
-        "python_before_graphs",
-        "idle.preparation.python",
-        "Each layer is one graph launch; Python runs before it.",
-        _doses("python", 0.5 * _MS, 4 * _MS, 9 * _MS),
-        base={"graph": True},
+    # Each layer is one graph launch; Python runs before it.
+    "python_before_graphs": Injection(
+        "idle.preparation.python", _ms(python=(0.5, 4, 9)), base={"graph": True}
     ),
-    Injection(
-        "clock_in_kernels",
+    # The clock goes down and up in the middle of kernels.
+    "clock_in_kernels": Injection(
         "compute.clock.power_cap",
-        "The clock goes down and up in the middle of kernels.",
-        _three(*(_changing(ratio, *_SLOWLY) for ratio in (0.90, 0.75, 0.60))),
+        _dips(_POWER, 0.90, 0.75, 0.60, low_ms=_SLOWLY),
         base={"layers": 3, "steps": 8},
     ),
-    Injection(
-        "clock_matters_less",
+    # Kernels depend on the clock less than their place under the roofline says.
+    "clock_matters_less": Injection(
         "compute.clock.thermal",
-        "Kernels depend on the clock less than their place under the roofline says.",
         _dips(_THERMAL, 0.85, 0.75, 0.60),
         base={"layers": 3, "sensitivity": 0.85, "quiet_every": 2, "steps": 8},
     ),
-    Injection(
-        "clock_low_throughout",
+    # The clock is low for the whole run and sampled at 10 Hz.
+    "clock_low_throughout": Injection(
         "compute.clock.power_cap",
-        "The clock is low for the whole run and sampled at 10 Hz.",
-        _three(*({"clocks": (Clock(ratio, _POWER),)} for ratio in (0.90, 0.75, 0.50))),
+        _values(clocks=tuple((Clock(ratio, _POWER),) for ratio in (0.90, 0.75, 0.50))),
         base={"telemetry_hz": 10.0, "steps": 4},
     ),
-    Injection(
-        "clock_dips_unseen",
+    # Dips that are shorter than the time between two samples: nobody can know.
+    "clock_dips_unseen": Injection(
         "compute.clock.power_cap",
-        "Dips that are shorter than the time between two samples: nobody can know.",
-        _three(*(_changing(ratio, *_QUICKLY) for ratio in (0.85, 0.75, 0.60))),
+        _dips(_POWER, 0.85, 0.75, 0.60, low_ms=_QUICKLY),
         base={"layers": 3, "telemetry_hz": 87.0},
         factor="clock",
     ),
-)
-
-INJECTIONS: dict[str, Injection] = {i.name: i for i in (*_PLAIN, *_HARD)}
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
     """Five causes at once."""
 
-    name: str
     parts: tuple[str, ...]
 
     def plans(self, magnitude: str, *, flavour: str, seed: int) -> tuple[Plan, Plan]:
@@ -379,19 +254,13 @@ class Mix:
 
 
 MIXES: dict[str, Mix] = {
-    m.name: m
-    for m in (
-        Mix(
-            "mixed_host",
-            ("data_stall", "user_python", "garbage_collection", "allocator", "launch_bound"),
-        ),
-        Mix(
-            "mixed_device",
-            ("clock_power_cap", "contention", "vector_excess", "slow_link", "data_stall"),
-        ),
-        Mix(
-            "mixed_ranks",
-            ("straggler", "exposed_copy", "recomputation", "synchronization", "collective_wait"),
-        ),
-    )
+    "mixed_host": Mix(
+        ("data_stall", "user_python", "garbage_collection", "allocator", "launch_bound")
+    ),
+    "mixed_device": Mix(
+        ("clock_power_cap", "contention", "vector_excess", "slow_link", "data_stall")
+    ),
+    "mixed_ranks": Mix(
+        ("straggler", "exposed_copy", "recomputation", "synchronization", "collective_wait")
+    ),
 }

@@ -7,7 +7,7 @@ read back. Knobs add work of one kind at one place; at zero they change nothing,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chopper.validation.model.engine import Collective, Device, Event, Program, Simulation, Task
 from chopper.validation.model.groups import Groups
@@ -115,11 +115,13 @@ class _Program(Layers):
                 if self.begins.time_ns is None:
                     self.begins.fire(self.now)
             start = self.now
-            yield from self.one_step()
-            if step >= plan.warmup_steps:
-                number = 10 + step
-                self.span(f"ProfilerStep#{number}", "user_annotation", start)
-                self.record.steps.append((number, start, self.now))
+            if step < plan.warmup_steps:
+                yield from self.one_step()
+                continue
+            number = 10 + step
+            with self.row(f"ProfilerStep#{number}", "user_annotation"):
+                yield from self.one_step()
+            self.record.steps.append((number, start, self.now))
         self.record.tasks = self.device.tasks
 
     def one_step(self) -> Program:
@@ -128,15 +130,12 @@ class _Program(Layers):
         yield from self.limit_lead()
         yield from self.next_batch()
         yield from self.copy_batch()
-        barrier = plan.barrier.at(rank, step)
-        if barrier:
-            start = self.now
-            yield from self.busy(barrier, "collective_wait")
-            self.span("c10d::barrier", "cpu_op", start, **{"External id": 0})
+        if barrier_ns := plan.barrier.at(rank, step):
+            with self.row("c10d::barrier", "cpu_op", **{"External id": 0}):
+                yield from self.busy(barrier_ns, "collective_wait")
         yield from self.busy(6 * US, "python")
-        start = self.now
-        yield from self.busy(self.around(9 * US, "zero_grad"), "python")
-        self.span("Optimizer.zero_grad#AdamW.zero_grad", "user_annotation", start)
+        with self.row("Optimizer.zero_grad#AdamW.zero_grad", "user_annotation"):
+            yield from self.busy(self.around(9 * US, "zero_grad"), "python")
         yield from self.forward()
         for i in range(plan.synchronization_count):
             yield from self.item(f"further{i}", plan.synchronization.at(rank, step))
@@ -152,144 +151,92 @@ class _Program(Layers):
         """Wait for the forward of the step before."""
         if not self.plan.ahead or self.forward_done is None:
             return
-        start = self.now
         self.correlation += 1
-        correlation = self.correlation
-        yield from self.until(self.forward_done, "synchronization")
-        yield from self.busy(4 * US, "synchronization")
-        self.span(
-            self.node.prefix + "EventSynchronize",
-            "cuda_runtime",
-            start,
-            correlation=correlation,
-        )
+        with self.row(
+            self.node.prefix + "EventSynchronize", "cuda_runtime", correlation=self.correlation
+        ):
+            yield from self.until(self.forward_done, "synchronization")
+            yield from self.busy(4 * US, "synchronization")
 
     def next_batch(self) -> Program:
         """What the data loader makes the program wait for."""
-        start = self.now
-        yield from self.busy(self.around(45 * US, "batch"), "data")
-        collecting = self.plan.data_collection.at(self.rank, self.step)
-        if collecting:
-            yield from self.collect(collecting)
-            yield from self.busy(20 * US, "data")
-        yield from self.busy(self.plan.data.at(self.rank, self.step), "data")
-        self.span(
-            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
-            "user_annotation",
-            start,
-        )
+        with self.row(
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "user_annotation"
+        ):
+            yield from self.busy(self.around(45 * US, "batch"), "data")
+            if collecting_ns := self.plan.data_collection.at(self.rank, self.step):
+                yield from self.collect(collecting_ns)
+                yield from self.busy(20 * US, "data")
+            yield from self.busy(self.plan.data.at(self.rank, self.step), "data")
 
     def copy_batch(self) -> Program:
         """The batch goes to the device."""
         yield from self.busy(5 * US, "python")
-        outer = self.now
-        self.external += 2
-        externals = self.external - 1, self.external
-        yield from self.busy(4 * US, "dispatch")
-        start = self.now
-        yield from self.busy(3 * US, "dispatch")
-        name = (
-            "Memcpy HtoD (Pinned -> Device)"
-            if self.node.flavour == "cuda"
-            else "Memcpy HtoD (Host -> Device)"
-        )
-        yield from self.launch(
-            self.copy(name, "copy.host_to_device", 9400.0, self.compute, 8 * TOKENS),
-            "batch",
-            call=self.node.prefix + "MemcpyAsync",
-        )
-        yield from self.busy(1 * US, "dispatch")
-        shape = {
+        shape: dict[str, Any] = {
             "Concrete Inputs": ["", "", "True"],
             "Input type": ["long int", "long int", "Scalar"],
             "Input Dims": [[1, TOKENS], [1, TOKENS], []],
         }
-        self.span("aten::copy_", "cpu_op", start, **{"External id": externals[1]}, **shape)
-        yield from self.busy(1 * US, "dispatch")
-        self.span("aten::to", "cpu_op", outer, **{"External id": externals[0]})
+        task = self.copy(
+            self.node.copy_to_device, "copy.host_to_device", 9400.0, self.compute, 8 * TOKENS
+        )
+        with self.operator("aten::to"):
+            yield from self.busy(4 * US, "dispatch")
+            with self.operator("aten::copy_", **shape):
+                yield from self.busy(3 * US, "dispatch")
+                yield from self.launch(task, "batch", call=self.node.prefix + "MemcpyAsync")
+                yield from self.busy(1 * US, "dispatch")
+            yield from self.busy(1 * US, "dispatch")
 
     def optimizer(self) -> Program:
         """Update what this rank owns, once all gradients are here."""
-        start = self.now
-        yield from self.busy(25 * US, "python")
-        for event in self.reduced:
-            yield from self.wait_stream(self.compute, event)
-        self.reduced.clear()
-        self.gathered.clear()
-        shard = self.plan.layers * LAYER_PARAMETERS // len(self.groups.shard[self.rank])
-        task = self.vector(
-            "optimizer", 14.0 * shard, "FusedAdamMathFunctor<float, 4>", "compute.optimizer"
-        )
-        yield from self.op(
-            "aten::_fused_adamw_",
-            "optimizer",
-            [task],
-            dims=[[[shard]], [[shard]], [[shard]], [[shard]]],
-            types=["TensorList"] * 4,
-        )
-        self.copied_out = task.done
-        self.span("Optimizer.step#AdamW.step", "user_annotation", start)
+        with self.row("Optimizer.step#AdamW.step", "user_annotation"):
+            yield from self.busy(25 * US, "python")
+            for event in self.reduced:
+                yield from self.wait_stream(self.compute, event)
+            self.reduced.clear()
+            self.gathered.clear()
+            shard = self.plan.layers * LAYER_PARAMETERS // len(self.groups.shard[self.rank])
+            task = self.vector(
+                "optimizer", 14.0 * shard, "FusedAdamMathFunctor<float, 4>", "compute.optimizer"
+            )
+            yield from self.op(
+                "aten::_fused_adamw_",
+                "optimizer",
+                [task],
+                dims=[[[shard]]] * 4,
+                types=["TensorList"] * 4,
+            )
+            self.copied_out = task.done
 
     def item(self, key: str, wake_ns: float) -> Program:
         """Read a value back: a copy to the host, and waiting for it."""
         yield from self.busy(4 * US, "python")
-        outer = self.now
-        self.external += 2
-        externals = self.external - 1, self.external
-        yield from self.busy(2 * US, "synchronization")
-        start = self.now
-        yield from self.busy(2 * US, "synchronization")
-        task = self.copy(
-            "Memcpy DtoH (Device -> Pageable)"
-            if self.node.flavour == "cuda"
-            else "Memcpy DtoH (Device -> Host)",
-            "copy.device_to_host",
-            7600.0,
-            self.compute,
-            4,
-        )
-        call = "MemcpyAsync" if self.node.flavour == "cuda" else "MemcpyWithStream"
-        if self.node.flavour == "cuda":
-            yield from self.launch(task, key + "/item", call=self.node.prefix + call)
-            waiting = self.now
-            self.correlation += 1
-            correlation = self.correlation
+        task = self.copy(self.node.copy_to_host, "copy.device_to_host", 7600.0, self.compute, 4)
+        shape: dict[str, Any] = {"Concrete Inputs": [""], "Input type": [BF16], "Input Dims": [[]]}
+        with self.operator("aten::item", **shape):
+            yield from self.busy(2 * US, "synchronization")
+            with self.operator("aten::_local_scalar_dense", **shape):
+                yield from self.busy(2 * US, "synchronization")
+                if self.node.flavour == "cuda":
+                    call = self.node.prefix + "MemcpyAsync"
+                    yield from self.launch(task, key + "/item", call=call)
+                    with self.runtime_call(self.node.prefix + "StreamSynchronize"):
+                        yield from self.until(task.done, "synchronization")
+                        yield from self.busy(5 * US + wake_ns, "synchronization")
+                else:
+                    yield from self.blocking_copy(task, wake_ns)
+                yield from self.busy(1 * US, "synchronization")
+            yield from self.busy(1 * US, "synchronization")
+
+    def blocking_copy(self, task: Task, wake_ns: float) -> Program:
+        """A copy call that returns when the copy is done."""
+        task.call = self.node.prefix + "MemcpyWithStream"
+        task.external = self.external
+        task.launch_ns = self.now
+        task.available_ns = self.now + 4 * US
+        self.device.stream(task.stream).push(task)
+        with self.runtime_call(task.call, bytes=task.shape["bytes"]) as task.correlation:
             yield from self.until(task.done, "synchronization")
             yield from self.busy(5 * US + wake_ns, "synchronization")
-            self.span(
-                self.node.prefix + "StreamSynchronize",
-                "cuda_runtime",
-                waiting,
-                correlation=correlation,
-                **{"External id": externals[1]},
-            )
-        else:
-            yield from self.blocking(task, self.node.prefix + call, wake_ns)
-        yield from self.busy(1 * US, "synchronization")
-        shape = {"Concrete Inputs": [""], "Input type": [BF16], "Input Dims": [[]]}
-        self.span(
-            "aten::_local_scalar_dense", "cpu_op", start, **{"External id": externals[1]}, **shape
-        )
-        yield from self.busy(1 * US, "synchronization")
-        self.span("aten::item", "cpu_op", outer, **{"External id": externals[0]}, **shape)
-
-    def blocking(self, task: Task, call: str, wake_ns: float) -> Program:
-        """A copy call that returns when the copy is done."""
-        start = self.now
-        self.correlation += 1
-        task.correlation, task.call = self.correlation, call
-        task.external = self.external
-        task.launch_ns = start
-        task.available_ns = start + 4 * US
-        self.device.stream(task.stream).push(task)
-        yield from self.until(task.done, "synchronization")
-        yield from self.busy(5 * US + wake_ns, "synchronization")
         task.returned_ns = self.now
-        self.span(
-            call,
-            "cuda_runtime",
-            start,
-            correlation=task.correlation,
-            **{"External id": self.external},
-            bytes=task.shape["bytes"],
-        )

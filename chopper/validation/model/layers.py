@@ -8,10 +8,17 @@ from chopper.validation.model.host import BF16, US
 from chopper.validation.model.sharded import FFN, HIDDEN, Sharded
 
 if TYPE_CHECKING:
-    from chopper.validation.model.engine import Program
+    from chopper.validation.model.engine import Program, Task
 
 HEADS, VOCABULARY, TOKENS = 32, 16_000, 4096
 _HEAD = HIDDEN // HEADS
+_STATES_BYTES, _WIDE_BYTES = 2.0 * TOKENS * HIDDEN, 2.0 * TOKENS * FFN
+_LOGITS_BYTES = 2.0 * TOKENS * VOCABULARY
+_X, _H = [1, TOKENS, HIDDEN], [1, TOKENS, FFN]
+_QUERY = [1, HEADS, TOKENS, _HEAD]
+_ATTENDED_PAIRS = TOKENS * (TOKENS + 1) / 2
+_ATTENTION_BYTES = 4 * HEADS * TOKENS
+_MUL, _ADD = "MulFunctor<float>", "CUDAFunctor_add<c10::BFloat16>"
 
 
 class Layers(Sharded):
@@ -28,7 +35,7 @@ class Layers(Sharded):
             dims=[[VOCABULARY, HIDDEN], [1, TOKENS], [], [], []],
             types=[BF16, "long int", "Scalar", "Scalar", "Scalar"],
             concrete=["", "", "-1", "False", "False"],
-            node=key,
+            node=True,
         )
         for layer in range(self.plan.layers):
             key = f"forward/{layer}"
@@ -36,137 +43,102 @@ class Layers(Sharded):
             ahead = (layer + 1, f"forward/{layer + 1}") if layer + 1 < self.plan.layers else None
             yield from self.unshard(layer, key, ahead)
             if self.plan.graph:
-                yield from self.replay(layer, key)
+                yield from self.replay(key)
             else:
-                yield from self.layer(layer, key)
+                with self.row(f"chopper::layer::layers.{layer}", "cpu_op", **{"External id": 0}):
+                    yield from self.layer(key)
         yield from self.head()
 
-    def replay(self, layer: int, key: str) -> Program:
+    def replay(self, key: str) -> Program:
         """A layer's forward from a graph: one launch for all its kernels."""
         self.graph_tasks = []
-        yield from self.layer(layer, key)
+        yield from self.layer(key)
         tasks, self.graph_tasks = self.graph_tasks, None
         start = self.now
         self.correlation += 1
         length = self.around(30 * US, key + "/graph")
         self.graphs += 1
+        name = self.node.prefix + "GraphLaunch"
         for i, task in enumerate(tasks):
             task.correlation = self.correlation
             task.launch_ns, task.returned_ns = start, start + length
             task.available_ns = start + round(0.8 * length)
             task.account = "compute.unmodelled"
-            task.call = self.node.prefix + "GraphLaunch"
+            task.call = name
             task.graph = (self.graphs, i + 1)
             self.device.stream(task.stream).push(task)
-        yield from self.busy(length, tasks[0])
-        self.span(
-            self.node.prefix + "GraphLaunch",
-            "cuda_runtime",
-            start,
-            correlation=tasks[0].correlation,
-        )
+        with self.row(name, "cuda_runtime", correlation=self.correlation):
+            yield from self.busy(length, tasks[0])
 
-    def layer(self, layer: int, key: str, *, again: bool = False) -> Program:
-        """Forward of one layer; ``again`` in backward."""
-        start = self.now
-        size = 2.0 * TOKENS * HIDDEN
-        wide = 2.0 * TOKENS * FFN
-        x, h = [1, TOKENS, HIDDEN], [1, TOKENS, FFN]
-        account = "compute.recompute" if again else "vector"
-        node = None if again else key
+    def layer(self, key: str, *, again: bool = False) -> Program:
+        """Forward of one layer; ``again`` in backward, booked as recomputation."""
 
-        def place(name: str) -> str | None:
-            # Recomputed operators take sequence numbers of their own.
-            return f"{key}/{name}" if node is None else f"{node}/{name}"
+        def run(operator: str, name: str, task: Task, dims: list[Any], **recorded: Any) -> Program:
+            if again:
+                task.account = "compute.recompute"
+            return self.op(operator, f"{key}/{name}", [task], dims=dims, node=True, **recorded)
 
         def linear(name: str, k: int, n: int) -> Program:
             task = self.gemm(f"{key}/{name}", TOKENS, k, n)
-            if again:
-                task.account = account
-            return self.op(
-                "aten::mm",
-                f"{key}/{name}",
-                [task],
-                dims=[[TOKENS, k], [k, n]],
-                node=place(name),
-                around="aten::linear",
-            )
+            return run("aten::mm", name, task, [[TOKENS, k], [k, n]], around="aten::linear")
 
         def vector(
-            operator: str, name: str, bytes_count: float, what: str, dims: list[Any], **told: Any
+            operator: str, name: str, bytes_count: float, kernel: str, dims: list[Any], **told: Any
         ) -> Program:
-            task = self.vector(f"{key}/{name}", bytes_count, what, account=account)
-            return self.op(operator, f"{key}/{name}", [task], dims=dims, node=place(name), **told)
+            account = "compute.recompute" if again else "vector"
+            task = self.vector(f"{key}/{name}", bytes_count, kernel, account)
+            return run(operator, name, task, dims, **told)
 
         def norm(name: str) -> Program:
             return vector(
                 "aten::_fused_rms_norm",
                 name,
-                2 * size + 2 * HIDDEN,
+                2 * _STATES_BYTES + 2 * HIDDEN,
                 "vectorized_layer_norm_kernel",
-                [x, [], [HIDDEN], []],
+                [_X, [], [HIDDEN], []],
                 types=[BF16, "ScalarList", BF16, "Scalar"],
                 concrete=["", f"[{HIDDEN}]", "", "1e-05"],
+            )
+
+        def residual(name: str) -> Program:
+            return vector(
+                "aten::add",
+                name,
+                3 * _STATES_BYTES,
+                _ADD,
+                [_X, _X, []],
+                types=[BF16, BF16, "Scalar"],
+                concrete=["", "", "1"],
             )
 
         yield from norm("norm1")
         for name in "qkv":
             yield from linear(name, HIDDEN, HIDDEN)
         for name in ("rope_q", "rope_k"):
-            yield from vector("aten::mul", name, 3 * size, "MulFunctor<float>", [x, x])
-        yield from self.attention(key, again)
-        yield from linear("o", HIDDEN, HIDDEN)
-        yield from vector(
-            "aten::add",
-            "residual1",
-            3 * size,
-            "CUDAFunctor_add<c10::BFloat16>",
-            [x, x, []],
-            types=[BF16, BF16, "Scalar"],
-            concrete=["", "", "1"],
+            yield from vector("aten::mul", name, 3 * _STATES_BYTES, _MUL, [_X, _X])
+        yield from run(
+            "aten::_scaled_dot_product_flash_attention",
+            "attention",
+            self.math(
+                f"{key}/attention",
+                4.0 * HEADS * _HEAD * _ATTENDED_PAIRS,
+                4 * _STATES_BYTES + _ATTENTION_BYTES,
+                name=self.node.flash_forward,
+            ),
+            [_QUERY, _QUERY, _QUERY, [], [], [], []],
+            types=[BF16, BF16, BF16, "Scalar", "Scalar", "Scalar", ""],
+            concrete=["", "", "", "0.", "True", "False", ""],
+            around="aten::scaled_dot_product_attention",
         )
+        yield from linear("o", HIDDEN, HIDDEN)
+        yield from residual("residual1")
         yield from norm("norm2")
         yield from linear("gate", HIDDEN, FFN)
         yield from linear("up", HIDDEN, FFN)
-        yield from vector("aten::silu", "silu", 2 * wide, "silu_kernel", [h])
-        yield from vector("aten::mul", "gated", 3 * wide, "MulFunctor<float>", [h, h])
+        yield from vector("aten::silu", "silu", 2 * _WIDE_BYTES, "silu_kernel", [_H])
+        yield from vector("aten::mul", "gated", 3 * _WIDE_BYTES, _MUL, [_H, _H])
         yield from linear("down", FFN, HIDDEN)
-        yield from vector(
-            "aten::add",
-            "residual2",
-            3 * size,
-            "CUDAFunctor_add<c10::BFloat16>",
-            [x, x, []],
-            types=[BF16, BF16, "Scalar"],
-            concrete=["", "", "1"],
-        )
-        if self.graph_tasks is None:
-            kind = "recompute" if again else "layer"
-            self.span(f"chopper::{kind}::layers.{layer}", "cpu_op", start, **{"External id": 0})
-
-    def attention(self, key: str, again: bool) -> Program:
-        """Causal attention of one layer."""
-        pairs = TOKENS * (TOKENS + 1) / 2
-        size = 2.0 * TOKENS * HIDDEN
-        task = self.math(
-            f"{key}/attention",
-            4.0 * HEADS * _HEAD * pairs,
-            4 * size + 4 * HEADS * TOKENS,
-            name=self.node.flash_forward,
-        )
-        if again:
-            task.account = "compute.recompute"
-        q = [1, HEADS, TOKENS, _HEAD]
-        return self.op(
-            "aten::_scaled_dot_product_flash_attention",
-            f"{key}/attention",
-            [task],
-            dims=[q, q, q, [], [], [], []],
-            types=[BF16, BF16, BF16, "Scalar", "Scalar", "Scalar", ""],
-            concrete=["", "", "", "0.", "True", "False", ""],
-            node=f"{key}/attention",
-            around="aten::scaled_dot_product_attention",
-        )
+        yield from residual("residual2")
 
     def head(self) -> Program:
         """Logits and loss."""
@@ -175,11 +147,10 @@ class Layers(Sharded):
             "head/mm",
             [self.gemm("head/mm", TOKENS, HIDDEN, VOCABULARY)],
             dims=[[TOKENS, HIDDEN], [HIDDEN, VOCABULARY]],
-            node="head/mm",
+            node=True,
             around="aten::linear",
         )
-        logits = 2.0 * TOKENS * VOCABULARY
-        task = self.vector("head/softmax", 2 * logits, "cunn_SoftMaxForward")
+        task = self.vector("head/softmax", 2 * _LOGITS_BYTES, "cunn_SoftMaxForward")
         yield from self.op(
             "aten::_log_softmax",
             "head/softmax",
@@ -187,7 +158,7 @@ class Layers(Sharded):
             dims=[[TOKENS, VOCABULARY], [], []],
             types=[BF16, "Scalar", "Scalar"],
             concrete=["", "1", "False"],
-            node="head/softmax",
+            node=True,
         )
         self.forward_done = task.done
 
@@ -195,171 +166,158 @@ class Layers(Sharded):
         """On autograd's own thread."""
         yield from self.busy(12 * US, "python")
         self.tid = self.main_tid + 77
-        yield from self.backward_head()
+        yield from self.vector_backward(
+            "LogSoftmaxBackward0",
+            "head/softmax",
+            "aten::_log_softmax_backward_data",
+            "backward/head/softmax",
+            3 * _LOGITS_BYTES,
+            "cunn_SoftMaxBackward",
+            [[TOKENS, VOCABULARY], [TOKENS, VOCABULARY], [], []],
+            types=[BF16, BF16, "Scalar", "Scalar"],
+            concrete=["", "", "1", "15"],
+        )
+        yield from self.linear_backward("head/mm", "backward/head/mm", HIDDEN, VOCABULARY)
         for layer in reversed(range(self.plan.layers)):
             yield from self.backward_layer(layer)
-        key = "backward/embedding"
-        task = self.vector(
-            key,
-            2.0 * TOKENS * HIDDEN + 8 * TOKENS + 2.0 * VOCABULARY * HIDDEN,
-            "embedding_backward_feature_kernel",
-        )
-        yield from self.autograd(
+        yield from self.vector_backward(
             "EmbeddingBackward0",
             "embedding",
-            self.op(
-                "aten::embedding_dense_backward",
-                key,
-                [task],
-                dims=[[1, TOKENS, HIDDEN], [1, TOKENS], [], [], []],
-                types=[BF16, "long int", "Scalar", "Scalar", "Scalar"],
-                concrete=["", "", str(VOCABULARY), "-1", "False"],
-                recorded=False,
-            ),
+            "aten::embedding_dense_backward",
+            "backward/embedding",
+            2.0 * TOKENS * HIDDEN + 8 * TOKENS + 2.0 * VOCABULARY * HIDDEN,
+            "embedding_backward_feature_kernel",
+            [[1, TOKENS, HIDDEN], [1, TOKENS], [], [], []],
+            types=[BF16, "long int", "Scalar", "Scalar", "Scalar"],
+            concrete=["", "", str(VOCABULARY), "-1", "False"],
         )
         self.tid = self.main_tid
         yield from self.busy(14 * US, "python")
 
-    def product_backward(self, key: str, m: int, k: int, n: int) -> Program:
-        """Both gradients of a matrix product."""
-        for name, dims in (("dx", (m, n, k)), ("dw", (k, m, n))):
-            a, b, c = dims
-            yield from self.op(
-                "aten::mm",
-                f"{key}/{name}",
-                [self.gemm(f"{key}/{name}", a, b, c)],
-                dims=[[a, b], [b, c]],
-                recorded=False,
-            )
+    def linear_backward(self, forward: str, key: str, k: int, n: int, *first: Program) -> Program:
+        """Both gradients of a matrix product, behind what runs ``first`` in its node."""
 
-    def backward_head(self) -> Program:
-        """Backward of logits and loss."""
-        logits = 2.0 * TOKENS * VOCABULARY
-        key = "backward/head"
-        yield from self.autograd(
-            "LogSoftmaxBackward0",
-            "head/softmax",
-            self.op(
-                "aten::_log_softmax_backward_data",
-                key + "/softmax",
-                [self.vector(key + "/softmax", 3 * logits, "cunn_SoftMaxBackward")],
-                dims=[[TOKENS, VOCABULARY], [TOKENS, VOCABULARY], [], []],
-                types=[BF16, BF16, "Scalar", "Scalar"],
-                concrete=["", "", "1", "15"],
-                recorded=False,
+        def product(name: str, a: int, b: int, c: int) -> Program:
+            task = self.gemm(f"{key}/{name}", a, b, c)
+            dims = [[a, b], [b, c]]
+            yield from self.op("aten::mm", f"{key}/{name}", [task], dims=dims, recorded=False)
+
+        gradients = product("dx", TOKENS, n, k), product("dw", k, TOKENS, n)
+        return self.autograd("MmBackward0", forward, *first, *gradients)
+
+    def vector_backward(
+        self,
+        node: str,
+        forward: str,
+        operator: str,
+        key: str,
+        bytes_count: float,
+        kernel: str,
+        dims: list[Any],
+        *,
+        inputs: tuple[str, ...] = ("",),
+        **recorded: Any,
+    ) -> Program:
+        """Gradients of memory-bound work, one for each of its inputs."""
+        return self.autograd(
+            node,
+            forward,
+            *(
+                self.op(
+                    operator,
+                    key + name,
+                    [self.vector(key + name, bytes_count, kernel)],
+                    dims=dims,
+                    recorded=False,
+                    **recorded,
+                )
+                for name in inputs
             ),
-        )
-        yield from self.autograd(
-            "MmBackward0",
-            "head/mm",
-            self.product_backward(key + "/mm", TOKENS, HIDDEN, VOCABULARY),
         )
 
     def backward_layer(self, layer: int) -> Program:
         """Backward of one layer, its gradients reduced."""
         key, forward = f"backward/{layer}", f"forward/{layer}"
-        size = 2.0 * TOKENS * HIDDEN
-        wide = 2.0 * TOKENS * FFN
-        x, h = [1, TOKENS, HIDDEN], [1, TOKENS, FFN]
         ahead = (layer - 1, f"backward/{layer - 1}") if layer else None
         yield from self.extras(key)
         yield from self.unshard(layer, key, ahead)
 
-        def vector(operator: str, name: str, bytes_count: float, what: str, dims: Any) -> Program:
-            return self.op(
+        def linear(name: str, k: int, n: int, *first: Program) -> Program:
+            return self.linear_backward(f"{forward}/{name}", f"{key}/{name}", k, n, *first)
+
+        def vector(
+            node: str,
+            operator: str,
+            name: str,
+            bytes_count: float,
+            kernel: str,
+            *dims: Any,
+            **told: Any,
+        ) -> Program:
+            return self.vector_backward(
+                node,
+                f"{forward}/{name}",
                 operator,
                 f"{key}/{name}",
-                [self.vector(f"{key}/{name}", bytes_count, what)],
-                dims=dims,
-                recorded=False,
-            )
-
-        def linear(name: str, k: int, n: int) -> Program:
-            return self.autograd(
-                "MmBackward0",
-                f"{forward}/{name}",
-                self.product_backward(f"{key}/{name}", TOKENS, k, n),
+                bytes_count,
+                kernel,
+                list(dims),
+                **told,
             )
 
         def norm(name: str) -> Program:
-            task = self.vector(
-                f"{key}/{name}",
-                3 * size + 4 * TOKENS + 4 * HIDDEN,
-                "layer_norm_grad_input_kernel",
-            )
-            return self.autograd(
+            return vector(
                 "FusedRmsNormBackward0",
-                f"{forward}/{name}",
-                self.op(
-                    "aten::_fused_rms_norm_backward",
-                    f"{key}/{name}",
-                    [task],
-                    dims=[x, x, [], [1, TOKENS, 1], [HIDDEN], []],
-                    types=[BF16, BF16, "ScalarList", "float", BF16, ""],
-                    concrete=["", "", f"[{HIDDEN}]", "", "", "[True, True]"],
-                    recorded=False,
-                ),
+                "aten::_fused_rms_norm_backward",
+                name,
+                3 * _STATES_BYTES + 4 * TOKENS + 4 * HIDDEN,
+                "layer_norm_grad_input_kernel",
+                *(_X, _X, [], [1, TOKENS, 1], [HIDDEN], []),
+                types=[BF16, BF16, "ScalarList", "float", BF16, ""],
+                concrete=["", "", f"[{HIDDEN}]", "", "", "[True, True]"],
             )
 
-        def first() -> Program:
+        def recomputed() -> Program:
             if layer < self.plan.recompute.at(self.rank, self.step):
-                yield from self.layer(layer, f"again/{layer}", again=True)
-            yield from self.product_backward(f"{key}/down", TOKENS, FFN, HIDDEN)
+                name = f"chopper::recompute::layers.{layer}"
+                with self.row(name, "cpu_op", **{"External id": 0}):
+                    yield from self.layer(f"again/{layer}", again=True)
 
-        yield from self.autograd("MmBackward0", f"{forward}/down", first())
-        both = self.sequence_of(
-            vector("aten::mul", "gated1", 3 * wide, "MulFunctor<float>", [h, h]),
-            vector("aten::mul", "gated2", 3 * wide, "MulFunctor<float>", [h, h]),
-        )
-        yield from self.autograd("MulBackward0", f"{forward}/gated", both)
-        yield from self.autograd(
-            "SiluBackward0",
-            f"{forward}/silu",
-            vector("aten::silu_backward", "silu", 3 * wide, "silu_backward_kernel", [h, h]),
+        mul, wide = ("MulBackward0", "aten::mul"), 3 * _WIDE_BYTES
+        yield from linear("down", FFN, HIDDEN, recomputed())
+        yield from vector(*mul, "gated", wide, _MUL, _H, _H, inputs=("1", "2"))
+        yield from vector(
+            "SiluBackward0", "aten::silu_backward", "silu", wide, "silu_backward_kernel", _H, _H
         )
         yield from linear("up", HIDDEN, FFN)
         yield from linear("gate", HIDDEN, FFN)
         yield from norm("norm2")
         yield from linear("o", HIDDEN, HIDDEN)
-        yield from self.attention_backward(key, forward)
+        yield from self.attention_backward(f"{key}/attention", f"{forward}/attention")
         for name in ("rope_q", "rope_k"):
-            yield from self.autograd(
-                "MulBackward0",
-                f"{forward}/{name}",
-                vector("aten::mul", name, 3 * size, "MulFunctor<float>", [x, x]),
-            )
+            yield from vector(*mul, name, 3 * _STATES_BYTES, _MUL, _X, _X)
         for name in "vkq":
             yield from linear(name, HIDDEN, HIDDEN)
         yield from norm("norm1")
         yield from self.reduce(layer, key + "/reduce")
 
-    def sequence_of(self, *programs: Program) -> Program:
-        """One after the other."""
-        for program in programs:
-            yield from program
-
     def attention_backward(self, key: str, forward: str) -> Program:
         """Backward of causal attention."""
-        pairs = TOKENS * (TOKENS + 1) / 2
-        size = 2.0 * TOKENS * HIDDEN
         task = self.math(
-            f"{key}/attention",
-            10.0 * HEADS * _HEAD * pairs,
-            8 * size + 4 * HEADS * TOKENS,
+            key,
+            10.0 * HEADS * _HEAD * _ATTENDED_PAIRS,
+            8 * _STATES_BYTES + _ATTENTION_BYTES,
             name=self.node.flash_backward,
         )
-        q = [1, HEADS, TOKENS, _HEAD]
         inner = self.op(
             "aten::_scaled_dot_product_flash_attention_backward",
-            f"{key}/attention",
+            key,
             [task],
-            dims=[q, q, q, q, q, [1, HEADS, TOKENS], *[[]] * 9],
+            dims=[*[_QUERY] * 5, [1, HEADS, TOKENS], *[[]] * 9],
             types=[BF16] * 5
             + ["float", "", "", "Scalar", "Scalar", "Scalar", "Scalar"]
             + ["unsigned long", "unsigned long", "Scalar"],
             concrete=[""] * 8 + [str(TOKENS), str(TOKENS), "0.", "True", "", "", "0.088"],
             recorded=False,
         )
-        return self.autograd(
-            "ScaledDotProductFlashAttentionBackward0", f"{forward}/attention", inner
-        )
+        return self.autograd("ScaledDotProductFlashAttentionBackward0", forward, inner)

@@ -35,6 +35,9 @@ class Machine:
     flash_backward: str
     launch: str
     launch_communication: str
+    copy_to_device: str
+    copy_to_host: str
+    memset: str
     prefix: str
     block: int
     gemm_shape: dict[str, int]
@@ -114,6 +117,9 @@ def machine(flavour: str) -> Machine:
             "(pytorch_flash::Flash_bwd_params)",
             launch="cudaLaunchKernel",
             launch_communication="cudaLaunchKernelExC",
+            copy_to_device="Memcpy HtoD (Pinned -> Device)",
+            copy_to_host="Memcpy DtoH (Device -> Pageable)",
+            memset="Memset (Device)",
             prefix="cuda",
             block=384,
             gemm_shape={"registers per thread": 168, "shared memory": 231_424},
@@ -141,6 +147,9 @@ def machine(flavour: str) -> Machine:
             "39BlockFmhaBwdDQDKDVPipelineTrLoadKRKTRVR",
             launch="hipLaunchKernel",
             launch_communication="hipExtLaunchKernel",
+            copy_to_device="Memcpy HtoD (Host -> Device)",
+            copy_to_host="Memcpy DtoH (Device -> Host)",
+            memset="__amd_rocclr_fillBufferAligned",
             prefix="hip",
             block=256,
             gemm_shape={},

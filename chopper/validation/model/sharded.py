@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from chopper.validation.model.engine import Collective, Event, Program, Task
 from chopper.validation.model.extras import Extras
 from chopper.validation.model.host import BF16, US, normal
-
-if TYPE_CHECKING:
-    pass
 
 HIDDEN, FFN = 4096, 11008
 LAYER_PARAMETERS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN
@@ -18,9 +15,7 @@ LAYER_PARAMETERS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN
 class Sharded(Extras):
     """FSDP: what it does before and after each layer."""
 
-    def collective(
-        self, name: str, members: tuple[int, ...], elements: int, key: str, stream: int
-    ) -> Task:
+    def collective(self, name: str, members: tuple[int, ...], elements: int, stream: int) -> Task:
         """A collective's kernel on this rank."""
         size = len(members)
         scattered = name == "_reduce_scatter_base"
@@ -49,7 +44,6 @@ class Sharded(Extras):
                 round(length * noise),
             )
 
-        del key
         return Task(
             name=self.node.collective(name),
             lane="communication",
@@ -68,116 +62,102 @@ class Sharded(Extras):
         assert task.collective is not None
         if after is not None:
             yield from self.wait_stream(stream, after)
-        start = self.now
-        self.external += 3
-        c10d, comms, inner = self.external - 2, self.external - 1, self.external
-        yield from self.busy(4 * US, "dispatch")
-        middle = self.now
-        yield from self.busy(3 * US, "dispatch")
-        deep = self.now
-        yield from self.busy(2 * US, "dispatch")
-        yield from self.launch(task, key)
-        self.span(backend, "user_annotation", deep, **{"External id": inner})
-        yield from self.busy(1 * US, "dispatch")
-        told = task.collective
-        self.span(
-            "record_param_comms",
-            "cpu_op",
-            middle,
-            **{
-                "External id": comms,
-                "Process Group Name": told.group,
-                "Process Group Ranks": str(list(told.members)),
-                "Group size": len(told.members),
-                "In msg nelems": told.in_elements,
-                "Out msg nelems": told.out_elements,
-                "dtype": "BFloat16",
-                "Collective name": told.name,
-            },
-        )
-        yield from self.busy(1 * US, "dispatch")
-        self.span(operator, "cpu_op", start, **{"External id": c10d})
+        collective = task.collective
+        described: dict[str, Any] = {
+            "Process Group Name": collective.group,
+            "Process Group Ranks": str(list(collective.members)),
+            "Group size": len(collective.members),
+            "In msg nelems": collective.in_elements,
+            "Out msg nelems": collective.out_elements,
+            "dtype": "BFloat16",
+            "Collective name": collective.name,
+        }
+        with self.operator(operator):
+            yield from self.busy(4 * US, "dispatch")
+            with self.operator("record_param_comms", **described):
+                yield from self.busy(3 * US, "dispatch")
+                with self.operator(backend, "user_annotation"):
+                    yield from self.busy(2 * US, "dispatch")
+                    yield from self.launch(task, key)
+                yield from self.busy(1 * US, "dispatch")
+            yield from self.busy(1 * US, "dispatch")
 
     def gather(self, layer: int, key: str) -> Program:
         """All-gather a layer's parameters on the communication stream."""
-        start = self.now
         stream = self.node.communication_stream
         members = self.groups.shard[self.rank]
-        task = self.collective("_allgather_base", members, LAYER_PARAMETERS, key, stream)
-        yield from self.busy(5 * US, "python")
-        yield from self.issue(
-            "c10d::_allgather_base_", "nccl:_all_gather_base", task, key, self.copied_out, stream
-        )
-        self.gathered[key] = task.done
-        self.span(f"FSDP::all_gather (layers.{layer})", "user_annotation", start)
+        with self.row(f"FSDP::all_gather (layers.{layer})", "user_annotation"):
+            task = self.collective("_allgather_base", members, LAYER_PARAMETERS, stream)
+            yield from self.busy(5 * US, "python")
+            yield from self.issue(
+                "c10d::_allgather_base_",
+                "nccl:_all_gather_base",
+                task,
+                key,
+                self.copied_out,
+                stream,
+            )
+            self.gathered[key] = task.done
 
     def unshard(self, layer: int, key: str, ahead: tuple[int, str] | None) -> Program:
         """Wait for a layer's parameters, copy them out, and gather the next layer's."""
         if self.quiet:
             return
-        start = self.now
-        yield from self.busy(4 * US, "python")
-        if key not in self.gathered:
-            yield from self.gather(layer, key)
-        yield from self.wait_stream(self.compute, self.gathered[key])
-        task = self.vector(
-            key + "/copy_out",
-            4.0 * LAYER_PARAMETERS,
-            "direct_copy_kernel",
-            account="compute.fsdp_copy",
-        )
-        yield from self.op(
-            "fsdp::split_with_sizes_copy",
-            key + "/copy_out",
-            [task],
-            dims=[[len(self.groups.shard[self.rank]), LAYER_PARAMETERS // 2], [], [], []],
-            types=[BF16, "", "Scalar", "TensorList"],
-            concrete=["", "", "1", ""],
-        )
-        self.copied_out = task.done
-        if ahead is not None and ahead[0] >= self.plan.late_layers:
-            yield from self.gather(*ahead)
         name = "pre_forward" if "forward" in key else "pre_backward"
-        self.span(f"FSDP::{name} (layers.{layer})", "user_annotation", start)
+        with self.row(f"FSDP::{name} (layers.{layer})", "user_annotation"):
+            yield from self.busy(4 * US, "python")
+            if key not in self.gathered:
+                yield from self.gather(layer, key)
+            yield from self.wait_stream(self.compute, self.gathered[key])
+            task = self.shard_copy(key + "/copy_out", "direct_copy_kernel")
+            yield from self.op(
+                "fsdp::split_with_sizes_copy",
+                key + "/copy_out",
+                [task],
+                dims=[[len(self.groups.shard[self.rank]), LAYER_PARAMETERS // 2], [], [], []],
+                types=[BF16, "", "Scalar", "TensorList"],
+                concrete=["", "", "1", ""],
+            )
+            self.copied_out = task.done
+            if ahead is not None and ahead[0] >= self.plan.late_layers:
+                yield from self.gather(*ahead)
+
+    def shard_copy(self, key: str, kernel: str) -> Task:
+        """FSDP's copy of a layer's parameters or gradients."""
+        return self.vector(key, 4.0 * LAYER_PARAMETERS, kernel, account="compute.fsdp_copy")
 
     def reduce(self, layer: int, key: str) -> Program:
         """Reduce a layer's gradients on the communication stream."""
         if self.quiet:
             return
-        start = self.now
-        yield from self.busy(4 * US, "python")
-        task = self.vector(
-            key + "/copy_in",
-            4.0 * LAYER_PARAMETERS,
-            "chunk_cat_cuda_kernel",
-            account="compute.fsdp_copy",
-        )
-        yield from self.op(
-            "fsdp::chunk_cat",
-            key + "/copy_in",
-            [task],
-            dims=[[[LAYER_PARAMETERS]], [], [], [LAYER_PARAMETERS]],
-            types=["TensorList", "Scalar", "Scalar", BF16],
-            concrete=["", "0", "2", ""],
-        )
-        stream = self.node.communication_stream
-        members = self.groups.shard[self.rank]
-        sent = self.collective("_reduce_scatter_base", members, LAYER_PARAMETERS, key, stream)
-        yield from self.issue(
-            "c10d::_reduce_scatter_base_",
-            "nccl:_reduce_scatter_base",
-            sent,
-            key,
-            task.done,
-            stream,
-        )
-        self.reduced.append(sent.done)
-        if self.groups.replicate:
-            across = self.groups.replicate[self.rank]
-            second = self.node.second_communication_stream
-            whole = self.collective("allreduce", across, LAYER_PARAMETERS // 2, key, second)
-            yield from self.issue(
-                "c10d::allreduce_", "nccl:all_reduce", whole, key + "/across", sent.done, second
+        with self.row(f"FSDP::post_backward_reduce (layers.{layer})", "user_annotation"):
+            yield from self.busy(4 * US, "python")
+            task = self.shard_copy(key + "/copy_in", "chunk_cat_cuda_kernel")
+            yield from self.op(
+                "fsdp::chunk_cat",
+                key + "/copy_in",
+                [task],
+                dims=[[[LAYER_PARAMETERS]], [], [], [LAYER_PARAMETERS]],
+                types=["TensorList", "Scalar", "Scalar", BF16],
+                concrete=["", "0", "2", ""],
             )
-            self.reduced.append(whole.done)
-        self.span(f"FSDP::post_backward_reduce (layers.{layer})", "user_annotation", start)
+            stream = self.node.communication_stream
+            members = self.groups.shard[self.rank]
+            sent = self.collective("_reduce_scatter_base", members, LAYER_PARAMETERS, stream)
+            yield from self.issue(
+                "c10d::_reduce_scatter_base_",
+                "nccl:_reduce_scatter_base",
+                sent,
+                key,
+                task.done,
+                stream,
+            )
+            self.reduced.append(sent.done)
+            if self.groups.replicate:
+                across = self.groups.replicate[self.rank]
+                second = self.node.second_communication_stream
+                whole = self.collective("allreduce", across, LAYER_PARAMETERS // 2, second)
+                yield from self.issue(
+                    "c10d::allreduce_", "nccl:all_reduce", whole, key + "/across", sent.done, second
+                )
+                self.reduced.append(whole.done)

@@ -1,0 +1,116 @@
+"""Recordings of two-rank training on this machine with injections that time themselves.
+
+Every step with an injection has a neighbour without one in the same recording, so that drift of the
+machine weighs on both alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from chopper.storage.replacing import scratch
+from chopper.validation.injections import ranks
+from chopper.validation.injections.plan import Job, Truth
+from chopper.workloads import link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chopper.attribution import Attribution
+    from chopper.validation.injections.plan import Plan
+
+LINKED = "slow_link"
+"""The injection whose ranks are joined by a link that can be shaped."""
+_START_LIMIT_S, _STEP_LIMIT_S = 120.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One plan, recorded in two ranks of this machine.
+
+    Attributes:
+        truths: by rank.
+        attribution: of the recording; None where the injection could not be made here.
+        other_cores: cores that other programs used while the plans were recorded.
+    """
+
+    plan: Plan
+    truths: list[Truth]
+    attribution: Attribution | None
+    other_cores: float
+
+    @property
+    def skipped(self) -> str | None:
+        """Why the injection could not be made here."""
+        return next((t.skipped for t in self.truths if t.skipped), None)
+
+
+def record(plans: Sequence[Plan]) -> Iterator[Recorded]:
+    """Record plans one after the other and attribute them; only ``slow_link`` has a link to shape.
+
+    Raises:
+        CaptureError: the training failed.
+    """
+    linked = [plan for plan in plans if plan.injection == LINKED]
+    alone = [plan for plan in plans if plan.injection != LINKED]
+    unavailable = link.unavailable() if linked else None
+    if alone:
+        yield from _record(alone, linked=False)
+    if unavailable:
+        yield from (Recorded(plan, [Truth(skipped=unavailable)], None, 0.0) for plan in linked)
+    elif linked:
+        yield from _record(linked, linked=True)
+
+
+def _record(plans: Sequence[Plan], *, linked: bool) -> Iterator[Recorded]:
+    import chopper
+    from chopper.storage.run import finalize
+
+    steps = sum(len(plan.levels()) for plan in plans)
+    with ranks.ended_by_signals(), scratch("validate") as directory:
+        job = Job(directory=str(directory), plans=tuple(plans), linked=linked)
+        with others_while() as others:
+            ranks.run(job, timeout_s=_START_LIMIT_S + steps * _STEP_LIMIT_S)
+        for plan in plans:
+            path = directory / plan.injection
+            truths = [
+                msgspec.json.decode(Path(f"{path}.truth-{rank}.json").read_bytes(), type=Truth)
+                for rank in range(ranks.RANKS)
+            ]
+            attribution = None
+            if not any(truth.skipped for truth in truths):
+                finalize(path)
+                attribution = chopper.attribute(chopper.load(path)).whole
+            yield Recorded(plan, truths, attribution, others.cores)
+
+
+@dataclass(slots=True)
+class OtherPrograms:
+    """Cores that programs other than this one and its children used while a block ran."""
+
+    cores: float = 0.0
+
+
+@contextlib.contextmanager
+def others_while() -> Iterator[OtherPrograms]:
+    """Measure the cores that other programs use while the block runs."""
+    import psutil
+
+    def used() -> tuple[float, float]:
+        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        return (
+            sum(machine) - machine.idle - getattr(machine, "iowait", 0.0),
+            own.user + own.system + own.children_user + own.children_system,
+        )
+
+    others = OtherPrograms()
+    began, (machine_before, own_before) = time.monotonic(), used()
+    yield others
+    machine, own = used()
+    others.cores = (machine - machine_before - own + own_before) / (time.monotonic() - began)
