@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from chopper.collectors._visible import NothingVisible
 from chopper.collectors.base import Availability
-from chopper.collectors.patience import answered
 from chopper.collectors.sampler import (
     SamplerProcess,
     SourceSpec,
@@ -16,6 +15,7 @@ from chopper.collectors.sampler import (
     measure_call_ns,
     to_report,
 )
+from chopper.collectors.timeouts import call_within
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -30,21 +30,21 @@ CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
 
 
 def named(
-    devices: Callable[[], list[T]], patience_s: float, *, driver: str, silent: str, absent: str
+    devices: Callable[[], list[T]], timeout_s: float, *, driver: str, silent: str, absent: str
 ) -> list[T] | Availability:
     """The devices that a driver names; where it names none, why.
 
     Args:
         devices: asks it.
-        patience_s: how long it may take.
+        timeout_s: how long it may take.
         driver: whose it is.
         silent: what to do where it does not answer.
         absent: what to do where it is not there, or has nothing.
     """
     try:
-        return answered(devices, patience_s)
+        return call_within(timeout_s, devices)
     except TimeoutError:
-        reason = f"{driver} has not answered for {patience_s:g} s"
+        reason = f"{driver} has not answered for {timeout_s:g} s"
         return Availability(ok=False, reason=reason, remedy=silent)
     except NothingVisible as exc:
         return Availability(ok=False, reason=str(exc), remedy=exc.remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import gzip
 import json
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 from chopper.collectors.alignment import Alignment
 from chopper.collectors.base import Availability, CollectorContext, Scope
 from chopper.errors import CaptureError
-from chopper.recording.forking import leave_without_destructors
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
@@ -547,3 +547,19 @@ def _experimental_config(*, trace_only: bool, all_threads: bool) -> tuple[Any, b
                 continue
             options[name] = value
     return _ExperimentalConfig(**options), "profile_all_threads" in options
+
+
+def leave_without_destructors() -> None:
+    """Have this process end, when its time comes, without the C++ destructors.
+
+    In a forked child, Kineto's wait for its thread, which is not in the child: they hang, or abort.
+    Where a trace can no longer be ended, they crash. Python has ended in order by then; what C
+    holds in its buffers is written.
+    """
+    libc = ctypes.CDLL(None)
+    try:
+        flush, leave, on_exit, at_exit = libc.fflush, libc._exit, libc.on_exit, libc.__cxa_atexit
+    except AttributeError:  # not glibc
+        return
+    on_exit(leave, None)  # called with the exit status
+    at_exit(flush, None, None)  # the last one registered is called first; NULL: all of them

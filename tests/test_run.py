@@ -17,12 +17,12 @@ import pytest
 
 from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.hardware.environment import RankInfo
-from chopper.recording import process as _process_identity
 from chopper.recording.claim import claim
-from chopper.recording.process import identity_of
+from chopper.storage import process_identity as _process_identity
 from chopper.storage.files import write_atomic
 from chopper.storage.manifest import RankManifest, RunManifest, encode
 from chopper.storage.outputs import check_output, new_output, prepare_output
+from chopper.storage.process_identity import identity_of
 from chopper.storage.replacing import scratch
 from chopper.storage.run import (
     Run,

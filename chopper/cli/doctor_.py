@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from chopper.cli._output import print_json
-from chopper.collectors.patience import answered
+from chopper.collectors.timeouts import call_within
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -225,7 +225,7 @@ def _probe(name: str, kind: Any, refused: str | None, context: CollectorContext)
         shown["remedy"] = "repair or remove the package that offers it"
         return shown
     try:
-        shown |= answered(lambda: _asked(kind, context), _ASKED_S)
+        shown |= call_within(_ASKED_S, lambda: _asked(kind, context))
     except TimeoutError:
         shown |= {
             "available": False,

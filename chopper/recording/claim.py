@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from chopper._version import __version__
 from chopper.errors import OutputError
 from chopper.quantities import digits
-from chopper.recording import process as identity
 from chopper.storage import manifest as m
+from chopper.storage import process_identity as identity
 from chopper.storage import processes
 from chopper.storage.files import inside
 from chopper.storage.outputs import claim_file, is_own

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+from chopper.collectors.torch_trace import leave_without_destructors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,19 +57,3 @@ def forks_loader_worker() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def leave_without_destructors() -> None:
-    """Have this process end, when its time comes, without the C++ destructors.
-
-    In a forked child, Kineto's wait for its thread, which is not in the child: they hang, or abort.
-    Where a trace can no longer be ended, they crash. Python has ended in order by then; what C
-    holds in its buffers is written.
-    """
-    libc = ctypes.CDLL(None)
-    try:
-        flush, leave, on_exit, at_exit = libc.fflush, libc._exit, libc.on_exit, libc.__cxa_atexit
-    except AttributeError:  # not glibc
-        return
-    on_exit(leave, None)  # called with the exit status
-    at_exit(flush, None, None)  # the last one registered is called first; NULL: all of them

@@ -6,15 +6,13 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chopper.storage.run import StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from chopper.recording.session import Session
 
 _FLUSH_NS = 1_000_000_000
 _TRAINING = frozenset(("forward", "recompute", "backward", "optimizer", "data", "between", "other"))
@@ -40,30 +38,42 @@ class OpenPhase:
         self.start_ns = time.time_ns()
 
 
+class PhaseRecorder(Protocol):
+    """Begins and ends the phases of ``with`` blocks; neither call raises."""
+
+    def begin_phase(self, name: str) -> OpenPhase | None:
+        """Begin a phase of the running code; return None when nothing is recorded."""
+        ...
+
+    def end_phase(self, entered: list[OpenPhase]) -> None:
+        """End the innermost of the phases that one block entered."""
+        ...
+
+
 class Phase:
     """A ``with`` block of a phase; it may be entered again, also within itself and by threads.
 
     Args:
-        session: the recording; None where there is none.
+        recorder: the recording; None where there is none.
         name: of the phase.
     """
 
-    def __init__(self, session: Session | None, name: str) -> None:
-        self._session = session
+    def __init__(self, recorder: PhaseRecorder | None, name: str) -> None:
+        self._recorder = recorder
         self._name = name
         self._open: list[OpenPhase] = []
         """One for each block that was entered while something was recorded."""
 
     def __enter__(self) -> Phase:
-        if self._session is not None and not compiling():
-            phase = self._session.begin_phase(self._name)
+        if self._recorder is not None and not compiling():
+            phase = self._recorder.begin_phase(self._name)
             if phase is not None:
                 self._open.append(phase)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._session is not None and self._open and not compiling():
-            self._session.end_phase(self._open)
+        if self._recorder is not None and self._open and not compiling():
+            self._recorder.end_phase(self._open)
 
 
 def compiling() -> bool:

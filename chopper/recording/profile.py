@@ -244,7 +244,7 @@ class Watched(Generic[_T]):
         self._profile = profile
 
     def __iter__(self) -> Iterator[_T]:
-        from chopper.collectors.annotate import DATA
+        from chopper.recording.annotate import DATA
 
         with self._profile.annotate(DATA):
             items = iter(self._iterable)
@@ -257,7 +257,7 @@ class Watched(Generic[_T]):
             yield item
 
     def __next__(self) -> _T:
-        from chopper.collectors.annotate import DATA
+        from chopper.recording.annotate import DATA
 
         with self._profile.annotate(DATA):
             return next(self._iterable)  # type: ignore[call-overload, no-any-return]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import math
 import os
 import shlex
@@ -27,6 +28,7 @@ from chopper.hardware import environment
 from chopper.recording import claim, forking
 from chopper.recording.collecting import Collecting
 from chopper.recording.hook import arming
+from chopper.recording.hook.early import note
 from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
 from chopper.recording.options import (
     Options,
@@ -724,7 +726,7 @@ class Session:
         if self._windows is not None:
             self._windows.forked()
         if not forking.forks_loader_worker():
-            arming.arm_forked()
+            arming.arm_forked(start_from_environment)
 
 
 def open_session(options: Options) -> Session:
@@ -751,6 +753,19 @@ def open_session(options: Options) -> Session:
         arming.disarm()
     session = Session(options, path, info)
     session.start()
+    return session
+
+
+def start_from_environment() -> Session | None:
+    """Start the recording that ``chopper record`` asks for; say on stderr why it cannot begin."""
+    try:
+        wanted = json.loads(os.environ[arming.HOOK_VARIABLE])
+        session = open_session(make_options(output=None, automatic=True, **wanted))
+    except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
+        say(f"not recorded: {str(exc) or type(exc).__name__}")
+        note("failed", str(exc))
+        return None
+    note("recording")
     return session
 
 

@@ -77,7 +77,7 @@ class TraceWindows:
         on_layers_lost: Callable[[Exception], None],
         trained_ids: Collection[int],
     ) -> None:
-        from chopper.collectors.annotate import Annotator
+        from chopper.recording.annotate import Annotator
 
         self._trace = trace
         self._windows = windows
@@ -229,7 +229,7 @@ class TraceWindows:
             return None
         from torch.autograd.profiler import record_function
 
-        from chopper.collectors.annotate import PHASE_PREFIX
+        from chopper.recording.annotate import PHASE_PREFIX
 
         span: Any = record_function(PHASE_PREFIX + name)
         span.__enter__()

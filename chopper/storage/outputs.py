@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
-from chopper.recording.process import HeldElsewhere, locked
 from chopper.storage import manifest as m
 from chopper.storage import replacing
 from chopper.storage.files import read_bytes
+from chopper.storage.process_identity import HeldElsewhere, locked
 from chopper.storage.processes import recorders
 from chopper.storage.run import MANIFEST, is_experiment, is_rank_dir, is_run
 from chopper.wording import some

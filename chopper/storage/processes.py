@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chopper.errors import RunFormatError
-from chopper.recording.process import HeldElsewhere, ProcessIdentity, locked, runs
 from chopper.storage import manifest as m
 from chopper.storage.files import read_bytes
+from chopper.storage.process_identity import HeldElsewhere, ProcessIdentity, locked, runs
 from chopper.storage.run import MANIFEST, is_rank_dir, is_run, last_written_s
 from chopper.wording import plural, some
 

@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from chopper.recording.process import ran_at
+from chopper.storage.process_identity import ran_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

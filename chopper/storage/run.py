@@ -178,7 +178,7 @@ def _end_of(part: m.RankManifest, folder: Path, exit_code: int | None) -> str:
         folder: where it recorded.
         exit_code: of the command that was recorded; None where nobody waited for it.
     """
-    from chopper.recording.process import ProcessIdentity, runs
+    from chopper.storage.process_identity import ProcessIdentity, runs
 
     alive = None
     if part.pid is not None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors._visible import local_ranks
 from chopper.collectors.base import Availability
-from chopper.collectors.patience import DRIVER_S
 from chopper.collectors.sampled import CLOCKS, SampledCollector, named
 from chopper.collectors.sampler import SourceSpec
+from chopper.collectors.timeouts import DRIVER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -49,7 +49,7 @@ class AmdCollector(SampledCollector):
 
         found = named(
             devices,
-            DRIVER_S,
+            DRIVER_TIMEOUT_S,
             driver="AMD's driver",
             silent="see whether amd-smi answers, and what dmesg says of the devices",
             absent="none on a machine without AMD devices; else pip install "

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.base import Availability
-from chopper.collectors.patience import DRIVER_S
 from chopper.collectors.sampled import CLOCKS, SampledCollector, named
 from chopper.collectors.sampler import SourceSpec
+from chopper.collectors.timeouts import DRIVER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -51,7 +51,7 @@ class NvmlCollector(SampledCollector):
 
         devices = named(
             found,
-            DRIVER_S,
+            DRIVER_TIMEOUT_S,
             driver="NVIDIA's driver",
             silent="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
             absent="none on a machine without NVIDIA devices; else install the driver, and in a "

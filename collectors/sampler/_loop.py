@@ -17,6 +17,7 @@ from chopper.errors import CollectorUnavailable, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from chopper.collectors.sampler._clocks import Clock
@@ -55,7 +56,7 @@ class Sampler:
         native: bool = False,
     ) -> None:
         self.clock = clock
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
         self._directory = directory
         self._flush_ns = flush_ns
         self._pending: dict[str, list[tuple[Any, ...]]] = {}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chopper.collectors import _plan
 from chopper.collectors.sampler._source import Gone, Part, Sink
 from chopper.collectors.sampler._status import Quantiles, SourceStatus
 
 if TYPE_CHECKING:
-    from chopper.collectors.sampler._loop import Sampler
+    from contextlib import AbstractContextManager
+
+    from chopper.collectors.sampler._clocks import Clock
     from chopper.collectors.sampler._source import Source
 
 # A source that takes more of its period than this is read less often: a sampler must not take a
@@ -19,6 +21,17 @@ _CHECK_EVERY = 32
 _FAILURES_TO_STOP = 20
 BLOCKED_NS = 300_000_000
 """A reading that lasts longer holds up the others no more."""
+
+
+class RowKeeper(Protocol):
+    """Keeps the rows of readings until they are written."""
+
+    clock: Clock
+    lock: AbstractContextManager[Any]
+
+    def keep(self, sink: Sink, time_ns: int, span_ns: int) -> None:
+        """Keep a reading's rows; called with the lock held."""
+        ...
 
 
 class ReadPart:
@@ -65,17 +78,17 @@ class Reader:
         self._call = Quantiles()
         self._ticks = 0
 
-    def sample(self, sampler: Sampler) -> ReadPart | None:
+    def sample(self, rows: RowKeeper) -> ReadPart | None:
         """Take the samples that are due.
 
         Returns:
             The part that blocked for so long that another thread has taken over; None otherwise.
         """
-        clock = sampler.clock
+        clock = rows.clock
         tick_ns = clock.monotonic_ns()
         parts = [part for part in self.parts if part.live and not part.alone]
         for part in parts:
-            if not self.sample_part(part, sampler, self.deadline_ns):
+            if not self.sample_part(part, rows, self.deadline_ns):
                 return part
         after_ns = clock.monotonic_ns()
         if parts:
@@ -85,9 +98,9 @@ class Reader:
         self._schedule(after_ns)
         return None
 
-    def sample_part(self, part: ReadPart, sampler: Sampler, deadline_ns: int) -> bool:
+    def sample_part(self, part: ReadPart, rows: RowKeeper, deadline_ns: int) -> bool:
         """Read one part and keep its rows; False when another thread has taken over meanwhile."""
-        clock, status, sink = sampler.clock, self.status, Sink()
+        clock, status, sink = rows.clock, self.status, Sink()
         alone = part.alone
         before_ns = clock.monotonic_ns()
         real_before_ns = clock.time_ns()
@@ -99,7 +112,7 @@ class Reader:
             failed = exc
         # How long it took is told by the clock that nobody sets.
         span_ns = clock.monotonic_ns() - before_ns
-        with sampler.lock:
+        with rows.lock:
             part.since_ns = None
             if part.alone and not alone:
                 # What it read is as old as the call was long.
@@ -116,7 +129,7 @@ class Reader:
                 part.first_ns = before_ns
             part.last_ns = before_ns
             status.late_count += delay_ns > status.period_ns // 2
-            sampler.keep(sink, real_before_ns + span_ns // 2, span_ns)
+            rows.keep(sink, real_before_ns + span_ns // 2, span_ns)
         return True
 
     def leave_alone(self, part: ReadPart, for_ns: int) -> None:

@@ -10,15 +10,30 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from chopper.recording.hook.early import note
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
 
 HOOK_VARIABLE = "CHOPPER_HOOK"
 """Options of the recording, JSON: keywords of ``make_options``."""
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms
 _handles: list[Any] = []
+
+
+class Recording(Protocol):
+    """A recording that began while a module's forward ran."""
+
+    def enter_root(self, module: torch.nn.Module) -> None:
+        """Annotate that forward from here on."""
+        ...
+
+    def leave_root(self, module: torch.nn.Module) -> None:
+        """End what ``enter_root`` annotated."""
+        ...
 
 
 def hooked(output: str, launched: str, options: dict[str, Any]) -> dict[str, str]:
@@ -66,18 +81,22 @@ class ChildrenRecorded:
                 os.environ[name] = before
 
 
-def arm_forked() -> None:
-    """In a forked child of a process that records: record it too, if it trains."""
+def arm_forked(start: Callable[[], Recording | None]) -> None:
+    """Record a forked child of a process that records, if it trains."""
     if os.environ.get(HOOK_VARIABLE) and not _handles:
-        arm()
+        arm(start)
 
 
-def arm() -> None:
-    """Watch for the first sign of training."""
+def arm(start: Callable[[], Recording | None]) -> None:
+    """Watch for the first sign of training.
+
+    Args:
+        start: called at that sign; begins the recording and returns it, or None where it cannot.
+    """
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from chopper.collectors.module_hooks import ModuleCalls, parameters
+    from chopper.recording.module_calls import ModuleCalls, parameters
     from chopper.recording.optimizers import BackwardWatch, StepHook, optimizer_was_made
 
     def trains(module: torch.nn.Module) -> bool:
@@ -89,29 +108,33 @@ def arm() -> None:
             and optimizer_was_made()
         )
 
-    sessions: list[Any] = []
+    recordings: list[Recording] = []
+
+    def begin() -> Recording | None:
+        disarm()
+        return start()
 
     def before_forward(module: torch.nn.Module) -> bool:
         signs = False
         with contextlib.suppress(Exception):  # a module may be of any kind
             signs = trains(module)
-        session = _begin() if signs else None
-        if session is None:
+        recording = begin() if signs else None
+        if recording is None:
             return False
-        sessions.append(session)
-        session.enter_root(module)
+        recordings.append(recording)
+        recording.enter_root(module)
         return True
 
     def after_forward(module: torch.nn.Module) -> None:
-        sessions[0].leave_root(module)
+        recordings[0].leave_root(module)
 
     def on_step(optimizer: Any) -> None:  # noqa: ARG001
         if not _in_loader_worker():
-            _begin()
+            begin()
 
     def on_backward() -> None:
         if not _in_loader_worker():
-            _begin()
+            begin()
 
     backward = BackwardWatch(before=on_backward)
     backward.begin()
@@ -129,22 +152,3 @@ def disarm() -> None:
 def _in_loader_worker() -> bool:
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker.get_worker_info() is not None
-
-
-def _begin() -> Any:
-    """Start the recording; whatever goes wrong is the recording's problem, not the program's."""
-    disarm()
-    from chopper.recording import session as _session
-
-    try:
-        import json
-
-        wanted = json.loads(os.environ[HOOK_VARIABLE])
-        options = _session.make_options(output=None, automatic=True, **wanted)
-        session = _session.open_session(options)
-    except Exception as exc:  # noqa: BLE001 - the profiler never changes the program
-        _session.say(f"not recorded: {str(exc) or type(exc).__name__}")
-        note("failed", str(exc))
-        return None
-    note("recording")
-    return session

@@ -40,6 +40,11 @@ def _begin() -> None:
     """Have the first sign of training start a recording, once torch is imported."""
     early = _early()
 
+    def start() -> Any:
+        from chopper.recording.session import start_from_environment
+
+        return start_from_environment()
+
     def arm() -> None:
         early.note("torch")
         try:
@@ -47,7 +52,7 @@ def _begin() -> None:
         except Exception as exc:  # noqa: BLE001 - chopper may be missing here, or any part of it
             early.note("chopper-missing", f"{sys.executable}: {exc}")
             return
-        arming.arm()
+        arming.arm(start)
 
     early.note("python")
     if "torch" in sys.modules:

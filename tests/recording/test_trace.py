@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import chopper
 from chopper.storage.run import Run
-from tests.profiling.make import TRACE_ONLY, findings_of, names_of, trace_of, traced_of
+from tests.recording.make import TRACE_ONLY, findings_of, names_of, trace_of, traced_of
 
 
 def test_watch_shows_the_wait_for_input(task):
@@ -224,7 +224,7 @@ def test_a_program_compiles_as_often_as_without_chopper(how):
 
 
 def test_layers_that_cannot_be_named_do_not_stop_the_program(task, monkeypatch):
-    from chopper.collectors import annotate
+    from chopper.recording import annotate
 
     def fails(module):
         raise RuntimeError("odd")

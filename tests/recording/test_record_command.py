@@ -18,7 +18,7 @@ from chopper.storage.run import Run, RunWriter, finalize
 from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PLAIN = ROOT / "examples" / "train_plain.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
@@ -439,7 +439,7 @@ def test_another_sitecustomize_runs_too(record):
         """
         for _ in range(2): step()
         import sitecustomize
-        print(customized, sitecustomize.__file__, any(entry.endswith("chopper/_hook") for entry in sys.path))
+        print(customized, sitecustomize.__file__, any(entry.endswith("chopper/recording/hook") for entry in sys.path))
         """
     )
     done = record(sys.executable, script)

@@ -27,7 +27,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from chopper.collectors.module_hooks import ModuleCalls, named_submodules, parameters
+from chopper.recording.module_calls import ModuleCalls, named_submodules, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

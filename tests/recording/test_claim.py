@@ -15,10 +15,10 @@ from chopper.api import attribute
 from chopper.errors import OutputError
 from chopper.hardware.environment import RankInfo
 from chopper.recording import claim
-from chopper.recording.process import HeldElsewhere, identity_of, locked, machine
 from chopper.storage import processes as _processes
 from chopper.storage.manifest import encode
 from chopper.storage.outputs import new_output
+from chopper.storage.process_identity import HeldElsewhere, identity_of, locked, machine
 from chopper.storage.run import MANIFEST, Run, RunWriter, finalize, rank_dir_name
 from tests.waiting import PATIENCE_S
 

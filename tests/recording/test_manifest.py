@@ -17,7 +17,7 @@ from chopper.collectors import registry
 from chopper.collectors.sampler import SamplerProcess
 from chopper.errors import UsageError
 from chopper.storage.run import Run
-from tests.profiling.make import TRACE_ONLY, steps_of, traced_of
+from tests.recording.make import TRACE_ONLY, steps_of, traced_of
 from tests.waiting import PATIENCE_S
 
 FAKE = """

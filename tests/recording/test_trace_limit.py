@@ -14,7 +14,7 @@ from chopper.errors import UsageError
 from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
 from chopper.recording.steps import Window
 from chopper.storage.run import Run
-from tests.profiling.make import (
+from tests.recording.make import (
     TRACE_ONLY,
     findings_of,
     names_of,

@@ -19,7 +19,7 @@ import chopper
 from chopper.recording import session as _session
 from chopper.storage.run import MANIFEST, Run
 from tests.conftest import take_signals
-from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, traced_of
+from tests.recording.make import TRACE_ONLY, findings_of, steps_of, traced_of
 from tests.waiting import PATIENCE_S, until
 
 

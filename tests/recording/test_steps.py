@@ -29,7 +29,7 @@ from chopper.recording.steps import (
     parse_windows,
 )
 from chopper.storage.run import Run
-from tests.profiling.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
+from tests.recording.make import TRACE_ONLY, Task, findings_of, names_of, steps_of, traced_of
 
 
 def ends(cycle, *optimizers):

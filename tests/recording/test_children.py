@@ -11,7 +11,7 @@ import pytest
 import chopper
 from chopper.recording.hook import arming
 from chopper.storage.run import Run
-from tests.profiling.make import TRACE_ONLY
+from tests.recording.make import TRACE_ONLY
 from tests.waiting import PATIENCE_S
 
 CHILDREN = """

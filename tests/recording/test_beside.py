@@ -16,7 +16,7 @@ from torch import nn
 import chopper
 from chopper.collectors.torch_trace import TorchTrace
 from chopper.storage.run import Run
-from tests.profiling.make import TRACE_ONLY, findings_of, names_of, steps_of, traced_of
+from tests.recording.make import TRACE_ONLY, findings_of, names_of, steps_of, traced_of
 
 
 def test_the_programs_own_profiler_goes_first(task):

@@ -21,7 +21,7 @@ import chopper
 from chopper.recording import session as _session
 from chopper.recording.trainers import Redirection
 from chopper.storage.run import Run
-from tests.profiling.make import TRACE_ONLY, findings_of, steps_of, trace_of, traced_of
+from tests.recording.make import TRACE_ONLY, findings_of, steps_of, trace_of, traced_of
 
 
 def current_phase():

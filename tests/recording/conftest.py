@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from chopper.recording import session
-from tests.profiling.make import Task
+from tests.recording.make import Task
 
 
 @pytest.fixture(autouse=True)

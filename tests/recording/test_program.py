@@ -15,7 +15,7 @@ from chopper.errors import OutputError, UsageError
 from chopper.recording.step_log import StepLog
 from chopper.storage.run import Run
 from tests.conftest import tmpfs
-from tests.profiling.make import TRACE_ONLY, steps_of, trace_of, traced_of
+from tests.recording.make import TRACE_ONLY, steps_of, trace_of, traced_of
 
 
 def test_the_programs_exception_passes_through(task):
