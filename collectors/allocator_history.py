@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from chopper.collectors.base import CollectorContext, Scope
 
+NAME = "allocator_history"
+BY_DEFAULT = False
 MOST_ENTRIES = 200_000
 """About 40 MB of the allocator's memory with stacks; older entries make room for new ones."""
 
@@ -68,7 +70,7 @@ def _history(device: str | None) -> _History:
 class AllocatorHistoryCollector:
     """Takes the allocator's history. -> ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT."""
 
-    name: ClassVar[str] = "allocator_history"
+    name: ClassVar[str] = NAME
     scope: ClassVar[Scope] = "rank"
 
     def __init__(self) -> None:

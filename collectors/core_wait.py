@@ -20,7 +20,8 @@ from chopper.storage.manifest import CollectorReport
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext, Scope
 
-TABLE = "core_wait"
+NAME = "core_wait"
+BY_DEFAULT = True
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _TRIALS = 25
 
@@ -28,14 +29,14 @@ _TRIALS = 25
 class CoreWaitCollector:
     """Reads the run delay of the thread that ends each step. -> CORE_WAIT."""
 
-    name: ClassVar[str] = "core_wait"
+    name: ClassVar[str] = NAME
     scope: ClassVar[Scope] = "rank"
 
     def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
         self._schedstat = schedstat
         self._file: int | None = None
         self._tid = 0
-        self._readings = StepReadings(TABLE)
+        self._readings = StepReadings(NAME)
 
     def probe(self, context: CollectorContext) -> Availability:  # noqa: ARG002
         """Available where the kernel counts run delays."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from chopper.collectors.base import CollectorContext, Scope
 
-TABLE = "device_memory"
+NAME = "device_memory"
+BY_DEFAULT = True
 _KEYS = (
     "allocated_bytes.all.current",
     "reserved_bytes.all.current",
@@ -55,13 +56,13 @@ def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
 class DeviceMemoryCollector:
     """Reads the allocator's counters at each step's end. -> DEVICE_MEMORY."""
 
-    name: ClassVar[str] = "device_memory"
+    name: ClassVar[str] = NAME
     scope: ClassVar[Scope] = "rank"
 
     def __init__(self) -> None:
         self._device_id = 0
         self._read: Callable[[], Stats] | None = None
-        self._readings = StepReadings(TABLE)
+        self._readings = StepReadings(NAME)
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where torch has an accelerator whose allocator counts."""

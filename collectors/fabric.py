@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
     from chopper.collectors.sampler import Sink, Source
 
+NAME = "fabric"
+BY_DEFAULT = True
 _DEFAULT_HZ = 10.0
 _HERE = "chopper.collectors.fabric"
 _WORD_BYTES = 4
@@ -359,7 +361,7 @@ class FabricCollector(SampledCollector):
         root: where the machine's ``sys`` lies.
     """
 
-    name: ClassVar[str] = "fabric"
+    name: ClassVar[str] = NAME
 
     def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
         self._hz = hz

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
     from chopper.collectors.sampler import Sink, Source
 
+NAME = "host"
+BY_DEFAULT = True
 _DEFAULT_HZ = 10.0
 # /proc/stat counts in ticks of 10 ms, and one row is written per core: on many cores a high rate
 # costs disk and time and shows only the ticks.
@@ -623,7 +625,7 @@ class HostCollector(SampledCollector):
         root: where the machine's ``proc`` and ``sys`` lie.
     """
 
-    name: ClassVar[str] = "host"
+    name: ClassVar[str] = NAME
 
     def __init__(self, *, hz: float = _DEFAULT_HZ, root: str = "/") -> None:
         self._hz = hz

@@ -1,19 +1,30 @@
-"""Which collectors there are: those that come with chopper, and those that other packages add.
+"""Find collectors: those of this folder declare themselves, other packages add theirs.
 
-A package adds one through an entry point::
+A file (or a folder with an ``__init__.py``) of ``chopper/collectors`` is a collector when it says so
+in two lines, and has a class whose ``name`` is that name::
+
+    NAME = "my_sensor"
+    BY_DEFAULT = True
+
+The lines are read, not executed: listing collectors imports none. Another package adds one through
+an entry point::
 
     [project.entry-points."chopper.collectors"]
     my_sensor = "my_package.sensor:SensorCollector"
 
-The class must follow :class:`chopper.collectors.base.Collector`. It is imported when it is asked
-for; one that cannot be imported is refused with its reason and harms no other.
+The class must follow :class:`chopper.collectors.base.Collector`. It is imported when it is wanted;
+one that cannot be imported is refused with its reason and harms no other.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
+import sys
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chopper.errors import CollectorUnavailable, UsageError
 
@@ -25,100 +36,105 @@ if TYPE_CHECKING:
 
 GROUP = "chopper.collectors"
 """Entry-point group of third parties."""
-
-BUILTIN: dict[str, str] = {
-    "allocator_history": "chopper.collectors.allocator_history:AllocatorHistoryCollector",
-    "amdsmi": "chopper.collectors.amd:AmdCollector",
-    "core_wait": "chopper.collectors.core_wait:CoreWaitCollector",
-    "device_memory": "chopper.collectors.device_memory:DeviceMemoryCollector",
-    "fabric": "chopper.collectors.fabric:FabricCollector",
-    "host": "chopper.collectors.host:HostCollector",
-    "nvml": "chopper.collectors.nvml:NvmlCollector",
-    "torch_trace": "chopper.collectors.torch_trace:TorchTrace",
-}
-"""Collectors that come with chopper, as name → ``module:Class``."""
-
-_DEFAULTS = ("torch_trace", "host", "core_wait", "device_memory", "nvml", "amdsmi", "fabric")
+_DECLARATION = re.compile(r'^NAME = "(\w+)"\nBY_DEFAULT = (True|False)$', re.MULTILINE)
 _PARTS = ("name", "scope", "probe", "start", "stop")
 
 
+class Declaration(NamedTuple):
+    """A collector of this folder, as its file declares it."""
+
+    module: str
+    by_default: bool
+
+
+def built_in() -> dict[str, Declaration]:
+    """Return the collectors that come with chopper, by name, sorted."""
+    return _declared(tuple(sys.modules[__package__].__path__))
+
+
+@functools.cache
+def _declared(folders: tuple[str, ...]) -> dict[str, Declaration]:
+    declared: dict[str, Declaration] = {}
+    for folder in map(Path, folders):
+        for file in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
+            lines = _DECLARATION.search(file.read_text(encoding="utf-8"))
+            if lines is not None:
+                module = file.parent.name if file.stem == "__init__" else file.stem
+                declared[lines[1]] = Declaration(f"{__package__}.{module}", lines[2] == "True")
+    return dict(sorted(declared.items()))
+
+
 def _third_party() -> dict[str, EntryPoint]:
-    """Entry points by name. A name that chopper uses itself stays chopper's."""
+    """Return entry points by name. A name that chopper uses itself stays chopper's."""
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
-        if point.name not in BUILTIN:
-            found.setdefault(point.name, point)
-    return found
+        if point.name not in built_in():
+            points.setdefault(point.name, point)
+    return points
 
 
 def names() -> tuple[str, ...]:
-    """Names of all collectors, those of other packages included, sorted."""
-    return tuple(sorted({*BUILTIN, *_third_party()}))
+    """Return the names of all collectors, those of other packages included, sorted."""
+    return tuple(sorted({*built_in(), *_third_party()}))
 
 
 def defaults() -> tuple[str, ...]:
-    """Names of the collectors that a recording uses when none is named."""
-    return _DEFAULTS
+    """Return the names of the collectors that a recording uses when none is named."""
+    return tuple(name for name, declared in built_in().items() if declared.by_default)
 
 
-def origin(name: str) -> str:
-    """``module:Class`` that a name stands for.
+def check(name: str) -> None:
+    """Refuse a name that no collector has.
 
     Raises:
-        UsageError: no collector has this name.
+        UsageError: no collector has this name; the message names the nearest.
     """
-    if name in BUILTIN:
-        return BUILTIN[name]
-    points = _third_party()
-    if name in points:
-        return points[name].value
     known = names()
-    close = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
-    raise UsageError(f"no collector is called {name!r}; {hint}")
+    if name not in known:
+        close = get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+        raise UsageError(f"no collector is called {name!r}; {hint}")
 
 
 def get(name: str) -> type[Collector]:
-    """The class of a collector.
+    """Import and return the class of a collector.
 
     Raises:
         UsageError: no collector has this name; the message names the nearest.
         CollectorUnavailable: another package offers it, but it cannot be loaded, or is no
             collector.
     """
-    where = origin(name)
-    try:
-        loaded = _load(where)
-    except Exception as exc:
-        if name in BUILTIN:
-            raise
-        # Whatever another package does at its import must not stop a recording.
-        raise CollectorUnavailable(
-            f"collector {name} ({where}) cannot be loaded: {type(exc).__name__}: {exc}"
-        ) from exc
+    check(name)
+    loaded: Any
+    if name in built_in():
+        module = importlib.import_module(built_in()[name].module)
+        where = module.__name__
+        loaded = next((v for v in vars(module).values() if getattr(v, "name", None) == name), None)
+    else:
+        point = _third_party()[name]
+        where = point.value
+        try:
+            loaded = point.load()
+        except Exception as exc:
+            # Whatever another package does at its import must not stop a recording.
+            raise CollectorUnavailable(
+                f"collector {name} ({where}) cannot be loaded: {type(exc).__name__}: {exc}"
+            ) from exc
     missing = [part for part in _PARTS if not hasattr(loaded, part)]
     if missing:
         raise CollectorUnavailable(
             f"collector {name} ({where}) is not a collector: it has no {', '.join(missing)}"
         )
-    found: type[Collector] = loaded
-    return found
-
-
-def _load(where: str) -> Any:
-    module, _, attribute = where.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+    kind: type[Collector] = loaded
+    return kind
 
 
 def load_all(
     wanted: Iterable[str] | None = None,
 ) -> tuple[dict[str, type[Collector]], dict[str, str]]:
-    """Classes by name, and for each name that could not be loaded the reason.
+    """Return classes by name, and for each name that could not be loaded the reason.
 
     Args:
         wanted: names; None for all there are.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+NAME = "torch_trace"
+BY_DEFAULT = True
 TRACE = "trace.json"
 _GZIP_LEVEL = 1  # 8 times smaller at 150 MB/s; the default level gains 15 % for 5 times the time
 _STRAGGLERS_S = 0.002
@@ -47,7 +49,7 @@ class TorchTrace:
         memory: record allocations.
     """
 
-    name: ClassVar[str] = "torch_trace"
+    name: ClassVar[str] = NAME
     scope: ClassVar[Scope] = "rank"
 
     def __init__(self, *, shapes: bool = True, stacks: bool = False, memory: bool = False) -> None:

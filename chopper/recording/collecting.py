@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from chopper.collectors.base import Collector, CollectorContext
     from chopper.recording.options import Options
 
-TRACE = "torch_trace"
-HISTORY = "allocator_history"
+_TRACE = "torch_trace"
+_HISTORY = "allocator_history"
 """Comes with ``memory=True``, which asks for each allocation."""
 
 
@@ -42,21 +42,22 @@ class Collecting:
         if names is None:
             names = registry.defaults()
         if self._options.memory:
-            names = tuple(dict.fromkeys((*names, HISTORY)))
+            names = tuple(dict.fromkeys((*names, _HISTORY)))
         if not self._options.trace:
-            names = tuple(name for name in names if name != TRACE)
-            self._refused(TRACE, "not asked for (trace=False)")
-        elif TRACE in names and forking.cannot_trace():
-            names = tuple(name for name in names if name != TRACE)
+            names = tuple(name for name in names if name != _TRACE)
+            self._refused(_TRACE, "not asked for (trace=False)")
+        elif _TRACE in names and forking.cannot_trace():
+            names = tuple(name for name in names if name != _TRACE)
             self._refused(
-                TRACE,
+                _TRACE,
                 "this process was forked from one that had traced, and no trace can be taken in it",
                 'start it with another method ("spawn")',
             )
         classes, unloadable = registry.load_all(names)
         for name, reason in unloadable.items():
             self._refused(name, reason)
-        for name, kind in classes.items():
+        # Samplers of the host first: their start is no part of what a rank's collectors read.
+        for name, kind in sorted(classes.items(), key=lambda item: item[1].scope):
             if kind.scope == "rank" or context.local_rank == 0:
                 self._start(name, kind, context)
 
@@ -78,11 +79,11 @@ class Collecting:
         self._reports[name] = m.CollectorReport(name=name, status="obtained")
         if hasattr(collector, "on_step"):
             self._on_step.append((name, collector.on_step))
-        if name == TRACE:
+        if name == _TRACE:
             self.trace = collector
 
     def _make(self, name: str, kind: type[Collector]) -> Any:
-        if name != TRACE:
+        if name != _TRACE:
             return kind()
         options = self._options
         return kind(  # type: ignore[call-arg]
@@ -111,7 +112,7 @@ class Collecting:
 
     def say_of_trace(self, files: tuple[str, ...], why_none: str) -> None:
         """Complete the report on the trace: which files, or why there are none."""
-        report = self._reports.get(TRACE)
+        report = self._reports.get(_TRACE)
         if self.trace is not None and report is not None and report.status == "obtained":
             report.files = files
             if not files:

@@ -69,7 +69,7 @@ def make_options(
         collect = [part.strip() for part in collect.split(",") if part.strip()]
     if collect is not None:
         for name in collect:
-            registry.origin(name)
+            registry.check(name)
         collect = tuple(dict.fromkeys(collect))
     return Options(
         output=output,

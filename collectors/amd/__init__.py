@@ -17,6 +17,8 @@ from chopper.collectors.timeouts import DRIVER_TIMEOUT_S
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
 
+NAME = "amdsmi"
+BY_DEFAULT = True
 _FAST_HZ = 100.0
 _MEDIUM_HZ = 10.0
 _ONCE_HZ = 1 / 86400
@@ -33,7 +35,7 @@ class AmdCollector(SampledCollector):
         hz: rate of the fast tier: clocks, power, what holds the clock down.
     """
 
-    name: ClassVar[str] = "amdsmi"
+    name: ClassVar[str] = NAME
 
     def __init__(self, *, hz: float = _FAST_HZ) -> None:
         self._hz = hz

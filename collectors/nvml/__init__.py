@@ -16,6 +16,8 @@ from chopper.collectors.timeouts import DRIVER_TIMEOUT_S
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
 
+NAME = "nvml"
+BY_DEFAULT = True
 _FAST_HZ = 100.0
 _MEDIUM_HZ = 10.0
 _GPM_HZ = 1 / 0.11
@@ -35,7 +37,7 @@ class NvmlCollector(SampledCollector):
         hz: rate of the fast tier: clocks, event reasons, instant power.
     """
 
-    name: ClassVar[str] = "nvml"
+    name: ClassVar[str] = NAME
 
     def __init__(self, *, hz: float = _FAST_HZ) -> None:
         self._hz = hz
