@@ -114,8 +114,8 @@ def command(
       chopper record --no-trace --prometheus 9400 -- torchrun --nproc-per-node 8 train.py
     """
     from chopper.experiments.launch import find_command, launch
-    from chopper.recording import session
     from chopper.recording.claim import choose_output
+    from chopper.recording.options import make_options
     from chopper.recording.prometheus import parse_address
     from chopper.storage.outputs import new_output
 
@@ -131,7 +131,7 @@ def command(
         "stacks": stacks,
         "memory": memory,
     }
-    session.make_options(output=None, **options)
+    make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     if memory and no_trace:
         raise UsageError("--memory is of the trace, which --no-trace leaves out; give one of them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chopper.recording import forking
-from chopper.recording.options import reason_of
+from chopper.recording.messages import exception_text
 from chopper.storage import manifest as m
 
 if TYPE_CHECKING:
@@ -129,5 +129,5 @@ class Collecting:
 
     def _failed(self, name: str, stage: str, exc: BaseException) -> None:
         self._reports[name] = m.CollectorReport(
-            name=name, status="failed", reason=f"{stage}: {reason_of(exc)}"
+            name=name, status="failed", reason=f"{stage}: {exception_text(exc)}"
         )

@@ -1,22 +1,18 @@
-"""What a recording was asked to record, and how it ended."""
+"""Options of a recording: what to record, and where."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from chopper.errors import ChopperError, UsageError
+from chopper.errors import UsageError
 from chopper.recording import claim
 from chopper.recording.steps import Window, WindowSpec, parse_windows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-Status = Literal["complete", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,40 +97,3 @@ def numbered(options: Options, call: int) -> Options:
     if call == 1 or output is None or claim.launched():
         return options
     return replace(options, output=f"{os.fspath(output).rstrip('/')}-{call}")
-
-
-def say(message: str) -> None:
-    """One line on stderr: the only way to reach the user of a program that must go on."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"chopper: {message}\n")
-
-
-def reason_of(exc: BaseException) -> str:
-    """An exception in one line."""
-    kind = type(exc).__name__
-    try:
-        text = str(exc).strip().splitlines()
-    except Exception:  # noqa: BLE001 - the program's own class, which may do anything
-        return kind
-    if isinstance(exc, ChopperError):
-        return text[0] if text else kind
-    return f"{kind}: {text[0]}" if text else kind
-
-
-def how_it_ended() -> tuple[Status, str | None]:
-    """At the interpreter's exit: whether an exception brought it here."""
-    exc = getattr(sys, "last_value", None)
-    if exc is None:
-        return "complete", None
-    if isinstance(exc, KeyboardInterrupt):
-        return "interrupted", "KeyboardInterrupt"
-    return "failed", reason_of(exc)
-
-
-def describe_exception(exc: BaseException | None) -> tuple[Status, str | None]:
-    """Status and one line for the exception that left a profile, if any."""
-    if exc is None or (isinstance(exc, SystemExit) and exc.code in (None, 0)):
-        return "complete", None
-    if isinstance(exc, KeyboardInterrupt):
-        return "interrupted", "KeyboardInterrupt"
-    return "failed", reason_of(exc)

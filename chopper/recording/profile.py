@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chopper.errors import UsageError
 from chopper.recording import session as _session
+from chopper.recording.options import Options, make_options, numbered
 from chopper.recording.phases import Phase
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def profile(
             this process is recording already, and OutputError when ``output`` holds a run.
     """
     return Profile(
-        _session.make_options(
+        make_options(
             output=output,
             collect=collect,
             steps=steps,
@@ -92,7 +93,7 @@ def profile(
 class Profile:
     """A recording, before, while and after it runs. Made by :func:`profile`."""
 
-    def __init__(self, options: _session.Options) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
         self._session: _session.Session | None = None
         self._guest = False
@@ -166,7 +167,7 @@ class Profile:
     def _numbered(self, calls: Iterator[int]) -> Profile:
         """The recording of the next call; only the first one speaks at its end."""
         call = next(calls)
-        profile = Profile(_session.numbered(self._options, call))
+        profile = Profile(numbered(self._options, call))
         profile._quiet = call > 1
         return profile
 

@@ -28,8 +28,7 @@ def current_phase():
     """Name of the innermost phase of the running code."""
     session = _session.active()
     assert session is not None
-    assert session._phases is not None
-    return session._phases.current()
+    return session._phase_name()
 
 
 def phases_of(path="run"):

@@ -477,7 +477,8 @@ def test_no_step_is_kept_in_memory(collect, monkeypatch):
             prof.step()
         session = _session.active()
         assert session is not None
-        kept = [value for value in vars(session._log).values() if isinstance(value, list)]
+        assert session._steps is not None
+        kept = [value for value in vars(session._steps.log).values() if isinstance(value, list)]
         assert not any(kept)
     assert len(steps_of("run")) == 100
 

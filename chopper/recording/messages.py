@@ -1,0 +1,63 @@
+"""Lines that a recording says on stderr, and how a program ended, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from chopper.errors import ChopperError
+from chopper.storage import processes
+from chopper.storage.run import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chopper.storage import manifest as m
+
+Status = Literal["complete", "interrupted", "failed"]
+
+
+def say(message: str) -> None:
+    """Write a line to stderr: the only way to reach the user of a program that must go on."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"chopper: {message}\n")
+
+
+def exception_text(exc: BaseException) -> str:
+    """Return an exception as one line: its class, unless it is ours, and its first line."""
+    kind = type(exc).__name__
+    try:
+        text = str(exc).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the program's own class, which may do anything
+        return kind
+    if isinstance(exc, ChopperError):
+        return text[0] if text else kind
+    return f"{kind}: {text[0]}" if text else kind
+
+
+def ending(exc: BaseException | None) -> tuple[Status, str | None]:
+    """Return status and error of a program that an exception ended, or nothing did."""
+    if exc is None or (isinstance(exc, SystemExit) and exc.code in (None, 0)):
+        return "complete", None
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted", "KeyboardInterrupt"
+    return "failed", exception_text(exc)
+
+
+def announce(path: Path, part: m.RankManifest) -> None:
+    """Say where the run of rank 0 is, what its findings warn of, and which collectors failed."""
+    others = processes.findings(path)
+    whole = part.world_size == 1
+    parts = Run.open(path).manifest.ranks if whole else [part]
+    steps = max((part.steps_count or 0) for part in parts)
+    ranks = f"{len(parts)} rank{'s' if len(parts) > 1 else ''}" if whole else "rank 0"
+    say(f"recorded {ranks}, {steps} steps; next: chopper analyze {shlex.quote(os.fspath(path))}")
+    for finding in (*others, *(f for part in parts for f in part.findings)):
+        if finding.severity != "info" or finding.code == "run.processes":
+            say(f"{finding.severity}: {finding.message}")
+    for report in parts[0].collectors:
+        if report.status == "failed":
+            say(f"collector {report.name} failed: {report.reason}")

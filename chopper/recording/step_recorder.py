@@ -1,0 +1,181 @@
+"""Steps, phases and traces of one recording, and what ends a step."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from chopper.recording.measures import finite_number
+from chopper.recording.optimizers import OptimizerWatch, optimizer_was_made
+from chopper.recording.phases import PhaseLog
+from chopper.recording.step_log import StepLog
+from chopper.recording.steps import BackwardSteps, OptimizerCycle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chopper.recording.phases import OpenPhase
+    from chopper.recording.windows import TraceWindows
+    from chopper.storage.run import RunWriter
+
+_OPTIMIZER = "optimizer"
+"""Phase in which an engine steps its optimizers."""
+
+
+class StepRecorder:
+    """Ends steps where the program, its optimizers or its backward passes say so.
+
+    Called with the recording's lock held.
+
+    Args:
+        part: the rank's folder and manifest.
+        optimizers: watches them.
+        cycle: finds the ends of steps in their sequence.
+        step_ended: called with the number of each step that ended.
+    """
+
+    def __init__(
+        self,
+        part: RunWriter,
+        optimizers: OptimizerWatch,
+        cycle: OptimizerCycle,
+        step_ended: Callable[[int], None],
+    ) -> None:
+        self._part = part
+        self._optimizers = optimizers
+        self._cycle = cycle
+        self._step_ended = step_ended
+        self.log = StepLog(part.directory)
+        self.phases = PhaseLog(part.directory, self._begin_phase_span)
+        self.windows: TraceWindows | None = None
+        """Takes the traces, where there are to be any."""
+        self._backwards: BackwardSteps | None = BackwardSteps(optimizer_was_made)
+        """Finds the ends of steps in backward passes, until an optimizer steps."""
+        self._inner_optimizers: list[int] = []
+        """Optimizers that stepped within a phase of that name that a thread is inside of."""
+
+    @property
+    def tracing(self) -> bool:
+        """Whether a trace is being taken."""
+        return self.windows is not None and self.windows.tracing
+
+    @property
+    def watches_backward(self) -> bool:
+        """Whether the end of a backward pass may end a step, or a trace that grew too large."""
+        return (self._backwards is not None and self.log.source != "mark") or self.tracing
+
+    def begin(self) -> None:
+        """Begin the first step, and a trace if it is to be traced."""
+        if self.windows is not None:
+            self.windows.switch()
+        self.log.begin()
+
+    def optimizer_stepped(self, optimizer_id: int, began_ns: int) -> None:
+        """Note that an optimizer stepped; chopper's own code began at ``began_ns``."""
+        self._backwards = None  # from here on optimizers end steps
+        if self.phases.current() == _OPTIMIZER:
+            # DeepSpeed's engine steps torch's optimizer once for each group of parameters, and
+            # gathers the parameters after it: the step ends when the engine returns.
+            self._inner_optimizers.append(optimizer_id)
+            return
+        now_ns = time.time_ns()
+        ends_ns = self._cycle.stepped(optimizer_id, now_ns)
+        self.log.optimizer = self._optimizers.kind_of(self._cycle.leader)
+        if ends_ns:
+            self.log.source = "optimizer"
+            self._end_steps(ends_ns, now_ns, began_ns)
+
+    def backward_ended(self, makes_graph: bool, began_ns: int) -> None:
+        """Note that a backward pass ended; chopper's own code began at ``began_ns``."""
+        if self.windows is not None:
+            self.windows.check()
+        if self._backwards is None or self.log.source == "mark":
+            return
+        now_ns = time.time_ns()
+        ends_ns = self._backwards.ended(now_ns, makes_graph)
+        if ends_ns:
+            self.log.source = "backward"
+            self._end_steps(ends_ns, now_ns, began_ns)
+
+    def _end_steps(self, ends_ns: list[int], now_ns: int, began_ns: int) -> None:
+        for end_ns in ends_ns:
+            self._end_step(end_ns, began_ns, late=end_ns < now_ns)
+            began_ns = time.perf_counter_ns()
+
+    def marked(self, tokens: int | None, now_ns: int, began_ns: int) -> None:
+        """End the step that runs, as the program says; from here on nothing else ends steps."""
+        log = self.log
+        if log.source != "mark":
+            if log.source is not None:
+                if self.windows is not None:
+                    self.windows.start_over()
+                log.restart()
+            log.source = "mark"
+        count = None if tokens is None else finite_number(tokens)
+        if tokens is not None and count is None:
+            self._part.note("measures.dropped", f"tokens of a step: {tokens!r} is not a number")
+        self._end_step(now_ns, began_ns, None if count is None else int(count))
+
+    def _end_step(
+        self, end_ns: int, began_ns: int, tokens: int | None = None, *, late: bool = False
+    ) -> None:
+        """End the step that runs.
+
+        Args:
+            end_ns: its end.
+            began_ns: when chopper's own code began (``perf_counter_ns``).
+            tokens: how many this rank worked through in it.
+            late: the next step runs already, and no trace can begin or end at its start.
+        """
+        log, windows = self.log, self.windows
+        traced = windows is not None and windows.covers_step()
+        profiled = windows is not None and windows.profiled_step()
+        length_ns = log.end(end_ns, traced=traced, profiled=profiled, tokens=tokens)
+        if windows is not None and not profiled:
+            windows.follow(log.number - 1, length_ns)
+        self._step_ended(log.number - 1)
+        if windows is not None and not late and windows.switch():
+            log.skip()  # starting, stopping and writing a trace belongs to no step
+        else:
+            log.cost(time.perf_counter_ns() - began_ns)
+        if windows is not None:
+            windows.begin_span()
+        # Also while a trace is taken: a process that is killed then leaves nothing else.
+        if log.due(end_ns):
+            self.phases.flush()
+            log.flush()
+
+    def end_phase(self, entered: list[OpenPhase]) -> list[int]:
+        """End the innermost of the phases that one block entered.
+
+        Returns:
+            Optimizers that stepped within it, and whose steps count from here on.
+        """
+        phase = self.phases.end(entered)
+        if phase.name != _OPTIMIZER or self.phases.current() == _OPTIMIZER:
+            return []
+        inner, self._inner_optimizers = self._inner_optimizers, []
+        return list(dict.fromkeys(inner))
+
+    def _begin_phase_span(self, name: str) -> Any:
+        return self.windows.begin_phase(name) if self.windows is not None else None
+
+    def finish(self) -> None:
+        """Take the ends that nothing came after to make certain for ends of steps."""
+        log = self.log
+        ends_ns: list[int] = []
+        saw_torch = self._optimizers.saw_torch
+        if log.source != "mark" and self._cycle.tentative_ns is not None:
+            log.source, ends_ns = "optimizer", [self._cycle.tentative_ns]
+        elif log.source is None and self._backwards is not None and saw_torch:
+            ends_ns = [] if optimizer_was_made() else self._backwards.take()
+            log.source = "backward" if ends_ns else None
+        for end_ns in ends_ns:
+            profiled = self.windows is not None and self.windows.profiled_step()
+            log.end(end_ns, traced=False, profiled=profiled)  # until the trace is kept
+        if log.number == 0:
+            why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
+            self._part.note(
+                "run.no_steps",
+                f"no step was seen: {why}; call prof.step() at the end of each step",
+            )
