@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors.base import Availability
-from chopper.collectors.procfs import KeptFile, counted, try_open
+from chopper.collectors.procfs import FileSource, KeptFile, counted, try_open
 from chopper.collectors.sampled import CLOCKS, SampledCollector
 from chopper.collectors.sampler import SourceSpec
 from chopper.errors import CollectorUnavailable
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from chopper.collectors.base import CollectorContext
-    from chopper.collectors.sampler import Sink, Source
+    from chopper.collectors.sampler import Sink
 
 NAME = "fabric"
 BY_DEFAULT = True
 _DEFAULT_HZ = 10.0
-_HERE = "chopper.collectors.fabric"
 _WORD_BYTES = 4
 """InfiniBand counts data in words of 4 octets (its architecture volume 1, PortCounters)."""
 _PORT_FILES = 1024
@@ -128,19 +127,15 @@ class _Port:
 _NO_NUMBER = "some of its readings were no number"
 
 
-class PortSource:
-    """Counters of each InfiniBand, RoCE or EFA port. /sys/class/infiniband -> FABRIC_PORT.
-
-    Args:
-        root: where the machine's ``sys`` lies.
-    """
+class PortSource(FileSource):
+    """Counters of each InfiniBand, RoCE or EFA port. /sys/class/infiniband -> FABRIC_PORT."""
 
     name: ClassVar[str] = "ports"
     tables: ClassVar[tuple[str, ...]] = ("fabric_port",)
 
     def __init__(self, root: str = "/") -> None:
-        self.absent: dict[str, str] = {}
-        self._folder = Path(root) / "sys/class/infiniband"
+        super().__init__(root)
+        self._folder = self.root / "sys/class/infiniband"
         self._ports: list[_Port] = []
 
     def open(self) -> None:
@@ -369,18 +364,8 @@ class FabricCollector(SampledCollector):
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where there is a port or an interface that counts pauses."""
-        refusals = []
-        # Clocks can be read anywhere: they alone are no reason to start.
-        specs = [spec for spec in self.specs(context) if spec is not CLOCKS]
-        for spec in specs:
-            source: Source = spec.make()
-            try:
-                source.open()
-            except CollectorUnavailable as exc:
-                refusals.append(str(exc))
-            finally:
-                source.close()
-        if len(refusals) == len(specs):
+        _, refusals, readable = self.try_sources(context)
+        if not readable:
             return Availability(
                 ok=False,
                 reason="; ".join(refusals),
@@ -390,10 +375,10 @@ class FabricCollector(SampledCollector):
         return Availability(ok=True, reason="; ".join(refusals) or None)
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
-        """What its sampler reads, and how often."""
+        """Return what its sampler reads, and how often."""
         del context
         return [
-            SourceSpec(factory=f"{_HERE}:PortSource", hz=self._hz, options={"root": self._root}),
-            SourceSpec(factory=f"{_HERE}:PauseSource", hz=self._hz),
+            SourceSpec(factory=f"{__name__}:PortSource", hz=self._hz, options={"root": self._root}),
+            SourceSpec(factory=f"{__name__}:PauseSource", hz=self._hz),
             CLOCKS,
         ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from chopper.errors import CollectorUnavailable
 
 _CHUNK_BYTES = 16384
 
@@ -44,7 +44,7 @@ class KeptFile:
 
 
 def try_open(path: Path | str) -> KeptFile | str:
-    """The file kept open, or why it cannot be read."""
+    """Return the file, kept open, or why it cannot be read."""
     try:
         file = KeptFile(path)
     except OSError as exc:
@@ -57,9 +57,52 @@ def try_open(path: Path | str) -> KeptFile | str:
     return file
 
 
-def held(count: int) -> int | None:
+def content(file: KeptFile | None) -> bytes:
+    """Return what a file holds now; nothing when it has gone or never was."""
+    if file is None:
+        return b""
+    try:
+        return file.read()
+    except OSError:
+        return b""
+
+
+class FileSource:
+    """A source that reads kept files; they are closed together.
+
+    Args:
+        root: folder in which the machine's ``proc``, ``sys`` and ``dev`` lie.
+    """
+
+    name: ClassVar[str]
+    tables: ClassVar[tuple[str, ...]]
+
+    def __init__(self, root: str = "/") -> None:
+        self.absent: dict[str, str] = {}
+        self.root = Path(root)
+        self._kept: list[KeptFile] = []
+
+    def keep(self, path: Path | str) -> KeptFile:
+        """Open a file, below ``root`` unless the path is absolute, until the source is closed.
+
+        Raises:
+            CollectorUnavailable: it cannot be read.
+        """
+        file = try_open(self.root / path)
+        if isinstance(file, str):
+            raise CollectorUnavailable(file)
+        self._kept.append(file)
+        return file
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._kept:
+            file.close()
+
+
+def held(count: int | None) -> int | None:
     """A counter, unless it has outgrown a table's 64 bits: then it is no count."""
-    return count if count < 1 << 63 else None
+    return count if count is not None and count < 1 << 63 else None
 
 
 def counted(text: bytes, factor: int = 1) -> int | None:

@@ -69,6 +69,26 @@ class SampledCollector(ABC):
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """What its sampler reads, and how often."""
 
+    def try_sources(self, context: CollectorContext) -> tuple[dict[str, str], list[str], int]:
+        """Open each source once, but for the clocks, which can be read anywhere.
+
+        Returns:
+            ``table.column`` or table → why it stays null; why sources cannot be read; how many can.
+        """
+        absent: dict[str, str] = {}
+        refusals: list[str] = []
+        specs = [spec for spec in self.specs(context) if spec is not CLOCKS]
+        for source in (spec.make() for spec in specs):
+            try:
+                source.open()
+            except CollectorUnavailable as exc:
+                refusals.append(str(exc))
+                absent.update(dict.fromkeys(source.tables, str(exc)))
+            finally:
+                source.close()
+            absent.update(source.absent)
+        return absent, refusals, len(specs) - len(refusals)
+
     def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
         """Median cost of one reading of each source that is available, measured now."""
         costs: dict[str, int] = {}

@@ -16,13 +16,9 @@ from typing import Any
 import pytest
 
 from chopper.collectors.base import CollectorContext
-from chopper.collectors.host import (
-    CoreSource,
-    HostCollector,
-    MachineSource,
-    NicSource,
-    RankSource,
-)
+from chopper.collectors.host import HostCollector
+from chopper.collectors.host._machine import CoreSource, MachineSource, NicSource
+from chopper.collectors.host._processes import RankSource
 from chopper.collectors.sampler import SamplerProcess, Sink
 from chopper.errors import CollectorUnavailable
 from chopper.recording.live import StreamTail

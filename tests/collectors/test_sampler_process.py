@@ -289,7 +289,9 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(
 
 def test_a_sampler_that_cannot_read_anything_says_so_at_its_start(tmp_path: Path) -> None:
     spec = SourceSpec(
-        factory="chopper.collectors.host:CoreSource", hz=1.0, options={"root": str(tmp_path)}
+        factory="chopper.collectors.host._machine:CoreSource",
+        hz=1.0,
+        options={"root": str(tmp_path)},
     )
     process = SamplerProcess("test", tmp_path, [spec])
     with pytest.raises(CollectorUnavailable, match=r"cores: .*/proc/stat: No such file"):

@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
-from chopper.collectors.cpu_power import CycleSource
+from chopper.collectors.host._power import CycleSource
+from chopper.collectors.host._threads import (
+    EVENTS,
+    EventSource,
+    ThreadSource,
+    open_event,
+    read_event,
+)
 from chopper.collectors.sampler import Sink
-from chopper.collectors.threads import EVENTS, EventSource, ThreadSource, open_event, read_event
 from chopper.errors import CollectorUnavailable
 from chopper.storage.run import RunWriter
 from chopper.tables import TABLES

@@ -6,15 +6,20 @@ One sampler a host sees all of them, whenever they begin.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper.collectors.procfs import Budget, FileSource
 from chopper.storage.files import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_SCAN_NS = 1_000_000_000
+_SCAN_COST_RATIO = 0.005
 
 
 class RankPart(msgspec.Struct):
@@ -59,3 +64,52 @@ class RankFinder:
             self._parts[folder] = (changed_ns, part)
             if part.hostname == self._hostname and part.pid is not None:
                 yield part.rank, part.pid
+
+
+class RankWatcher(FileSource):
+    """A source that follows the ranks of a run on this host, whenever they begin.
+
+    Args:
+        run_path: the run directory.
+        hostname: this host's name as the ranks write it.
+        root: folder in which the machine's ``proc`` lies.
+        scan_ns: time between looks for new ranks, or more where a look costs too much.
+    """
+
+    def __init__(
+        self, run_path: str, hostname: str, root: str = "/", scan_ns: int = _SCAN_NS
+    ) -> None:
+        super().__init__(root)
+        self._finder = RankFinder(run_path, hostname)
+        self._scan = Budget(scan_ns, _SCAN_COST_RATIO)
+        self._pids: dict[int, int] = {}
+        """Rank → its process."""
+
+    def look(self, now_ns: int) -> None:
+        """Find new ranks, and what is new in them, unless it is too soon."""
+        if not self._scan.due(now_ns):
+            return
+        # CPU time: on a busy machine a look may take long because others run in the middle of it.
+        before_ns = time.thread_time_ns()
+        for rank, pid in self._finder.changed():
+            if self._pids.get(rank) != pid:
+                self._forget(rank)  # restarted under another process
+                self._pids[rank] = pid
+                self._begin(rank, pid)
+        self._look_within()
+        self._scan.charge(now_ns, time.thread_time_ns() - before_ns)
+
+    def _begin(self, rank: int, pid: int) -> None:
+        """Begin to watch a rank's process."""
+
+    def _look_within(self) -> None:
+        """Find what is new in the processes that are watched."""
+
+    def _forget(self, rank: int) -> None:
+        """Close what is open of a rank, if anything is."""
+
+    def close(self) -> None:
+        """Close the files."""
+        for rank in self._pids:
+            self._forget(rank)
+        super().close()

@@ -12,10 +12,10 @@ import platform
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors.process_groups import RankFinder
-from chopper.collectors.procfs import Budget, KeptFile, try_open
+from chopper.collectors.host._ranks import RankWatcher
+from chopper.collectors.procfs import KeptFile
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _THREADS = 64
 """Threads of one rank that are watched: those that ran most when it was first looked at."""
-_SCAN_NS = 1_000_000_000
-_SCAN_COST_RATIO = 0.005
 
 
 class _Thread:
@@ -47,43 +45,30 @@ class _Thread:
         self._file.close()
 
 
-class ThreadSource:
+class ThreadSource(RankWatcher):
     """Threads of each rank that ran or waited since the last sample. schedstat -> PROCESS_THREAD.
 
     Args:
-        run_path: the run directory.
-        hostname: this host's name as the ranks write it.
-        root: where the machine's ``proc`` lies.
+        run_path, hostname, root, scan_ns: as of RankWatcher.
     """
 
     name: ClassVar[str] = "threads"
     tables: ClassVar[tuple[str, ...]] = ("process_thread",)
 
-    def __init__(
-        self, run_path: str, hostname: str, root: str = "/", scan_ns: int = _SCAN_NS
-    ) -> None:
-        self.absent: dict[str, str] = {}
-        self._proc = Path(root) / "proc"
-        self._finder = RankFinder(run_path, hostname)
-        self._scan = Budget(scan_ns, _SCAN_COST_RATIO)
-        self._pids: dict[int, int] = {}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._threads: dict[int, dict[int, _Thread]] = {}
 
     def open(self) -> None:
         """Look for ranks; there may be none yet."""
-        file = try_open(self._proc / "self/schedstat")
-        if isinstance(file, str):
-            raise CollectorUnavailable(file)
-        counted = len(file.read().split()) >= 3
-        file.close()
-        if not counted:
+        file = self.keep("proc/self/schedstat")
+        if len(file.read().split()) < 3:
             raise CollectorUnavailable(f"{file.path}: the kernel counts no run delays")
-        self._look(time.monotonic_ns())
+        self.look(time.monotonic_ns())
 
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per thread that ran or waited since its last row."""
-        if self._scan.due(now_ns):
-            self._look(now_ns)
+        self.look(now_ns)
         for rank, threads in self._threads.items():
             for tid, thread in list(threads.items()):
                 try:
@@ -95,15 +80,9 @@ class ThreadSource:
                     thread.last = now
                     sink.add("process_thread", rank, self._pids[rank], tid, thread.name, *now)
 
-    def _look(self, now_ns: int) -> None:
-        before_ns = time.thread_time_ns()
-        for rank, pid in self._finder.changed():
-            if self._pids.get(rank) != pid:
-                self._forget(rank)
-                self._pids[rank] = pid
+    def _look_within(self) -> None:
         for rank, pid in self._pids.items():
-            self._look_at(rank, self._proc / str(pid) / "task")
-        self._scan.charge(now_ns, time.thread_time_ns() - before_ns)
+            self._look_at(rank, self.root / f"proc/{pid}/task")
 
     def _look_at(self, rank: int, folder: Path) -> None:
         known = self._threads.setdefault(rank, {})
@@ -135,11 +114,6 @@ class ThreadSource:
     def _forget(self, rank: int) -> None:
         for thread in self._threads.pop(rank, {}).values():
             thread.close()
-
-    def close(self) -> None:
-        """Close the files."""
-        for rank in list(self._threads):
-            self._forget(rank)
 
 
 _HARDWARE, _SOFTWARE = 0, 1
@@ -201,15 +175,14 @@ def read_event(descriptor: int) -> int:
     return value
 
 
-class EventSource:
+class EventSource(RankWatcher):
     """Events of each rank that the kernel counts. perf_event_open -> PROCESS_EVENT.
 
     Counted from when a rank is first seen: of the threads that it has then, and of all that these
     start later, data loader workers among them.
 
     Args:
-        run_path: the run directory.
-        hostname: this host's name as the ranks write it.
+        run_path, hostname, root, scan_ns: as of RankWatcher.
         opener: opens one event of one thread; another one for tests.
     """
 
@@ -217,17 +190,12 @@ class EventSource:
     tables: ClassVar[tuple[str, ...]] = ("process_event",)
 
     def __init__(
-        self,
-        run_path: str,
-        hostname: str,
-        scan_ns: int = _SCAN_NS,
-        opener: Callable[[int, int, int], int] = open_event,
+        self, *args: Any, opener: Callable[[int, int, int], int] = open_event, **kwargs: Any
     ) -> None:
-        self.absent: dict[str, str] = {}
-        self._finder = RankFinder(run_path, hostname)
-        self._scan = Budget(scan_ns, _SCAN_COST_RATIO)
+        super().__init__(*args, **kwargs)
         self._opener = opener
-        self._ranks: dict[int, tuple[int, dict[str, list[int]]]] = {}
+        self._counters: dict[int, dict[str, list[int]]] = {}
+        """Rank → column → descriptors, one for each thread."""
         self._usable: dict[str, tuple[int, int]] = {}
 
     def open(self) -> None:
@@ -246,64 +214,49 @@ class EventSource:
             raise CollectorUnavailable(
                 "perf_event_open: " + "; ".join(dict.fromkeys(self.absent.values()))
             )
-        self._look(time.monotonic_ns())
+        self.look(time.monotonic_ns())
 
-    def _look(self, now_ns: int) -> None:
-        before_ns = time.thread_time_ns()
-        for rank, pid in self._finder.changed():
-            if rank not in self._ranks or self._ranks[rank][0] != pid:
-                self._forget(rank)
-                self._ranks[rank] = (pid, self._opened(rank, pid))
-        self._scan.charge(now_ns, time.thread_time_ns() - before_ns)
-
-    def _opened(self, rank: int, pid: int) -> dict[str, list[int]]:
+    def _begin(self, rank: int, pid: int) -> None:
         try:
             tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
         except OSError:
-            return {}
+            return
         if len(tids) > _EVENT_THREADS:
             self.absent[f"process_event[rank {rank}]"] = (
                 f"{len(tids) - _EVENT_THREADS} of {len(tids)} threads are not counted"
             )
-        found: dict[str, list[int]] = {}
+        counters = self._counters[rank] = {}
         for column, event in self._usable.items():
             for tid in tids[:_EVENT_THREADS]:
                 try:
-                    found.setdefault(column, []).append(self._opener(*event, tid))
+                    counters.setdefault(column, []).append(self._opener(*event, tid))
                 except ProcessLookupError:
                     continue
                 except OSError as exc:
                     self.absent[f"process_event.{column}"] = f"rank {rank}: {_why(exc)}"
-                    for descriptor in found.pop(column, []):
+                    for descriptor in counters.pop(column, []):
                         os.close(descriptor)
                     break
-        return found
 
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per rank that lives."""
-        if self._scan.due(now_ns):
-            self._look(now_ns)
-        for rank, (pid, events) in list(self._ranks.items()):
+        self.look(now_ns)
+        for rank, counters in list(self._counters.items()):
+            pid = self._pids[rank]
             if not Path(f"/proc/{pid}").exists():
                 self._forget(rank)
                 continue
             row = [
-                sum(map(read_event, events[column])) if events.get(column) else None
+                sum(map(read_event, counters[column])) if counters.get(column) else None
                 for column in EVENTS
             ]
             if any(value is not None for value in row):
                 sink.add("process_event", rank, pid, *row)
 
     def _forget(self, rank: int) -> None:
-        _pid, events = self._ranks.pop(rank, (0, {}))
-        for descriptors in events.values():
+        for descriptors in self._counters.pop(rank, {}).values():
             for descriptor in descriptors:
                 os.close(descriptor)
-
-    def close(self) -> None:
-        """Close the events."""
-        for rank in list(self._ranks):
-            self._forget(rank)
 
 
 def _why(exc: OSError) -> str:

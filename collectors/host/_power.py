@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors.procfs import KeptFile, counted, try_open
+from chopper.collectors.procfs import FileSource, KeptFile, counted
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -18,37 +18,30 @@ _CORES_LIMIT = 512
 """Files kept open at most; reading a core's clock may wake it."""
 
 
-class CoreClockSource:
+class CoreClockSource(FileSource):
     """Clock of each core as the governor sees it. cpufreq -> CORE_CLOCK.
 
     ``scaling_cur_freq`` is measured over the last tick (aperf over mperf) on today's x86 drivers and
     the requested clock on others; the manifest names the driver.
-
-    Args:
-        root: where the machine's ``sys`` lies.
     """
 
     name: ClassVar[str] = "core_clocks"
     tables: ClassVar[tuple[str, ...]] = ("core_clock",)
 
-    def __init__(self, root: str = "/") -> None:
-        self.absent: dict[str, str] = {}
-        self._folder = Path(root) / "sys/devices/system/cpu"
-        self._files: dict[int, KeptFile] = {}
-
     def open(self) -> None:
         """Keep each core's file open."""
+        folder = self.root / "sys/devices/system/cpu"
+        self._files: dict[int, KeptFile] = {}
         cores = sorted(
             (int(path.name[3:]), path)
-            for path in self._folder.glob("cpu[0-9]*")
+            for path in folder.glob("cpu[0-9]*")
             if path.name[3:].isdigit()
         )
         for core, path in cores[:_CORES_LIMIT]:
-            file = try_open(path / "cpufreq/scaling_cur_freq")
-            if isinstance(file, KeptFile):
-                self._files[core] = file
+            with contextlib.suppress(CollectorUnavailable):
+                self._files[core] = self.keep(path / "cpufreq/scaling_cur_freq")
         if not self._files:
-            raise CollectorUnavailable(f"{self._folder}/cpu*/cpufreq: not there")
+            raise CollectorUnavailable(f"{folder}/cpu*/cpufreq: not there")
         if len(cores) > _CORES_LIMIT:
             self.absent["core_clock"] = (
                 f"{len(cores) - _CORES_LIMIT} of {len(cores)} cores left out"
@@ -65,33 +58,25 @@ class CoreClockSource:
             if clock_hz:
                 sink.add("core_clock", core, clock_hz)
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
-
 
 _MPERF, _APERF = 0xE7, 0xE8
 """Registers that count at the nominal clock, and at the clock now, while a core runs."""
 
 
-class CycleSource:
+class CycleSource(FileSource):
     """Mean clock of each core while it ran, from its own counters. aperf, mperf -> CORE_CYCLE.
 
     What a governor says of the clock is asked for or estimated; these two registers count. They are
     read through the ``msr`` driver, which only root may, and which asks the core itself.
-
-    Args:
-        root: where the machine's ``dev`` and ``sys`` lie.
     """
 
     name: ClassVar[str] = "core_cycles"
     tables: ClassVar[tuple[str, ...]] = ("core_cycle",)
 
     def __init__(self, root: str = "/") -> None:
-        self.absent: dict[str, str] = {}
-        self._devices = Path(root) / "dev/cpu"
-        self._cores = Path(root) / "sys/devices/system/cpu"
+        super().__init__(root)
+        self._devices = self.root / "dev/cpu"
+        self._cores = self.root / "sys/devices/system/cpu"
         self._files: dict[int, int] = {}
         self._last: dict[int, tuple[int, int]] = {}
         self._base_hz: dict[int, int | None] = {}
@@ -171,13 +156,9 @@ def _registers(file: int) -> tuple[int, int]:
 class _Domain:
     """One RAPL domain: a counter in µJ that wraps at its range."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, counter: KeptFile, folder: Path, name: str) -> None:
         self.name = name
-        file = try_open(folder / "energy_uj")
-        if isinstance(file, str):
-            denied = file.endswith(os.strerror(errno.EACCES))
-            raise CollectorUnavailable(f"{file}; run as root, or chmod a+r it" if denied else file)
-        self.file = file
+        self.file = counter
         try:
             self._range_uj = int((folder / "max_energy_range_uj").read_text())
         except (OSError, ValueError):
@@ -207,36 +188,30 @@ class _Domain:
         return self._total_uj * 1e-6
 
 
-class RaplSource:
-    """Energy of packages, cores and memory. powercap (RAPL) -> HOST_ENERGY.
-
-    Args:
-        root: where the machine's ``sys`` lies.
-    """
+class RaplSource(FileSource):
+    """Energy of packages, cores and memory. powercap (RAPL) -> HOST_ENERGY."""
 
     name: ClassVar[str] = "rapl"
     tables: ClassVar[tuple[str, ...]] = ("host_energy",)
 
-    def __init__(self, root: str = "/") -> None:
-        self.absent: dict[str, str] = {}
-        self._folder = Path(root) / "sys/class/powercap"
-        self._domains: list[_Domain] = []
-
     def open(self) -> None:
         """Find the domains; most systems let only root read them."""
+        powercap = self.root / "sys/class/powercap"
+        self._domains: list[_Domain] = []
         reasons: list[str] = []
-        for folder in sorted(self._folder.glob("*-rapl:*")):
+        for folder in sorted(powercap.glob("*-rapl:*")):
             try:
                 own = (folder / "name").read_text().strip()
                 parent = folder.name.rpartition(":")[0]
-                above = self._folder / parent / "name"
+                above = powercap / parent / "name"
                 name = f"{above.read_text().strip()}/{own}" if above.is_file() else own
-                self._domains.append(_Domain(folder, name))
+                self._domains.append(_Domain(self.keep(folder / "energy_uj"), folder, name))
             except (OSError, CollectorUnavailable) as exc:
-                reasons.append(str(exc))
+                denied = str(exc).endswith(os.strerror(errno.EACCES))
+                reasons.append(f"{exc}; run as root, or chmod a+r it" if denied else str(exc))
         if not self._domains:
             raise CollectorUnavailable(
-                "; ".join(dict.fromkeys(reasons)) or f"{self._folder}: no RAPL domain"
+                "; ".join(dict.fromkeys(reasons)) or f"{powercap}: no RAPL domain"
             )
         if reasons:
             self.absent["host_energy"] = "; ".join(dict.fromkeys(reasons))
@@ -247,8 +222,3 @@ class RaplSource:
         for domain in self._domains:
             with contextlib.suppress(OSError, ValueError):
                 sink.add("host_energy", domain.name, domain.joules())
-
-    def close(self) -> None:
-        """Close the files."""
-        for domain in self._domains:
-            domain.file.close()

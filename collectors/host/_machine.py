@@ -1,0 +1,258 @@
+"""Cores, memory, pressure, CPU quota and network interfaces of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from chopper.collectors.procfs import FileSource, KeptFile, content, counted, held
+from chopper.errors import CollectorUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from chopper.collectors.sampler import Sink
+
+
+class CoreSource(FileSource):
+    """Use of each core. /proc/stat -> CPU_CORE."""
+
+    name: ClassVar[str] = "cores"
+    tables: ClassVar[tuple[str, ...]] = ("cpu_core",)
+
+    def open(self) -> None:
+        """Open /proc/stat and take the counters to start from."""
+        self._file = file = self.keep("proc/stat")
+        self._last = _core_ticks(file.read())
+        if not self._last:
+            raise CollectorUnavailable(f"{file.path}: names no core")
+        if any(len(ticks) < 8 for ticks in self._last.values()):
+            self.absent["cpu_core.steal_ratio"] = f"{file.path} has no steal column"
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per core that both this reading and the one before know."""
+        del now_ns
+        ticks = _core_ticks(self._file.read())
+        for core, now in ticks.items():
+            before = self._last.get(core)
+            if before is not None:
+                sink.add("cpu_core", core, *_core_ratios(before, now))
+        self._last = ticks
+
+
+_MOST_CORES = 1 << 16
+_LEAST_TICKS = 7
+"""Kernels before 2.6.11 count no steal."""
+
+
+def _core_ticks(stat: bytes) -> dict[int, list[int]]:
+    cores: dict[int, list[int]] = {}
+    for line in stat.split(b"\n"):
+        if not line.startswith(b"cpu"):
+            break  # the cores stand first
+        name, *fields = line.split()
+        # user nice system idle iowait irq softirq steal; guest time is inside user.
+        core, *ticks = (counted(field) for field in (name[3:], *fields[:8]))
+        if core is not None and core < _MOST_CORES and len(ticks) >= _LEAST_TICKS:
+            numbers = [tick for tick in ticks if tick is not None]
+            if len(numbers) == len(ticks):
+                cores[core] = numbers
+    return cores
+
+
+def _core_ratios(
+    before: list[int], now: list[int]
+) -> tuple[float | None, float | None, float | None]:
+    """Busy, system and steal since ``before``; None where a counter went backwards.
+
+    idle and iowait are known to do that (proc(5)); a ratio made of them would be wrong.
+    """
+    delta = [b - a for a, b in zip(before, now, strict=False)]
+    total = sum(delta)
+    if total <= 0 or min(delta) < 0:
+        return None, None, None
+    user, nice, system, _idle, _iowait, irq, softirq, *steal = delta
+    busy = user + nice + system + irq + softirq
+    return (
+        busy / total,
+        (system + irq + softirq) / total,
+        steal[0] / total if steal else None,
+    )
+
+
+class MachineSource(FileSource):
+    """Memory, pressure and CPU quota of the host. -> HOST."""
+
+    name: ClassVar[str] = "machine"
+    tables: ClassVar[tuple[str, ...]] = ("host",)
+
+    def open(self) -> None:
+        """Find out which of the files there are."""
+        self._meminfo = self._keep_for("memory_available_bytes", "proc/meminfo")
+        self._pressure = [
+            self._keep_for(f"pressure_{kind}_some_ns", f"proc/pressure/{kind}")
+            for kind in ("cpu", "memory", "io")
+        ]
+        self._throttling: list[tuple[KeptFile, bytes, int]] = []
+        try:
+            self._throttling = self._throttling_files()
+        except CollectorUnavailable as exc:
+            self.absent["host.cgroup_throttled_ns"] = str(exc)
+            self.absent["host.cgroup_throttled_count"] = str(exc)
+        if len(self.absent) == 6:
+            raise CollectorUnavailable("; ".join(dict.fromkeys(self.absent.values())))
+
+    def _keep_for(self, column: str, path: str) -> KeptFile | None:
+        try:
+            return self.keep(path)
+        except CollectorUnavailable as exc:
+            self.absent[f"host.{column}"] = str(exc)
+            return None
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row."""
+        del now_ns
+        throttled_ns, throttled_count = self._throttled()
+        sink.add(
+            "host",
+            self._available_bytes(),
+            *map(_stalled_ns, self._pressure),
+            throttled_ns,
+            throttled_count,
+        )
+
+    def _available_bytes(self) -> int | None:
+        text = content(self._meminfo)
+        line = re.search(rb"^MemAvailable:\s+(\S+) kB", text, re.MULTILINE)
+        return counted(line[1], 1024) if line else None
+
+    def _throttled(self) -> tuple[int | None, int | None]:
+        """Summed over this cgroup and those above it: any of them may hold the job back."""
+        total_ns: int | None = None
+        total_count: int | None = None
+        for file, key, unit_ns in self._throttling:
+            lines = content(file).splitlines()
+            fields = dict(line.split(b" ", 1) for line in lines if b" " in line)
+            throttled_ns = counted(fields.get(key, b""), unit_ns)
+            throttled_count = counted(fields.get(b"nr_throttled", b""))
+            if throttled_ns is None or throttled_count is None:
+                return None, None  # a sum without one of its parts would step back
+            total_ns = (total_ns or 0) + throttled_ns
+            total_count = (total_count or 0) + throttled_count
+        return held(total_ns), held(total_count)
+
+    def _throttling_files(self) -> list[tuple[KeptFile, bytes, int]]:
+        """``cpu.stat`` of this process' cgroup and those above it.
+
+        Returns:
+            Kept file, name of its field with the throttled time, and that field's unit in ns.
+
+        Raises:
+            CollectorUnavailable: there is none.
+        """
+        root = self.root
+        try:
+            memberships = (root / "proc/self/cgroup").read_text().splitlines()
+            mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        except OSError as exc:
+            raise CollectorUnavailable(f"{exc.filename}: {exc.strerror}") from exc
+        version: Literal[1, 2]
+        for version, key, unit_ns in ((1, b"throttled_time", 1), (2, b"throttled_usec", 1000)):
+            counting = []
+            for folder in _cgroup_folders(root, memberships, mounts, version):
+                with contextlib.suppress(CollectorUnavailable):
+                    file = self.keep(folder / "cpu.stat")
+                    if key in file.read():
+                        counting.append((file, key, unit_ns))
+            if counting:
+                return counting
+        raise CollectorUnavailable(
+            "no cgroup with a cpu controller above this process counts throttling"
+        )
+
+
+def _stalled_ns(pressure: KeptFile | None) -> int | None:
+    """Time in which some task waited; PSI counts in microseconds."""
+    total = re.match(rb"some .*total=(\S+)", content(pressure))
+    return counted(total[1], 1000) if total else None
+
+
+def _cgroup_folders(
+    root: Path, memberships: list[str], mounts: list[str], version: Literal[1, 2]
+) -> list[Path]:
+    """This process' folder in the cpu hierarchy, and those above it up to the mount."""
+    for line in memberships:
+        _number, controllers, path = line.split(":", 2)
+        if (controllers == "") if version == 2 else ("cpu" in controllers.split(",")):
+            break
+    else:
+        return []
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        kind, _source, options = right.split(" ", 2)
+        if kind == "cgroup2" if version == 2 else kind == "cgroup" and "cpu" in options.split(","):
+            mount_root, mount_point = left.split(" ")[3:5]
+            break
+    else:
+        return []
+    # In a container the mount shows a part of the hierarchy; the path is that of the whole.
+    if mount_root != "/" and (path + "/").startswith(mount_root.rstrip("/") + "/"):
+        path = path[len(mount_root) :]
+    top = root / mount_point.lstrip("/")
+    own = top / path.strip("/")
+    if ".." in path or not own.is_dir():
+        own = top
+    folders = [own]
+    while folders[-1] != top:
+        folders.append(folders[-1].parent)
+    return folders
+
+
+class NicSource(FileSource):
+    """Bytes through each network interface. /proc/net/dev -> NIC.
+
+    An interface appears once it has carried anything; on machines with thousands, those that had
+    carried most when the limit was reached.
+    """
+
+    name: ClassVar[str] = "nics"
+    tables: ClassVar[tuple[str, ...]] = ("nic",)
+
+    _LIMIT = 256
+
+    _chosen: set[bytes] | None = None
+    """Interfaces that are kept, once there are more than the limit."""
+
+    def open(self) -> None:
+        """Open the file of the network namespace, which the sampler shares with its rank."""
+        self._file = self.keep("proc/self/net/dev")
+
+    def sample(self, sink: Sink, now_ns: int) -> None:
+        """One row per interface that has carried anything."""
+        del now_ns
+        carried = {}
+        for line in self._file.read().splitlines()[2:]:
+            name, _, rest = line.rpartition(b":")
+            fields = rest.split()
+            if len(fields) < 9 or not (fields[0] + fields[8]).isdigit():
+                continue
+            received, sent = int(fields[0]), int(fields[8])
+            if received or sent:
+                carried[name.strip()] = (received, sent)
+        for name in self._busiest(carried):
+            received, sent = carried[name]
+            sink.add("nic", name.decode(errors="replace"), held(received), held(sent))
+
+    def _busiest(self, carried: dict[bytes, tuple[int, int]]) -> Iterable[bytes]:
+        if len(carried) <= self._LIMIT and self._chosen is None:
+            return carried
+        if self._chosen is None:
+            busiest = sorted(carried, key=lambda name: sum(carried[name]), reverse=True)
+            self._chosen = set(busiest[: self._LIMIT])
+        self.absent["nic[others]"] = (
+            f"{len(carried.keys() - self._chosen)} of {len(carried)} interfaces are left out: "
+            f"{self._LIMIT} are kept, those that had carried most"
+        )
+        return [name for name in carried if name in self._chosen]
