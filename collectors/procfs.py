@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
+from chopper.collectors.sampler import held
 from chopper.errors import CollectorUnavailable
 
 _CHUNK_BYTES = 16384
@@ -98,11 +99,6 @@ class FileSource:
         """Close the files."""
         for file in self._kept:
             file.close()
-
-
-def held(count: int | None) -> int | None:
-    """A counter, unless it has outgrown a table's 64 bits: then it is no count."""
-    return count if count is not None and count < 1 << 63 else None
 
 
 def counted(text: bytes, factor: int = 1) -> int | None:

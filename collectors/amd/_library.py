@@ -17,7 +17,7 @@ import struct
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chopper.collectors._visible import NothingVisible, local_ranks, numbers_and_names, ordinal
 from chopper.errors import CollectorUnavailable
@@ -25,11 +25,10 @@ from chopper.errors import CollectorUnavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Kind = Literal["sensor", "moment", "device", "library"]
-"""What an error takes away: this sensor, this reading, this device, or everything."""
+    from chopper.collectors.device_sources import Loss
 
 # Status codes of amdsmi.h: what is lost, and in words why.
-ERRORS: dict[int, tuple[Kind, str]] = {
+ERRORS: dict[int, tuple[Loss, str]] = {
     1: ("sensor", "the library does not accept the call (invalid argument)"),
     2: ("sensor", "not supported by this device"),
     3: ("sensor", "not implemented by this library yet"),
@@ -78,7 +77,7 @@ ERRORS: dict[int, tuple[Kind, str]] = {
 }
 
 
-def explain(code: int) -> tuple[Kind, str]:
+def explain(code: int) -> tuple[Loss, str]:
     """What a status takes away and why; a code of a newer library costs one reading."""
     unsigned = code & 0xFFFFFFFF
     known = ERRORS.get(unsigned)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from ctypes import byref, c_uint32, create_string_buffer, sizeof
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._plan import (
@@ -21,7 +19,8 @@ from chopper.collectors._plan import (
     pointer,
 )
 from chopper.collectors.amd import _library as amd
-from chopper.collectors.sampler import Gone, Part
+from chopper.collectors.device_sources import DeviceSource, columns_of
+from chopper.collectors.sampler import held
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -129,16 +128,12 @@ _MOST_GB_PER_S = 1024
 """What exceeds the fastest PCIe several times is a counter that jumped."""
 
 
-class _Source:
+class _Source(DeviceSource[amd.AmdDevice, amd.Metrics]):
     """Devices and their metrics; one row per device and sample."""
 
-    name: ClassVar[str]
-    tables: ClassVar[tuple[str, ...]]
-
     def __init__(self) -> None:
-        self.absent: dict[str, str] = {}
-        self._stack = contextlib.ExitStack()
-        self._metrics: list[tuple[amd.AmdDevice, amd.Metrics]] = []
+        super().__init__()
+        self._absent: dict[str, str] = {}
         self._wrapper: Any = None
 
     def open(self) -> None:
@@ -150,34 +145,36 @@ class _Source:
         self._wrapper = self._stack.enter_context(amd.session())
         layout = amd.Layout(self._wrapper.amdsmi_gpu_metrics_t)
         for device in amd.devices(self._wrapper):
-            self._metrics.append((device, amd.Metrics(self._wrapper, device, layout)))
+            self._devices.append((device, amd.Metrics(self._wrapper, device, layout)))
         refused = []
-        for device, metrics in self._metrics:
+        for device, metrics in self._devices:
             code = metrics.read()
             if code:
-                kind, reason = amd.explain(code)
+                loss, reason = amd.explain(code)
                 refused.append(f"device {device.index}: {reason}")
-                if kind != "moment":
+                if loss != "moment":
                     self._lose(device, reason)
-        if len(refused) == len(self._metrics):
+        if len(refused) == len(self._devices):
             self.close()
             raise CollectorUnavailable("; ".join(refused))
         self._find_absent()
 
+    @property
+    def absent(self) -> dict[str, str]:
+        """``table.column`` → why it stays null."""
+        return self._absent
+
     def _lose(self, device: amd.AmdDevice, reason: str) -> None:
         device.lost = reason
-        self.absent[f"{self.tables[0]}[device {device.index}]"] = reason
+        self._absent[f"{self.tables[0]}[device {device.index}]"] = reason
 
     def _find_absent(self) -> None:
         """Name the columns that no device has."""
-        from chopper.tables import TABLES
-
-        names = [column.name for column in TABLES[self.tables[0]].columns][4:]
-        live = [(d, m) for d, m in self._metrics if d.lost is None]
+        live = [(d, m) for d, m in self._devices if d.lost is None]
         rows = [list(self._values(device, metrics.now, None)) for device, metrics in live]
-        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        for name, values in zip(columns_of(self.tables[0]), zip(*rows, strict=True), strict=True):
             if all(value is None for value in values) and name not in self._later:
-                self.absent[f"{self.tables[0]}.{name}"] = "not available on this device"
+                self._absent[f"{self.tables[0]}.{name}"] = "not available on this device"
 
     _later: ClassVar[frozenset[str]] = frozenset()
     """Columns that need two readings."""
@@ -191,52 +188,30 @@ class _Source:
         """
         raise NotImplementedError
 
-    def parts(self) -> list[Part]:
-        """One part a device."""
-        return [
-            Part(f"device {device.index}", partial(self._read, device, metrics))
-            for device, metrics in self._metrics
-        ]
-
-    def _read(self, device: amd.AmdDevice, metrics: amd.Metrics, sink: Sink, now_ns: int) -> None:
-        if device.lost is not None:
-            raise Gone(device.lost)
+    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int) -> None:
         code = metrics.read()
-        if code:
-            kind, reason = amd.explain(code)
-            if kind != "moment":
-                self._lose(device, reason)
-                raise Gone(reason)
+        if not code:
+            self._add_rows(sink, device, metrics.now, now_ns)
             return
-        self._add(sink, device, metrics.now, now_ns)
+        loss, reason = amd.explain(code)
+        if loss != "moment":
+            self._lose(device, reason)
 
-    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int) -> None:
+    def _add_rows(
+        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int
+    ) -> None:
         """Add what one reading gives."""
         values = self._values(device, metrics, now_ns)
         sink.add(self.tables[0], device.index, device.uuid, *values)
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """The call of the driver that one device's sample makes."""
-        for device, metrics in self._metrics:
+        for device, metrics in self._devices:
             if device.lost is None:
                 basis = _power_basis(metrics.now)
                 power = f" (power: {basis})" if basis is not None else ""
                 return {f"amdsmi_get_gpu_metrics_info{power}": metrics.read}
         return {}
-
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per device that is still there."""
-        live = False
-        for part in self.parts():
-            with contextlib.suppress(Gone):
-                part.read(sink, now_ns)
-                live = True
-        if not live:
-            raise RuntimeError("; ".join(dict.fromkeys(self.absent.values())) or "no device left")
-
-    def close(self) -> None:
-        """Shut the library down."""
-        self._stack.close()
 
 
 class ClockSource(_Source):
@@ -265,7 +240,7 @@ class ClockSource(_Source):
         """The same readings for the thread in C."""
         function = address(self._wrapper.amdsmi_get_gpu_metrics_info)
         devices = []
-        for device, metrics in self._metrics:
+        for device, metrics in self._devices:
             if device.lost is not None:
                 continue
             call = Call(function, pointer(device.handle), None, content(metrics.structure))
@@ -295,7 +270,7 @@ class ClockSource(_Source):
 
     def learn(self, totals: list[DeviceTotals]) -> None:
         """Take over what the thread in C was refused."""
-        of = {device.index: device for device, _ in self._metrics}
+        of = {device.index: device for device, _ in self._devices}
         for found in totals:
             if found.lost and of[found.id].lost is None:
                 self._lose(of[found.id], amd.explain(found.lost)[1])
@@ -360,7 +335,7 @@ class CounterSource(_Source):
         self._residency: dict[int, _Residency] = {}
         self._traffic: dict[int, _Traffic] = {}
         self._links: dict[tuple[int, str], _Links] = {}
-        self._columns: list[str] = []
+        self._columns = columns_of("device_counter")
 
     def _values(
         self, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int | None
@@ -387,20 +362,16 @@ class CounterSource(_Source):
             "link_tx_bytes": over_links(_WRITE_KB),
             "link_rx_bytes": over_links(_READ_KB),
             "pcie_bytes": traffic.bytes_until(metrics, now_ns),
-            "pcie_replay_count": _held(metrics.numbers["pcie_replay_count_acc"]),
+            "pcie_replay_count": held(metrics.numbers["pcie_replay_count_acc"]),
             "pcie_nak_count": _sum_of(
                 metrics.numbers["pcie_nak_sent_count_acc"],
                 metrics.numbers["pcie_nak_rcvd_count_acc"],
             ),
-            "pcie_recovery_count": _held(metrics.numbers["pcie_l0_to_recov_count_acc"]),
+            "pcie_recovery_count": held(metrics.numbers["pcie_l0_to_recov_count_acc"]),
         }
         if counted:
             found["power_throttle_ns"] = int(residency.totals_ns["power"])
             found["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
-        if not self._columns:
-            from chopper.tables import TABLES
-
-            self._columns = [c.name for c in TABLES["device_counter"].columns][4:]
         return map(found.get, self._columns)
 
     def _memory_used_bytes(self, device: amd.AmdDevice) -> int | None:
@@ -438,15 +409,7 @@ class _Links:
 def _sum_of(*values: int | None) -> int | None:
     """The sum of counters; None where one is not known."""
     known = [value for value in values if value is not None]
-    return _held(sum(known)) if len(known) == len(values) else None
-
-
-def _held(value: int | None) -> int | None:
-    """A counter, unless it has outgrown what a table holds: then it is no count."""
-    return None if value is None or value > _LARGEST else value
-
-
-_LARGEST = (1 << 63) - 1
+    return held(sum(known)) if len(known) == len(values) else None
 
 
 class LimitSource(_Source):
@@ -478,9 +441,7 @@ class LimitSource(_Source):
             "pcie_lane_count": lanes,
             "mig": None if device.partition is None else device.partition != "SPX",
         }
-        from chopper.tables import TABLES
-
-        return [found.get(c.name) for c in TABLES["device_limit"].columns[4:]]
+        return map(found.get, columns_of("device_limit"))
 
 
 def _power_basis(metrics: amd.Reading) -> str | None:
@@ -502,18 +463,20 @@ class PartSource(_Source):
 
     def _find_absent(self) -> None:
         """Name what no device tells apart."""
-        live = [metrics.now for device, metrics in self._metrics if device.lost is None]
+        live = [metrics.now for device, metrics in self._devices if device.lost is None]
         dies = any(m.items(f) for m in live for _, f in _DIES)
         links = any(m.items(f) for m in live for f in (_READ_KB, _WRITE_KB))
         if not dies:
-            self.absent["device_die"] = "not available on this device"
+            self._absent["device_die"] = "not available on this device"
         if not links:
-            self.absent["device_link"] = "not available on this device"
+            self._absent["device_link"] = "not available on this device"
         if not (dies or links):
             self.close()
             raise CollectorUnavailable("no device tells its dies or links apart")
 
-    def _add(self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int) -> None:
+    def _add_rows(
+        self, sink: Sink, device: amd.AmdDevice, metrics: amd.Reading, now_ns: int
+    ) -> None:
         del now_ns
         who = (device.index, device.uuid)
         for domain, name in _DIES:
@@ -535,7 +498,7 @@ _LINK_UP = 1
 
 
 def _kib(value: int | None) -> int | None:
-    return None if value is None else _held(value * _KIB)
+    return None if value is None else held(value * _KIB)
 
 
 class PartitionSource(_Source):

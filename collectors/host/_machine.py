@@ -6,7 +6,8 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from chopper.collectors.procfs import FileSource, KeptFile, content, counted, held
+from chopper.collectors.procfs import FileSource, KeptFile, content, counted
+from chopper.collectors.sampler import held
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 from ctypes import byref, c_int32, c_uint, c_ulonglong, sizeof
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chopper.collectors._plan import (
     FIELD,
@@ -29,14 +29,13 @@ from chopper.errors import CollectorUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-Kind = Literal["sensor", "moment", "device", "library"]
-"""What an error takes away: this sensor, this reading, this device, or everything."""
+    from chopper.collectors.device_sources import Loss
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field that is summed over links; a bare id would mean link 0 alone."""
 
 # NVML's return codes by their number in nvml.h: what is lost, and in words why.
-ERRORS: dict[int, tuple[Kind, str]] = {
+ERRORS: dict[int, tuple[Loss, str]] = {
     1: ("library", "NVML was not initialized"),
     2: ("sensor", "the driver does not know this sensor (invalid argument)"),
     3: ("sensor", "not supported by this device"),
@@ -74,7 +73,7 @@ ERRORS: dict[int, tuple[Kind, str]] = {
 _VERSION_MISMATCH = 25
 
 
-def explain(code: int) -> tuple[Kind, str]:
+def explain(code: int) -> tuple[Loss, str]:
     """What a return code takes away and why; a code of a newer driver costs one reading."""
     return ERRORS.get(code, ("moment", f"NVML error {code}, which this version does not know"))
 

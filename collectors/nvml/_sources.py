@@ -9,9 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from chopper.collectors._plan import DEVICE, SENSOR, Call, Column, Plan, PlannedDevice
+from chopper.collectors.device_sources import DeviceSource, columns_of
 from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.nvml._gpm import METRICS, Gpm
-from chopper.collectors.sampler import Gone, Part
+from chopper.collectors.sampler import held
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
@@ -57,16 +58,13 @@ class _Sensor:
         return None
 
 
-class _Source:
+class _Source(DeviceSource[nvml.NvmlDevice, list[_Sensor]]):
     """Devices, their sensors, and one row per device and sample."""
 
-    name: ClassVar[str]
-    tables: ClassVar[tuple[str, ...]]
-
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._devices: list[tuple[nvml.NvmlDevice, list[_Sensor]]] = []
+        super().__init__()
         self._fresh: dict[int, list[Callable[[], None]]] = {}
+        """Device → what is to be done before each of its readings."""
 
     def open(self) -> None:
         """Initialize NVML, find the devices and what each of them offers.
@@ -92,40 +90,19 @@ class _Source:
         """The sensors of a row, in the order of the table's columns."""
         raise NotImplementedError
 
-    def _anew(self, device: nvml.NvmlDevice, *actions: Callable[[], None]) -> None:
-        """What is to be done before each reading of a device."""
+    def _before_each(self, device: nvml.NvmlDevice, *actions: Callable[[], None]) -> None:
+        """Have something done before each reading of a device."""
         self._fresh.setdefault(device.index, []).extend(actions)
 
-    def parts(self) -> list[Part]:
-        """One part a device."""
-        return [
-            Part(f"device {device.index}", partial(self._read, device, sensors))
-            for device, sensors in self._devices
-        ]
-
-    def _read(
-        self, device: nvml.NvmlDevice, sensors: list[_Sensor], sink: Sink, now_ns: int
+    def _add(
+        self, sink: Sink, device: nvml.NvmlDevice, sensors: list[_Sensor], now_ns: int
     ) -> None:
         del now_ns
-        if device.lost is not None:
-            raise Gone(device.lost)
         for action in self._fresh.get(device.index, ()):
             action()
         values = [sensor.read() for sensor in sensors]
-        if device.lost is not None:
-            raise Gone(device.lost)
-        if any(value is not None for value in values):
+        if device.lost is None and any(value is not None for value in values):
             sink.add(self.tables[0], device.index, device.uuid, *values)
-
-    def sample(self, sink: Sink, now_ns: int) -> None:
-        """One row per device that is still there."""
-        live = False
-        for part in self.parts():
-            with contextlib.suppress(Gone):
-                part.read(sink, now_ns)
-                live = True
-        if not live:
-            raise RuntimeError("; ".join(dict.fromkeys(self.absent.values())) or "no device left")
 
     @property
     def absent(self) -> dict[str, str]:
@@ -147,10 +124,6 @@ class _Source:
             else:
                 absent |= {f"{what}[device {i}]": reason for i, reason in reasons.items()}
         return absent
-
-    def close(self) -> None:
-        """Shut NVML down."""
-        self._stack.close()
 
 
 class _Planned(_Source):
@@ -279,16 +252,13 @@ class CounterSource(_Planned):
     tables: ClassVar[tuple[str, ...]] = ("device_counter",)
 
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
-        from chopper.tables import TABLES
-
         by_column: dict[str, Callable[[], Any]] = {}
         for offered in (self._fields, self._structures):
             by_column |= offered(device)
-        columns = [column.name for column in TABLES["device_counter"].columns][4:]
         other = _refusing(_OfOtherDrivers())
         return [
             _Sensor(c, device, lambda c=c: by_column.get(c, other))  # type: ignore[misc]
-            for c in columns
+            for c in columns_of("device_counter")
         ]
 
     def _fields(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
@@ -323,7 +293,7 @@ class CounterSource(_Planned):
             shared.call,
             nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
         )
-        self._anew(device, common.forget, *(fields.forget for fields in own.values()))
+        self._before_each(device, common.forget, *(fields.forget for fields in own.values()))
         self._calls.setdefault(
             f"nvmlDeviceGetFieldValues ({common.count} fields)", common.read_anew
         )
@@ -341,7 +311,7 @@ class CounterSource(_Planned):
             except nvml.ReadingFailed as exc:
                 readers |= dict.fromkeys((column for column, *_ in members), _refusing(exc))
                 continue
-            self._anew(device, filled.forget)
+            self._before_each(device, filled.forget)
             self._calls.setdefault(name, filled.read_anew)
             for column, member, factor, signed, most in members:
                 readers[column] = filled.reader(member, factor, signed=signed, most=most)
@@ -408,7 +378,7 @@ def _sum_of(values: Iterable[float | None]) -> int | None:
         if value is None:
             return None
         total += int(value)
-    return None if total > _LARGEST else total
+    return held(total)
 
 
 def _sum_of_fields(shared: _SharedFields, pairs: list[tuple[int, int]]) -> int | None:
@@ -509,15 +479,11 @@ def _field_reader(
                 continue
             if value is None or isinstance(unit, float):
                 return value
-            return None if value > _LARGEST else int(value)
+            return held(int(value))
         assert refused is not None
         raise refused
 
     return read
-
-
-_LARGEST = (1 << 63) - 1
-"""What a table holds; a counter above it is no count."""
 
 
 class ActivitySource(_Planned):
@@ -537,7 +503,7 @@ class ActivitySource(_Planned):
     def _sensors(self, device: nvml.NvmlDevice) -> list[_Sensor]:
         gpm = Gpm(device)
         self._gpm.append(gpm)
-        self._anew(device, gpm.advance)
+        self._before_each(device, gpm.advance)
         return [
             _Sensor(column, device, lambda m=metric: gpm.reader(m))  # type: ignore[misc]
             for column, metric in METRICS.items()
@@ -668,25 +634,14 @@ class BufferedSource(_Source):
             self._seen_us[key] = found[-1][0]
         return found
 
-    def _read(
-        self, device: nvml.NvmlDevice, sensors: list[_Sensor], sink: Sink, now_ns: int
+    def _add(
+        self, sink: Sink, device: nvml.NvmlDevice, sensors: list[_Sensor], now_ns: int
     ) -> None:
         del now_ns
-        if device.lost is not None:
-            raise Gone(device.lost)
         for sensor in sensors:
             for time_us, value in sensor.read() or ():
-                sink.add_at(
-                    self.tables[0],
-                    time_us * 1000,
-                    1000,
-                    device.index,
-                    device.uuid,
-                    sensor.column,
-                    value,
-                )
-        if device.lost is not None:
-            raise Gone(device.lost)
+                row = (device.index, device.uuid, sensor.column, value)
+                sink.add_at(self.tables[0], time_us * 1000, 1000, *row)
 
 
 _NOTHING_NEW = (6, 21)

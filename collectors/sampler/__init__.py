@@ -23,7 +23,7 @@ from chopper.collectors.sampler._clocks import Clock, ClockSource, SystemClock
 from chopper.collectors.sampler._costs import call_costs, measure_call_ns
 from chopper.collectors.sampler._loop import Sampler
 from chopper.collectors.sampler._parent import SamplerProcess
-from chopper.collectors.sampler._source import Gone, Part, Sink, Source, SourceSpec
+from chopper.collectors.sampler._source import Gone, Part, Sink, Source, SourceSpec, held
 from chopper.collectors.sampler._status import (
     COMM,
     Quantiles,
@@ -51,6 +51,7 @@ __all__ = [
     "SourceStatus",
     "SystemClock",
     "call_costs",
+    "held",
     "measure_call_ns",
     "status_file",
     "to_report",

@@ -100,3 +100,8 @@ class SourceSpec(msgspec.Struct, kw_only=True, frozen=True):
         module, _, name = self.factory.partition(":")
         source: Source = getattr(importlib.import_module(module), name)(**self.options)
         return source
+
+
+def held(count: int | None) -> int | None:
+    """Return a count that a table's 64 bits can hold; None for any other, which is no count."""
+    return count if count is not None and count < 1 << 63 else None
