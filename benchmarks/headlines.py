@@ -141,7 +141,7 @@ def measured(experiment: Experiment, seconds: float) -> list[str]:
         "",
         f"    {command_of(experiment)}",
         "",
-        f"as one of `python -m benchmarks.headlines`: {facts(experiment)}.",
+        f"as one of `python -m benchmarks.headlines`: {' · '.join(facts(experiment))}.",
         "",
         *section(experiment),
     ]

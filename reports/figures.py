@@ -8,15 +8,16 @@ draws a subset of HTML in its labels.
 from __future__ import annotations
 
 import html
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chopper import wording as fmt
 from chopper.causes import LEAVES
+from chopper.reports.labels import full_label
 from chopper.reports.palette import color
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
-from chopper.reports.story import full_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +46,88 @@ def _ms(time_ns: float) -> float:
     return float(f"{time_ns / 1e6:.6g}")
 
 
+GREY = "#9aa0a8"
+"""Of causes that stand together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a waterfall."""
+
+    label: str
+    start_ns: float
+    length_ns: float
+    color: str
+    """Empty: the neutral one of the reader's colour scheme."""
+    words: str
+    """Stand beside the bar."""
+    hover: str
+    ci95_ns: tuple[int, int] | None = None
+    """Interval of the length."""
+
+
+def bars(
+    drawn: Sequence[Bar], *, axis: str, span_ns: tuple[float, float], aligned: bool = False
+) -> Figure:
+    """Return horizontal bars in ms, the first on top.
+
+    Args:
+        drawn: what to draw.
+        axis: title of the axis of time.
+        span_ns: what the axis spans.
+        aligned: the bars' words stand below each other at the right, and whiskers are drawn.
+    """
+    trace: Figure = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [plain(b.label) for b in drawn],
+        "base": [_ms(b.start_ns) for b in drawn],
+        "x": [_ms(b.length_ns) for b in drawn],
+        "marker": {"color": [b.color for b in drawn]},
+        "customdata": [b.hover for b in drawn],
+        "hovertemplate": "<b>%{y}</b><br>%{customdata}<extra></extra>",
+        "showlegend": False,
+        "width": 0.62,
+    }
+    layout: Figure = {
+        "height": 64 + 30 * len(drawn),
+        "margin": {"l": 8, "r": 96 if aligned else 110, "t": 8, "b": 44},
+        "xaxis": {"title": {"text": axis}, "range": [_ms(v) for v in span_ns], "zeroline": aligned},
+        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+    }
+    if not aligned:
+        trace |= {
+            "text": [b.words for b in drawn],
+            "textposition": "outside",
+            "cliponaxis": False,
+        }
+        return {"data": [trace], "layout": layout}
+    trace["error_x"] = {
+        "type": "data",
+        "symmetric": False,
+        "array": [_ms(b.ci95_ns[1] - b.length_ns) if b.ci95_ns else 0 for b in drawn],
+        "arrayminus": [_ms(b.length_ns - b.ci95_ns[0]) if b.ci95_ns else 0 for b in drawn],
+        "color": "#85888e",
+        "thickness": 1,
+        "width": 3,
+    }
+    layout["annotations"] = [
+        {
+            "x": 1,
+            "xref": "paper",
+            "y": plain(b.label),
+            "text": b.words,
+            "xanchor": "left",
+            "xshift": 8,
+            "showarrow": False,
+        }
+        for b in drawn
+    ]
+    return {"data": [trace], "layout": layout}
+
+
 def waterfall(attribution: Attribution, story: Story) -> Figure:
-    """From ideal to observed: one bar per leaf cause, in the order of the tree.
+    """Return a figure from ideal to observed: a bar per leaf cause, in the order of the tree.
 
     When the ideal is unknown the waterfall starts at 0.
     """
@@ -54,10 +135,16 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
     per_window = {row.id: row.time_ns / windows for row in attribution.leaves()}
     ideal = per_window.pop("compute.ideal", 0.0)
     observed = story.observed_per_window_ns
-    bars: list[tuple[str, float, float, str, str]] = []
+    drawn: list[Bar] = []
     start = ideal
+
+    def add(label: str, start_ns: float, length_ns: float, hue: str, about: str) -> None:
+        time, share = fmt.duration(length_ns), fmt.ratio(length_ns / observed if observed else 0.0)
+        hover = f"{time} per {story.unit}, {share}<br>{plain(about)}"
+        drawn.append(Bar(label, start_ns, length_ns, hue, f"{time} · {share}", hover))
+
     if story.ideal_per_window_ns is not None:
-        bars.append(("Ideal: model math at peak", 0.0, ideal, color("compute.ideal"), "ideal"))
+        add("Ideal: model math at peak", 0.0, ideal, color("compute.ideal"), "ideal")
     small: list[str] = []
     for cause in LEAVES:
         time_ns = per_window.get(cause, 0.0)
@@ -66,52 +153,15 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
         if observed and time_ns / observed < _SMALL_RATIO:
             small.append(cause)
             continue
-        bars.append((full_label(cause), start, time_ns, color(cause), cause))
+        add(full_label(cause), start, time_ns, color(cause), cause)
         start += time_ns
     if small:
         rest = sum(per_window[c] for c in small)
         label = full_label(small[0]) if len(small) == 1 else f"{len(small)} smaller causes"
-        bars.append((label, start, rest, "#9aa0a8", ", ".join(full_label(c) for c in small)))
-        start += rest
-    bars.append(("Observed", 0.0, observed, "", "observed"))
-    share = [b[2] / observed if observed else 0.0 for b in bars]
-    trace: Figure = {
-        "type": "bar",
-        "orientation": "h",
-        "y": [plain(b[0]) for b in bars],
-        "base": [_ms(b[1]) for b in bars],
-        "x": [_ms(b[2]) for b in bars],
-        "marker": {"color": [b[3] for b in bars]},
-        "text": [
-            f"{fmt.duration(b[2])} · {fmt.ratio(s)}" for b, s in zip(bars, share, strict=True)
-        ],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "customdata": [
-            [fmt.duration(b[2]), fmt.ratio(s), plain(b[4])]
-            for b, s in zip(bars, share, strict=True)
-        ],
-        "hovertemplate": "<b>%{y}</b><br>%{customdata[0]} per "
-        + story.unit
-        + ", %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
-        "showlegend": False,
-        "width": 0.62,
-    }
-    return {
-        "data": [trace],
-        "layout": {
-            "height": 64 + 30 * len(bars),
-            "margin": {"l": 8, "r": 110, "t": 8, "b": 44},
-            "xaxis": {
-                "title": {
-                    "text": f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"
-                },
-                "rangemode": "tozero",
-                "range": [0, _ms(observed * 1.02) or 1],
-            },
-            "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-        },
-    }
+        add(label, start, rest, GREY, ", ".join(full_label(c) for c in small))
+    add("Observed", 0.0, observed, "", "observed")
+    axis = f"ms per {story.unit}, mean over {fmt.plural(windows, 'window')}"
+    return bars(drawn, axis=axis, span_ns=(0, observed * 1.02 or 1e6))
 
 
 def steps(attribution: Attribution, story: Story) -> Figure:

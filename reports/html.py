@@ -22,6 +22,7 @@ from chopper._version import __version__
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports import details, figures, frequency, plotly_script, series, timeline
 from chopper.reports.advice import advice
+from chopper.reports.labels import full_label, sentence
 from chopper.reports.pack import deflate_text
 from chopper.reports.palette import PHASES, color, ink
 from chopper.reports.story import (
@@ -29,9 +30,7 @@ from chopper.reports.story import (
     Story,
     Views,
     coverage_label,
-    full_label,
     kind_rows,
-    sentence,
     tell,
     tracing_rows,
 )

@@ -63,9 +63,9 @@ class Column:
     """One column of a table; a plain string is its heading."""
 
     heading: str
-    kind: Literal["", "number", "name", "prose"] = ""
-    """Numbers are never cut, names are shortened in the middle, prose is wrapped. Empty: a name
-    among the table's first ``words`` columns, else a number."""
+    kind: Literal["", "number", "id", "name", "prose"] = ""
+    """Numbers and ids are never cut, names are shortened in the middle, prose is wrapped. Empty: a
+    name among the table's first ``words`` columns, else a number."""
     wide: bool = False
     """Left out where there is little room."""
     hint: str = ""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from chopper._version import __version__
 from chopper.reports import plotly_script
-from chopper.reports.html import to_script_json
-from chopper.reports.story import sentence
+from chopper.reports.labels import sentence
+from chopper.reports.to_html import to_script_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
-_STYLES = ("report.css", "comparison.css")
+_STYLES = ("report.css",)
 
 
 def render(template: str, context: Mapping[str, Any], figures: Mapping[str, Any]) -> str:

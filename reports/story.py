@@ -13,6 +13,7 @@ from chopper.attribution import FIRST, TRAINING
 from chopper.causes import CAUSES, parents
 from chopper.errors import printable
 from chopper.reports.advice import advice
+from chopper.reports.labels import full_label, sentence
 from chopper.views import view
 
 if TYPE_CHECKING:
@@ -489,26 +490,6 @@ def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None
     if time_ns < 0.05 * total or best.key is None:
         return None
     return best.key, time_ns / total
-
-
-def sentence(text: str) -> str:
-    """A remark as a sentence: a capital and a full stop."""
-    text = text.strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
-
-
-# Parents without which their leaves' labels say too little.
-_CONTEXT = frozenset({"compute.vector", "communication.transfer"})
-
-
-def full_label(cause: str) -> str:
-    """A cause's label, with its parent's where it needs one: ``Transfer: at link peak``."""
-    if cause not in CAUSES:
-        return cause
-    label, parent = CAUSES[cause].label, CAUSES[cause].parent
-    if parent not in _CONTEXT:
-        return label
-    return f"{CAUSES[parent].label}: {label[:1].lower()}{label[1:]}"
 
 
 def coverage_label(name: str) -> str:

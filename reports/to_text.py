@@ -23,8 +23,10 @@ _GAP = 2
 _NAME_WIDTHS = (24, 17)
 """Least width of a first column of names, and of the others, where they are longer."""
 _PROSE_WIDTH = 24
+_WANTED = 44
+"""Width of names and prose for which columns are left out; beyond, they are shortened."""
 _BAR_WIDTHS = (6, 30)
-_MARKS = {
+MARKS = {
     "error": ("✗", "bold red"),
     "warning": ("!", "yellow"),
     "info": ("·", "dim"),
@@ -87,7 +89,8 @@ def _blocks(console: Console, blocks: Sequence[Block], *, started: bool) -> None
         if "txt" not in block.formats:
             continue
         tabular = isinstance(block, model.Table | model.Facts)
-        if started and (tabular or apart):
+        heading = isinstance(block, model.Paragraph) and block.style == "strong"
+        if started and (tabular or apart or (heading and block is not blocks[0])):
             console.print()
         started, apart = True, tabular
         if isinstance(block, model.Paragraph):
@@ -109,7 +112,7 @@ def _titled(console: Console, title: str) -> None:
 def _items(console: Console, block: model.Items) -> None:
     _titled(console, block.title)
     for one in block.entries():
-        mark, style = _MARKS[one.mark]
+        mark, style = MARKS[one.mark]
         line = Grid.grid(padding=(0, 1))
         line.add_column(width=1)
         line.add_column()
@@ -160,7 +163,7 @@ class _Shown:
 
     def styled(self, width: int, kind: str) -> Text:
         """Return the text, a name shortened to a width, in its style."""
-        style = _MARKS[self.cell.mark][1] if self.cell.mark else ""
+        style = MARKS[self.cell.mark][1] if self.cell.mark else ""
         style = "bold" if self.cell.strong else style or ("dim" if self.cell.dim else "")
         text = fmt.ellipsize(self.text, width) if kind == "name" else self.text
         return Text(text, style=style)
@@ -182,7 +185,11 @@ def _layout(
     """
     natural = [max(n, len(printable(c.heading))) for n, c in zip(cells, columns, strict=True)]
     chosen = list(range(len(columns)))
-    while _total(natural[i] for i in chosen) > width:
+    wanted = [
+        n if c.kind in ("number", "id") else min(n, _WANTED)
+        for n, c in zip(natural, columns, strict=True)
+    ]
+    while _total(wanted[i] for i in chosen) > width:
         wide = [i for i in chosen if columns[i].wide]
         if not wide:
             break

@@ -1,183 +1,164 @@
-"""A changed run beside the observed one, for a terminal."""
+"""The page of a prediction: a changed run beside the observed one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
 from chopper import wording as fmt
 from chopper.causes import CAUSES
-from chopper.errors import printable
-from chopper.reports.text import _MIN_WIDTH, _console, _written
+from chopper.reports.labels import cause_cell, full_label
+from chopper.reports.page import Cell, Column, Item, Items, Page, Paragraph, Section, Table
+from chopper.reports.palette import color
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Mapping
 
-    from chopper.attribution import Attribution
+    from chopper.attribution import Attribution, Recoverable
     from chopper.replaying import WhatIf
 
 _PATH_ROWS = 8
 _RECOVERABLE_ROWS = 20
+_LEAST_SHARE = 5e-4
+"""Causes below this share of the step are left out."""
+_LEAST_CHANGE_NS = 500
 
 
-def render(found: WhatIf, *, width: int = 100, color: bool = False) -> str:
-    """The prediction as text; without changes, what each cause would give back."""
-    width = max(width, _MIN_WIDTH)
-    console = _console(width, color)
-    _head(console, found)
-    if found.changes:
-        _causes(console, found)
-    else:
-        _recoverable(console, found.observed)
-    _path(console, found)
-    return _written(console)
+def page(prediction: WhatIf) -> Page:
+    """Return the page of a prediction; without changes, what each cause would give back."""
+    blocks: list[Items | Paragraph] = []
+    if prediction.changes:
+        blocks.append(Items(items=prediction.changes))
+    if prediction.reference_rank is not None and len(prediction.observed.ranks) > 1:
+        rank = prediction.reference_rank
+        blocks.append(Paragraph(f"Every rank is assumed to be as quick as rank {rank}.", "dim"))
+    blocks += [Paragraph(line) for line in _details(prediction)]
+    if prediction.notes:
+        blocks.append(Items(items=[Item(note, "warning") for note in prediction.notes]))
+    return Page(
+        title=prediction.source,
+        headline=_headline(prediction),
+        summary=blocks,
+        sections=(
+            _causes(prediction)
+            if prediction.changes
+            else _recoverable(prediction.observed, prediction.observed.recoverable()),
+            *_critical_path(prediction),
+        ),
+    )
 
 
-def _head(console: Console, found: WhatIf) -> None:
-    unit = "step" if next(iter(found.steps), None) is not None else "window"
-    untraced = found.observed.step_time().untraced
-    if untraced is not None:
-        unit = f"traced {unit}"
-    console.print(Text(printable(found.source), style="bold"))
-    for change in found.changes:
-        console.print(Text(f"· {printable(change)}"))
-    if found.reference_rank is not None and len(found.observed.ranks) > 1:
-        console.print(
-            Text(f"· every rank taken to be as quick as rank {found.reference_rank}", style="dim")
+def _unit(prediction: WhatIf) -> str:
+    unit = "step" if next(iter(prediction.steps), None) is not None else "window"
+    return unit if prediction.observed.step_time().untraced is None else f"traced {unit}"
+
+
+def _headline(prediction: WhatIf) -> str:
+    observed = f"A {_unit(prediction)} takes {fmt.duration(prediction.observed_step_ns)}"
+    predicted = fmt.duration(prediction.predicted_step_ns)
+    if not prediction.changes:
+        return f"{observed}; replayed unchanged, {predicted}."
+    if prediction.predicted_ci95_ns is not None:
+        low, high = prediction.predicted_ci95_ns
+        predicted += f" ({fmt.duration(low)} – {fmt.duration(high)})"
+    saved = prediction.saved_ratio
+    change = "no change"
+    if abs(saved) >= 0.0005:
+        change = f"{fmt.ratio(abs(saved))} {'less' if saved > 0 else 'more'}"
+    return f"{observed}; predicted {predicted}: {change}."
+
+
+def _details(prediction: WhatIf) -> list[str]:
+    lines = []
+    if prediction.changes and prediction.saved_ci95_ns is not None:
+        unit = _unit(prediction)
+        saved = prediction.observed_step_ns - prediction.predicted_step_ns
+        low, high = map(fmt.duration, prediction.saved_ci95_ns)
+        lines.append(
+            f"Saved per {unit}: {fmt.duration(saved)}, 95 % interval over {unit}s {low} – {high}."
         )
-    console.print()
-    observed = fmt.duration(found.observed_step_ns)
-    if not found.changes:
-        console.print(
-            Text(
-                f"A {unit} takes {observed}; replayed unchanged, "
-                f"{fmt.duration(found.predicted_step_ns)}.",
-                style="bold",
-            )
+    if prediction.changes and prediction.next_bottleneck is not None:
+        following = prediction.next_bottleneck
+        lines.append(
+            f"Next bottleneck: {CAUSES[following.id].label} ({following.id}), "
+            f"{fmt.ratio(following.share_ratio)} of what is left."
         )
-    else:
-        line = f"A {unit} takes {observed}; predicted {fmt.duration(found.predicted_step_ns)}"
-        if found.predicted_ci95_ns:
-            low, high = found.predicted_ci95_ns
-            line += f" ({fmt.duration(low)} – {fmt.duration(high)})"
-        console.print(Text(line + f": {_less(found.saved_ratio)}.", style="bold"))
-        if found.saved_ci95_ns:
-            low, high = found.saved_ci95_ns
-            console.print(
-                Text(
-                    f"saved per {unit}: {_signed(found.observed_step_ns - found.predicted_step_ns)}, "
-                    f"95 % interval over {unit}s {_signed(low)} – {_signed(high)}"
-                )
-            )
-        following = found.next_bottleneck
-        if following is not None:
-            console.print(
-                Text(
-                    f"next: {CAUSES[following.id].label} ({following.id}), "
-                    f"{fmt.ratio(following.share_ratio)} of what is left"
-                )
-            )
+    untraced = prediction.observed.step_time().untraced
     if untraced is not None:
-        console.print(Text(f"A step without a trace takes {fmt.duration(untraced.value_ns)}."))
-    for note in found.notes:
-        console.print(Text(f"! {printable(note)}", style="yellow"))
-    console.print()
+        lines.append(f"A step without a trace takes {fmt.duration(untraced.value_ns)}.")
+    return lines
 
 
-def _less(saved: float) -> str:
-    if abs(saved) < 0.0005:
-        return "no change"
-    return f"{fmt.ratio(abs(saved))} {'less' if saved > 0 else 'more'}"
+def _per_window(attribution: Attribution) -> dict[str, float]:
+    windows = max(int(attribution.windows.num_rows), 1)
+    return {c.id: c.time_ns / windows for c in attribution.causes()}
 
 
-def _signed(time_ns: float) -> str:
-    return f"-{fmt.duration(-time_ns)}" if time_ns < 0 else fmt.duration(time_ns)
-
-
-def _grid(*headings: str, words: int = 1) -> Table:
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
-    for i, heading in enumerate(headings):
-        grid.add_column(heading, justify="right" if i >= words else "left", no_wrap=True)
-    return grid
-
-
-def _windows(attribution: Attribution) -> int:
-    return max(int(attribution.windows.num_rows), 1)
-
-
-def _causes(console: Console, found: WhatIf) -> None:
-    """Causes of both, per rank and step, in the order of the tree."""
-    before = {c.id: c.time_ns / _windows(found.observed) for c in found.observed.causes()}
-    after = {c.id: c.time_ns / _windows(found.attribution) for c in found.attribution.causes()}
-    grid = _grid("per rank and step", "observed", "predicted", "change")
+def _causes(prediction: WhatIf) -> Section:
+    """Show the causes of both, per rank and step, in the order of the tree."""
+    before, after = _per_window(prediction.observed), _per_window(prediction.attribution)
     total = max(sum(v for c, v in before.items() if "." not in c), 1.0)
+    rows = []
     for cause in CAUSES:
         a, b = before.get(cause, 0.0), after.get(cause, 0.0)
-        if max(a, b) < total * 5e-4:
-            continue
-        indent = "  " * cause.count(".")
-        grid.add_row(
-            Text(indent + CAUSES[cause].label),
-            fmt.duration(a),
-            fmt.duration(b),
-            _signed(b - a) if abs(b - a) >= 500 else "",
-        )
-    console.print(grid)
-    console.print()
+        if max(a, b) >= total * _LEAST_SHARE:
+            name = cause_cell(cause, CAUSES[cause].label)
+            change = fmt.duration(b - a) if abs(b - a) >= _LEAST_CHANGE_NS else ""
+            rows.append((name, fmt.duration(a), fmt.duration(b), change))
+    table = Table(columns=("Cause", "Observed", "Predicted", "Change"), rows=rows)
+    return Section(title="Causes, per rank and step", blocks=(table,))
 
 
-def _recoverable(console: Console, attribution: Attribution) -> None:
-    """What each cause gives back, the most first."""
-    windows = _windows(attribution)
-    known = attribution.recoverable()
-    leaves = [row for row in attribution.causes() if row.id in known]
-    grid = _grid("taken away alone", "time", "gives back", "of the step")
-    same = {(row.time_ns, row.parent) for row in leaves}
+def _recoverable(attribution: Attribution, saving: Mapping[str, Recoverable]) -> Section:
+    """Show the predicted saving of each cause, the largest first."""
+    windows = max(int(attribution.windows.num_rows), 1)
+    leaves = [row for row in attribution.causes() if row.id in saving]
     # A parent with the time of its only child says nothing more.
-    rows = [
-        row
-        for row in leaves
-        if known[row.id].time_ns is not None and (row.time_ns, row.id) not in same
-    ]
-    rows.sort(key=lambda row: -(known[row.id].time_ns or 0))
-    for row in rows[:_RECOVERABLE_ROWS]:
-        back = known[row.id].time_ns or 0
-        grid.add_row(
-            Text(row.id),
-            fmt.duration(row.time_ns / windows),
-            fmt.duration(back / windows),
-            fmt.ratio(back / attribution.observed_ns if attribution.observed_ns else None),
-        )
-    console.print(grid)
-    console.print(Text("These do not add up: what one gives back another may take.", style="dim"))
-    for row in leaves:
-        reason = known[row.id].reason
-        if reason is not None:
-            console.print(Text(f"– {row.id}: {reason}", style="dim"))
-    console.print()
-
-
-def _path(console: Console, found: WhatIf) -> None:
-    """What the critical path consists of."""
-    total = sum(time for _, _, time in found.path)
-    if not total:
-        return
-    grid = _grid(
-        "critical path" + (" of the prediction" if found.changes else ""), "cause", "share"
+    same = {(row.time_ns, row.parent) for row in leaves}
+    known = {row.id: saving[row.id].time_ns for row in leaves}
+    rows = [r for r in leaves if known[r.id] is not None and (r.time_ns, r.id) not in same]
+    rows.sort(key=lambda row: -(known[row.id] or 0))
+    table = Table(
+        columns=(
+            Column("Cause", wide=True),
+            Column("--fix", kind="id"),
+            "Time",
+            "Recoverable",
+            "Of the step",
+        ),
+        rows=[
+            (
+                Cell(text=full_label(row.id), color=color(row.id), hint=CAUSES[row.id].doc),
+                Cell(text=row.id, code=True),
+                fmt.duration(row.time_ns / windows),
+                fmt.duration((known[row.id] or 0) / windows),
+                fmt.ratio((known[row.id] or 0) / (attribution.observed_ns or 1)),
+            )
+            for row in rows[:_RECOVERABLE_ROWS]
+        ],
+        note="Recoverable: predicted saving if only this cause were removed. Savings overlap, so "
+        "they do not add up.",
     )
-    for cause, name, time in found.path[:_PATH_ROWS]:
-        grid.add_row(
-            Text(printable(fmt.ellipsize(fmt.kernel_name(name), 44))),
-            Text(cause),
-            fmt.ratio(time / total),
-        )
-    console.print(grid)
-    if len(found.path) > _PATH_ROWS:
-        console.print(
-            Text(f"… {len(found.path) - _PATH_ROWS} more: --json has all of them", style="dim")
-        )
+    reasons = [f"{r.id}: {saving[r.id].reason}" for r in leaves if saving[r.id].reason is not None]
+    unknown = (Items(items=reasons, title="Not predicted"),) if reasons else ()
+    return Section(title="Recoverable time, per rank and step", blocks=(table, *unknown))
 
 
-__all__ = ["render"]
+def _critical_path(prediction: WhatIf) -> list[Section]:
+    total = sum(time for _, _, time in prediction.path)
+    if not total:
+        return []
+    rest = len(prediction.path) - _PATH_ROWS
+    table = Table(
+        columns=("What", Column("Cause", kind="id"), "Share"),
+        rows=[
+            (
+                Cell(text=fmt.kernel_name(name), hint=name),
+                Cell(text=cause, code=True),
+                Cell(text=fmt.ratio(time / total), share_ratio=time / total, color=color(cause)),
+            )
+            for cause, name, time in prediction.path[:_PATH_ROWS]
+        ],
+        rest=f"… {rest} more: --json has all of them" if rest > 0 else "",
+    )
+    of = " of the prediction" if prediction.changes else ""
+    return [Section(title=f"Critical path{of}", blocks=(table,))]

@@ -134,8 +134,8 @@ def test_every_format_shows_what_was_measured(made, format):
     else:
         assert "4.00 KiB" in shown
         # The interval of a ratio stands where there is room for it.
-        assert ("(2.00×)" if format == "txt" else "(2.00×, 1.96 … 2.05)") in shown
-        assert ("(0.50×)" if format == "txt" else "(0.50×, 0.49 … 0.51)") in shown
+        assert ("(2.00×)" if format == "txt" else "2.00×, 1.96 … 2.05") in shown
+        assert ("(0.50×)" if format == "txt" else "0.50×, 0.49 … 0.51") in shown
 
 
 def test_what_intervals_are_of_is_said(made):
@@ -172,7 +172,7 @@ def test_names_from_a_run_cannot_break_out_of_the_page(made):
 
 
 def test_what_is_over_no_number_is_drawn_as_bars_beside_each_other(made):
-    from chopper.reports.experiment_html import _sides, _sweeps
+    from chopper.reports.experiment_figures import sides, sweeps
 
     plan = ex.read_plan(made)
     for i, variant in enumerate(plan.variants, start=1):
@@ -183,8 +183,8 @@ def test_what_is_over_no_number_is_drawn_as_bars_beside_each_other(made):
             ]
             recorded(made / run, rates)
     found = ex.load(made)
-    assert not _sweeps(found)
-    [(title, figure)] = _sides(found)
+    assert not sweeps(found)
+    [(title, figure)] = sides(found)
     assert title == "Best rate by dtype and shape"
     assert [(of["name"], of["x"]) for of in figure["data"]] == [
         (name, ["float32<br>8x8x8", "float64<br>8x8x8"]) for name in ("a", "b")
@@ -286,8 +286,8 @@ def test_the_steps_causes_stand_beside_each_other_and_add_up(traced):
         assert step_ns == pytest.approx(10_000, rel=0.1)
     same = {row.ratio.value for row in found.causes if row.ratio is not None}
     assert same == {1.0}
-    [grid] = [g for g in report.grids(found) if g.title == "Where a step's time goes"]
-    assert grid.headings == ("", "a", "b")
+    [grid] = [g for g in report.tables(found, full=False) if g.title == "Where a step's time goes"]
+    assert [c.heading for c in grid.typed_columns()] == ["Cause", "a", "b"]
     assert grid.rows[-1] == ("Step", "9.50 µs", "9.50 µs")
     document = found.to_dict()
     assert {row["measure"] for row in document["causes"]} == {row.measure for row in found.causes}
@@ -295,7 +295,7 @@ def test_the_steps_causes_stand_beside_each_other_and_add_up(traced):
 
 def test_views_that_a_workload_wants_stand_there_or_say_why_not(traced):
     found = ex.load(traced)
-    notes = {g.title: g.note for g in report.grids(found) if not g.rows}
+    notes = {g.title: g.note for g in report.tables(found, full=False) if not g.rows}
     for name in ("clock_by_step", "memory_determinism"):
         assert notes[VIEWS[name].title] == f"Not known here: {VIEWS[name].needs}."
     page = report.render(found, "html")
@@ -340,6 +340,6 @@ def test_clocks_and_power_that_were_sampled_stand_beside_the_rates(traced):
     ],
 )
 def test_an_axis_is_labelled_at_round_values(low, high, log, ticks):
-    from chopper.reports.experiment_html import _ticks
+    from chopper.reports.experiment_figures import ticks as axis_ticks
 
-    assert _ticks(low, high, log=log) == pytest.approx(ticks)
+    assert axis_ticks(low, high, log=log) == pytest.approx(ticks)

@@ -118,9 +118,11 @@ def command(
         print_json(to_json(comparison, verdict))
     elif output is None:
         from chopper.reports import comparison as report
+        from chopper.reports import to_text
 
         width, color = _terminal()
-        shown = report.text(comparison, gate=verdict, top=top, width=width, color=color)
+        page = report.page(comparison, gate=verdict, top=top)
+        shown = to_text.render(page, width=width, color=color)
         click.echo(shown, nl=False, color=color)
     if verdict is not None and (as_json or output is not None):
         _say(verdict)
@@ -155,7 +157,8 @@ def _write(comparison: Comparison, verdict: Verdict | None, output: Path, kind: 
 def _say(verdict: Verdict) -> None:
     """What became of the gate, to stderr."""
     from chopper.errors import printable
-    from chopper.reports.comparison import gate_lines
+    from chopper.reports.comparison import gate_items
+    from chopper.reports.to_text import MARKS
 
-    for mark, words, _ in gate_lines(verdict):
-        click.echo(f"{mark} {printable(words)}", err=True)
+    for item in gate_items(verdict):
+        click.echo(f"{MARKS[item.mark][0]} {printable(item.text)}", err=True)

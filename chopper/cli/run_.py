@@ -148,7 +148,8 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     from chopper.cli.analyze_ import _terminal
     from chopper.experiments import results as ex
     from chopper.experiments.catalogue import model_of
-    from chopper.reports.experiment import headlines_text
+    from chopper.reports import to_text
+    from chopper.reports.experiment import headlines_page
 
     draw = model_of(workload)
     if draw is None:
@@ -162,7 +163,8 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
         print_json(document)
     else:
         width, color = _terminal()
-        click.echo(headlines_text(draw(), width=width, color=color), nl=False, color=color)
+        page = headlines_page(workload, draw())
+        click.echo(to_text.render(page, width=width, color=color), nl=False, color=color)
 
 
 def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
@@ -287,6 +289,7 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
     from chopper.cli.analyze_ import _terminal
     from chopper.experiments import results as ex
     from chopper.reports import experiment as report
+    from chopper.reports import to_text
     from chopper.storage.files import write_atomic
 
     with progress("attributing"):
@@ -295,7 +298,8 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
         print_json(found.to_dict())
     else:
         width, color = _terminal()
-        click.echo(report.text(found, width=width, color=color), nl=False, color=color)
+        shown = to_text.render(report.page(found), width=width, color=color)
+        click.echo(shown, nl=False, color=color)
     page = path / "report.html"
     with progress("writing the report"):
         write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))

@@ -83,7 +83,7 @@ def command(
         print_json(found.to_dict())
         return
     from chopper.cli.analyze_ import _terminal
-    from chopper.reports import whatif
+    from chopper.reports import to_text, whatif
 
     width, color = _terminal()
-    click.echo(whatif.render(found, width=width, color=color), nl=False, color=color)
+    click.echo(to_text.render(whatif.page(found), width=width, color=color), nl=False, color=color)

@@ -34,7 +34,7 @@ class Rows {
     const words = this.filter.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0, found = 0;
     for (const row of this.rows) {
-      const name = row.cells[0].title.toLowerCase() + " " + row.cells[0].textContent.toLowerCase();
+      const name = (row.cells[0].querySelector("[title]")?.title ?? "").toLowerCase() + " " + row.cells[0].textContent.toLowerCase();
       const fits = words.every((w) => name.includes(w));
       found += fits;
       row.hidden = !fits || shown >= this.limit;

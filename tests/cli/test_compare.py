@@ -118,7 +118,11 @@ def test_json_is_the_documented_form(pair) -> None:
 
 
 def test_the_extension_chooses_the_format(pair) -> None:
-    for name, start in (("c.md", "# "), ("c.txt", "A  a.json"), ("c.html", "<!doctype html>")):
+    for name, start in (
+        ("c.md", "# "),
+        ("c.txt", "a.json and b.json"),
+        ("c.html", "<!doctype html>"),
+    ):
         shown = chopper("compare", "a.json", "b.json", "-o", name, cwd=pair)
         assert shown.code == 0, shown.err
         assert shown.out == f"{name}\n"

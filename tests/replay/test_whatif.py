@@ -274,13 +274,13 @@ def test_the_command_says_observed_predicted_and_what_is_next(slow_data: Path) -
     shown = invoke(str(slow_data), "--fix", "data")
     assert shown.exit_code == 0, shown.output
     assert "predicted" in shown.stdout
-    assert "next:" in shown.stdout
-    assert "critical path of the prediction" in shown.stdout
+    assert "Next bottleneck: " in shown.stdout
+    assert "Critical path of the prediction" in shown.stdout
 
 
 def test_the_command_without_changes_lists_what_each_cause_gives_back(slow_data: Path) -> None:
     shown = invoke(str(slow_data)).stdout
-    assert "gives back" in shown
+    assert "Recoverable: predicted saving if only this cause were removed" in shown
     assert "idle.preparation.data" in shown
 
 

@@ -8,7 +8,8 @@ import chopper
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import compare
 from chopper.reports import comparison as report
-from chopper.reports.comparison_html import waterfall
+from chopper.reports import to_text
+from chopper.reports.comparison import waterfall
 from tests.comparing import attribution, trace
 from tests.reports.make import HOSTILE, Shape, make
 
@@ -23,7 +24,7 @@ def pair():
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_text_fits_and_cannot_steer_the_terminal(pair, width) -> None:
-    text = report.text(pair, gate=decide(pair, parse("step>+5%")), width=width)
+    text = to_text.render(report.page(pair, gate=decide(pair, parse("step>+5%"))), width=width)
     assert all(len(line) <= width for line in text.splitlines())
     assert "\x1b" not in text
     assert r"runs/\x1b[31mred" in text
@@ -31,7 +32,7 @@ def test_text_fits_and_cannot_steer_the_terminal(pair, width) -> None:
 
 
 def test_markdown_shows_names_as_they_are(pair) -> None:
-    text = report.markdown(pair)
+    text = report.render(pair, "md")
     assert text.startswith("# ")
     assert not re.search(r"(?<!\\)<script", text)
     assert "## Where the difference lies" in text

@@ -265,9 +265,10 @@ def test_tables_are_drawn_from_what_was_measured(made):
 
 
 def test_a_narrow_terminal_cuts_neither_names_nor_numbers(made):
-    from chopper.reports.experiment import text
+    from chopper.reports import to_text
+    from chopper.reports.experiment import page
 
-    lines = text(made, width=60).splitlines()
+    lines = to_text.render(page(made), width=60).splitlines()
     assert max(map(len, lines)) <= 60
     assert not any("…" in line for line in lines)
     blocks = "\n".join(lines).partition("What it costs in time")[2].partition("Bytes moved")[0]

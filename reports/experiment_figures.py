@@ -1,74 +1,19 @@
-"""An experiment as one self-contained page, in the shell of the report."""
+"""Figures of an experiment: lines over sizes, bars by variant."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.errors import printable
-from chopper.reports import shell as page
-from chopper.reports.comparison_html import waterfall
-from chopper.reports.experiment import against, facts, grids, heading, interval, intervals, ours
-from chopper.reports.figures import plain
+from chopper.reports.figures import LINES, plain
 
 if TYPE_CHECKING:
     from chopper.experiments.results import Experiment, Row
 
-_COLORS = ("#3b7dd8", "#e07b1a", "#12a17d", "#c05a9c", "#c9a227", "#6a5acd", "#2b6f8f", "#d1491b")
 
-
-def render(experiment: Experiment) -> str:
-    """The HTML page of an experiment."""
-    sweeps = _sweeps(experiment) or _sides(experiment)
-    figures = {f"sweep-{i}": figure for i, (_, figure) in enumerate(sweeps)}
-    comparisons = []
-    for i, (name, comparison) in enumerate(experiment.comparisons.items()):
-        figures[f"causes-{i}"] = waterfall(comparison)
-        comparisons.append(
-            {
-                "name": printable(name),
-                "verdict": printable(comparison.verdict),
-                "figure": f"causes-{i}",
-            }
-        )
-    plan = experiment.plan
-    context = {
-        "title": printable(plan.workload),
-        "summary": printable(plan.summary),
-        "facts": printable(facts(experiment)),
-        "notes": [printable(n) for n in experiment.notes],
-        "intervals": intervals(experiment),
-        "baseline": plan.baseline,
-        "grids": grids(experiment, full=True),
-        "figures": [{"id": f"sweep-{i}", "title": title} for i, (title, _) in enumerate(sweeps)],
-        "comparisons": comparisons,
-        "variants": plan.variants,
-        "steps": plan.steps,
-        "command": printable(shlex.join(plan.command)),
-        "headlines": [
-            {
-                "system": h.system,
-                "claim": h.claim,
-                "stated": [
-                    (who, said)
-                    for who, said in (("survey", h.survey), ("primary", h.primary))
-                    if said is not None
-                ],
-                "ours": ours(h),
-                "interval": interval(h),
-                "against": against(h),
-                "configuration": h.configuration,
-            }
-            for h in experiment.headlines
-        ],
-    }
-    return page.render("experiment.html.j2", context, figures)
-
-
-def _sweeps(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
-    """One figure per measure that has a number among its labels: a line per all else."""
+def sweeps(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
+    """Return (title, figure) of each measure with a number among its labels, a line per all else."""
     lines: dict[tuple[str, str], dict[tuple[object, ...], list[tuple[float, Row]]]] = {}
     for row in experiment.rows:
         numbers = [(k, v) for k, v in row.labels if not isinstance(v, str)]
@@ -107,7 +52,7 @@ def _figure(
                 ],
                 "hovertemplate": "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}"
                 "<extra></extra>",
-                "line": {"color": _COLORS[i % len(_COLORS)], "width": 2},
+                "line": {"color": LINES[i % len(LINES)], "width": 2},
                 "marker": {"size": 6},
             }
         )
@@ -128,8 +73,11 @@ def _figure(
     }
 
 
-def _sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
-    """Where nothing is over a number: the first measure that has labels, a bar per variant."""
+def sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
+    """Return (title, figure) of the first measure with labels, a bar per variant, at most one.
+
+    For experiments in which nothing is measured over a number.
+    """
     shown_whole = {measure for e in experiment.exhibits for measure in e.shows}
     labelled = [row for row in experiment.rows if row.labels and row.measure not in shown_whole]
     if len(experiment.variants) < 2 or not labelled:
@@ -149,7 +97,7 @@ def _sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
             "error_y": _whiskers([row for _, row in of]),
             "customdata": [fmt.cell(measure, row.estimate.value) for _, row in of],
             "hovertemplate": "<b>%{fullData.name}</b>, %{x}: %{customdata}<extra></extra>",
-            "marker": {"color": _COLORS[i % len(_COLORS)]},
+            "marker": {"color": LINES[i % len(LINES)]},
         }
         for i, (variant, of) in enumerate(bars.items())
     ]
@@ -160,7 +108,7 @@ def _sides(experiment: Experiment) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _whiskers(rows: list[Row]) -> dict[str, Any]:
-    """From the least to the most of the repetitions."""
+    """Return error bars from the least to the most of the repetitions."""
     return {
         "type": "data",
         "symmetric": False,
@@ -172,8 +120,8 @@ def _whiskers(rows: list[Row]) -> dict[str, Any]:
 
 
 def _layout(measure: str, ys: list[float], *, log_y: bool) -> dict[str, Any]:
-    """What figures of a measure share."""
-    ticks = _ticks(min(ys), max(ys), log=log_y)
+    """Return the layout that figures of a measure share."""
+    labelled = ticks(min(ys), max(ys), log=log_y)
     return {
         "height": 380,
         "margin": {"l": 24, "r": 24, "t": 8, "b": 48},
@@ -181,16 +129,16 @@ def _layout(measure: str, ys: list[float], *, log_y: bool) -> dict[str, Any]:
             "type": "log" if log_y else "linear",
             "title": {"text": heading(measure), "standoff": 12},
             "automargin": True,
-            "tickvals": ticks,
-            "ticktext": [fmt.cell(measure, y) for y in ticks],
+            "tickvals": labelled,
+            "ticktext": [fmt.cell(measure, y) for y in labelled],
             **({} if log_y else {"rangemode": "tozero"}),
         },
         "legend": {"orientation": "h", "y": 1.08, "x": 0},
     }
 
 
-def _ticks(low: float, high: float, *, log: bool) -> list[float]:
-    """Where an axis is labelled: powers of ten, or about five steps of 1, 2 or 5 times one, with 0."""
+def ticks(low: float, high: float, *, log: bool) -> list[float]:
+    """Return where an axis is labelled: powers of ten, or 0 and about five round steps."""
     if log:
         return [
             10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -202,3 +150,9 @@ def _ticks(low: float, high: float, *, log: bool) -> list[float]:
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= reach / 5)
     first, last = math.floor(min(low, 0) / step), math.ceil(max(high, 0) / step)
     return [k * step for k in range(first, last + 1)]
+
+
+def heading(measure: str) -> str:
+    """Return a measure's name for people; "best" alone would not say of what."""
+    words = fmt.heading(measure)
+    return f"{words} rate" if measure.endswith("_flop_per_s") else words

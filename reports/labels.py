@@ -1,0 +1,84 @@
+"""Names of causes and findings as parts of a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper import wording as fmt
+from chopper.causes import CAUSES, LEAVES
+from chopper.reports.page import Cell, Column, Table
+from chopper.reports.palette import color
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chopper.storage.manifest import Finding
+
+# Parents without which their leaves' labels say too little.
+_CONTEXT = frozenset({"compute.vector", "communication.transfer"})
+_SEVERITY = {"error": 0, "warning": 1, "info": 2}
+
+
+def full_label(cause: str) -> str:
+    """Return a cause's label, with its parent's where it needs one: ``Transfer: at link peak``."""
+    if cause not in CAUSES:
+        return cause
+    label, parent = CAUSES[cause].label, CAUSES[cause].parent
+    if parent not in _CONTEXT:
+        return label
+    return f"{CAUSES[parent].label}: {label[:1].lower()}{label[1:]}"
+
+
+def cause_cell(cause: str, label: str) -> Cell:
+    """Return a cause in its place in the tree, with its colour and its meaning."""
+    depth = cause.count(".")
+    return Cell(
+        text=label,
+        depth=depth,
+        strong=not depth,
+        hint=CAUSES[cause].doc,
+        color=color(cause),
+        hollow=cause not in LEAVES,
+    )
+
+
+def sentence(text: str) -> str:
+    """Return a remark as a sentence: a capital and a full stop."""
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, the most severe first."""
+    return sorted(findings, key=lambda f: _SEVERITY[f.severity])
+
+
+def finding_table(findings: Sequence[Finding], *, ranks: int, title: str = "") -> Table:
+    """Return findings about data, a row each.
+
+    Args:
+        findings: about one run.
+        ranks: of the run; with several, each row says whose it is.
+        title: of the table.
+    """
+    several = ranks > 1
+    return Table(
+        title=title,
+        columns=(
+            "Severity",
+            *([Column("Rank", kind="number")] if several else []),
+            Column("Finding", kind="prose"),
+            Column("Count", kind="number"),
+            Column("Withholds", kind="prose"),
+        ),
+        rows=[
+            (
+                Cell(text=f.severity, mark=f.severity),
+                *(["all" if f.rank is None else str(f.rank)] if several else []),
+                Cell(text=sentence(f.message), below=f"`{f.code}`"),
+                fmt.UNKNOWN if f.count is None else fmt.count(f.count),
+                " ".join(f"`{w}`" for w in f.withholds) or fmt.UNKNOWN,
+            )
+            for f in by_severity(findings)
+        ],
+    )
