@@ -41,7 +41,7 @@ def rule_of_thumb(parameters_count: int) -> tuple[int, int]:
 
 
 def zero_states_bytes(
-    parameters_count: int, ranks_count: int, stage: Literal[0, 1, 2, 3], optimizer_bytes: int = 12
+    parameters_count: int, ranks_count: int, stage: int, optimizer_bytes: int = 12
 ) -> float:
     """Bytes of states per rank: 2 for weights, 2 for gradients, K for the optimizer (ZeRO, §5).
 

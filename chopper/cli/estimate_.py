@@ -17,10 +17,11 @@ from chopper.quantities import one_of
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
-    from chopper.reports.estimates.page import Page
+    from chopper.reports.page import Page
 
 _FIRST = ("memory", "offload", "network", "project", "limits", "cost")
 """The order in which they are listed; others follow."""
+_WIDTH = 110
 
 
 def _summaries() -> dict[str, str]:
@@ -99,17 +100,17 @@ def _check(output: Path | None, *, force: bool) -> None:
 def _show(result: Estimate, page: Page, *, as_json: bool, output: Path | None) -> None:
     """Print an estimate, and write it to a file too."""
     from chopper.cli._output import print_json
-    from chopper.reports.estimates.page import render, text
+    from chopper.reports import format_of, formatted, to_text
 
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo(text(page), nl=False)
+        click.echo(to_text.render(page, width=_WIDTH), nl=False)
     if output is not None:
-        from chopper.reports import format_of
         from chopper.storage.files import write_atomic
 
-        write_atomic(output, render(page, result, format_of(output)).encode("utf-8", "replace"))
+        report = formatted(lambda: page, result.to_dict, format_of(output))
+        write_atomic(output, report.encode())
         click.echo(f"written: {output}", err=True)
 
 

@@ -2,109 +2,121 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from chopper import wording as fmt
-from chopper.analyzers.estimates.cost import Cost
-from chopper.reports.estimates.page import Grid, Page, Plot, lines_figure
+from chopper.reports.estimates.parts import estimate_page, lines_figure, values
+from chopper.reports.page import Figure, Page, Section
+
+if TYPE_CHECKING:
+    from chopper.analyzers.estimates.cost import Against, Cost
 
 
-def page(found: Cost) -> Page:
-    """Cost per token, step and run, energy, and the other device."""
-
-    def money(value: float | None) -> str:
-        if value is None:
-            return fmt.UNKNOWN
-        if not 1e-4 <= value < 1e12:
-            return f"{value:.3g} {found.currency}"
-        digits = 4 if value < 0.1 else 3 if value < 10 else 0
-        return f"{value:,.{digits}f} {found.currency}"
-
-    rows = [
-        ("per million tokens", money(found.per_million_tokens)),
-        ("per step", money(found.per_step)),
-        ("per run", money(found.per_run)),
-        ("time of a step", fmt.duration(found.step_s * 1e9) if found.step_s else fmt.UNKNOWN),
-        ("time of the run", _days(found.run_s)),
-    ]
-    energy = [
-        ("power of one device", f"{found.power_w:.0f} W" if found.power_w else fmt.UNKNOWN),
-        (
-            "energy per token",
-            f"{found.energy_per_token_j:.3g} J" if found.energy_per_token_j else "–",
-        ),
-        (
-            "energy per million tokens",
-            "–"
-            if found.energy_per_million_tokens_kwh is None
-            else f"{found.energy_per_million_tokens_kwh:.3g} kWh",
-        ),
-        ("its cost per million tokens", money(found.energy_cost_per_million_tokens)),
-        ("its cost per run", money(found.energy_cost_per_run)),
-    ]
-    grids = [
-        Grid(title="Cost", columns=("", "value"), rows=rows),
-        Grid(
-            title="Energy, at the meter",
-            columns=("", "value"),
-            rows=energy,
-            note=f"{found.electricity_per_kwh:g} {found.currency}/kWh, PUE {found.pue_ratio:g}; power: "
-            f"{found.power_source or 'not known'}",
-        ),
-    ]
-    facts = [
-        f"{found.price_per_device_hour:g} {found.currency} per device and hour: {found.price_source}",
-        f"{found.tokens_per_s_per_device:,.0f} tokens/s per device: {found.throughput_source}",
-        f"prices of {found.prices_date}",
-    ]
-    other = found.against
-    marks = {}
-    if other is not None:
-        marks["break-even"] = other.break_even_ratio
-        grids.append(
-            Grid(
-                title=f"Against {other.device}",
-                columns=("", "value"),
-                rows=[
-                    ("its price per hour", money(other.price_per_device_hour)),
-                    ("has to be faster by, to cost the same", f"{other.break_even_ratio:.2f}×"),
-                    (
-                        "is faster by peak (bf16)",
-                        "–" if other.peak_ratio is None else f"{other.peak_ratio:.2f}×",
-                    ),
-                    (
-                        "per million tokens, if as much faster as its peak",
-                        money(other.per_million_tokens_at_peak_ratio),
-                    ),
-                ],
-                note=other.price_source,
-            )
-        )
-    speeds = [0.5 + 0.1 * i for i in range(36)]
-    dearer = other.price_per_device_hour if other else found.price_per_device_hour
-    scale = dearer / found.price_per_device_hour * found.per_million_tokens
-    figure = lines_figure(
-        {
-            found.device or "this device": (speeds, [found.per_million_tokens] * len(speeds)),
-            (other.device if other else "faster at the same price"): (
-                speeds,
-                [float(f"{scale / s:.5g}") for s in speeds],
-            ),
-        },
-        x=f"times as fast as {found.device or 'this device'}",
-        y=f"{found.currency} per million tokens",
-        marks=marks,
-    )
-    return Page(
+def page(result: Cost) -> Page:
+    """Return cost per token, step and run, energy, and the other device."""
+    of_device = f" on {result.device}." if result.device else "."
+    against = (_against(result, result.against),) if result.against else ()
+    return estimate_page(
+        result,
         title="Cost of training",
-        verdict=f"{money(found.per_million_tokens)} per million tokens"
-        + (f" on {found.device}." if found.device else "."),
-        facts=tuple(facts),
-        grids=tuple(grids),
-        plots=(Plot(name="cost", title="Cost by speed", figure=figure),),
-        assumptions=found.assumptions,
+        headline=f"{_money(result, result.per_million_tokens)} per million tokens{of_device}",
+        facts=(
+            f"{result.price_per_device_hour:g} {result.currency} per device and hour: "
+            f"{result.price_source}",
+            f"{result.tokens_per_s_per_device:,.0f} tokens/s per device: {result.throughput_source}",
+            f"prices of {result.prices_date}",
+        ),
+        figures=(_figure(result),),
+        sections=(_costs(result), _energy(result), *against),
     )
+
+
+def _money(result: Cost, value: float | None) -> str:
+    if value is None:
+        return fmt.UNKNOWN
+    if not 1e-4 <= value < 1e12:
+        return f"{value:.3g} {result.currency}"
+    digits = 4 if value < 0.1 else 3 if value < 10 else 0
+    return f"{value:,.{digits}f} {result.currency}"
+
+
+def _three(value: float | None, unit: str) -> str:
+    return f"{value:.3g} {unit}" if value else fmt.UNKNOWN
+
+
+def _times(value: float | None) -> str:
+    return fmt.UNKNOWN if value is None else f"{value:.2f}×"
 
 
 def _days(seconds: float | None) -> str:
     if seconds is None:
         return fmt.UNKNOWN
     return fmt.duration(seconds * 1e9) if seconds < 86400 else f"{seconds / 86400:,.1f} days"
+
+
+def _costs(result: Cost) -> Section:
+    return values(
+        "Cost",
+        [
+            ("per million tokens", _money(result, result.per_million_tokens)),
+            ("per step", _money(result, result.per_step)),
+            ("per run", _money(result, result.per_run)),
+            ("time of a step", fmt.duration(result.step_s * 1e9 if result.step_s else None)),
+            ("time of the run", _days(result.run_s)),
+        ],
+    )
+
+
+def _energy(result: Cost) -> Section:
+    return values(
+        "Energy, at the meter",
+        [
+            ("power of one device", f"{result.power_w:.0f} W" if result.power_w else fmt.UNKNOWN),
+            ("energy per token", _three(result.energy_per_token_j, "J")),
+            ("energy per million tokens", _three(result.energy_per_million_tokens_kwh, "kWh")),
+            (
+                "its cost per million tokens",
+                _money(result, result.energy_cost_per_million_tokens),
+            ),
+            ("its cost per run", _money(result, result.energy_cost_per_run)),
+        ],
+        note=f"{result.electricity_per_kwh:g} {result.currency}/kWh, PUE {result.pue_ratio:g}; "
+        f"power: {result.power_source or 'not known'}",
+    )
+
+
+def _against(result: Cost, other: Against) -> Section:
+    return values(
+        f"Against {other.device}",
+        [
+            ("its price per hour", _money(result, other.price_per_device_hour)),
+            ("has to be faster by, to cost the same", _times(other.break_even_ratio)),
+            ("is faster by peak (bf16)", _times(other.peak_ratio)),
+            (
+                "per million tokens, if as much faster as its peak",
+                _money(result, other.per_million_tokens_at_peak_ratio),
+            ),
+        ],
+        note=other.price_source,
+    )
+
+
+def _figure(result: Cost) -> Figure:
+    """Return the cost of a million tokens by how much faster a device of the same price is."""
+    other = result.against
+    speeds = [0.5 + 0.1 * i for i in range(36)]
+    price = other.price_per_device_hour if other else result.price_per_device_hour
+    scale = price / result.price_per_device_hour * result.per_million_tokens
+    figure = lines_figure(
+        {
+            result.device or "this device": (speeds, [result.per_million_tokens] * len(speeds)),
+            other.device if other else "faster at the same price": (
+                speeds,
+                [float(f"{scale / s:.5g}") for s in speeds],
+            ),
+        },
+        x=f"times as fast as {result.device or 'this device'}",
+        y=f"{result.currency} per million tokens",
+        marks={"break-even": other.break_even_ratio} if other else {},
+    )
+    return Figure(name="cost", title="Cost by speed", figure=figure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from chopper import wording as fmt
 from chopper.analyzers.estimates.formulas import (
     RULE_FAULTS,
@@ -9,8 +11,14 @@ from chopper.analyzers.estimates.formulas import (
     rule_of_thumb,
     zero_states_bytes,
 )
-from chopper.analyzers.estimates.memory import Fit, Memory, Training
-from chopper.reports.estimates.page import Grid, Page, Plot, stacked_figure
+from chopper.reports.estimates.parts import estimate_page, listing, stacked_figure
+from chopper.reports.page import Figure, Items, Page, Section, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chopper.analyzers.estimates.memory import Fit, Memory
+    from chopper.analyzers.estimates.training import Training
 
 _ORDER = (
     "parameters",
@@ -26,65 +34,47 @@ _ORDER = (
 )
 
 
-def page(found: Memory) -> Page:
-    """The peak by category, what fits, and the rule of thumb beside it."""
-    total = found.peak_bytes
-    at = f", at its highest in: {found.peak_at}" if found.phases_bytes else ""
-    facts = [
-        described(found.training) if found.training else _captured(found),
-        f"{fmt.bytes_(found.allocated_bytes)} allocated (max_memory_allocated){at}; "
-        f"{fmt.bytes_(found.steady_bytes)} of it stays from step to step",
-    ]
-    assumed = found.categories_bytes["fragmentation"]
-    if assumed:
-        facts.append(
-            f"{fmt.bytes_(total - assumed)} follow from shapes and sources; fragmentation is assumed "
-            "(--fragmentation)"
-        )
-    if found.host_bytes:
-        facts.append(f"{fmt.bytes_(found.host_bytes)} per rank in the host's memory")
-    rows = [
-        (name, fmt.bytes_(size), fmt.ratio(size / total))
-        for name in _ORDER
-        if (size := found.categories_bytes.get(name, 0))
-    ]
-    rows.append(("peak", fmt.bytes_(total), "100 %"))
-    grids = [
-        Grid(
-            title="Peak memory of one rank",
-            columns=("category", "size", "share"),
-            rows=rows,
-            strong=frozenset((len(rows) - 1,)),
-            note="communication: gathers, reductions and buckets; temporary: gradients of "
-            "activations and operators' workspaces; pools: freed, but not for all to use",
-        )
-    ]
-    if found.fit is not None:
-        grids.append(_fit(found.fit))
-    grids += [_rule(found), _partition(found)]
-    parts = {n: found.categories_bytes.get(n, 0) / 2**30 for n in _ORDER}
-    figure = stacked_figure(
-        {"this estimate": {n: v for n, v in parts.items() if v}},
-        x="GiB per rank",
-        line=("device", found.fit.capacity_bytes / 2**30) if found.fit else None,
-    )
+def page(result: Memory) -> Page:
+    """Return the peak by category, what fits, and the rule of thumb beside it."""
     fits = ""
-    if found.fit is not None:
-        said = "fits" if found.fit.fits else "does not fit"
-        fits = f": {said} {fmt.bytes_(found.fit.capacity_bytes)}"
-    return Page(
+    if result.fit is not None:
+        said = "fits" if result.fit.fits else "does not fit"
+        fits = f": {said} {fmt.bytes_(result.fit.capacity_bytes)}"
+    return estimate_page(
+        result,
         title="Memory of a training step",
-        verdict=f"{fmt.bytes_(total)} per rank at the peak{fits}.",
-        facts=tuple(facts),
-        grids=tuple(grids),
-        plots=(Plot(name="memory", title="Peak by category", figure=figure),),
-        assumptions=found.assumptions,
-        notes=tuple(f"About the rule: {fault}." for fault in RULE_FAULTS),
+        headline=f"{fmt.bytes_(result.peak_bytes)} per rank at the peak{fits}.",
+        facts=_facts(result),
+        figures=(_figure(result),),
+        sections=(
+            _categories(result),
+            *((_fit(result.fit),) if result.fit else ()),
+            _rule(result),
+            _partition(result),
+            Section(title="About the rule of thumb", blocks=(Items(items=RULE_FAULTS),)),
+        ),
     )
+
+
+def _facts(result: Memory) -> Iterator[str]:
+    yield described(result.training) if result.training else _captured(result)
+    at = f", at its highest in: {result.peak_at}" if result.phases_bytes else ""
+    yield (
+        f"{fmt.bytes_(result.allocated_bytes)} allocated (max_memory_allocated){at}; "
+        f"{fmt.bytes_(result.steady_bytes)} of it stays from step to step"
+    )
+    assumed = result.categories_bytes["fragmentation"]
+    if assumed:
+        yield (
+            f"{fmt.bytes_(result.peak_bytes - assumed)} follow from shapes and sources; "
+            "fragmentation is assumed (--fragmentation)"
+        )
+    if result.host_bytes:
+        yield f"{fmt.bytes_(result.host_bytes)} per rank in the host's memory"
 
 
 def described(training: Training) -> str:
-    """The options in one line."""
+    """Return the options in one line."""
     a = training.architecture
     active = f", {a.active_count / 1e9:.2f} B active" if a.experts else ""
     parts = [
@@ -105,69 +95,94 @@ def described(training: Training) -> str:
     return ", ".join(parts)
 
 
-def _captured(found: Memory) -> str:
-    of = found.captured or {}
+def _captured(result: Memory) -> str:
+    of = result.captured or {}
     return (
-        f"{of.get('module')} captured ({found.parameters_count / 1e6:.1f} M parameters, "
+        f"{of.get('module')} captured ({result.parameters_count / 1e6:.1f} M parameters, "
         f"{of.get('units_count')} units) by torch {of.get('torch')}: {of.get('strategy')}, "
         f"precision {of.get('precision')}, checkpointing {of.get('checkpoint')}"
     )
 
 
-def _fit(fit: Fit) -> Grid:
-    count = "–" if fit.largest_parameters_count is None else f"{fit.largest_parameters_count:.3g}"
-    rows: list[tuple[str, ...]] = [
-        ("largest batch at this sequence", _number(fit.largest_batch_count)),
-        ("largest sequence at this batch", _number(fit.largest_sequence_count)),
-        ("most parameters, with more or fewer of these layers", count),
-        ("largest model of the catalogue", fit.largest_model or "–"),
-    ]
-    return Grid(
-        title=f"What fits {fmt.bytes_(fit.capacity_bytes)}, all else as given",
-        columns=("", "most"),
-        rows=rows,
+def _categories(result: Memory) -> Section:
+    sizes = [(n, size) for n in _ORDER if (size := result.categories_bytes.get(n, 0))]
+    return listing(
+        "Peak memory of one rank",
+        [*sizes, ("peak", result.peak_bytes)],
+        {
+            "category": lambda part: part[0],
+            "size": lambda part: fmt.bytes_(part[1]),
+            "share": lambda part: fmt.ratio(part[1] / result.peak_bytes),
+        },
+        totals=1,
+        note="communication: gathers, reductions and buckets; temporary: gradients of "
+        "activations and operators' workspaces; pools: freed, but not for all to use",
     )
 
 
-def _number(value: int | None) -> str:
-    return fmt.UNKNOWN if value is None else fmt.count(value)
+def _figure(result: Memory) -> Figure:
+    parts = {n: result.categories_bytes.get(n, 0) / 2**30 for n in _ORDER}
+    figure = stacked_figure(
+        {"this estimate": {n: v for n, v in parts.items() if v}},
+        x="GiB per rank",
+        limit=("device", result.fit.capacity_bytes / 2**30) if result.fit else None,
+    )
+    return Figure(name="memory", title="Peak by category", figure=figure)
 
 
-def _rule(found: Memory) -> Grid:
-    rows = []
-    for count in (*RULE_TABLE_COUNT, found.parameters_count):
-        size, devices = rule_of_thumb(count)
-        name = f"{count / 1e9:g} B" if count in RULE_TABLE_COUNT else "this model"
-        rows.append((name, f"{size / 1e9:,.0f} GB", str(devices)))
-    return Grid(
-        title="Beside it, the rule of thumb: 40 bytes × parameters",
-        columns=("parameters", "rule", "80 GB devices"),
-        rows=rows,
-        strong=frozenset((len(rows) - 1,)),
+def _fit(fit: Fit) -> Section:
+    count = fit.largest_parameters_count
+    rows = [
+        ("largest batch at this sequence", fmt.count(fit.largest_batch_count)),
+        ("largest sequence at this batch", fmt.count(fit.largest_sequence_count)),
+        (
+            "most parameters, with more or fewer of these layers",
+            fmt.UNKNOWN if count is None else f"{count:.3g}",
+        ),
+        ("largest model of the catalogue", fit.largest_model or fmt.UNKNOWN),
+    ]
+    return Section(
+        title=f"What fits {fmt.bytes_(fit.capacity_bytes)}, all else as given",
+        blocks=(Table(columns=("", "most"), rows=rows),),
+    )
+
+
+def _rule(result: Memory) -> Section:
+    counts = (*RULE_TABLE_COUNT, result.parameters_count)
+    return listing(
+        "Beside it, the rule of thumb: 40 bytes × parameters",
+        counts,
+        {
+            "parameters": lambda n: f"{n / 1e9:g} B" if n in RULE_TABLE_COUNT else "this model",
+            "rule": lambda n: f"{rule_of_thumb(n)[0] / 1e9:,.0f} GB",
+            "80 GB devices": lambda n: str(rule_of_thumb(n)[1]),
+        },
+        totals=1,
         note="a rule of thumb, printed to be compared; what is wrong about it follows",
     )
 
 
-def _partition(found: Memory) -> Grid:
-    """Stages by offload, which the survey's table gives as one list."""
-    psi = found.parameters_count
-    ranks = found.training.ranks_count if found.training else 1
+def _partition(result: Memory) -> Section:
+    """Return stages by offload, which the survey's table gives as one list."""
+    count = result.parameters_count
+    ranks = result.training.ranks_count if result.training else 1
     ranks = ranks if ranks > 1 else 64
-    rows = []
-    for stage in (0, 1, 2, 3):
-        whole = zero_states_bytes(psi, ranks, stage)
-        less = zero_states_bytes(psi, ranks, stage, optimizer_bytes=0)
-        rows.append(
-            (
-                f"stage {stage}" if stage else "data parallel",
-                f"{whole / 1e9:,.1f} GB",
-                f"{less / 1e9:,.1f} GB",
-                "one layer at a time" if stage == 3 else "needs stage 3",
-            )
-        )
-    return Grid(
-        title=f"States of this model over {ranks} ranks: stages partition, offload moves",
-        columns=("", "on the device", "optimizer offloaded", "parameters too"),
-        rows=rows,
+    return listing(
+        f"States of this model over {ranks} ranks: stages partition, offload moves",
+        (0, 1, 2, 3),
+        {
+            "": lambda stage: f"stage {stage}" if stage else "data parallel",
+            "on the device": lambda stage: _gigabytes(zero_states_bytes(count, ranks, stage)),
+            "optimizer offloaded": lambda stage: _gigabytes(
+                zero_states_bytes(count, ranks, stage, optimizer_bytes=0)
+            ),
+            "parameters too": lambda stage: (
+                "one layer at a time" if stage == 3 else "needs stage 3"
+            ),
+        },
         note="2 + 2 + 12 bytes per parameter in 16 bits with Adam; activations are not in it",
     )
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB"

@@ -29,7 +29,7 @@ def run(*arguments: str) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_as_text(name: str) -> None:
     text = run(name, *COMMANDS[name])
-    assert "Assumptions:" in text
+    assert "\nAssumptions\n" in text
     assert max(map(len, text.splitlines())) <= 110
 
 

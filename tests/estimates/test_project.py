@@ -25,6 +25,7 @@ from chopper.cli import cli
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware import reach
 from chopper.hardware.devices import named
+from chopper.reports import to_text
 from chopper.reports.estimates.project import page
 from tests.kineto_writer import TODAY, Trace
 
@@ -398,9 +399,9 @@ def test_what_has_no_model_is_named() -> None:
     )
     assert found.unmodelled_operators == ("mine::secret",)
     assert found.unmodelled_ratio == 0.5
-    said = page(found)
-    assert "at least" in said.verdict
-    assert any("mine::secret" in fact for fact in said.facts)
+    said = to_text.render(page(found))
+    assert "at least" in said
+    assert "mine::secret" in said
 
 
 @pytest.mark.parametrize(

@@ -201,13 +201,14 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
     attribution = attributed(source)
     if priced is not None:
         _check_measured_on(attribution, source, priced)
-    rates = [
-        row["tokens_per_s"]
+    rate_by_rank = {
+        row["rank"]: row["tokens_per_s"]
         for row in view(attribution, "utilization").to_pylist()
         # A run of one rank has no rows but those of the whole.
         if (row["rank"] is not None or len(attribution.ranks) == 1)
         and row["tokens_per_s"] is not None
-    ]
+    }
+    rates = list(rate_by_rank.values())
     if not rates:
         raise UsageError(
             f"{source}: how many tokens it trained on is not recorded; give --tokens-per-s instead"
