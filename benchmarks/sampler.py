@@ -85,7 +85,7 @@ class Chopper:
         os.kill(self._process.pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
     def stop(self) -> dict[str, Any]:
-        from chopper.storage.run import read_stream
+        from chopper.storage.streams import read_stream
 
         status = self._process.stop()
         if status is None or status.state != "complete":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chopper import _findings
 from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, world_size_of
-from chopper.ingest import load as _load
+from chopper.ingest import read
 from chopper.storage.run import Run
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def load(source: Source) -> Run:
     Raises:
         InputError: there is nothing there, or not what it should be.
     """
-    return _load([source] if isinstance(source, str | Path) else list(source))
+    return read([source] if isinstance(source, str | Path) else list(source))
 
 
 def attribute(run: Run | Source) -> Attribution:
@@ -301,9 +301,9 @@ def report(
     """
     from chopper.attribution import Attribution
     from chopper.errors import OutputError
+    from chopper.ingest import check_page
     from chopper.reports import format_of, render
     from chopper.storage.files import write_atomic
-    from chopper.storage.pages import check_page
 
     output = Path(output)
     kind = format_of(output)

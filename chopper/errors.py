@@ -14,6 +14,11 @@ Messages are one line: what, where, found, expected, remedy.
 
 from __future__ import annotations
 
+import msgspec
+
+JSON_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""Exceptions that decoding JSON raises: text that is not UTF-8 and deep nesting are not msgspec's."""
+
 
 class ChopperError(Exception):
     """Base of all errors raised on purpose; its message is one line for the user."""

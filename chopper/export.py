@@ -89,7 +89,7 @@ def check_place(place: Path, *, force: bool) -> Path:
 
 def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
     """Every table and view that has rows, by its path without extension."""
-    from chopper.storage.run import rank_dir_name
+    from chopper.storage.layout import rank_dir_name
     from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
     from chopper.views import VIEWS, view
 

@@ -135,7 +135,7 @@ class ReplayCollector:
             KeyError: no table of this name is declared.
         """
         from chopper.errors import CollectorUnavailable
-        from chopper.storage.run import StreamWriter
+        from chopper.storage.streams import StreamWriter
         from chopper.tables import TABLES
 
         if self._refuse is not None:

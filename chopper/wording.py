@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper.errors import JSON_ERRORS
 from chopper.kernel_names import without_suffixes
-from chopper.storage.files import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

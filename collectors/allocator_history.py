@@ -108,7 +108,7 @@ class AllocatorHistoryCollector:
     def stop(self) -> CollectorReport:
         """Take it, write it, and let the allocator keep none."""
         from chopper.collectors.snapshot import tables_of
-        from chopper.storage.run import StreamWriter
+        from chopper.storage.streams import StreamWriter
 
         assert self._history is not None
         assert self._context is not None

@@ -37,8 +37,8 @@ from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
 from chopper.hardware.calibration import Calibration, Measured
 from chopper.hardware.environment import usable_cores
+from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
-from chopper.storage.replacing import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

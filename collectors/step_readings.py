@@ -10,7 +10,7 @@ from chopper.storage.manifest import CollectorReport
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chopper.storage.run import StreamWriter
+    from chopper.storage.streams import StreamWriter
 
 _FLUSH_NS = 1_000_000_000
 
@@ -37,7 +37,7 @@ class StepReadings:
         Raises:
             OutputError: it cannot be written.
         """
-        from chopper.storage.run import StreamWriter
+        from chopper.storage.streams import StreamWriter
 
         self._writer = StreamWriter(directory / f"{self.table}.arrow", self.table)
 

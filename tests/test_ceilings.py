@@ -14,8 +14,9 @@ from chopper.experiments import ceilings
 from chopper.experiments import results as ex
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured, load_all, save
+from chopper.recording.finish import finalize
 from chopper.storage import manifest as m
-from chopper.storage.run import RunWriter, finalize
+from chopper.storage.parts import RunWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

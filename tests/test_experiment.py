@@ -10,10 +10,12 @@ from click.testing import CliRunner
 from chopper.cli.run_ import _show_experiment
 from chopper.errors import InputError, OutputError
 from chopper.experiments import results as ex
+from chopper.recording.finish import finalize
 from chopper.reports import experiment as report
 from chopper.storage import manifest as m
-from chopper.storage.outputs import check_output, new_output
-from chopper.storage.run import RunWriter, StreamWriter, finalize
+from chopper.storage.destination import check_output, new_output
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import StreamWriter
 from chopper.tables import TABLES
 from chopper.views import VIEWS
 from tests.kineto_writer import small_trace

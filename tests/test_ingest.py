@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 import chopper
 from chopper import ingest
 from chopper.errors import InputError
-from chopper.ingest import assemble
-from chopper.ingest import traces as reading
-from chopper.storage import cache
-from chopper.storage.run import Run, RunWriter, StreamWriter
-from chopper.tables import TABLES
+from chopper.storage.parts import RunWriter
+from chopper.storage.run import Run
+from chopper.storage.streams import StreamWriter
 from tests.kineto_writer import BASE_NS, Trace, encode, merged, small_trace
 
 
@@ -145,64 +138,8 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Raw files that are read from now on."""
-    seen: list[Path] = []
-    read = reading.read
-
-    def counted(file: Any) -> Any:
-        seen.append(file)
-        return read(file)
-
-    monkeypatch.setattr(reading, "read", counted)
-    return seen
-
-
 def load_totals(source: Path) -> dict[str, Any]:
-    run = chopper.load(source)
-    found = totals(run)
-    del run
-    gc.collect()
-    return found
-
-
-def test_tables_of_a_run_are_kept_and_used(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = reads(monkeypatch)
-    first = load_totals(run_dir)
-    kept = run_dir / "tables" / "rank-00000"
-    assert {p.name for p in kept.iterdir()} == {
-        cache.ABOUT,
-        *(f"{t.name}.parquet" for t in cache.KEPT_TABLES),
-    }
-    assert load_totals(run_dir) == first
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize("damage", ["deleted", "one table", "cut table", "about", "stale", "wrong"])
-def test_kept_tables_are_made_again_when_they_are_not_right(
-    run_dir: Path, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = load_totals(run_dir)
-    kept = run_dir / "tables" / "rank-00000"
-    table = kept / "device_event.parquet"
-    match damage:
-        case "deleted":
-            shutil.rmtree(run_dir / "tables")
-        case "one table":
-            table.unlink()
-        case "cut table":
-            table.write_bytes(table.read_bytes()[:100])
-        case "about":
-            (kept / cache.ABOUT).write_text("{")
-        case "stale":
-            about = json.loads((kept / cache.ABOUT).read_text())
-            (kept / cache.ABOUT).write_text(json.dumps(about | {"key": "0" * 32}))
-        case "wrong":
-            pq.write_table(TABLES["thread"].empty(), table)
-    seen = reads(monkeypatch)
-    assert load_totals(run_dir) == first
-    assert load_totals(run_dir) == first
-    assert len(seen) == 1
+    return totals(chopper.load(source))
 
 
 def test_a_changed_trace_is_read_again(run_dir: Path) -> None:
@@ -213,36 +150,22 @@ def test_a_changed_trace_is_read_again(run_dir: Path) -> None:
     assert load_totals(run_dir)["observed_ns"] == first["observed_ns"] + 16_000
 
 
-def test_results_come_before_tables_are_kept(run_dir: Path) -> None:
-    run = chopper.load(run_dir)
-    found = chopper.attribute(run)
-    assert not (run_dir / "tables").exists()
-    del run, found
+def test_reading_writes_nothing(run_dir: Path) -> None:
+    before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
+    chopper.attribute(run_dir)
     gc.collect()
-    assert (run_dir / "tables" / "rank-00000" / cache.ABOUT).is_file()
+    assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == before
 
 
-def test_a_run_that_was_removed_is_not_made_again(run_dir: Path) -> None:
-    run = chopper.load(run_dir)
-    run.table(0, "device_event")
-    shutil.rmtree(run_dir)
-    del run
-    gc.collect()
-    assert not run_dir.exists()
-
-
-def test_findings_survive_in_kept_tables(run_dir: Path) -> None:
+def test_findings_of_a_trace_name_the_rank(run_dir: Path) -> None:
     path = run_dir / "rank-00000" / "trace.json.gz"
     path.write_bytes(small_trace().encode()[:-200])
-    for _ in range(2):
-        findings = chopper.attribute(run_dir).findings
-        gc.collect()
-        # All ranks' files have one name: the rank tells them apart.
-        assert [f.rank for f in findings if f.code == "trace.truncated"] == [0]
+    findings = chopper.attribute(run_dir).findings
+    # All ranks' files have one name: the rank tells them apart.
+    assert [f.rank for f in findings if f.code == "trace.truncated"] == [0]
 
 
-@pytest.mark.parametrize("first", ["step", "host_span"])
-def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path, first: str) -> None:
+def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path) -> None:
     """The recorder saw steps 0 to 3; the trace's window holds 10 and 11."""
     stream = StreamWriter(run_dir / "rank-00000" / "step.arrow", "step")
     stream.write(
@@ -257,7 +180,6 @@ def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path, first: str)
     )
     stream.close()
     run = chopper.load(run_dir)
-    run.table(0, first)
     assert run.table(0, "step")["number"].to_pylist() == [0, 1]
 
 
@@ -266,100 +188,6 @@ def test_the_rank_of_a_recorded_run_is_its_own_process(run_dir: Path) -> None:
     (run_dir / "rank-00000" / "trace.json.gz").write_bytes(encode(merged(*documents)))
     run = chopper.load(run_dir)
     assert set(run.table(0, "host_span")["pid"].to_pylist()) == {4711}
-
-
-# ---------------------------------------------------------------- kept tables of foreign traces
-
-
-@pytest.fixture
-def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As if any trace were large and slow to read; returns the cache's directory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(assemble, "_SLOW_S", 0.0)
-    monkeypatch.setattr(reading, "_QUICK_BYTES", 0)
-    return tmp_path / "cache" / "chopper"
-
-
-def test_foreign_traces_that_were_slow_are_kept(
-    slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = [small_trace(pid=10 + r, device=r).document() for r in range(2)]
-    path = tmp_path / "t.json"
-    path.write_bytes(encode(merged(*documents))[:-150])
-    seen = reads(monkeypatch)
-    run = chopper.load(path)
-    first = totals(run)
-    codes = [f.code for p in run.manifest.ranks for f in p.findings]
-    assert "trace.truncated" in codes
-    assert not slow.exists()
-    del run
-    gc.collect()
-    (entry,) = slow.iterdir()
-    assert sorted(p.name for p in entry.iterdir()) == ["0", "1"]
-    # A copy under another name has the same content: its tables are there already.
-    other = tmp_path / "u.json"
-    shutil.copy(path, other)
-    again = chopper.load(other)
-    assert [p.label for p in again.manifest.ranks] == ["u.json process 10", "u.json process 11"]
-    assert [f.code for p in again.manifest.ranks for f in p.findings] == codes
-    assert totals(again)["causes"] == first["causes"]
-    assert len(seen) == 1
-    # Incomplete or changed: read again.
-    shutil.rmtree(entry / "1")
-    assert load_totals(path) == first
-    assert len(seen) == 2
-    assert load_totals(path) == first
-    assert len(seen) == 2
-    write(path, small_trace())
-    assert load_totals(path) != first
-    assert len(seen) == 3
-
-
-def test_tables_of_another_reader_are_not_used(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = load_totals(run_dir)
-    seen = reads(monkeypatch)
-    monkeypatch.setattr(cache, "_reader", lambda: b"the reader of another version")
-    assert load_totals(run_dir) == first
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("slow_s", "quick_bytes"), [(0.0, reading._QUICK_BYTES), (float("inf"), 0)]
-)
-def test_foreign_traces_that_are_small_or_were_quick_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float, quick_bytes: int
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(assemble, "_SLOW_S", slow_s)
-    monkeypatch.setattr(reading, "_QUICK_BYTES", quick_bytes)
-    load_totals(write(tmp_path / "t.json", small_trace()))
-    gc.collect()
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(
-    slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "t.json", small_trace())
-    slow.parent.write_text("a file, where the cache should be")
-    first = load_totals(path)
-    assert load_totals(path) == first
-    # No home either.
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert load_totals(path) == first
-
-
-def test_entries_that_nobody_reads_are_dropped(slow: Path, tmp_path: Path) -> None:
-    old = slow / "old"
-    old.mkdir(parents=True)
-    month_ago = time.time() - 40 * 24 * 3600
-    os.utime(old, (month_ago, month_ago))
-    load_totals(write(tmp_path / "t.json", small_trace()))
-    assert not old.exists()
-    assert len(list(slow.iterdir())) == 1
 
 
 # ---------------------------------------------------------------- hosts

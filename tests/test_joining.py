@@ -10,10 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from chopper.cli import cli
+from chopper.recording.finish import finalize
 from chopper.storage import manifest as m
+from chopper.storage.destination import new_output
 from chopper.storage.files import write_atomic
-from chopper.storage.outputs import new_output
-from chopper.storage.run import MANIFEST, Run, RunWriter, StreamWriter, finalize
+from chopper.storage.layout import MANIFEST
+from chopper.storage.parts import RunWriter
+from chopper.storage.run import Run
+from chopper.storage.streams import StreamWriter
 from tests.waiting import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9

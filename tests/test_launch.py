@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from chopper.fresh_python import own_python
-from chopper.storage.outputs import check_output, is_own
-from chopper.storage.replacing import NOTES
+from chopper.storage.destination import NOTES, check_output, is_own
 from chopper.storage.run import Run
 from tests.waiting import PATIENCE_S, until
 

@@ -18,21 +18,16 @@ import pytest
 from chopper.errors import OutputError, RunFormatError, SchemaError
 from chopper.hardware.environment import RankInfo
 from chopper.recording.claim import claim
+from chopper.recording.finish import finalize
 from chopper.storage import process_identity as _process_identity
+from chopper.storage.destination import check_output, new_output, prepare_output, scratch
 from chopper.storage.files import write_atomic
+from chopper.storage.layout import is_run, rank_dir_name
 from chopper.storage.manifest import RankManifest, RunManifest, encode
-from chopper.storage.outputs import check_output, new_output, prepare_output
+from chopper.storage.parts import RunWriter
 from chopper.storage.process_identity import identity_of
-from chopper.storage.replacing import scratch
-from chopper.storage.run import (
-    Run,
-    RunWriter,
-    StreamWriter,
-    finalize,
-    is_run,
-    rank_dir_name,
-    read_stream,
-)
+from chopper.storage.run import Run
+from chopper.storage.streams import StreamWriter, read_stream
 from chopper.tables import TABLES
 from chopper.tables._base import Table
 

@@ -11,7 +11,7 @@ import pytest
 from chopper.collectors.base import Collector, CollectorContext
 from chopper.collectors.sampler import Clock
 from chopper.errors import CollectorUnavailable, SchemaError
-from chopper.storage.run import read_stream
+from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 from chopper.testing import FakeClock, ReplayCollector
 

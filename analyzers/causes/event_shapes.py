@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from chopper.analyzers.trace.columns import distinct_rows
-from chopper.storage.files import JSON_ERRORS
+from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Collection

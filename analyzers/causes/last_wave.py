@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.storage.files import JSON_ERRORS
+from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
     from chopper.hardware.ceilings import UnitLimits

@@ -13,7 +13,7 @@ import numpy as np
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
 from chopper.analyzers.trace.join import COMMUNICATION
-from chopper.storage.files import JSON_ERRORS
+from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

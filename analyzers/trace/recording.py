@@ -11,15 +11,17 @@ if TYPE_CHECKING:
 
 
 class Recording(Protocol):
-    """A recorded or imported run, as analyzers see it.
+    """A recorded or imported run, as analyzers see it."""
 
-    Attributes:
-        manifest: what the run says about itself.
-        source: what the user named, for messages and next commands.
-    """
+    @property
+    def manifest(self) -> RunManifest:
+        """What the run says about itself."""
+        ...
 
-    manifest: RunManifest
-    source: str
+    @property
+    def source(self) -> str:
+        """What the user named, for messages and next commands."""
+        ...
 
     @property
     def ranks(self) -> list[int]:

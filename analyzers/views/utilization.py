@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import phases_outside_training
+from chopper.errors import JSON_ERRORS
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.storage.files import JSON_ERRORS
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 import msgspec
 
-from chopper.storage.files import JSON_ERRORS
+from chopper.errors import JSON_ERRORS
 
 Shape = tuple[int, ...]
 Direction = Literal["forward", "backward"]

@@ -191,8 +191,8 @@ def _collectors() -> list[dict[str, Any]]:
 
     from chopper.collectors import registry
     from chopper.collectors.base import CollectorContext
-    from chopper.storage.replacing import scratch
-    from chopper.storage.run import RunWriter
+    from chopper.storage.destination import scratch
+    from chopper.storage.parts import RunWriter
 
     classes, refused = registry.load_all()
     hostname = socket.gethostname()

@@ -13,7 +13,7 @@ from chopper.cli._complete import paths
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
-from chopper.storage.replacing import beside
+from chopper.storage.destination import working_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,9 +72,9 @@ def command(
     """
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.logs import zone_of
+    from chopper.recording.join import join_runs
     from chopper.storage import manifest
-    from chopper.storage.join import join_runs
-    from chopper.storage.run import is_run
+    from chopper.storage.layout import is_run
 
     runs = [Path(named) for named in traces if is_run(Path(named))]
     if runs:
@@ -106,14 +106,14 @@ def _write(make: Callable[[Path], RunManifest], target: Path, force: bool) -> Ru
         OutputError: another command writes a run there, or it cannot be written; nothing of it is
             left.
     """
-    from chopper.storage.outputs import claimed
+    from chopper.storage.destination import claimed
 
     with claimed(target):
         return _write_claimed(make, target, force)
 
 
 def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: bool) -> RunManifest:
-    from chopper.storage.outputs import check_output, prepare_output, recover
+    from chopper.storage.destination import check_output, prepare_output, recover
 
     for line in recover(target):
         click.echo(f"chopper: {line}", err=True)
@@ -121,7 +121,7 @@ def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: boo
     existed = target.is_dir()
     # A link to a run stays a link.
     place = target.resolve() if replace else target
-    fresh = beside(place, "new") if replace else place
+    fresh = working_dir(place, "new") if replace else place
     prepare_output(fresh)
     try:
         made = make(fresh)
@@ -137,10 +137,10 @@ def _write_claimed(make: Callable[[Path], RunManifest], target: Path, force: boo
 def _swap(fresh: Path, place: Path, made: RunManifest) -> None:
     from chopper.storage import manifest
     from chopper.storage.files import write_atomic
-    from chopper.storage.run import MANIFEST
+    from chopper.storage.layout import MANIFEST
 
     write_atomic(fresh / MANIFEST, manifest.encode(made))
-    old = beside(place, "old")
+    old = working_dir(place, "old")
     try:
         place.replace(old)
         try:

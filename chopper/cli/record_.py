@@ -24,7 +24,7 @@ from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import NOTES_VARIABLE
 from chopper.recording.steps import DEFAULT_WINDOWS_TEXT
-from chopper.storage.replacing import NOTES
+from chopper.storage.destination import NOTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,7 @@ def command(
     from chopper.recording.claim import choose_output
     from chopper.recording.options import make_options
     from chopper.recording.prometheus import parse_address
-    from chopper.storage.outputs import new_output
+    from chopper.storage.destination import new_output
 
     if not command_line:
         raise click.UsageError("no command given; say: chopper record -- python train.py")
@@ -190,7 +190,8 @@ def _watched(
 
 def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Notes) -> int:
     """Make a run of what the ranks wrote and say what it holds; returns the exit code."""
-    from chopper.storage.run import Run, finalize
+    from chopper.recording.finish import finalize
+    from chopper.storage.parts import read_manifest
 
     failed = False
     try:
@@ -206,7 +207,7 @@ def _close(path: Path, shown: Path, command_line: tuple[str, ...], code: int, se
         return code or 1
     except OutputError as exc:
         _say(f"{exc}; what the ranks recorded is kept and can be read")
-        run = Run.open(path).manifest
+        run = read_manifest(path)
         failed = True
     try:
         _summarize(run, path, shown, code)
@@ -282,11 +283,11 @@ class _Notes:
 
 def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
     from chopper.storage import processes
-    from chopper.storage.run import Run
+    from chopper.storage.layout import rank_dir_name
+    from chopper.storage.parts import recorded_steps
 
-    opened = Run.open(path)
     part = run.ranks[0]
-    steps = opened.table(part.rank, "step")
+    steps = recorded_steps(path / rank_dir_name(part.rank))
     traced = [
         number
         for number, is_traced in zip(

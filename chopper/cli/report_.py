@@ -11,8 +11,8 @@ from chopper.cli._complete import paths
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import OutputError, printable
-from chopper.storage.pages import check_page
-from chopper.storage.run import is_experiment
+from chopper.ingest import check_page
+from chopper.storage.layout import is_experiment
 
 
 @click.command("report", short_help="Write the report of a run: .html, .md, .json or .txt.")

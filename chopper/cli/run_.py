@@ -111,7 +111,7 @@ def command(
     from chopper.errors import UsageError
     from chopper.experiments.catalogue import WorkloadUnavailable, find, prepare
     from chopper.recording.signals import interrupts_end_at_once
-    from chopper.storage.outputs import new_output
+    from chopper.storage.destination import new_output
 
     if compare and not find(workload).variants:
         raise UsageError(
@@ -169,7 +169,7 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
 
 def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
     """One recorded run."""
-    from chopper.storage.replacing import holds_recording
+    from chopper.storage.destination import holds_recording
 
     click.echo(f"chopper: recording {launch.name} with {launch.ranks} ranks into {path}", err=True)
     exit_code = launch.run(place)
@@ -202,7 +202,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     """Close the run, print its attribution, name the next commands."""
     from chopper.api import attribute, load
     from chopper.cli.analyze_ import print_text
-    from chopper.storage.run import finalize
+    from chopper.recording.finish import finalize
 
     finalize(path, command=["chopper", *sys.argv[1:]], workload=workload, exit_code=exit_code)
     with progress("attributing"):
@@ -223,8 +223,8 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     from chopper.cli._bar import bar
     from chopper.experiments import results as ex
     from chopper.experiments.catalogue import Variant
-    from chopper.storage.replacing import holds_recording
-    from chopper.storage.run import finalize
+    from chopper.recording.finish import finalize
+    from chopper.storage.destination import holds_recording
 
     alone = Variant(name=launch.name, summary=launch.workload.summary, words=())
     variants = launch.variants or (alone,)

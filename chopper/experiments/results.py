@@ -18,7 +18,7 @@ import msgspec
 
 from chopper.errors import InputError
 from chopper.storage.files import decode_json, encode_json, inside, read_bytes
-from chopper.storage.run import EXPERIMENT
+from chopper.storage.layout import EXPERIMENT
 
 if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison

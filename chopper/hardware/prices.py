@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper.errors import InputError
-from chopper.storage.files import JSON_ERRORS, read_bytes
+from chopper.errors import JSON_ERRORS, InputError
+from chopper.storage.files import read_bytes
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates.cost import Prices

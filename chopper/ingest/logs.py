@@ -6,9 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, UsageError
-from chopper.storage.manifest import CollectorReport, Finding
-from chopper.storage.run import StreamWriter
-from chopper.tables import TABLES
+from chopper.storage.manifest import Finding
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
@@ -19,10 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.collectors.formats.telemetry_csv import TelemetryLog
-    from chopper.storage.run import Run
-
-_NAME = "telemetry_log"
-
+    from chopper.ingest.attachments import Attachments
+    from chopper.storage.manifest import RankManifest
 
 _HELD_RATIO = 8
 """Memory for each byte of a log: rows of 50 bytes as columns of Python's numbers."""
@@ -66,34 +62,42 @@ def zone_of(name: str) -> tzinfo:
         ) from exc
 
 
-def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
-    """Give each rank of a run the rows of its device, as a table of its own.
+def attach_logs(
+    attachments: Attachments,
+    parts: Sequence[RankManifest],
+    files: Sequence[Path],
+    zone: tzinfo | None = None,
+) -> None:
+    """Give each rank the rows of its device, as a table of its own.
 
     Args:
-        run: what they are joined to.
+        attachments: takes the tables and what was found.
+        parts: of the ranks that they are joined to.
         files: the logs.
         zone: time zone of times that name none.
 
     Raises:
         InputError: a file cannot be read, or its times cannot be compared with the trace's.
     """
+    if not files:
+        return
     import pyarrow as pa
     import pyarrow.compute as pc
 
     by_table: dict[str, list[pa.Table]] = {}
-    findings: list[Finding] = []
-    told: dict[tuple[int, str], list[tuple[int, int, Path]]] = {}
+    findings = attachments.findings
+    spans: dict[tuple[int, str], list[tuple[int, int, Path]]] = {}
     for file in files:
         log = _read(file, zone)
-        _told_once(told, file, log)
+        _check_once(spans, file, log)
         findings += _findings(file, log, zoned=zone is not None)
-        findings += _in_time(run, file, log, zoned=zone is not None)
+        findings += _in_time(parts, file, log, zoned=zone is not None)
         for name, table in log.tables.items():
             by_table.setdefault(name, []).append(table)
-    alike = _called_alike(run)
+    alike = _called_alike(parts)
     if alike:
         findings.append(_device_unknown(alike, files))
-    for part in run.manifest.ranks:
+    for part in parts:
         if part.rank in alike:
             continue
         for name, tables in by_table.items():
@@ -101,21 +105,14 @@ def attach(run: Run, files: Sequence[Path], zone: tzinfo | None = None) -> None:
             if part.device_id is not None:
                 table = table.filter(pc.equal(table["device_id"], part.device_id))
             if table.num_rows:
-                run.put(part.rank, name, table.sort_by("time_ns"))
-        part.collectors.append(
-            CollectorReport(name=_NAME, status="obtained", files=tuple(f.name for f in files))
-        )
-    run.manifest.findings += findings
+                attachments.tables[part.rank, name] = table.sort_by("time_ns")
+        attachments.report(part.rank, "telemetry_log", files)
 
 
-def _called_alike(run: Run) -> list[int]:
-    """Ranks that compute on devices of one number, each as it sees them or on a host of its own."""
-    ordinals = [p.device_id for p in run.manifest.ranks if p.device_id is not None]
-    return [
-        p.rank
-        for p in run.manifest.ranks
-        if p.device_id is not None and ordinals.count(p.device_id) > 1
-    ]
+def _called_alike(parts: Sequence[RankManifest]) -> list[int]:
+    """Return ranks whose devices have one number: each sees its own, or they are on several hosts."""
+    ordinals = [p.device_id for p in parts if p.device_id is not None]
+    return [p.rank for p in parts if p.device_id is not None and ordinals.count(p.device_id) > 1]
 
 
 def _device_unknown(ranks: list[int], files: Sequence[Path]) -> Finding:
@@ -128,10 +125,12 @@ def _device_unknown(ranks: list[int], files: Sequence[Path]) -> Finding:
     )
 
 
-def _told_once(
-    told: dict[tuple[int, str], list[tuple[int, int, Path]]], file: Path, log: TelemetryLog
+def _check_once(
+    spans_by_column: dict[tuple[int, str], list[tuple[int, int, Path]]],
+    file: Path,
+    log: TelemetryLog,
 ) -> None:
-    """Note what a log tells of which device, and when.
+    """Note the span in which a log holds each column of each device.
 
     Raises:
         InputError: another log tells the same of a device of this number at the same time.
@@ -141,14 +140,14 @@ def _told_once(
     for name, table in log.tables.items():
         if name == "energy_window":  # spans may lie in one another
             continue
-        told_of = [c for c in table.column_names if c not in _NAMES_A_ROW]
+        columns = [c for c in table.column_names if c not in _NAMES_A_ROW]
         for device in pc.unique(table["device_id"]).to_pylist():
             own = table.filter(pc.equal(table["device_id"], device))
             span = pc.min_max(own["time_ns"]).as_py()
-            for column in told_of:
+            for column in columns:
                 if own[column].null_count == own.num_rows:
                     continue
-                spans = told.setdefault((device, f"{name}.{column}"), [])
+                spans = spans_by_column.setdefault((device, f"{name}.{column}"), [])
                 for first, last, other in spans:
                     if first <= span["max"] and span["min"] <= last:
                         raise InputError(
@@ -164,8 +163,10 @@ _SINCE_1970_NS = 10**17
 """Later than 1973: what counts from the start of a host never gets there."""
 
 
-def _in_time(run: Run, file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
-    """Whether a log can be joined to the traces at all, and meets them.
+def _in_time(
+    parts: Sequence[RankManifest], file: Path, log: TelemetryLog, *, zoned: bool
+) -> list[Finding]:
+    """Check that a log can be joined to the traces, and find out whether it meets them.
 
     Raises:
         InputError: its times and the trace's are of different clocks, or nobody knows which hour
@@ -173,7 +174,7 @@ def _in_time(run: Run, file: Path, log: TelemetryLog, *, zoned: bool) -> list[Fi
     """
     import pyarrow.compute as pc
 
-    traced = [p for p in run.manifest.ranks if p.start_ns is not None and p.end_ns is not None]
+    traced = [p for p in parts if p.start_ns is not None and p.end_ns is not None]
     tables = [table for table in log.tables.values() if table.num_rows]
     if not traced or not tables:
         return []
@@ -239,17 +240,3 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
             )
         )
     return found
-
-
-def write(run: Run, rank: int, folder: Path) -> None:
-    """Keep a rank's device tables beside its trace."""
-    for name, declared in TABLES.items():
-        if not any(column.name == "device_uuid" for column in declared.columns):
-            continue
-        table = run.table(rank, name)
-        if table.num_rows:
-            writer = StreamWriter(folder / f"{name}.arrow", name)
-            try:
-                writer.write(table.to_pydict())
-            finally:
-                writer.close()

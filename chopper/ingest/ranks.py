@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
+from chopper.storage.layout import MOST_RANKS
 from chopper.storage.manifest import Finding, RankManifest
-from chopper.storage.run import MOST_RANKS
 from chopper.wording import device_name, some
 
 if TYPE_CHECKING:

@@ -2,89 +2,91 @@
 
 from __future__ import annotations
 
-import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from chopper.errors import InputError
-from chopper.ingest import traces as reading
 from chopper.ingest.windows import join
 from chopper.storage.files import inside
 from chopper.storage.manifest import Finding, RankManifest
-from chopper.storage.run import Run, rank_dir_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
 
     from chopper.collectors.formats.kineto import ParsedTrace
 
 
-def ingest_rank(run: Run, rank: int) -> None:
-    """Make the trace tables of one rank of a run directory from its raw traces.
+def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
+    """Read the traces of one recording.
 
-    Tables that an earlier call left in ``tables/`` are used when they were made from these very
-    files; else they are made and, when the run is let go of, left there.
+    Raises:
+        InputError: it cannot be read.
     """
-    import msgspec
+    from chopper.collectors.formats import readers
 
-    from chopper.storage import cache
+    try:
+        reader = readers.reader_of(files[0])
+    except OSError as exc:
+        raise InputError(f"{files[0]}: cannot be read ({exc.strerror or exc})") from exc
+    if reader is not None and reader.kind == "counters":
+        reader = next(r for r in readers.READERS if r.grouped)
+    return (reader or readers.KINETO).read(files)
 
-    part = run.part(rank)
-    directory = run.rank_dir(rank)
+
+def read_rank(directory: Path, part: RankManifest) -> tuple[RankManifest, dict[str, pa.Table]]:
+    """Make the trace tables of one rank from its raw traces.
+
+    Args:
+        directory: the rank's folder.
+        part: what it says about itself.
+
+    Returns:
+        The part with what its trace says of devices and with what was found while reading, and the
+        tables by name; none where there is no trace that can be read.
+    """
+    rank = part.rank
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
     if not files:
-        _note(
-            run,
-            rank,
-            Finding(
-                code="trace.absent",
-                severity="warning",
-                rank=rank,
-                message=f"rank {rank} has no kernel trace: nothing to attribute there",
-                withholds=("attribution",),
-            ),
+        finding = _no_trace(
+            rank, "trace.absent", f"rank {rank} has no kernel trace: nothing to attribute there"
         )
-        return
+        return _with_findings(part, [finding]), {}
     try:
-        key = cache.digest(files)
-    except OSError as exc:
-        raise InputError(f"{files[-1]}: cannot be read ({exc.strerror})") from exc
-    folder = inside(directory.parent, Path("tables", rank_dir_name(rank)))
-    kept = cache.read(folder, key)
-    trace = None if kept is None else reading.rebuilt(kept[1].head, kept[0])
-    if trace is None:
-        try:
-            trace = _read_kept(files, part)
-        except InputError as exc:
-            # A rank that was killed while it wrote leaves a file without events.
-            _note(
-                run,
-                rank,
-                Finding(
-                    code="trace.unreadable",
-                    severity="warning",
-                    rank=rank,
-                    message=f"rank {rank}: {exc}",
-                    withholds=("attribution",),
-                ),
-            )
-            return
-        weakref.finalize(run, reading.keep_in_run, folder.absolute(), key, trace)
-    for finding in trace.findings:
-        # Each rank's file has the same name: without the rank nobody could tell which is meant.
-        _note(run, rank, msgspec.structs.replace(finding, rank=rank))
-    if part.device_id is None:
-        part.device_id = trace.device_id
-    if not part.devices:
-        part.devices = trace.devices
-    for name, table in trace.tables.items():
-        # What was recorded beside the trace knows better: it goes on where the trace stops.
-        if (rank, name) not in run.store and not (directory / f"{name}.arrow").is_file():
-            run.put(rank, name, table)
+        trace = _trace_of(files, part)
+    except InputError as exc:
+        # A rank that was killed while it wrote leaves a file without events.
+        return _with_findings(
+            part, [_no_trace(rank, "trace.unreadable", f"rank {rank}: {exc}")]
+        ), {}
+    # Each rank's file has the same name: without the rank nobody could tell which is meant.
+    part = _with_findings(part, [msgspec.structs.replace(f, rank=rank) for f in trace.findings])
+    device_id = trace.device_id if part.device_id is None else part.device_id
+    devices = part.devices or trace.devices
+    return msgspec.structs.replace(part, device_id=device_id, devices=devices), trace.tables
 
 
-def _read_kept(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
-    """The trace in a rank's raw files: of all where they are one recording or windows of one
+def _no_trace(rank: int, code: str, message: str) -> Finding:
+    return Finding(
+        code=code, severity="warning", rank=rank, message=message, withholds=("attribution",)
+    )
+
+
+def _with_findings(part: RankManifest, findings: Sequence[Finding]) -> RankManifest:
+    """Return a part with findings added, each once."""
+    every = [*part.findings]
+    for finding in findings:
+        # An imported run has it from the import, under the file's first name.
+        if all((f.code, f.count) != (finding.code, finding.count) for f in every):
+            every.append(finding)
+    return msgspec.structs.replace(part, findings=every)
+
+
+def _trace_of(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
+    """Read the trace in a rank's raw files: of all where they are one recording or windows of one
     process, else of the last.
 
     Raises:
@@ -93,23 +95,15 @@ def _read_kept(files: Sequence[Path], part: RankManifest) -> ParsedTrace:
     from chopper.collectors.formats import readers
 
     if all(readers.is_csv(file) for file in files):
-        return _of_part(reading.read(files), part)
+        return _of_part(read_traces(files), part)
     if part.status != "imported":
         files = files[-1:]
-    windows = [_of_part(reading.read([file]), part) for file in files]
+    windows = [_of_part(read_traces([file]), part) for file in files]
     return join(windows) if len(windows) > 1 else windows[0]
 
 
 def _of_part(traces: list[ParsedTrace], part: RankManifest) -> ParsedTrace:
-    """The trace in a file that is this part's: its process and its device."""
+    """Return the trace in a file that is this part's: its process and its device."""
     mine = [t for t in traces if t.host_pid == part.pid] or traces
     # The main device comes first.
     return next((t for t in mine if t.device_id == part.device_id), mine[0])
-
-
-def _note(run: Run, rank: int, finding: Finding) -> None:
-    """Add a finding to a rank, once."""
-    findings = run.part(rank).findings
-    # An imported run has it from the import, under the file's first name.
-    if all((f.code, f.count) != (finding.code, finding.count) for f in findings):
-        findings.append(finding)

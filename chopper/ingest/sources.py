@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import glob as globbing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chopper.errors import InputError
-from chopper.storage.run import MANIFEST, is_experiment, is_run
+from chopper.errors import InputError, OutputError
+from chopper.storage.destination import run_around
+from chopper.storage.layout import MANIFEST, is_experiment, is_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
-class Found(dict[Path, bool]):
-    """Trace files in order → whether the user named the very file."""
+@dataclass
+class Sources:
+    """Files that the user means, each taken for what it is."""
 
-    def __init__(self, files: dict[Path, bool] | None = None) -> None:
-        super().__init__(files or {})
-        self.parts: dict[Path, list[Path]] = {}
-        """All files of a recording that is several, by its first."""
-        self.counters: list[Path] = []
-        """Tables of hardware counters beside them."""
-        self.logs: list[Path] = []
-        """Logs of clocks, power and the like beside them."""
-        self.snapshots: list[Path] = []
-        """Snapshots of the allocator beside them."""
-        self._groups: dict[str, Path] = {}
+    traces: dict[Path, bool] = field(default_factory=dict)
+    """First file of each recording, in order, and whether the user named the very file."""
+    parts: dict[Path, list[Path]] = field(default_factory=dict)
+    """All files of a recording that is several, by its first."""
+    counters: list[Path] = field(default_factory=list)
+    """Tables of hardware counters."""
+    logs: list[Path] = field(default_factory=list)
+    """Logs of clocks, power and the like."""
+    snapshots: list[Path] = field(default_factory=list)
+    """Snapshots of the allocator."""
+    _groups: dict[str, Path] = field(default_factory=dict)
 
     def add(self, file: Path, *, named: bool) -> None:
         """Take a file for what it is.
@@ -51,54 +54,53 @@ class Found(dict[Path, bool]):
                     "log with a time, a device and clocks, power or energy (nvidia-smi --format=csv)"
                 )
             return
-        beside = {"counters": self.counters, "log": self.logs, "memory": self.snapshots}
+        others = {"counters": self.counters, "log": self.logs, "memory": self.snapshots}
         if reader.kind != "trace":
-            kept = beside[reader.kind]
-            if file not in kept:
-                kept.append(file)
+            if file not in others[reader.kind]:
+                others[reader.kind].append(file)
         elif reader.grouped:
             self._add_part(reader.load().group_of(file), file, named=named)
         else:
-            self[file] = named or self.get(file, False)
+            self.traces[file] = named or self.traces.get(file, False)
 
     def _add_part(self, group: str, file: Path, *, named: bool) -> None:
         first = self._groups.setdefault(group, file)
         parts = self.parts.setdefault(first, [])
         if file not in parts:
             parts.append(file)
-        self[first] = named or self.get(first, False)
+        self.traces[first] = named or self.traces.get(first, False)
 
     def files(self, file: Path) -> list[Path]:
-        """All files of the recording that one stands for."""
+        """Return all files of the recording that one stands for."""
         return self.parts.get(file, [file])
 
     def take_times(self) -> None:
-        """Where there is no trace, counters that say when their kernels ran are one."""
+        """Take counters that say when their kernels ran for traces, where there are none."""
         from chopper.collectors.formats import readers
 
-        if not self:
+        if not self.traces:
             for file in self.counters:
                 if readers.has_times(file):
                     self._add_part(str(file), file, named=True)
 
 
 def find_sources(named: Sequence[str | Path]) -> list[Path]:
-    """Files that the user means by paths, globs and directories, in order, each once.
+    """Return the files that the user means by paths, globs and directories, in order, each once.
 
     Raises:
         InputError: nothing is there, or a directory holds no traces.
     """
-    found = find(named)
-    return list(found) or found.logs or found.snapshots
+    sources = find(named)
+    return list(sources.traces) or sources.logs or sources.snapshots
 
 
-def find(named: Sequence[str | Path]) -> Found:
-    """What the user means by paths, globs and directories, each file taken for what it is.
+def find(named: Sequence[str | Path]) -> Sources:
+    """Return what the user means by paths, globs and directories, each file taken for what it is.
 
     Raises:
         InputError: as :func:`find_sources`.
     """
-    found = Found()
+    sources = Sources()
     check_names(named)
     for item in named:
         path = Path(item)
@@ -110,29 +112,29 @@ def find(named: Sequence[str | Path]) -> Found:
                 )
             if path.is_dir():
                 for file in _in_directory(path):
-                    found.add(file, named=False)
+                    sources.add(file, named=False)
             elif path.exists():
-                found.add(path, named=True)
+                sources.add(path, named=True)
             elif globbing.has_magic(str(item)):
                 matches = globbing.glob(str(item), recursive=True)  # noqa: PTH207
                 files = [p for p in map(Path, sorted(matches)) if p.is_file()]
                 if not files:
                     raise InputError(f"{item}: the pattern matches no file")
                 for file in files:
-                    found.add(file, named=True)
+                    sources.add(file, named=True)
             else:
                 raise InputError(f"{path}: no such file or directory")
         except ValueError as exc:
             raise InputError(f"{str(item)!r}: no file can have this name ({exc})") from exc
         except OSError as exc:
             raise InputError(f"{item}: cannot be read ({exc.strerror})") from exc
-    found.take_times()
-    if found.counters and not found:
+    sources.take_times()
+    if sources.counters and not sources.traces:
         raise InputError(
-            f"{found.counters[0]}: counters of kernels alone say nothing of time; name the kernel "
+            f"{sources.counters[0]}: counters of kernels alone say nothing of time; name the kernel "
             "trace of the same steps too"
         )
-    return found
+    return sources
 
 
 def check_names(named: Sequence[str | Path]) -> None:
@@ -142,7 +144,7 @@ def check_names(named: Sequence[str | Path]) -> None:
 
 
 def _in_directory(path: Path) -> list[Path]:
-    """The traces of a directory.
+    """Return the traces of a directory.
 
     Raises:
         InputError: there are none; says what is there instead.
@@ -174,8 +176,36 @@ def _in_directory(path: Path) -> list[Path]:
 
 
 def _says_when(table: Path) -> bool:
-    """Whether a CSV can be read without a trace."""
+    """Return whether a CSV can be read without a trace."""
     from chopper.collectors.formats import readers
 
     reader = readers.reader_of(table)
     return reader is not None and (reader.kind != "counters" or readers.has_times(table))
+
+
+def check_page(output: Path, sources: Iterable[str | Path]) -> None:
+    """Refuse to write a page into a run, or over a file that the page is made from.
+
+    Args:
+        output: the file to write.
+        sources: runs, traces, globs or directories that it is made from.
+
+    Raises:
+        OutputError: it is one of these.
+    """
+    run = run_around(output)
+    if run is not None:
+        raise OutputError(
+            f"{output}: lies inside the run {run}, which chopper may replace or read as traces; "
+            "choose another -o"
+        )
+    if output.exists() and any(_is_in(output, source) for source in sources):
+        raise OutputError(f"{output}: is what the report is made from; choose another -o")
+
+
+def _is_in(output: Path, source: str | Path) -> bool:
+    """Return whether a file is one of those that a path, glob or directory means."""
+    try:
+        return any(output.samefile(file) for file in find_sources([source]))
+    except (InputError, OSError):  # a run; or said better by load()
+        return False

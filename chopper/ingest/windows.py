@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.collectors.formats.kineto import ParsedTrace
-    from chopper.ingest.sources import Found
 
 Read = list[tuple[Path, "ParsedTrace"]]
 
@@ -31,8 +30,11 @@ _IDS = {
 """Ids that each trace counts from the beginning."""
 
 
-def joined_windows(traces: Read, found: Found) -> Read:
-    """Return the traces with those of one process joined; ``found`` learns their files.
+def joined_windows(traces: Read) -> tuple[Read, dict[Path, list[Path]]]:
+    """Join the traces of one process.
+
+    Returns:
+        The traces, each with its first file; and all files of those that were joined, by the first.
 
     Raises:
         InputError: two traces of one process overlap in time.
@@ -41,6 +43,7 @@ def joined_windows(traces: Read, found: Found) -> Read:
     for i, (file, trace) in enumerate(traces):
         groups.setdefault(_process(file, trace) or i, []).append((file, trace))
     out: Read = []
+    files: dict[Path, list[Path]] = {}
     for group in groups.values():
         spans = [trace.span_ns for _, trace in group]
         if len(group) == 1 or None in spans:
@@ -54,14 +57,13 @@ def joined_windows(traces: Read, found: Found) -> Read:
                     "time: the same trace twice, or of two profilers; pass one of them"
                 )
         first = group[0][0]
-        for file, _ in group[1:]:
-            found.parts.setdefault(first, [first]).append(file)
+        files[first] = [file for file, _ in group]
         out.append((first, join([trace for _, trace in group])))
-    return out
+    return out, files
 
 
 def _process(file: Path, trace: ParsedTrace) -> Hashable | None:
-    """What the windows of one process share; None where nothing says which process it was."""
+    """Return what the windows of a process share; None where nothing says which process it was."""
     host, rank = host_of(file, trace), trace.rank
     if trace.host_pid is None or (host is None and rank is None):
         return None
@@ -97,7 +99,8 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
     }
     joined["thread"] = joined["thread"].group_by(joined["thread"].column_names).aggregate([])
     findings = {(f.code, f.message): f for window in windows for f in window.findings}
-    return replace(windows[0], tables=joined, findings=list(findings.values()))
+    borrowed = frozenset(name for window in windows for name in window.borrowed)
+    return replace(windows[0], tables=joined, findings=list(findings.values()), borrowed=borrowed)
 
 
 def _steps(window: ParsedTrace, last: int | None) -> pa.Table:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from chopper.errors import InputError, UsageError
+from chopper.errors import JSON_ERRORS, InputError, UsageError
 from chopper.models.architectures import MAX_LAYERS, Architecture, Experts, Latent
-from chopper.storage.files import JSON_ERRORS, read_bytes
+from chopper.storage.files import read_bytes
 
 Shapes = dict[str, Any]
 

@@ -20,9 +20,10 @@ from chopper.quantities import digits
 from chopper.storage import manifest as m
 from chopper.storage import process_identity as identity
 from chopper.storage import processes
+from chopper.storage.destination import claim_file, is_own
 from chopper.storage.files import inside
-from chopper.storage.outputs import claim_file, is_own
-from chopper.storage.run import MANIFEST, is_run, rank_dir_name, restart_count
+from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run, sub_runs
+from chopper.storage.parts import restart_count
 
 if TYPE_CHECKING:
     from chopper.hardware.environment import RankInfo
@@ -197,7 +198,7 @@ def _occupy(path: Path, part: m.RankManifest) -> bool:
 
 def _choose(path: Path, part: m.RankManifest, *, force: bool) -> Claim:
     """Choose the run directory for a rank, and make room in it."""
-    folders = {folder: processes.part_of(folder) for folder in processes.rank_dirs(path)}
+    folders = {folder: processes.part_of(folder) for folder in rank_dirs(path)}
     recorded = [f for f, other in folders.items() if _recorded(f, other, part)]
     folder = path / rank_dir_name(part.rank)
     if part.job is None:
@@ -233,11 +234,11 @@ def _sub_run_for(path: Path, part: m.RankManifest) -> Path:
     """The run inside ``path`` that a process records into: a new one, or that of its job."""
     number = 2
     while True:
-        inner = processes.sub_run(path, number)
+        inner = sub_run(path, number)
         with contextlib.suppress(FileExistsError):
             inner.mkdir()
             return inner
-        folders = processes.rank_dirs(inner)
+        folders = rank_dirs(inner)
         if (
             part.job is not None
             and inner / rank_dir_name(part.rank) not in folders
@@ -303,7 +304,7 @@ def _clear_stale(path: Path, world_size: int) -> None:
     """Remove what belongs to the run that ``force`` replaces and no rank of this one will."""
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path / "tables", ignore_errors=True)
-    for inner in processes.sub_runs(path):
+    for inner in sub_runs(path):
         shutil.rmtree(inner)
     for folder in path.glob("rank-*"):
         if (digits(folder.name[5:]) or 0) >= world_size:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from chopper.errors import RunFormatError
 from chopper.quantities import digits
 from chopper.storage import manifest as m
-from chopper.storage.files import DamagedStreamError, arrow_errors, check_batch, read_bytes
+from chopper.storage.files import read_bytes
+from chopper.storage.streams import DamagedStreamError, arrow_errors, check_batch
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chopper.storage import manifest as m
 
 if TYPE_CHECKING:
-    from chopper.storage.run import RunWriter
+    from chopper.storage.parts import RunWriter
 
 _MAX_MEASURES = 10_000
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from chopper.errors import ChopperError
 from chopper.storage import processes
-from chopper.storage.run import Run
+from chopper.storage.parts import read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def announce(path: Path, part: m.RankManifest) -> None:
     """Say where the run of rank 0 is, what its findings warn of, and which collectors failed."""
     others = processes.findings(path)
     whole = part.world_size == 1
-    parts = Run.open(path).manifest.ranks if whole else [part]
+    parts = read_manifest(path).ranks if whole else [part]
     steps = max((part.steps_count or 0) for part in parts)
     ranks = f"{len(parts)} rank{'s' if len(parts) > 1 else ''}" if whole else "rank 0"
     say(f"recorded {ranks}, {steps} steps; next: chopper analyze {shlex.quote(os.fspath(path))}")

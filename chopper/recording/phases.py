@@ -8,7 +8,7 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chopper.storage.run import StreamWriter
+from chopper.storage.streams import StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

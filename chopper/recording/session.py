@@ -23,6 +23,7 @@ from chopper.errors import UsageError
 from chopper.hardware import environment
 from chopper.recording import claim, forking, messages
 from chopper.recording.collecting import Collecting
+from chopper.recording.finish import finalize
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import note
 from chopper.recording.measures import keep_measure
@@ -36,7 +37,7 @@ from chopper.recording.steps import OptimizerCycle
 from chopper.recording.trainers import Evaluations, TrainerPhases
 from chopper.recording.windows import TraceWindows
 from chopper.storage import manifest as m
-from chopper.storage.run import RunWriter, finalize
+from chopper.storage.parts import RunWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

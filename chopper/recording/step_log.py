@@ -7,8 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from chopper.storage.files import stream_batches
-from chopper.storage.run import StreamWriter
+from chopper.storage.streams import StreamWriter, stream_batches
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from chopper.recording.phases import OpenPhase
     from chopper.recording.windows import TraceWindows
-    from chopper.storage.run import RunWriter
+    from chopper.storage.parts import RunWriter
 
 _OPTIMIZER = "optimizer"
 """Phase in which an engine steps its optimizers."""

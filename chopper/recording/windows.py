@@ -11,14 +11,14 @@ from chopper.hardware import environment
 from chopper.recording import forking
 from chopper.recording.budget import TraceBudget
 from chopper.recording.steps import DEFAULT_WINDOWS, LongSteps, Window
-from chopper.storage.run import StreamWriter
+from chopper.storage.streams import StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from chopper.recording.phases import PhaseLog
     from chopper.recording.step_log import StepLog
-    from chopper.storage.run import RunWriter
+    from chopper.storage.parts import RunWriter
 
 # A loop that never steps would be traced to its end, which may be days away.
 _STEPLESS_NS = 60 * 10**9

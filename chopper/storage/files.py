@@ -1,8 +1,4 @@
-"""What is read from disk is checked before it is used, and stays inside its directory.
-
-Documents (JSON), telemetry streams (Arrow) and files of a run directory are read through this
-module. Damage is an error of one line, or, for streams, ends what can be read of them.
-"""
+"""Files of run directories and JSON documents: checked before they are used, written as a whole."""
 
 from __future__ import annotations
 
@@ -10,30 +6,21 @@ import contextlib
 import json
 import os
 import stat
-import zlib
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from chopper.errors import InputError, OutputError, RunFormatError, printable, reason_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
-
-    import pyarrow as pa
+from chopper.errors import (
+    JSON_ERRORS,
+    InputError,
+    OutputError,
+    RunFormatError,
+    printable,
+    reason_of,
+)
 
 _T = TypeVar("_T")
-
-CHECKSUM = b"chopper.crc32"
-"""Key of a batch's metadata: CRC-32 of the bytes of the file before the batch, in hexadecimal."""
-_TRAILER = b"chopper.crc32="
-"""Follows the end mark of a stream; then the CRC-32 of all bytes before it, in hexadecimal."""
-
-
-JSON_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Exceptions that decoding JSON raises: text that is not UTF-8 and deep nesting are not msgspec's."""
 
 
 def decode_json(
@@ -154,123 +141,3 @@ def write_atomic(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OutputError(f"{path}: cannot be written ({reason_of(exc)})") from exc
-
-
-class ChecksummedSink:
-    """A file that counts the CRC-32 of what was written to it.
-
-    Args:
-        file: opened for writing, empty.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.crc32 = 0
-
-    def write(self, data: Any) -> int:
-        """Write bytes; returns how many."""
-        self.crc32 = zlib.crc32(data, self.crc32)
-        return self._file.write(data)
-
-    def batch_metadata(self) -> dict[bytes, bytes]:
-        """Metadata of the next batch: the checksum of what stands before it."""
-        return {CHECKSUM: b"%08x" % self.crc32}
-
-    def write_trailer(self) -> None:
-        """Write the checksum of the whole file, after the stream's end."""
-        self._file.write(_TRAILER + b"%08x" % self.crc32)
-
-    def flush(self) -> None:
-        """Hand what was written to the operating system."""
-        self._file.flush()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the file is closed."""
-        return self._file.closed
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class DamagedStreamError(ValueError):
-    """A stream cannot be read further; its message is the reason, in one line."""
-
-
-def arrow_errors() -> tuple[type[Exception], ...]:
-    """Exceptions that reading damaged Arrow and Parquet data raises."""
-    import pyarrow as pa
-
-    # Names that are not UTF-8 are ValueErrors, absurd sizes memory or overflow errors.
-    return (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, EOFError)
-
-
-def check_batch(batch: pa.RecordBatch) -> None:
-    """Check a batch that was read: offsets, indices, UTF-8, nulls inside dictionaries.
-
-    Raises:
-        DamagedStreamError: using it could crash, or give other values than were written.
-    """
-    import pyarrow as pa
-
-    try:
-        batch.validate(full=True)
-        for column in batch.columns:
-            if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
-                raise DamagedStreamError("a dictionary holds nulls")
-    except arrow_errors() as exc:
-        raise DamagedStreamError(one_line(exc)) from exc
-
-
-def one_line(exc: BaseException) -> str:
-    """First line of an exception's message, or its type where it has none."""
-    lines = str(exc).splitlines()
-    return printable(lines[0]) if lines else type(exc).__name__
-
-
-def stream_batches(data: bytes) -> Iterator[pa.RecordBatch]:
-    """Batches of an Arrow IPC stream, each checked; those without checksums are older.
-
-    A batch is returned when the checksum that follows it agrees, or when nothing follows it.
-
-    Raises:
-        DamagedStreamError: the stream ends in the middle, or is damaged; what was returned is good.
-    """
-    import pyarrow as pa
-
-    file = pa.BufferReader(data)
-    before: pa.RecordBatch | None = None
-    checksummed = False
-    crc32 = start = 0
-    try:
-        with pa.ipc.open_stream(file) as reader:
-            while True:
-                end = file.tell() if before is not None else 0
-                try:
-                    batch, metadata = reader.read_next_batch_with_custom_metadata()
-                except StopIteration:
-                    break
-                crc32, start = zlib.crc32(memoryview(data)[start:end], crc32), end
-                said = (metadata or {}).get(CHECKSUM)
-                if before is None:
-                    checksummed = said is not None
-                if said != (b"%08x" % crc32 if checksummed else None):
-                    raise DamagedStreamError("its checksum differs")
-                if before is not None:
-                    yield before
-                check_batch(batch)
-                before = batch
-            end = file.tell()
-    except DamagedStreamError:
-        raise
-    except arrow_errors() as exc:
-        if before is not None:
-            yield before
-        raise DamagedStreamError(one_line(exc)) from exc
-    trailer = _TRAILER + b"%08x" % zlib.crc32(memoryview(data)[start:end], crc32)
-    # A writer that was killed leaves a part of it, an older one none.
-    if not trailer.startswith(data[end:]):
-        raise DamagedStreamError("its checksum differs")
-    if before is not None:
-        yield before

@@ -152,8 +152,6 @@ class RankManifest(msgspec.Struct, kw_only=True):
     """The device that this rank computes on; None when it computes on the host."""
     traces: tuple[str, ...] = ()
     """Raw kernel traces, relative to the rank's directory (recorded) or absolute (imported)."""
-    source_digest: str | None = None
-    """Hash of the raw trace that the tables were made from."""
     collectors: list[CollectorReport] = []
     clock_anchors: list[ClockAnchor] = []
     steps_source: str | None = None

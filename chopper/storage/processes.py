@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -17,15 +16,14 @@ from pathlib import Path
 from chopper.errors import RunFormatError
 from chopper.storage import manifest as m
 from chopper.storage.files import read_bytes
+from chopper.storage.layout import MANIFEST, last_written_s, rank_dirs, sub_runs
 from chopper.storage.process_identity import HeldElsewhere, ProcessIdentity, locked, runs
-from chopper.storage.run import MANIFEST, is_rank_dir, is_run, last_written_s
 from chopper.wording import plural, some
 
 LOCK = ".claim"
 """Inside a run, while folders are claimed or moved."""
 LOCK_WAIT_S = 20.0
 """Claiming takes milliseconds; a process that was stopped meanwhile must not hold up others."""
-_SUB_RUN = re.compile(r"process-(\d{1,7})$")
 _RECENT_S = 3600.0
 """A recording of another host that wrote within this time may be alive: nobody here can tell."""
 
@@ -58,30 +56,6 @@ def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
     if seen_s is None or time.time() - seen_s >= _RECENT_S:
         return None
     return f"process {part.pid} of the host {part.hostname}"
-
-
-def rank_dirs(path: Path) -> list[Path]:
-    """Folders of a run's ranks, ascending; empty when there is no such run."""
-    try:
-        return sorted(p for p in path.iterdir() if is_rank_dir(p) and not p.is_symlink())
-    except OSError:
-        return []
-
-
-def sub_run(path: Path, number: int) -> Path:
-    """Where the n-th process of a run records that is no rank of it; n is 2 or more."""
-    return path / f"process-{number}"
-
-
-def sub_runs(path: Path) -> list[Path]:
-    """The runs inside of a run, by number."""
-    numbered = []
-    with contextlib.suppress(OSError):
-        for entry in path.iterdir():
-            match = _SUB_RUN.match(entry.name)
-            if match is not None and not entry.is_symlink() and is_run(entry):
-                numbered.append((int(match[1]), entry))
-    return [entry for _, entry in sorted(numbered)]
 
 
 def recorders(path: Path) -> list[tuple[Path, str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chopper.storage.replacing import scratch
+from chopper.storage.destination import scratch
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import Job, Truth
 from chopper.workloads import link
@@ -70,7 +70,7 @@ def record(plans: Sequence[Plan]) -> Iterator[Recorded]:
 
 def _record(plans: Sequence[Plan], *, linked: bool) -> Iterator[Recorded]:
     import chopper
-    from chopper.storage.run import finalize
+    from chopper.recording.finish import finalize
 
     steps = sum(len(plan.levels()) for plan in plans)
     with ranks.ended_by_signals(), scratch("validate") as directory:

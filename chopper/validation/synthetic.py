@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.causes import LEAVES
-from chopper.storage.replacing import scratch
+from chopper.storage.destination import scratch
 from chopper.validation.model.injections import INJECTIONS, MIXES, Injection
 from chopper.validation.model.job import simulate
 from chopper.validation.model.ledger import ledger

@@ -18,8 +18,8 @@ from chopper.collectors.formats.unpack import DAMAGE, salvaged
 from chopper.collectors.formats.unpack import MAGIC as GZIP
 from chopper.errors import InputError
 from chopper.limits import Intake
+from chopper.storage.destination import scratch
 from chopper.storage.manifest import Finding
-from chopper.storage.replacing import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

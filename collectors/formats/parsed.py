@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class TraceHead:
-    """What is known of one device of one rank of one file, beside its events.
+class ParsedTrace:
+    """One device of one rank of one file.
 
     Attributes:
         source: name of the file.
@@ -32,7 +32,9 @@ class TraceHead:
         main: False for further devices of the same process, which are timelines of their own.
         process_groups: as recorded.
         environment: facts of the header worth keeping.
+        tables: the declared trace tables by name, times in Unix nanoseconds.
         findings: what must be known about it.
+        borrowed: names of tables that another file gave.
     """
 
     source: str
@@ -46,22 +48,9 @@ class TraceHead:
     main: bool
     process_groups: list[dict[str, Any]]
     environment: dict[str, str]
-    findings: list[Finding] = field(default_factory=list)
-
-
-@dataclass(kw_only=True)
-class ParsedTrace(TraceHead):
-    """One device of one rank of one file.
-
-    Attributes:
-        tables: the declared trace tables by name, times in Unix nanoseconds.
-    """
-
     tables: dict[str, pa.Table]
-
-    def head(self) -> TraceHead:
-        """Everything but the tables."""
-        return TraceHead(**{f.name: getattr(self, f.name) for f in fields(TraceHead)})
+    findings: list[Finding] = field(default_factory=list)
+    borrowed: frozenset[str] = frozenset()
 
     @property
     def span_ns(self) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.collectors.procfs import Budget, FileSource
-from chopper.storage.files import JSON_ERRORS
+from chopper.errors import JSON_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

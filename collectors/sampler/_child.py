@@ -138,7 +138,7 @@ def main() -> int:
     _end_with_parent(config.parent_pid, begun)
     try:
         _load_pyarrow()
-        importlib.import_module("chopper.storage.run")
+        importlib.import_module("chopper.storage.streams")
         sampler = Sampler(
             config.collector,
             Path(config.directory),

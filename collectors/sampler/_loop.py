@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from chopper.collectors.sampler._clocks import Clock
     from chopper.collectors.sampler._readers import ReadPart
     from chopper.collectors.sampler._source import Sink, Source
-    from chopper.storage.run import StreamWriter
+    from chopper.storage.streams import StreamWriter
 
 WATCH_S = 1.0
 """Time between looks for a call that blocks; each costs a wake-up."""
@@ -270,7 +270,7 @@ class Sampler:
         All of them read the host's clocks, and two vendors' devices may sit in one host: two
         processes that wrote the same file would spoil it.
         """
-        from chopper.storage.run import StreamWriter
+        from chopper.storage.streams import StreamWriter
 
         if table in self._writers:
             return True

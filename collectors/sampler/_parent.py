@@ -13,9 +13,9 @@ import msgspec
 
 from chopper.collectors.sampler._source import SourceSpec
 from chopper.collectors.sampler._status import NICE, SamplerConfig, SamplerStatus, status_file
-from chopper.errors import CaptureError, CollectorUnavailable
+from chopper.errors import JSON_ERRORS, CaptureError, CollectorUnavailable
 from chopper.fresh_python import own_python
-from chopper.storage.files import JSON_ERRORS, pack_message
+from chopper.storage.files import pack_message
 
 _KILL_S = 2.0
 """How long what was killed may take to end."""

@@ -560,7 +560,7 @@ def test_a_recorded_run_keeps_what_was_measured_of_its_device(
 ) -> None:
     import socket
 
-    from chopper.storage.run import _embed_calibration
+    from chopper.recording.finish import embed_calibration
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     kept = calibration.from_manifest(measured(500e12, "bf16"))
@@ -575,7 +575,7 @@ def test_a_recorded_run_keeps_what_was_measured_of_its_device(
         )
         for rank in range(2)
     ]
-    _embed_calibration(parts)
+    embed_calibration(parts)
     # Measured alone, and it holds beside others; another device's numbers are not taken.
     assert parts[0].calibration is not None
     assert parts[0].calibration["device_name"] == H100

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import chopper
+from chopper.recording.finish import finalize
 from chopper.storage.manifest import RankManifest, encode
-from chopper.storage.run import RunWriter, StreamWriter, finalize
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import StreamWriter
 from tests.bad_input.make import GOOD, PNG, analyzed, of_rank, quality, refused, same, write
 from tests.command import run
 from tests.kineto_writer import small_trace
@@ -237,15 +238,6 @@ def test_run_beside_other_files_and_run_to_import(imported: Path, tmp_path: Path
     outcome = run("import", imported, "-o", tmp_path / "again")
     assert (outcome.code, len(outcome.lines)) == (1, 1)
     assert "is a run directory already" in outcome.lines[0]
-
-
-def test_kept_table_of_another_shape_is_made_again(imported: Path) -> None:
-    import pyarrow.parquet as pq
-
-    whole = analyzed(imported)
-    file = imported / "tables" / "rank-00000" / "device_event.parquet"
-    pq.write_table(pa.table({"start_ns": [1]}), file)
-    assert same(analyzed(imported), whole)
 
 
 def test_part_of_a_run_is_one_document() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
@@ -11,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import chopper
 from chopper.errors import ChopperError, InputError, RunFormatError
 from chopper.experiments import results
 from chopper.hardware import calibration
-from chopper.storage import cache
-from chopper.storage.files import ChecksummedSink, inside, write_atomic
-from chopper.storage.run import Run, RunWriter, StreamWriter, read_stream
+from chopper.storage.files import inside, write_atomic
+from chopper.storage.parts import RunWriter
+from chopper.storage.run import Run
+from chopper.storage.streams import ChecksummedSink, StreamWriter, read_stream
 from chopper.tables import TABLES
 from tests.bad_input.make import analyzed, of_rank, quality, same, write
 from tests.command import run
@@ -107,31 +106,6 @@ def test_a_sink_counts_what_it_writes(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == b"123456789chopper.crc32=cbf43926"
 
 
-def test_a_damaged_cached_table_is_made_again(imported: Path) -> None:
-    whole = analyzed(imported)
-    chosen = random.Random(7)
-    for file in sorted((imported / "tables" / "rank-00000").iterdir()):
-        data = bytearray(file.read_bytes())
-        bit = chosen.randrange(len(data) * 8)
-        data[bit // 8] ^= 1 << (bit % 8)
-        file.write_bytes(data)
-        assert same(analyzed(imported), whole), file
-        gc.collect()  # it is kept when the run is let go of
-        key = cache.digest([imported / "rank-00000" / "trace.json.gz"])
-        assert cache.read(file.parent, key) is not None
-
-
-def test_a_cached_table_of_other_numbers_is_made_again(imported: Path) -> None:
-    """A whole, valid file with other contents: only the entry's hash tells."""
-    whole = analyzed(imported)
-    file = imported / "tables" / "rank-00000" / "device_event.parquet"
-    table = pq.read_table(file)
-    later = pa.array([n + 1 for n in table["dur_ns"].to_pylist()], pa.int64())
-    position = table.schema.names.index("dur_ns")
-    pq.write_table(table.set_column(position, table.schema.field(position), later), file)
-    assert same(analyzed(imported), whole)
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "rank-00001/manifest.json"])
 def test_a_manifest_that_is_not_utf8(imported: Path, name: str) -> None:
     whole = analyzed(imported)
@@ -144,11 +118,7 @@ def test_a_manifest_that_is_not_utf8(imported: Path, name: str) -> None:
     assert {"run.manifest_damaged", "run.part_missing"} & set(quality(damaged))
 
 
-def test_documents_that_are_not_utf8(imported: Path, tmp_path: Path) -> None:
-    whole = analyzed(imported)
-    about = imported / "tables" / "rank-00000" / cache.ABOUT
-    about.write_bytes(about.read_bytes().replace(b'"count"', b'"co\xffnt"', 1))
-    assert same(analyzed(imported), whole)
+def test_documents_that_are_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "experiment.json").write_bytes(b'{"schema": "\xff"}')
     with pytest.raises(InputError, match=r"is not an experiment .*run the workload again"):
         results.read_plan(tmp_path)
@@ -197,14 +167,13 @@ def test_traces_that_a_manifest_names_lie_in_the_run(imported: Path, tmp_path: P
 def test_links_in_a_run_are_refused(imported: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    for name in ("tables/rank-00000", "tables", "rank-00001/trace.json.gz", "rank-00001"):
+    for name in ("rank-00001/trace.json.gz", "rank-00001"):
         entry, moved = imported / name, tmp_path / "moved"
         entry.rename(moved)
-        entry.symlink_to(outside if name.startswith("tables") else moved)
+        entry.symlink_to(moved)
         outcome = run("analyze", imported)
         assert outcome.code == 1, name
         assert f"{entry}: is a link" in outcome.line
-        assert list(outside.iterdir()) == []
         entry.unlink()
         moved.rename(entry)
     for name in ("manifest.json", "rank-00000/step.arrow"):
@@ -220,12 +189,6 @@ def test_links_in_a_run_are_refused(imported: Path, tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(imported: Path) -> None:
     whole = analyzed(imported)
-    for name in ("about.json", "device_event.parquet"):
-        entry = imported / "tables" / "rank-00000" / name
-        entry.unlink()
-        os.mkfifo(entry)
-        assert same(analyzed(imported), whole)
-        gc.collect()
     (imported / "rank-00001" / "device_clock.arrow").unlink(missing_ok=True)
     os.mkfifo(imported / "rank-00001" / "device_clock.arrow")
     assert same(analyzed(imported), whole)

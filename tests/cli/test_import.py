@@ -61,15 +61,6 @@ def test_a_run_says_what_its_traces_say(how: str, traces: Path, tmp_path: Path) 
         assert (folder / "trace.json.gz").read_bytes() == raw
 
 
-def test_the_raw_trace_is_not_needed_to_read_a_run(traces: Path, tmp_path: Path) -> None:
-    target = tmp_path / "run"
-    run(traces, "-o", target)
-    before = said(target)
-    for tables in (target / "tables").iterdir():
-        (tables / "about.json").unlink()
-    assert said(target) == before
-
-
 def test_name_of_the_run(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(traces).stdout == "runs/traces\n"
@@ -98,7 +89,7 @@ def test_nothing_is_overwritten_without_force(traces: Path, tmp_path: Path) -> N
     assert run(traces / "rank0.json.gz", "-o", target, "--force").exit_code == 0
     replaced = chopper.load(target)
     assert (replaced.ranks, replaced.manifest.name) == ([0], "run")
-    assert sorted(p.name for p in target.iterdir()) == ["manifest.json", "rank-00000", "tables"]
+    assert sorted(p.name for p in target.iterdir()) == ["manifest.json", "rank-00000"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "traces"]
 
 
@@ -152,9 +143,6 @@ def test_merged_ranks_and_further_devices_come_back_from_the_run(tmp_path: Path)
         "all.json process 10 device 1",
         "all.json process 11 device 3",
     ]
-    assert said(target) == direct
-    for tables in (target / "tables").iterdir():
-        (tables / "about.json").unlink()
     assert said(target) == direct
     # The raw file is there once, however many ranks it holds.
     inodes = {p.stat().st_ino for p in target.glob("rank-*/trace.json")}

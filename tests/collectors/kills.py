@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import chopper
 from chopper.collectors.sampler import COMM
-from chopper.storage.run import read_stream
+from chopper.storage.streams import read_stream
 from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from chopper.storage.run import read_stream
+from chopper.storage.streams import read_stream
 
 MS = 1_000_000
 SECOND = 1_000_000_000

@@ -22,8 +22,10 @@ import chopper
 from chopper.attribution import Attribution
 from chopper.collectors.base import CollectorContext
 from chopper.hardware.environment import clock_anchor
+from chopper.recording.finish import finalize
 from chopper.storage import manifest as m
-from chopper.storage.run import RunWriter, finalize, read_stream
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 from chopper.testing import ReplayCollector
 from chopper.views import view

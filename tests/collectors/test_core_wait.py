@@ -10,7 +10,7 @@ import pytest
 
 from chopper.collectors.base import Collector, CollectorContext, StepListener
 from chopper.collectors.core_wait import SCHEDSTAT, CoreWaitCollector
-from chopper.storage.run import read_stream
+from chopper.storage.streams import read_stream
 
 
 def context(directory: Path) -> CollectorContext:

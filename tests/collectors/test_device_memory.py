@@ -13,7 +13,7 @@ from chopper.collectors import device_memory
 from chopper.collectors.base import Collector, CollectorContext, StepListener
 from chopper.collectors.device_memory import DeviceMemoryCollector
 from chopper.errors import CollectorUnavailable
-from chopper.storage.run import read_stream
+from chopper.storage.streams import read_stream
 
 
 def context(directory: Path, device: str | None = None) -> CollectorContext:

@@ -22,7 +22,8 @@ from chopper.collectors.host._processes import RankSource
 from chopper.collectors.sampler import SamplerProcess, Sink
 from chopper.errors import CollectorUnavailable
 from chopper.recording.live import StreamTail
-from chopper.storage.run import RunWriter, read_stream
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import read_stream
 from tests.waiting import PATIENCE_S, until
 
 SECOND = 1_000_000_000

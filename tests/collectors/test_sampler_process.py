@@ -19,7 +19,7 @@ import pytest
 
 from chopper.collectors.sampler import COMM, SamplerProcess, Sink, SourceSpec, to_report
 from chopper.errors import CaptureError, CollectorUnavailable
-from chopper.storage.run import read_stream
+from chopper.storage.streams import read_stream
 from tests.collectors.sampled import MS, SECOND, rows
 from tests.sanitizing import run_program, skip_without_sanitizers
 from tests.waiting import PATIENCE_S, until

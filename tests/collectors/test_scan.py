@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,15 @@ def outcome_in_python(path: Path) -> Outcome:
         return outcome(path)
 
 
+def heads(trace: ParsedTrace) -> ParsedTrace:
+    return replace(trace, tables={})
+
+
 def assert_same(found: Outcome, expected: Outcome) -> None:
     if isinstance(found, str) or isinstance(expected, str):
         assert found == expected
         return
-    assert [t.head() for t in found] == [t.head() for t in expected]
+    assert [heads(t) for t in found] == [heads(t) for t in expected]
     for ours, theirs in zip(found, expected, strict=True):
         assert list(ours.tables) == list(theirs.tables)
         for name, table in theirs.tables.items():

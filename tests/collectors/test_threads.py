@@ -24,7 +24,7 @@ from chopper.collectors.host._threads import (
 )
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
-from chopper.storage.run import RunWriter
+from chopper.storage.parts import RunWriter
 from chopper.tables import TABLES
 
 HERE = socket.gethostname()

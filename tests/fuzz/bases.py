@@ -14,7 +14,9 @@ from chopper.experiments import results
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured
 from chopper.ingest import write_run
-from chopper.storage.run import RunWriter, StreamWriter, finalize
+from chopper.recording.finish import finalize
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import StreamWriter
 from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TABLES, TELEMETRY_TABLES
 from chopper.tables._base import Table
 from tests import recordings

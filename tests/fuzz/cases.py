@@ -323,9 +323,6 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
     for place, folders, files in os.walk(folder):
         if Path(place) == folder:
             folders[:] = [f for f in folders if f not in ("out", "home")]
-        # Derived tables are kept in the run.
-        if "tables" in folders and not Path(place, "tables").is_symlink():
-            folders.remove("tables")
         for name in files:
             status = os.lstat(Path(place, name))
             state[os.path.relpath(Path(place, name), folder)] = status.st_size, status.st_mtime_ns

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from chopper.errors import ChopperError
-from chopper.storage.run import StreamWriter, read_stream
+from chopper.storage.streams import StreamWriter, read_stream
 
 SECRET = "hunter2-outside-of-every-run"
 """Stands in a file that no command is told of."""

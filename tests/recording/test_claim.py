@@ -15,11 +15,14 @@ from chopper.api import attribute
 from chopper.errors import OutputError
 from chopper.hardware.environment import RankInfo
 from chopper.recording import claim
+from chopper.recording.finish import finalize
 from chopper.storage import processes as _processes
+from chopper.storage.destination import new_output
+from chopper.storage.layout import MANIFEST, rank_dir_name, sub_runs
 from chopper.storage.manifest import encode
-from chopper.storage.outputs import new_output
+from chopper.storage.parts import RunWriter
 from chopper.storage.process_identity import HeldElsewhere, identity_of, locked, machine
-from chopper.storage.run import MANIFEST, Run, RunWriter, finalize, rank_dir_name
+from chopper.storage.run import Run
 from tests.waiting import PATIENCE_S
 
 UNRANKED = RankInfo(known=False)
@@ -91,7 +94,7 @@ def test_each_of_many_processes_has_a_folder_of_its_own(tmp_path: Path) -> None:
     for round_number, found in places.items():
         assert sorted(found) == [".", "process-2", "process-3", "process-4"], round_number
         path = tmp_path / str(round_number)
-        assert len(_processes.sub_runs(path)) == PROCESSES - 1
+        assert len(sub_runs(path)) == PROCESSES - 1
         assert (path / "attempt-0").is_dir() == (round_number % 3 == 1)
         assert not list(path.glob(".*"))
 

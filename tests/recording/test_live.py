@@ -20,7 +20,8 @@ from chopper.errors import ChopperError, UsageError
 from chopper.recording.live import LiveDevice, LiveRank, LiveRun, Snapshot, StreamTail
 from chopper.recording.prometheus import parse_address, serve
 from chopper.reports.live import panel, reasons_text
-from chopper.storage.run import RunWriter, StreamWriter
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import StreamWriter
 from tests.waiting import PATIENCE_S, until
 
 

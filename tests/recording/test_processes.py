@@ -17,7 +17,8 @@ import torch
 
 import chopper
 from chopper.recording import session as _session
-from chopper.storage.run import MANIFEST, Run
+from chopper.storage.layout import MANIFEST
+from chopper.storage.run import Run
 from tests.conftest import take_signals
 from tests.recording.make import TRACE_ONLY, findings_of, steps_of, traced_of
 from tests.waiting import PATIENCE_S, until

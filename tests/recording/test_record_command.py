@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from chopper.collectors import registry
-from chopper.storage.run import Run, RunWriter, finalize
+from chopper.recording.finish import finalize
+from chopper.storage.parts import RunWriter
+from chopper.storage.run import Run
 from tests.conftest import take_signals
 from tests.waiting import PATIENCE_S
 

@@ -179,11 +179,11 @@ class _Program:
         self.size = len(rows)
 
 
-def make(shape: Shape | None = None) -> Attribution:
+def make(shape: Shape | None = None, source: str = "runs/synthetic") -> Attribution:
     """Build the run and its attribution."""
     shape = shape or Shape()
     program = _Program(shape)
-    run = Run(_manifest(shape), None, {}, source="runs/synthetic")
+    run = Run(_manifest(shape), None, {}, source=source)
     pieces, windows, gaps = [], [], []
     links: dict[int, pa.Table] = {}
     summaries = []

@@ -16,9 +16,11 @@ from tests.reports.make import HOSTILE, Shape, make
 
 @pytest.fixture(scope="module")
 def pair():
-    a, b = (make(Shape(ranks=2, steps=6, layers=2, seed=s, hostile=True)) for s in (0, 1))
+    a, b = (
+        make(Shape(ranks=2, steps=6, layers=2, seed=seed, hostile=True), source=source)
+        for seed, source in enumerate(("runs/synthetic", "runs/\x1b[31mred"))
+    )
     a.run.manifest.name = HOSTILE[1]
-    b.run.source = "runs/\x1b[31mred"
     return compare(a, b)
 
 

@@ -46,9 +46,8 @@ class _Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def hostile() -> str:
-    attribution = make(Shape(hostile=True))
+    attribution = make(Shape(hostile=True), source=HOSTILE[2])
     attribution.run.manifest.name = HOSTILE[1]
-    attribution.run.source = HOSTILE[2]
     attribution.run.manifest.ranks[0].hostname = HOSTILE[0]
     attribution.run.manifest.ranks[0].environment["gpu<b>"] = HOSTILE[3]
     attribution.findings.append(
@@ -88,7 +87,7 @@ def test_the_policy_names_exactly_the_pages_scripts(hostile) -> None:
 
 
 def test_the_data_block_holds_the_attribution(hostile) -> None:
-    attribution = make(Shape(hostile=True))
+    attribution = make(Shape(hostile=True), source=HOSTILE[2])
     (block,) = [code for attrs, code in _Page(hostile).scripts if attrs.get("id") == "data"]
     data = json.loads(block)
     assert data["observed_ns"] == attribution.observed_ns

@@ -19,7 +19,8 @@ import pytest
 import chopper
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
-from chopper.storage.run import Run, finalize
+from chopper.recording.finish import finalize
+from chopper.storage.run import Run
 from chopper.validation import real, recordings
 from chopper.validation.injections import ranks
 from chopper.validation.injections.plan import (

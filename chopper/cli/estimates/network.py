@@ -10,9 +10,9 @@ import msgspec
 from chopper.analyzers.estimates import Option, OptionsOf
 from chopper.analyzers.estimates.network import SIZES_BYTES, Network, Topology, network
 from chopper.cli import _options
-from chopper.errors import InputError, UsageError
+from chopper.errors import JSON_ERRORS, InputError, UsageError
 from chopper.reports.estimates.network import page
-from chopper.storage.files import JSON_ERRORS, read_bytes
+from chopper.storage.files import read_bytes
 
 __all__ = ["Options", "estimate", "page"]
 

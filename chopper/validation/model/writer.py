@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chopper.recording.finish import finalize
 from chopper.storage.manifest import Device
-from chopper.storage.run import RunWriter, StreamWriter, finalize
+from chopper.storage.parts import RunWriter
+from chopper.storage.streams import StreamWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

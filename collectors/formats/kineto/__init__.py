@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper.collectors.formats.kineto._assemble import read_trace
-from chopper.collectors.formats.parsed import ParsedTrace, TraceHead
+from chopper.collectors.formats.parsed import ParsedTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["ParsedTrace", "TraceHead", "read", "read_trace"]
+__all__ = ["ParsedTrace", "read", "read_trace"]
 
 
 def read(files: Sequence[Path]) -> list[ParsedTrace]:

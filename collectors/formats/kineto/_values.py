@@ -22,7 +22,7 @@ from chopper.collectors.formats.kineto._events import (
     Header,
     Number,
 )
-from chopper.storage.files import JSON_ERRORS
+from chopper.errors import JSON_ERRORS
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Longer spans are overflows of the recorder: no step takes a month."""

@@ -6,13 +6,17 @@ import shutil
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError, OutputError
+from chopper.recording.finish import finalize
 from chopper.storage import manifest as m
 from chopper.storage.files import check_links, inside, write_atomic
-from chopper.storage.run import MANIFEST, Run, finalize, is_run, rank_dir_name
+from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
+from chopper.storage.parts import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    Runs = dict[Path, m.RunManifest]
 
 _APART_NS = 3600 * 10**9
 """Nodes of one run record at the same time; an hour between them is two runs."""
@@ -45,13 +49,14 @@ def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
                 f"{path}: is not a run directory; run directories are joined with each other only, "
                 "traces are imported without them"
             )
-    runs = [Run.open(path) for path in paths]
+    runs = {path: read_manifest(path) for path in paths}
+    first = runs[paths[0]]
     _check_ranks(runs)
     _check_one_run(runs)
-    kinds = {run.manifest.kind for run in runs}
+    kinds = {run.kind for run in runs.values()}
     try:
-        for path, run in zip(paths, runs, strict=True):
-            for part in run.manifest.ranks:
+        for path, run in runs.items():
+            for part in run.ranks:
                 name = rank_dir_name(part.rank)
                 check_links(inside(path, name))
                 shutil.copytree(path / name, directory / name, symlinks=True)
@@ -61,40 +66,41 @@ def join_runs(paths: Sequence[Path], directory: Path) -> m.RunManifest:
         raise OutputError(f"{directory}: cannot be written ({exc})") from exc
     joined = finalize(
         directory,
-        command=runs[0].manifest.command,
-        workload=runs[0].manifest.workload,
-        exit_code=_exit_code(runs),
+        command=first.command,
+        workload=first.workload,
+        exit_code=_exit_code(runs.values()),
     )
     joined.kind = "imported" if kinds == {"imported"} else "recorded"
     known = [(f.code, f.message) for f in joined.findings]
-    for run in runs:
+    for run in runs.values():
         joined.findings += [
             f
-            for f in run.manifest.findings
+            for f in run.findings
             if f.code not in _OF_WHOLE_RUN and (f.code, f.message) not in known
         ]
     write_atomic(directory / MANIFEST, m.encode(joined))
     return joined
 
 
-def _check_ranks(runs: list[Run]) -> None:
-    holder: dict[int, Run] = {}
-    for run in runs:
-        for rank in run.ranks:
-            if rank in holder:
+def _check_ranks(runs: Runs) -> None:
+    """Refuse directories that hold the same rank."""
+    holder: dict[int, Path] = {}
+    for path, run in runs.items():
+        for part in run.ranks:
+            if part.rank in holder:
                 raise InputError(
-                    f"two of the runs hold rank {rank}: {holder[rank].path} and {run.path}; name "
+                    f"two of the runs hold rank {part.rank}: {holder[part.rank]} and {path}; name "
                     "one directory per node, all of one run"
                 )
-            holder[rank] = run
+            holder[part.rank] = path
 
 
-def _check_one_run(runs: list[Run]) -> None:
+def _check_one_run(runs: Runs) -> None:
     """Refuse directories that cannot be of one run."""
     _same(runs, "the job's size", lambda p: f"{p.world_size} ranks" if p.world_size else None)
     # torchrun without a rendezvous calls every run "none".
     _same(runs, "the launcher's run id", lambda p: p.environment.get("TORCHELASTIC_RUN_ID"))
-    spans = sorted((*_span_ns(run), str(run.path)) for run in runs)
+    spans = sorted((*_span_ns(run), str(path)) for path, run in runs.items())
     end_ns, last = spans[0][1:]
     for start_ns, this_end_ns, path in spans[1:]:
         if start_ns - end_ns > _APART_NS:
@@ -107,29 +113,30 @@ def _check_one_run(runs: list[Run]) -> None:
             end_ns, last = this_end_ns, path
 
 
-def _same(runs: list[Run], what: str, of: Callable[[m.RankManifest], str | None]) -> None:
-    said: dict[str, Run] = {}
-    for run in runs:
-        for part in run.manifest.ranks:
+def _same(runs: Runs, what: str, of: Callable[[m.RankManifest], str | None]) -> None:
+    """Refuse directories whose ranks differ in a property that all ranks of a run share."""
+    holder: dict[str, Path] = {}
+    for path, run in runs.items():
+        for part in run.ranks:
             value = of(part)
             if value is not None:
-                said.setdefault(value, run)
-    if len(said) > 1:
-        told = ", ".join(f"{run.path} says {value}" for value, run in said.items())
+                holder.setdefault(value, path)
+    if len(holder) > 1:
+        said = ", ".join(f"{path} says {value}" for value, path in holder.items())
         raise InputError(
-            f"directories of different runs: {what} differs ({told}); name those of one run"
+            f"directories of different runs: {what} differs ({said}); name those of one run"
         )
 
 
-def _span_ns(run: Run) -> tuple[int, int]:
-    """From the first rank's start to the last rank's end, as far as the parts say."""
-    starts = [p.start_ns for p in run.manifest.ranks if p.start_ns is not None]
-    ends = [p.end_ns for p in run.manifest.ranks if p.end_ns is not None]
+def _span_ns(run: m.RunManifest) -> tuple[int, int]:
+    """Return the first rank's start and the last rank's end, as far as the parts say."""
+    starts = [p.start_ns for p in run.ranks if p.start_ns is not None]
+    ends = [p.end_ns for p in run.ranks if p.end_ns is not None]
     known = starts + ends
     return (min(known), max(known)) if known else (0, 1 << 62)
 
 
-def _exit_code(runs: list[Run]) -> int | None:
-    """The first that is not 0; None where no run says."""
-    codes = [run.manifest.exit_code for run in runs if run.manifest.exit_code is not None]
+def _exit_code(runs: Iterable[m.RunManifest]) -> int | None:
+    """Return the first exit code that is not 0; None where no run says."""
+    codes = [run.exit_code for run in runs if run.exit_code is not None]
     return next((code for code in codes if code), 0) if codes else None

@@ -99,7 +99,12 @@ def _with(
         message=f"{file.name}: {ratio:.0%} of the trace's kernels are in it, its clock "
         f"{-offset_ns / 1e9:+.6f} s from the trace's; {', '.join(taken) or 'nothing'} of it joined",
     )
-    return replace(trace, tables=tables, findings=[*trace.findings, finding])
+    return replace(
+        trace,
+        tables=tables,
+        findings=[*trace.findings, finding],
+        borrowed=trace.borrowed.union(taken),
+    )
 
 
 def _moved(table: pa.Table, offset_ns: int, device_id: int | None) -> pa.Table:

@@ -1,24 +1,33 @@
-"""Where a new run may be written, and what becomes of the run that was there."""
+"""Where a run may be written, and what becomes of the run that was there.
+
+``.NAME.HOST-PID.old`` is a run that is being replaced, ``.NAME.HOST-PID.new`` one that is being
+written; the next command that writes to the same place finds what a killed one left.
+``chopper-USE-HOST-PID-*`` among the temporary files is removed by the next command that wants one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from chopper.errors import OutputError, RunFormatError, printable, reason_of
 from chopper.storage import manifest as m
-from chopper.storage import replacing
 from chopper.storage.files import read_bytes
-from chopper.storage.process_identity import HeldElsewhere, locked
+from chopper.storage.layout import MANIFEST, is_experiment, is_rank_dir, is_run
+from chopper.storage.process_identity import HeldElsewhere, locked, ran_at
 from chopper.storage.processes import recorders
-from chopper.storage.run import MANIFEST, is_experiment, is_rank_dir, is_run
 from chopper.wording import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+NOTES = ".hook-notes"
+"""A file in the run while ``chopper record`` lasts: what the processes below it came to."""
 _OWN_ENTRY = re.compile(
     r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
     r"|\.hook-notes|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
@@ -54,7 +63,7 @@ def check_output(path: Path, *, force: bool = False) -> bool:
         if not path.is_dir():
             return False
         # A recorder that was killed before any rank began leaves its notes.
-        entries = sorted(p for p in path.iterdir() if p.name != replacing.NOTES)
+        entries = sorted(p for p in path.iterdir() if p.name != NOTES)
         if not entries:
             return False
         if not is_run(path) and not is_experiment(path):
@@ -102,8 +111,6 @@ def _real(path: Path) -> Path:
 
 def _remove_entries(path: Path) -> None:
     """Remove what chopper wrote into a run directory, and nothing else."""
-    import shutil
-
     for entry in [e for e in path.iterdir() if is_own(e)]:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -188,15 +195,13 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _new_output(path: Path, *, force: bool, say: Callable[[str], None] | None) -> Iterator[Path]:
-    import shutil
-
     for line in recover(path):
         if say is not None:
             say(line)
     replace = check_output(path, force=force)
     place = _real(path)
     existed = place.is_dir()
-    old = replacing.beside(place, "old")
+    old = working_dir(place, "old")
     if replace:
         try:
             place.replace(old)
@@ -207,14 +212,14 @@ def _new_output(path: Path, *, force: bool, say: Callable[[str], None] | None) -
     try:
         yield prepare_output(place)
     finally:
-        if replacing.holds_recording(place):
+        if holds_recording(place):
             shutil.rmtree(old, ignore_errors=True)
         else:
             _put_back(place, old if replace else None, keep=existed)
 
 
 def recover(path: Path) -> list[str]:
-    """Put back what commands that were killed left of the runs that they were replacing.
+    """Put back what commands that were killed left of the runs that they were
 
     A run goes back to its place when nothing was recorded there since; else it stands beside it,
     under a name that is said. Nothing that was recorded is removed.
@@ -227,12 +232,12 @@ def recover(path: Path) -> list[str]:
     """
     place = _real(path)
     lines: list[str] = []
-    for unfinished in replacing.left_by_the_dead(place, "new"):
-        replacing.remove(unfinished)
-    for old in replacing.left_by_the_dead(place, "old"):
-        if place.exists() and (not place.is_dir() or replacing.holds_recording(place)):
+    for unfinished in _left_by_the_dead(place, "new"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for old in _left_by_the_dead(place, "old"):
+        if place.exists() and (not place.is_dir() or holds_recording(place)):
             try:
-                kept = replacing.bring_to_light(old, place)
+                kept = _renamed_visibly(old, place)
             except OSError as exc:
                 raise OutputError(
                     f"{old}: holds a run that was being replaced, and cannot be renamed "
@@ -271,3 +276,71 @@ def _put_back(place: Path, old: Path | None, *, keep: bool) -> None:
     except OSError as exc:
         kept = f"; the run that was there is kept as {old}" if old is not None else ""
         raise OutputError(f"{place}: cannot be put back ({reason_of(exc)}){kept}") from exc
+
+
+def working_dir(place: Path, what: Literal["old", "new"]) -> Path:
+    """Return where this process holds a run while it replaces the one in ``place``."""
+    return place.with_name(f".{place.name}.{socket.gethostname()}-{os.getpid()}.{what}")
+
+
+def holds_recording(place: Path) -> bool:
+    """Whether a rank has written anything into a run directory, or into a run of an experiment."""
+    return any(
+        p.is_file() and p.stat().st_size
+        for pattern in ("rank-*/*", "*/rank-*/*")
+        for p in place.glob(pattern)
+    )
+
+
+def _left_by_the_dead(place: Path, what: Literal["old", "new"]) -> Iterator[Path]:
+    """What commands of this host left beside ``place`` when they were killed, oldest first."""
+    host = re.escape(socket.gethostname())
+    name = rf"\.{re.escape(place.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}$"
+    yield from _of_the_dead(place.parent, name)
+
+
+@contextlib.contextmanager
+def scratch(use: str) -> Iterator[Path]:
+    """Make a directory for temporary files; remove it afterwards, and those of killed commands.
+
+    Args:
+        use: a word that shows in its name.
+    """
+    import tempfile
+
+    host = socket.gethostname()
+    name = rf"chopper-[a-z]+-{re.escape(host)}-(?P<pid>\d+)-[a-z0-9_]{{8}}$"
+    for left in _of_the_dead(Path(tempfile.gettempdir()), name):
+        shutil.rmtree(left, ignore_errors=True)
+    prefix = f"chopper-{use}-{host}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix) as directory:
+        yield Path(directory)
+
+
+def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
+    """Folders named after processes of this host that run no more, oldest first.
+
+    Of another host's, nobody can tell from here whether they run.
+    """
+    found: list[tuple[int, Path]] = []
+    with contextlib.suppress(OSError):
+        for entry in directory.iterdir():
+            match = re.match(pattern, entry.name)
+            if match is None or not entry.is_dir() or entry.is_symlink():
+                continue
+            moved_ns = entry.stat().st_ctime_ns
+            if not ran_at(int(match["pid"]), moved_ns):
+                found.append((moved_ns, entry))
+    for _, entry in sorted(found):
+        yield entry
+
+
+def _renamed_visibly(old: Path, place: Path) -> Path:
+    """Give a run that was being replaced a name that its user sees; nothing is overwritten."""
+    number = 1
+    while True:
+        visible = place.with_name(f"{place.name}.before" + (f"-{number}" if number > 1 else ""))
+        if not visible.exists() and not visible.is_symlink():
+            old.replace(visible)
+            return visible
+        number += 1

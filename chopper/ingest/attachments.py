@@ -1,0 +1,155 @@
+"""What lies beside traces and is joined to their ranks: counters of kernels, allocator snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from chopper.errors import InputError
+from chopper.ingest.ranks import rank_in
+from chopper.storage.manifest import CollectorReport, Finding
+from chopper.wording import some
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from chopper.storage.manifest import RankManifest
+
+
+@dataclass
+class Attachments:
+    """What files beside the traces add to a run."""
+
+    tables: dict[tuple[int, str], pa.Table] = field(default_factory=dict)
+    """By (rank, name)."""
+    findings: list[Finding] = field(default_factory=list)
+    """About the run as a whole."""
+    findings_by_rank: dict[int, list[Finding]] = field(default_factory=dict)
+    reports_by_rank: dict[int, list[CollectorReport]] = field(default_factory=dict)
+
+    def note(self, rank: int, findings: Sequence[Finding]) -> None:
+        """Add findings about one rank."""
+        self.findings_by_rank.setdefault(rank, []).extend(findings)
+
+    def report(self, rank: int, collector: str, files: Sequence[Path]) -> None:
+        """Say that files gave a rank what a collector would have recorded."""
+        report = CollectorReport(
+            name=collector, status="obtained", files=tuple(file.name for file in files)
+        )
+        self.reports_by_rank.setdefault(rank, []).append(report)
+
+
+def attach_counters(
+    attachments: Attachments, parts: Sequence[RankManifest], files: Sequence[Path]
+) -> None:
+    """Give each rank the hardware counters that are its own.
+
+    Raises:
+        InputError: a file cannot be read, or nobody can tell which rank it is of.
+    """
+    if not files:
+        return
+    import pyarrow as pa
+
+    from chopper.collectors.counters import read_counters
+
+    by_rank: dict[int, list[pa.Table]] = {}
+    ranks = sorted(part.rank for part in parts)
+    for file in files:
+        rank = _rank_of_counters(ranks, file)
+        table, damages = read_counters(file)
+        by_rank.setdefault(rank, []).append(table)
+        attachments.note(
+            rank,
+            [
+                Finding(code="counters.damaged", severity="warning", rank=rank, message=line)
+                for line in damages
+            ],
+        )
+    for rank, tables in by_rank.items():
+        attachments.tables[rank, "kernel_counter"] = pa.concat_tables(tables).unify_dictionaries()
+
+
+def _rank_of_counters(ranks: list[int], file: Path) -> int:
+    named = rank_in(file, ranks)
+    if named is not None:
+        return named
+    if len(ranks) == 1:
+        return ranks[0]
+    raise InputError(
+        f"{file}: counters of which rank? The traces are of {len(ranks)} ranks "
+        f"({some(ranks)}); put its number into the file's name, as counters-rank{ranks[0]}.csv"
+    )
+
+
+def attach_snapshots(
+    attachments: Attachments, parts: Sequence[RankManifest], files: Sequence[Path]
+) -> None:
+    """Give each rank what a snapshot of torch's allocator says of its device.
+
+    Raises:
+        InputError: one cannot be read, or nobody can tell which rank it is of.
+    """
+    from chopper.collectors.snapshot import read_snapshot
+
+    for file in files:
+        rank = rank_in(file, [part.rank for part in parts])
+        tables = read_snapshot(file)
+        if not any(table.num_rows for table in tables.values()):
+            raise InputError(f"{file}: a memory snapshot without a segment and without history")
+        named = [p for p in parts if rank is None or p.rank == rank]
+        taken = False
+        for part in named:
+            own = _of_device(tables, None if len(named) == 1 else part.device_id)
+            attachments.tables |= {(part.rank, name): table for name, table in own.items()}
+            if own:
+                taken = True
+                attachments.report(part.rank, "memory_snapshot", [file])
+                attachments.note(part.rank, _of_history(file, part, tables["allocator_event"]))
+        if not taken:
+            devices = sorted({d for t in tables.values() for d in t["device_id"].to_pylist()})
+            raise InputError(
+                f"{file}: a memory snapshot of device {', '.join(map(str, devices)) or 'none'}, "
+                f"which none of the {len(named)} ranks computes on; put the rank's number into the "
+                "file's name, as snapshot-rank0.pickle"
+            )
+
+
+def _of_device(tables: dict[str, pa.Table], device_id: int | None) -> dict[str, pa.Table]:
+    """Return the rows of a device, of all with None; tables without any are left out."""
+    import pyarrow.compute as pc
+
+    if device_id is not None:
+        tables = {n: t.filter(pc.equal(t["device_id"], device_id)) for n, t in tables.items()}
+    return {name: table for name, table in tables.items() if table.num_rows}
+
+
+def _of_history(file: Path, part: RankManifest, events: pa.Table) -> list[Finding]:
+    """Return what is odd about a snapshot's history beside the rank's trace."""
+    if not events.num_rows:
+        return [
+            Finding(
+                code="memory.no_history",
+                severity="info",
+                rank=part.rank,
+                message=f"{file.name}: a snapshot without history: what was held at its end is "
+                "known, not when; call torch.cuda.memory._record_memory_history first",
+            )
+        ]
+    if part.start_ns is None or part.end_ns is None:
+        return []
+    first, last = events["time_ns"][0].as_py(), events["time_ns"][events.num_rows - 1].as_py()
+    if first <= part.end_ns and part.start_ns <= last:
+        return []
+    return [
+        Finding(
+            code="memory.no_common_time",
+            severity="warning",
+            rank=part.rank,
+            message=f"{file.name}: its history and the trace share no moment: phases and steps of "
+            "allocations are not known",
+        )
+    ]

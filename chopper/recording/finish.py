@@ -1,0 +1,83 @@
+"""Close the recording of a run: one manifest of all its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+from chopper.errors import InputError, OutputError, RunFormatError
+from chopper.storage import manifest as m
+from chopper.storage import processes
+from chopper.storage.files import write_atomic
+from chopper.storage.layout import MANIFEST, sub_runs
+from chopper.storage.parts import missing_ranks, read_parts, run_of_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def finalize(
+    path: Path,
+    *,
+    command: Iterable[str] | None = None,
+    workload: str | None = None,
+    exit_code: int | None = None,
+) -> m.RunManifest:
+    """Make ``manifest.json`` from the ranks' parts; called once, by whoever launched them.
+
+    The runs of further processes inside of it get one each, and its rank goes to one of them when
+    the process that holds it took no step.
+
+    Raises:
+        RunFormatError: no rank recorded anything.
+    """
+    processes.yield_ranks(path)
+    for inner in sub_runs(path):
+        if not processes.recorders(inner):
+            with contextlib.suppress(RunFormatError, OutputError):
+                finalize(inner)
+    parts, findings = read_parts(path, exit_code)
+    if not parts:
+        raise RunFormatError(
+            f"{path}: no rank recorded anything; did the command import torch and run a step?"
+        )
+    embed_calibration(parts)
+    run = run_of_parts(path, parts, [*findings, *missing_ranks(parts)])
+    run.workload, run.exit_code = workload, exit_code
+    if command is not None:
+        run.command = tuple(command)
+    write_atomic(path / MANIFEST, m.encode(run))
+    return run
+
+
+def embed_calibration(parts: list[m.RankManifest]) -> None:
+    """Write what this machine was measured to achieve into the parts of ranks that ran on it.
+
+    The measured ceiling travels with the run: it can be attributed elsewhere.
+    """
+    from chopper.hardware import calibration
+
+    here = [p for p in parts if p.hostname == socket.gethostname()]
+    on_host = [p for p in here if not p.devices]
+    try:
+        found = (
+            calibration.load(None, cpu_name=on_host[0].environment.get("cpu"), ranks=len(on_host))
+            if on_host
+            else None
+        )
+        if found is not None:
+            for part in on_host:
+                part.calibration = part.calibration or calibration.to_manifest(found)
+        for part in here:
+            name = next((d.name for d in part.devices if d.device_id == part.device_id), None)
+            if name is None or part.calibration is not None:
+                continue
+            # Devices do not share their units: what one reached alone holds beside others.
+            found = calibration.load(name, ranks=len(here)) or calibration.load(name)
+            if found is not None:
+                part.calibration = calibration.to_manifest(found)
+    except InputError:
+        # A damaged store is `chopper calibrate`'s to report; the recording is worth more.
+        return

@@ -1,0 +1,81 @@
+"""Names of files and folders of run directories and experiments.
+
+manifest.json                 the whole run (made from the parts)
+rank-00000/manifest.json      what this rank says about itself; no rank writes another's file
+rank-00000/trace.json.gz      raw kernel trace
+rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch, each
+                              with the checksum of what stands before it
+attempt-0/                    what was recorded before a restart: a run of its own
+process-2/                    what a further process recorded that is no rank: a run of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+EXPERIMENT = "experiment.json"
+MOST_RANKS = 1 << 20
+_RANK_DIR = re.compile(r"rank-(\d{5,7})$")
+_SUB_RUN = re.compile(r"process-(\d{1,7})$")
+
+
+def rank_dir_name(rank: int) -> str:
+    """Return the name of a rank's folder inside a run."""
+    return f"rank-{rank:05d}"
+
+
+def is_rank_dir(path: Path) -> bool:
+    """Return whether a folder of a run has the name of a rank's."""
+    return _RANK_DIR.match(path.name) is not None
+
+
+def is_run(path: Path) -> bool:
+    """Return whether ``path`` is a run directory, complete or half written."""
+    try:
+        return path.is_dir() and (
+            (path / MANIFEST).is_file() or any(is_rank_dir(p) for p in path.iterdir())
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def is_experiment(path: Path) -> bool:
+    """Return whether ``path`` holds the repetitions of a workload's variants, each a run."""
+    try:
+        return (path / EXPERIMENT).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def rank_dirs(path: Path) -> list[Path]:
+    """Return the folders of a run's ranks, ascending; none when there is no such run."""
+    try:
+        return sorted(p for p in path.iterdir() if is_rank_dir(p) and not p.is_symlink())
+    except OSError:
+        return []
+
+
+def sub_run(path: Path, number: int) -> Path:
+    """Return the run directory of the n-th process of a run that is no rank of it; n is 2 or more."""
+    return path / f"process-{number}"
+
+
+def sub_runs(path: Path) -> list[Path]:
+    """Return the runs inside of a run, by number."""
+    numbered = []
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            match = _SUB_RUN.match(entry.name)
+            if match is not None and not entry.is_symlink() and is_run(entry):
+                numbered.append((int(match[1]), entry))
+    return [entry for _, entry in sorted(numbered)]
+
+
+def last_written_s(folder: Path) -> float | None:
+    """Return when a file of a rank's folder was last written, in Unix time; None without files."""
+    with contextlib.suppress(OSError, ValueError):
+        return max(p.stat().st_mtime for p in folder.iterdir())
+    return None

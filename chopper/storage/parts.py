@@ -1,0 +1,298 @@
+"""Manifests of ranks: written by each rank, read and put together when the run is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chopper._version import __version__
+from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
+from chopper.quantities import digits
+from chopper.storage import manifest as m
+from chopper.storage import processes
+from chopper.storage.files import inside, read_bytes, write_atomic
+from chopper.storage.layout import (
+    MANIFEST,
+    MOST_RANKS,
+    is_rank_dir,
+    is_run,
+    last_written_s,
+    rank_dir_name,
+)
+from chopper.storage.process_identity import ProcessIdentity, runs
+from chopper.storage.streams import read_stream
+from chopper.tables import TABLES
+from chopper.wording import some
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class RunWriter:
+    """One rank's side of a run: its folder, its manifest part, its files.
+
+    Args:
+        path: the run directory, created when missing and shared by all ranks.
+        rank: global rank.
+        manifest: what the rank says about itself so far, where its folder was claimed.
+    """
+
+    def __init__(self, path: Path, rank: int, manifest: m.RankManifest | None = None) -> None:
+        self.directory = inside(path, rank_dir_name(rank))
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise OutputError(f"{self.directory}: cannot be created ({exc.strerror})") from exc
+        self.manifest = manifest or m.RankManifest(
+            rank=rank, chopper_version=__version__, start_ns=time.time_ns(), pid=os.getpid()
+        )
+
+    def note(self, code: str, message: str, *, severity: m.Severity = "warning") -> None:
+        """Add a finding, once for each code."""
+        if all(found.code != code for found in self.manifest.findings):
+            self.manifest.findings.append(m.Finding(code=code, severity=severity, message=message))
+
+    def save(self) -> None:
+        """Write the part as it stands; called early and often, so that a kill loses little."""
+        write_atomic(self.directory / MANIFEST, m.encode(self.manifest))
+
+
+def read_parts(
+    path: Path, exit_code: int | None = None
+) -> tuple[list[m.RankManifest], list[m.Finding]]:
+    """Read the manifests of a run's ranks, and what is odd about them.
+
+    A folder without a readable one gets a part that says only what its files do.
+
+    Args:
+        path: the run directory.
+        exit_code: of the command that was recorded; None where nobody waited for it.
+    """
+    parts: list[m.RankManifest] = []
+    findings: list[m.Finding] = []
+    try:
+        folders = sorted(inside(path, p.name) for p in path.iterdir() if is_rank_dir(p))
+    except OSError as exc:
+        raise RunFormatError(f"{path}: cannot be read ({reason_of(exc)})") from exc
+    for folder in folders:
+        file = inside(folder, MANIFEST)
+        why = "the rank died before it wrote one"
+        try:
+            part = (
+                m.decode_rank(read_bytes(file, error=RunFormatError), str(file))
+                if file.is_file()
+                else None
+            )
+        except m.NewerRunError:
+            raise
+        except RunFormatError as exc:
+            part, why = None, str(exc)
+        if part is None:
+            findings.append(
+                m.Finding(
+                    code="run.part_missing",
+                    severity="warning",
+                    message=f"{folder.name} has no readable manifest: {why}",
+                )
+            )
+            part = m.RankManifest(rank=int(folder.name[5:]), status="running")
+            part.traces = tuple(sorted(p.name for p in folder.glob("trace*.json*")))
+        if part.status == "running":
+            findings.append(
+                m.Finding(
+                    code="run.rank_died",
+                    severity="warning",
+                    rank=part.rank,
+                    message=f"rank {part.rank} never closed its recording: "
+                    f"{_end_of(part, folder, exit_code)}; what it had flushed is used",
+                )
+            )
+        parts.append(part)
+    parts, of_older = _latest_attempt(parts)
+    dropped = {p.rank for p in of_older}
+    findings = [f for f in findings if f.rank not in dropped]
+    if of_older:
+        names = [rank_dir_name(p.rank) for p in of_older]
+        findings.append(
+            m.Finding(
+                code="run.older_attempt",
+                severity="warning",
+                count=len(of_older),
+                message=f"{some(names)}: recorded before the program was restarted with other "
+                "ranks; kept there, but not part of this run",
+            )
+        )
+    return parts, findings
+
+
+def _end_of(part: m.RankManifest, folder: Path, exit_code: int | None) -> str:
+    """What is known of a process that did not close its recording: how it ended, and when.
+
+    Args:
+        part: what it said about itself.
+        folder: where it recorded.
+        exit_code: of the command that was recorded; None where nobody waited for it.
+    """
+    import pyarrow.compute as pc
+
+    alive = None
+    if part.pid is not None:
+        alive = runs(ProcessIdentity(part.pid, part.process_started, part.machine))
+    known = ["it was killed, or is still running"]
+    if alive is not None:
+        state = "is still running" if alive else "is gone: killed, or ended by os._exit"
+        known = [f"process {part.pid} {state}"]
+    with contextlib.suppress(ValueError):
+        name = signal.Signals((exit_code or 0) - 128).name
+        known.append(f"the command's exit code is {exit_code}, as after {name}")
+    steps = TABLES["step"].empty()
+    with contextlib.suppress(ChopperError):
+        steps = recorded_steps(folder)
+    if steps.num_rows:
+        number, end_ns = (pc.max(steps[column]).as_py() for column in ("number", "end_ns"))
+        known.append(f"the last step on disk is step {number}, which ended at {_moment(end_ns)}")
+    else:
+        known.append("no step is on disk")
+    if (written_s := last_written_s(folder)) is not None:
+        known.append(f"{folder.name} was last written to at {_moment(int(written_s * 1e9))}")
+    return "; ".join(known)
+
+
+def recorded_steps(folder: Path) -> pa.Table:
+    """Return the steps that a rank flushed, from its folder; an empty table without any."""
+    stream = inside(folder, "step.arrow")
+    return read_stream(stream, "step")[0] if stream.is_file() else TABLES["step"].empty()
+
+
+def _moment(time_ns: int) -> str:
+    import numpy as np
+
+    return f"{np.datetime64(time_ns, 'ns').astype('datetime64[s]')} UTC".replace("T", " ", 1)
+
+
+def restart_count(part: m.RankManifest) -> int | None:
+    """How often torchrun had restarted the program when a part was recorded; None without it."""
+    return digits(part.environment.get("TORCHELASTIC_RESTART_COUNT", ""))
+
+
+def _latest_attempt(
+    parts: list[m.RankManifest],
+) -> tuple[list[m.RankManifest], list[m.RankManifest]]:
+    """Split parts into those of the first rank's attempt, and those left by an earlier one.
+
+    A restart with fewer ranks leaves the folders of the ranks that are no more.
+    """
+    if not parts:
+        return [], []
+    latest, older = parts[0], []
+    count = restart_count(latest)
+    for part in parts[1:]:
+        theirs = restart_count(part)
+        if count is not None and theirs is not None and count != theirs:
+            stale = theirs < count
+        else:
+            stale = (
+                None not in (part.world_size, latest.world_size)
+                and part.world_size != latest.world_size
+                and part.start_ns is not None
+                and latest.start_ns is not None
+                and part.start_ns < latest.start_ns
+            )
+        if stale:
+            older.append(part)
+    return [p for p in parts if all(p is not o for o in older)], older
+
+
+def _is_part(data: bytes) -> bool:
+    try:
+        m.decode_rank(data, "")
+    except RunFormatError:
+        return False
+    return True
+
+
+def missing_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
+    """Find ranks of the job that left nothing, where all parts agree on how many there were."""
+    worlds = {p.world_size for p in parts if p.world_size}
+    if len(worlds) != 1 or len(parts) >= max(worlds):
+        return []
+    missing = sorted(set(range(max(worlds))) - {p.rank for p in parts})
+    return [
+        m.Finding(
+            code="run.ranks_missing",
+            severity="warning",
+            count=len(missing),
+            message=f"{len(missing)} of {max(worlds)} ranks are not in this run: "
+            f"{some(missing)}; waiting for them cannot be told from transfer",
+        )
+    ]
+
+
+def run_of_parts(
+    path: Path, parts: list[m.RankManifest], findings: list[m.Finding]
+) -> m.RunManifest:
+    """Return the manifest of a recorded run whose ranks said this about themselves."""
+    return m.RunManifest(
+        chopper_version=__version__,
+        kind="recorded",
+        name=path.resolve().name,
+        command=parts[0].command,
+        created_ns=min((p.start_ns for p in parts if p.start_ns), default=None),
+        ranks=parts,
+        findings=findings,
+    )
+
+
+def read_manifest(path: Path) -> m.RunManifest:
+    """Read what a run directory says about itself; one that was never closed, from its parts.
+
+    Raises:
+        RunFormatError: not a run, damaged, or written by a newer version.
+    """
+    if not is_run(path):
+        raise RunFormatError(f"{path}: not a chopper run: no {MANIFEST} and no rank-* folder")
+    file = inside(path, MANIFEST)
+    state = m.Finding(
+        code="run.manifest_missing",
+        severity="info",
+        message=f"{path}: no {MANIFEST}, which whoever started the ranks writes at their end; the "
+        "ranks' own manifests are used",
+    )
+    if file.is_file():
+        data = read_bytes(file, error=RunFormatError)
+        try:
+            run = _checked_run(data, file)
+        except m.NewerRunError:
+            raise
+        except RunFormatError as exc:
+            if _is_part(data):
+                raise RunFormatError(
+                    f"{path}: is the folder of one rank; pass the run: {path.resolve().parent}"
+                ) from exc
+            if not any(is_rank_dir(p) for p in path.iterdir()):
+                raise
+            state = m.Finding(
+                code="run.manifest_damaged",
+                severity="warning",
+                message=f"{exc}; the ranks' own manifests are used",
+            )
+        else:
+            run.findings += processes.findings(path)
+            return run
+    parts, findings = read_parts(path)
+    place = 0 if state.code == "run.manifest_damaged" else len(findings)
+    findings.insert(place, state)
+    return run_of_parts(path, parts, [*findings, *missing_ranks(parts), *processes.findings(path)])
+
+
+def _checked_run(data: bytes, file: Path) -> m.RunManifest:
+    """Decode a run's manifest, which must name each rank once."""
+    run = m.decode_run(data, str(file))
+    ranks = [part.rank for part in run.ranks]
+    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= r < MOST_RANKS for r in ranks):
+        raise RunFormatError(f"{file}: damaged manifest (ranks {some(ranks) or 'none'})")
+    return run

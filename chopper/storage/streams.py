@@ -1,0 +1,255 @@
+"""Tables as Arrow IPC streams: written batch by batch, read up to the last whole batch.
+
+Each batch carries the checksum of what stands before it. Damage ends what can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from chopper.errors import InputError, OutputError, printable
+from chopper.storage.files import read_bytes
+from chopper.storage.manifest import Finding
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+    import pyarrow as pa
+
+CHECKSUM = b"chopper.crc32"
+"""Key of a batch's metadata: CRC-32 of the bytes of the file before the batch, in hexadecimal."""
+_TRAILER = b"chopper.crc32="
+"""Follows the end mark of a stream; then the CRC-32 of all bytes before it, in hexadecimal."""
+_TIME_MOST_NS = 1 << 61
+
+
+class ChecksummedSink:
+    """A file that counts the CRC-32 of what was written to it.
+
+    Args:
+        file: opened for writing, empty.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.crc32 = 0
+
+    def write(self, data: Any) -> int:
+        """Write bytes; returns how many."""
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return self._file.write(data)
+
+    def batch_metadata(self) -> dict[bytes, bytes]:
+        """Metadata of the next batch: the checksum of what stands before it."""
+        return {CHECKSUM: b"%08x" % self.crc32}
+
+    def write_trailer(self) -> None:
+        """Write the checksum of the whole file, after the stream's end."""
+        self._file.write(_TRAILER + b"%08x" % self.crc32)
+
+    def flush(self) -> None:
+        """Hand what was written to the operating system."""
+        self._file.flush()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class DamagedStreamError(ValueError):
+    """A stream cannot be read further; its message is the reason, in one line."""
+
+
+def arrow_errors() -> tuple[type[Exception], ...]:
+    """Exceptions that reading damaged Arrow and Parquet data raises."""
+    import pyarrow as pa
+
+    # Names that are not UTF-8 are ValueErrors, absurd sizes memory or overflow errors.
+    return (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, EOFError)
+
+
+def check_batch(batch: pa.RecordBatch) -> None:
+    """Check a batch that was read: offsets, indices, UTF-8, nulls inside dictionaries.
+
+    Raises:
+        DamagedStreamError: using it could crash, or give other values than were written.
+    """
+    import pyarrow as pa
+
+    try:
+        batch.validate(full=True)
+        for column in batch.columns:
+            if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
+                raise DamagedStreamError("a dictionary holds nulls")
+    except arrow_errors() as exc:
+        raise DamagedStreamError(one_line(exc)) from exc
+
+
+def one_line(exc: BaseException) -> str:
+    """First line of an exception's message, or its type where it has none."""
+    lines = str(exc).splitlines()
+    return printable(lines[0]) if lines else type(exc).__name__
+
+
+def stream_batches(data: bytes) -> Iterator[pa.RecordBatch]:
+    """Batches of an Arrow IPC stream, each checked; those without checksums are older.
+
+    A batch is returned when the checksum that follows it agrees, or when nothing follows it.
+
+    Raises:
+        DamagedStreamError: the stream ends in the middle, or is damaged; what was returned is good.
+    """
+    import pyarrow as pa
+
+    file = pa.BufferReader(data)
+    before: pa.RecordBatch | None = None
+    checksummed = False
+    crc32 = start = 0
+    try:
+        with pa.ipc.open_stream(file) as reader:
+            while True:
+                end = file.tell() if before is not None else 0
+                try:
+                    batch, metadata = reader.read_next_batch_with_custom_metadata()
+                except StopIteration:
+                    break
+                crc32, start = zlib.crc32(memoryview(data)[start:end], crc32), end
+                said = (metadata or {}).get(CHECKSUM)
+                if before is None:
+                    checksummed = said is not None
+                if said != (b"%08x" % crc32 if checksummed else None):
+                    raise DamagedStreamError("its checksum differs")
+                if before is not None:
+                    yield before
+                check_batch(batch)
+                before = batch
+            end = file.tell()
+    except DamagedStreamError:
+        raise
+    except arrow_errors() as exc:
+        if before is not None:
+            yield before
+        raise DamagedStreamError(one_line(exc)) from exc
+    trailer = _TRAILER + b"%08x" % zlib.crc32(memoryview(data)[start:end], crc32)
+    # A writer that was killed leaves a part of it, an older one none.
+    if not trailer.startswith(data[end:]):
+        raise DamagedStreamError("its checksum differs")
+    if before is not None:
+        yield before
+
+
+def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
+    """Read an Arrow IPC stream up to its last whole batch.
+
+    A killed writer leaves an open end; the batches before it are returned with a finding.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    declared = TABLES[name]
+    batches: list[pa.RecordBatch] = []
+    problem: str | None = None
+    try:
+        for batch in stream_batches(read_bytes(path)):
+            batches.append(batch)
+    except (DamagedStreamError, InputError, MemoryError) as exc:
+        problem = one_line(exc)
+    table = declared.completed(pa.Table.from_batches(batches) if batches else declared.empty())
+    finding = None
+    rows_count = table.num_rows
+    for column in {"time_ns", "start_ns", "end_ns"} & set(table.column_names):
+        # Differences of times must fit into 64 bits.
+        early = pc.less(table[column], -_TIME_MOST_NS)
+        late = pc.greater(table[column], _TIME_MOST_NS)
+        table = table.filter(pc.invert(pc.fill_null(pc.or_(early, late), fill_value=False)))
+    if table.num_rows < rows_count:
+        finding = Finding(
+            code="telemetry.rows_lost",
+            severity="warning",
+            count=rows_count - table.num_rows,
+            message=f"{path.name}: {rows_count - table.num_rows} of {rows_count} rows hold times "
+            "that no clock shows, and are left out",
+        )
+    if problem is not None:
+        finding = Finding(
+            code="telemetry.truncated",
+            severity="warning",
+            message=f"{path.name}: damaged, or ends in the middle of a batch ({problem}); "
+            f"{table.num_rows} rows before it are used",
+        )
+    return table.unify_dictionaries(), finding
+
+
+class StreamWriter:
+    """Writes one table as an Arrow IPC stream; every ``write`` is flushed to the file.
+
+    Args:
+        path: file to create, ``<table name>.arrow``.
+        name: a declared table.
+        exclusive: the file must not be there yet.
+
+    Raises:
+        FileExistsError: it is, and ``exclusive`` was asked for.
+        OutputError: it cannot be created.
+    """
+
+    def __init__(self, path: Path, name: str, *, exclusive: bool = False) -> None:
+        import pyarrow as pa
+
+        self._declared = TABLES[name]
+        self.path = path
+        try:
+            self._sink = ChecksummedSink(path.open("xb" if exclusive else "wb"))
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            raise OutputError(f"{path}: cannot be written ({exc.strerror})") from exc
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        # Writes nothing yet: the schema goes out with the first batch.
+        self._writer = pa.ipc.new_stream(self._sink, self._declared.arrow, options=options)
+
+    def write(self, columns: dict[str, Any]) -> None:
+        """Append one batch; ``columns`` maps every declared column to a sequence.
+
+        Raises:
+            OutputError: the disk is full or the file vanished.
+        """
+        import pyarrow as pa
+
+        from chopper.arrow import to_arrow
+
+        schema = self._declared.arrow
+        batch = pa.record_batch([to_arrow(columns[f.name], f.type) for f in schema], schema=schema)
+        try:
+            self._writer.write_batch(batch, self._sink.batch_metadata())
+            self._sink.flush()
+        except OSError as exc:
+            raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
+
+    def close(self) -> None:
+        """End the stream; safe to call twice.
+
+        Raises:
+            OutputError: its end cannot be written; the batches before it are readable.
+        """
+        if self._sink.closed:
+            return
+        try:
+            self._writer.close()
+            self._sink.write_trailer()
+            self._sink.close()
+        except OSError as exc:
+            raise OutputError(f"{self.path}: cannot be written ({exc.strerror})") from exc
+        finally:
+            with contextlib.suppress(OSError):
+                self._sink.close()
