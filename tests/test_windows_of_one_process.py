@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +63,6 @@ def test_the_windows_of_a_schedule_are_one_rank(tmp_path: Path) -> None:
             assert sum(g.time_ns for g in together.by(level)) == together.observed_ns
         imported = tmp_path / f"{name}-run"
         assert run("import", tmp_path / name, "-o", imported).code == 0
-        shutil.rmtree(imported / "tables")
         kept = chopper.attribute(imported)
         assert [r.time_ns for r in kept.causes()] == [r.time_ns for r in together.causes()]
         assert run("report", imported, "-o", tmp_path / f"{name}.html").code == 0
