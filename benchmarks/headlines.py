@@ -33,15 +33,14 @@ from types import FrameType
 
 from chopper import wording as fmt
 from chopper.errors import ChopperError
-from chopper.experiments import results as ex
-from chopper.experiments.catalogue import WORKLOADS, find
-from chopper.experiments.results import Experiment, Headline
+from chopper.experiments.catalogue import find, program, workloads
+from chopper.experiments.loading import load
+from chopper.experiments.results import Experiment, Headline, headline_to_dict
 from chopper.reports.experiment import facts, headline_table, section
-from chopper.workloads.headlines import MODELS
 
 TOOK = "headlines.json"
 """In the output directory: workload → seconds that it took, or why it did not run."""
-EXPERIMENTS = tuple(name for name, workload in WORKLOADS.items() if workload.experiment)
+EXPERIMENTS = tuple(name for name, workload in workloads().items() if workload.experiment)
 TABLE = "headlines"
 PAGES = {
     TABLE: "headlines.md",
@@ -108,10 +107,10 @@ def day(experiment: Experiment) -> dt.date:
 
 def rows(experiments: Sequence[Experiment], took: Took) -> tuple[Headline, ...]:
     """What was measured, and what is arithmetic alone of workloads that could not run."""
-    models = [MODELS[name] for name, why in took.items() if isinstance(why, str) and name in MODELS]
+    absent = [program(name) for name, why in took.items() if isinstance(why, str)]
     return (
         *(h for e in experiments for h in e.headlines),
-        *(h for model in models for h in model()),
+        *(h for p in absent if p is not None and p.model is not None for h in p.model()),
     )
 
 
@@ -248,7 +247,7 @@ def main() -> None:
             took = {name: took[name] for name in names}
         else:
             took = {name: took[name] for name in EXPERIMENTS}
-        experiments = [ex.load(place / n) for n, s in took.items() if not isinstance(s, str)]
+        experiments = [load(place / n) for n, s in took.items() if not isinstance(s, str)]
         for experiment in experiments:
             _ = experiment.headlines  # drawn while its files are there
         if args.docs is not None and experiments:
@@ -274,7 +273,7 @@ def tell(experiments: Sequence[Experiment], took: Took, *, as_json: bool) -> Non
             "schema": "chopper.headlines/1",
             "machine": machine(experiments[0]) if experiments else None,
             "seconds": {n: s for n, s in took.items() if n not in absent},
-            "headlines": [ex.headline_to_dict(h) for h in headlines],
+            "headlines": [headline_to_dict(h) for h in headlines],
             "absent": absent,
         }
         print(json.dumps(document, indent=2, ensure_ascii=False))

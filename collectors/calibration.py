@@ -26,7 +26,6 @@ import msgspec
 
 from chopper._version import __version__
 from chopper.collectors._calibration_worker import (
-    MIB,
     Job,
     Plan,
     Result,
@@ -35,7 +34,7 @@ from chopper.collectors._calibration_worker import (
 )
 from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
-from chopper.hardware.calibration import Calibration, Measured
+from chopper.hardware.calibration import MEMORY_BYTES, MIB, Calibration, Measured
 from chopper.hardware.environment import usable_cores
 from chopper.storage.destination import scratch
 from chopper.storage.files import pack_message
@@ -48,7 +47,7 @@ _TIMEOUT_S = 180.0
 _CPU_FULL = Plan(
     gemm_sizes=(256, 512, 1024, 2048),
     gemm_s=0.3,
-    memory_bytes=128 * MIB,
+    memory_bytes=MEMORY_BYTES,
     memory_s=0.6,
     link_bytes=(MIB, 8 * MIB, 32 * MIB),
     link_s=0.3,
@@ -56,7 +55,7 @@ _CPU_FULL = Plan(
 _CPU_QUICK = Plan(
     gemm_sizes=(256, 512, 1024),
     gemm_s=0.1,
-    memory_bytes=128 * MIB,
+    memory_bytes=MEMORY_BYTES,
     memory_s=0.2,
     link_bytes=(MIB, 8 * MIB),
     link_s=0.1,
@@ -104,7 +103,6 @@ def calibrate(
     require_torch()
     if ranks < 1 or (threads is not None and threads < 1):
         raise UsageError("ranks and threads begin at 1")
-    cores = usable_cores()
     threads = threads or default_threads(ranks)
     say = progress or (lambda _text: None)
     say("loading torch")
@@ -114,36 +112,37 @@ def calibrate(
             f"{ranks} ranks need {ranks} accelerators, torch sees {device_count}; "
             "ask for fewer ranks, or for --device cpu"
         )
-    plan = {
-        (True, True): _CPU_QUICK,
-        (True, False): _CPU_FULL,
-        (False, True): _DEVICE_QUICK,
-        (False, False): _DEVICE_FULL,
-    }[device_type == "cpu", quick]
+    if device_type == "cpu":
+        plan = _CPU_QUICK if quick else _CPU_FULL
+    else:
+        plan = _DEVICE_QUICK if quick else _DEVICE_FULL
 
     # A link takes two: with one rank, a second worker stands by for the link alone.
-    lonely: str | None = None
+    alone: str | None = None
     if ranks == 1 and device_type != "cpu" and device_count < 2:
-        lonely = "one accelerator only"
+        alone = "one accelerator only"
     elif ranks == 1 and quick:
-        lonely = "left out of a quick calibration of one rank"
-    workers = max(ranks, 1 if lonely else 2)
+        alone = "left out of a quick calibration of one rank"
+    workers = max(ranks, 1 if alone else 2)
     sections: list[Section] = ["launch", "gemm", "memory"]
     if device_type != "cpu":
         sections.append("transfer")
     if workers > 1:
         sections.append("link")
-    results = _run_workers(
-        world_size=workers,
-        ranks=ranks,
-        threads=threads,
-        device_type=device_type,
-        sections=tuple(sections),
-        plan=plan,
-        say=say,
-    )
-    merged = _merge(results[:ranks])
-    absent = merged.absent | ({"link": lonely} if lonely else {})
+    jobs = [
+        Job(
+            rank=rank,
+            world_size=workers,
+            ranks=ranks,
+            threads=threads,
+            device_type=device_type,
+            sections=tuple(sections),
+            plan=plan,
+        )
+        for rank in range(workers)
+    ]
+    merged = _merge(_run_workers(jobs, say)[:ranks])
+    absent = merged.absent | ({"link": alone} if alone else {})
     if device_type == "cpu":
         absent["transfer"] = "no accelerator"
     return Calibration(
@@ -156,7 +155,7 @@ def calibrate(
         device_name=merged.device_name,
         ranks=ranks,
         threads=threads,
-        cores=cores,
+        cores=usable_cores(),
         gemm=merged.gemm,
         memory=merged.memory,
         transfer=merged.transfer,
@@ -167,22 +166,6 @@ def calibrate(
         roundtrip_ns=merged.roundtrip_ns,
         absent=absent,
     )
-
-
-def quick(threads: int | None = None, *, ranks: int = 1) -> Calibration:
-    """A quick calibration of the host's cores, for a run on a machine that has none stored.
-
-    Measures for under 3 s, plus the workers' loading of torch. Call it before or after a run,
-    never during: it uses every core.
-
-    Args:
-        threads: threads of each rank; None divides the cores among the ranks.
-        ranks: processes that share the cores.
-
-    Raises:
-        CollectorUnavailable: torch is missing, or a worker failed.
-    """
-    return calibrate(device="cpu", ranks=ranks, threads=threads, quick=True)
 
 
 def require_torch() -> None:
@@ -206,7 +189,7 @@ print(found.type if found is not None else "cpu", torch.accelerator.device_count
 
 
 def find_device(asked: str) -> tuple[str, int]:
-    """Kind and number of devices, found in a process of its own.
+    """Find the kind and number of devices, in a process of its own.
 
     Raises:
         UsageError: the asked one is not there.
@@ -214,12 +197,12 @@ def find_device(asked: str) -> tuple[str, int]:
     """
     if asked == "cpu" or (asked == "auto" and _torch_is_for_cpus()):
         return "cpu", 0
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-P", "-c", _FIND_DEVICE], capture_output=True, text=True, check=False
     )
-    if told.returncode:
-        raise CollectorUnavailable(f"torch cannot be loaded: {last_line(told.stderr)}")
-    kind, count = told.stdout.split()[-2:]
+    if done.returncode:
+        raise CollectorUnavailable(f"torch cannot be loaded: {last_line(done.stderr)}")
+    kind, count = done.stdout.split()[-2:]
     if asked not in ("auto", kind):
         raise UsageError(f"--device {asked}: torch sees no such device here, only {kind}")
     return kind, int(count)
@@ -237,17 +220,8 @@ def _torch_is_for_cpus() -> bool:
     return bool(built_for) and all(value.strip() == "None" for value in built_for)
 
 
-def _run_workers(
-    *,
-    world_size: int,
-    ranks: int,
-    threads: int,
-    device_type: str,
-    sections: tuple[Section, ...],
-    plan: Plan,
-    say: Callable[[str], None],
-) -> list[Result]:
-    """Start the workers, pass on what the first says, collect what all found.
+def _run_workers(jobs: list[Job], say: Callable[[str], None]) -> list[Result]:
+    """Start a worker for each job, pass on what the first says, collect what all measured.
 
     Raises:
         CollectorUnavailable: one of them failed or hung.
@@ -258,24 +232,14 @@ def _run_workers(
         for name, value in os.environ.items()
         if not name.startswith("CHOPPER_") and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }
-    environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(jobs[0].threads))
     workers: list[subprocess.Popen[bytes]] = []
     with scratch("calibrate") as directory:
         try:
-            for rank in range(world_size):
-                job = Job(
-                    rank=rank,
-                    world_size=world_size,
-                    ranks=ranks,
-                    threads=threads,
-                    device_type=device_type,
-                    sections=sections,
-                    plan=plan,
-                    directory=str(directory),
-                )
-                with (directory / f"stderr-{rank}").open("wb") as errors:
+            for job in jobs:
+                with (directory / f"stderr-{job.rank}").open("wb") as errors:
                     worker = subprocess.Popen(
-                        own_python("chopper.collectors._calibration_worker"),
+                        own_python("chopper.collectors._calibration_worker", str(directory)),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,
@@ -288,8 +252,10 @@ def _run_workers(
                     worker.stdin.write(pack_message(job))
             _await(workers, directory, say)
             return [
-                msgspec.json.decode((directory / f"result-{rank}.json").read_bytes(), type=Result)
-                for rank in range(world_size)
+                msgspec.json.decode(
+                    (directory / f"result-{job.rank}.json").read_bytes(), type=Result
+                )
+                for job in jobs
             ]
         finally:
             for worker in workers:
@@ -324,7 +290,7 @@ def _await(
 
 
 def _merge(results: list[Result]) -> Result:
-    """One rank's share: the median over ranks of each rate."""
+    """Join the ranks: the median over them of each rate is one rank's share."""
     first = results[0]
     return Result(
         torch_version=first.torch_version,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chopper.analyzers.compare.result import Change, Comparison
-    from chopper.experiments.catalogue import Beside
+    from chopper.experiments.declarations import ShownView
     from chopper.experiments.results import Experiment, Headline, Labels, Row
     from chopper.reports.page import Block
     from chopper.statistics import Estimate
@@ -289,7 +289,7 @@ def _causes(experiment: Experiment, *, full: bool) -> list[Table]:
     ]
 
 
-def _of_view(experiment: Experiment, shown: Beside, *, full: bool) -> Table:
+def _of_view(experiment: Experiment, shown: ShownView, *, full: bool) -> Table:
     from chopper.views import VIEWS
 
     view, rows = VIEWS[shown.view], experiment.beside(shown)

@@ -12,6 +12,7 @@ from chopper.cli import cli
 from chopper.errors import InputError, UsageError
 from chopper.experiments import ceilings
 from chopper.experiments import results as ex
+from chopper.experiments.loading import load
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured, load_all, save
 from chopper.recording.finish import finalize
@@ -266,7 +267,7 @@ def test_what_the_microbenchmarks_really_measure_becomes_the_ceilings(tmp_path: 
     [made] = json.loads(shown)["calibrations"]
     assert (tmp_path / "gemm" / "report.html").is_file()
     assert (tmp_path / "gemm" / "random-1" / "manifest.json").is_file()
-    measured = ex.load(tmp_path / "gemm").find("best_flop_per_s", dtype="float32", shape="64x64x64")
+    measured = load(tmp_path / "gemm").find("best_flop_per_s", dtype="float32", shape="64x64x64")
     assert measured is not None
     assert 0 < measured.values[0] < 1e13
     assert made["gemm"]["fp32"][0]["best_per_s"] == measured.values[0]

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from chopper.cli.run_ import _show_experiment
 from chopper.errors import InputError, OutputError
 from chopper.experiments import results as ex
+from chopper.experiments.loading import load
 from chopper.recording.finish import finalize
 from chopper.reports import experiment as report
 from chopper.storage import manifest as m
@@ -77,7 +78,7 @@ def made(tmp_path):
 
 
 def test_measures_are_joined_over_ranks_and_repetitions(made):
-    found = ex.load(made)
+    found = load(made)
     assert found.variants == ("a", "b")
     row = found.find("tokens_per_s", "b")
     assert row is not None
@@ -103,7 +104,7 @@ def test_repetitions_within_a_run_count_where_it_is_the_only_one(made):
         measured = [("rate_per_s", rate, {ex.REPETITION: k}) for k, rate in enumerate(rates)]
         recorded(made / variant.runs[0], measured, ranks=2)
     ex.write_plan(made, plan)
-    found = ex.load(made).find("rate_per_s", "b")
+    found = load(made).find("rate_per_s", "b")
     assert found is not None
     assert list(found.values) == [4000, 4040]
     assert list(found.labels) == []
@@ -113,13 +114,13 @@ def test_repetitions_within_a_run_count_where_it_is_the_only_one(made):
     plan.variants[1].runs = ["b-alone", "b-1"]
     recorded(made / "b-1", [("rate_per_s", 4060, {})], ranks=2)
     ex.write_plan(made, plan)
-    found = ex.load(made).find("rate_per_s", "b")
+    found = load(made).find("rate_per_s", "b")
     assert found is not None
     assert found.values == (4020, 4060)
 
 
 def test_runs_without_a_trace_still_count(made):
-    found = ex.load(made)
+    found = load(made)
     assert found.find("tokens_per_s") is not None
     assert found.find(ex.STEP) is None
     assert found.comparisons == {}
@@ -127,7 +128,7 @@ def test_runs_without_a_trace_still_count(made):
 
 @pytest.mark.parametrize("format", ["txt", "md", "json", "html"])
 def test_every_format_shows_what_was_measured(made, format):
-    shown = report.render(ex.load(made), format)
+    shown = report.render(load(made), format)
     assert "gemm" in shown
     if format == "json":
         document = json.loads(shown)
@@ -150,11 +151,11 @@ def test_what_intervals_are_of_is_said(made):
             variant.runs = variant.runs[:runs]
         ex.write_plan(made, plan)
         for format in ("txt", "md", "html"):
-            shown = html.unescape(" ".join(report.render(ex.load(made), format).split()))
+            shown = html.unescape(" ".join(report.render(load(made), format).split()))
             assert said in shown
     measured = [("rate_per_s", 5.0 + k, {ex.REPETITION: k}) for k in range(2)]
     recorded(made / "a-1", measured)
-    assert "Student's t over parts of a single run" in report.intervals(ex.load(made))
+    assert "Student's t over parts of a single run" in report.intervals(load(made))
 
 
 def test_only_runs_that_are_there_are_named_as_next(made, capsys):
@@ -169,7 +170,7 @@ def test_only_runs_that_are_there_are_named_as_next(made, capsys):
 
 def test_names_from_a_run_cannot_break_out_of_the_page(made):
     recorded(made / "a-1", [("tokens_per_s", 1.0, {"op": "<script>alert(1)</script>"})])
-    page = report.render(ex.load(made), "html")
+    page = report.render(load(made), "html")
     assert "<script>alert(1)" not in page
 
 
@@ -184,7 +185,7 @@ def test_what_is_over_no_number_is_drawn_as_bars_beside_each_other(made):
                 for name in ("float32", "float64")
             ]
             recorded(made / run, rates)
-    found = ex.load(made)
+    found = load(made)
     assert not sweeps(found)
     [(title, figure)] = sides(found)
     assert title == "Best rate by dtype and shape"
@@ -212,7 +213,7 @@ def test_a_damaged_experiment_is_one_line(made, content, message):
     else:
         file.write_bytes(content)
     with pytest.raises(InputError, match=message) as refused:
-        ex.load(made)
+        load(made)
     assert "\n" not in str(refused.value)
 
 
@@ -220,7 +221,7 @@ def test_a_newer_schema_is_refused(made):
     file = made / "experiment.json"
     file.write_text(file.read_text().replace("chopper.experiment/1", "chopper.experiment/9"))
     with pytest.raises(InputError, match=r"has schema 'chopper\.experiment/9'"):
-        ex.load(made)
+        load(made)
 
 
 def test_an_experiment_is_replaced_only_when_asked(made):
@@ -277,7 +278,7 @@ def traced(made):
 
 
 def test_the_steps_causes_stand_beside_each_other_and_add_up(traced):
-    found = ex.load(traced)
+    found = load(traced)
     assert {row.variant for row in found.causes} == {"a", "b"}
     for variant in ("a", "b"):
         of = [row for row in found.causes if row.variant == variant]
@@ -296,7 +297,7 @@ def test_the_steps_causes_stand_beside_each_other_and_add_up(traced):
 
 
 def test_views_that_a_workload_wants_stand_there_or_say_why_not(traced):
-    found = ex.load(traced)
+    found = load(traced)
     notes = {g.title: g.note for g in report.tables(found, full=False) if not g.rows}
     for name in ("clock_by_step", "memory_determinism"):
         assert notes[VIEWS[name].title] == f"Not known here: {VIEWS[name].needs}."
@@ -323,7 +324,7 @@ def test_clocks_and_power_that_were_sampled_stand_beside_the_rates(traced):
                             "power_w": steady_w,
                         }
                     )
-    found = ex.load(traced)
+    found = load(traced)
     clock = found.ratio("sm_clock_hz", "b", "a")
     assert clock is not None
     assert clock.value == pytest.approx(1.5)

@@ -9,8 +9,8 @@ size is that of the whole array: what all-gather ends with, what reduce-scatter 
 receive, each rank to the next, is the link itself.
 
 As in nccl-tests a time is that of many calls behind one another, so many that the clock and the
-ranks' different beginnings do not count. Each round times every collective at every size once more, so
-that all of them are measured over the same stretch of time, whatever else the machine does in it.
+ranks' different beginnings do not count. Each round times every collective at every size once more,
+so that all of them are measured over the same stretch of time, whatever else the machine does in it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,54 @@ import argparse
 import math
 import statistics
 import sys
-import time
-from collections.abc import Callable
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.workloads import options, sweep
-from chopper.workloads.machine import BACKEND, Needs, gather_into, scatter_sum, wait
-from chopper.workloads.progress import Progress
-from chopper.workloads.ranks import joined
+from chopper.experiments.declarations import Needs, Workload
+from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.results import Experiment, Headline, quotient, ratio
+from chopper.workloads import microbenchmarks
+from chopper.workloads.microbenchmarks import largest, mib, sizes
 
-WARMUP = 3
-LEAST_S = 5e-3
-"""Between two readings of the clock."""
-MOST_CALLS = 1000
-"""Between two readings of the clock."""
+if TYPE_CHECKING:
+    import torch
+
+    from chopper.hardware.measure import Call
+
+WORKLOAD = Workload(
+    name="collectives",
+    summary="all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, send and receive over "
+    "sizes: time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
+    options=(
+        Option("smallest", "bytes of the smallest message", 1024, positive),
+        Option("largest", "bytes of the largest message", 16 << 20, positive),
+        Option("factor", "from one size to the next", 4, positive),
+        Option("repeats", "timed rounds through all sizes", 30, positive),
+        SEED,
+        DEVICE,
+    ),
+    measures=True,
+    repeats=3,
+    seconds=60,
+    position=7,
+)
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Three arrays of the largest size: sent, received and staged."""
     if ranks == 1:
         raise UsageError("--ranks 1: one rank has nobody to exchange with")
-    return sweep.needs(args, ranks, device)
+    return microbenchmarks.needs(args, ranks, device)
 
 
 def main() -> None:
     """Join the other ranks, measure, leave."""
-    args = options.parse(
-        options.COLLECTIVES, prog="collectives", description="Time collectives over sizes."
-    )
+    import torch
+
+    from chopper.workloads.ranks import joined
+
+    args = WORKLOAD.parse()
     torch.manual_seed(args.seed)
     with joined(args.device, prog="collectives") as device:
         measure(args, device)
@@ -59,131 +74,63 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, device: torch.device) -> None:
     """Time each collective at each size; rank 0 keeps the medians and the fit through them."""
+    import torch.distributed as dist
+
+    from chopper.hardware.measure import BACKEND, Bench, Collectives, bus_factors, wait
+    from chopper.workloads.progress import Progress
+
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    sizes = [*sweep.sizes(args, 4 * ranks)]
-    calls_of = Calls(max(sizes), ranks, device)
+    sizes_bytes = [*sizes(args, 4 * ranks)]
+    collectives = Collectives(max(sizes_bytes), ranks, device)
     factors = bus_factors(ranks)
     for name in list(factors):
-        why = lacking(calls_of.call(name, sizes[0]))
-        if why is not None:
+        reason = _lacking(collectives.call(name, sizes_bytes[0]))
+        if reason is not None:
             del factors[name]
             if rank == 0:
-                print(
-                    f"{name}: left out, {BACKEND[device.type]} does not have it: {why}", flush=True
-                )
+                backend = BACKEND[device.type]
+                print(f"{name}: left out, {backend} does not have it: {reason}", flush=True)
     # Tracing costs as much as a small message: one pass is traced, what is measured is not.
     with chopper.profile(args.output, steps=(0, 1)) as prof:
         for name in factors:
-            calls_of.call(name, max(sizes))()
+            collectives.call(name, max(sizes_bytes))()
         wait(device)
         prof.step()
-        cells = {(name, size): calls_of.call(name, size) for name in factors for size in sizes}
-        times_s: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
-        batches = dict.fromkeys(cells, 1)  # the same on all ranks, as the times are
-        progress = Progress(WARMUP + args.repeats, "round")
-        for repeat in range(WARMUP + args.repeats):
-            for cell, call in cells.items():
-                time_s = call_time_s(call, batches[cell], device)
-                if repeat >= WARMUP:
-                    times_s[cell].append(time_s)
-                else:
-                    # Of the quickest: what was disturbed would make later batches short.
-                    fits = min(MOST_CALLS, math.ceil(LEAST_S / time_s))
-                    batches[cell] = max(batches[cell], fits)
-            prof.step()
-            progress.advance()
+        bench: Bench[tuple[str, int]] = Bench(device, together=True)
+        for name in factors:
+            for size_bytes in sizes_bytes:
+                bench.add((name, size_bytes), collectives.call(name, size_bytes))
+        progress = Progress(args.repeats, "round")
+        times_s = bench.run(args.repeats, after_round=(prof.step, progress.advance))
         for name, factor in factors.items() if rank == 0 else ():
-            medians: list[tuple[int, float]] = []
-            for size_bytes in sizes:
-                found_s = times_s[name, size_bytes]
-                time_s = statistics.median(found_s)
-                medians.append((size_bytes, time_s))
-                keep = {
-                    "time_ns": time_s * 1e9,
-                    "algorithm_bandwidth_bytes_per_s": size_bytes / time_s,
-                    "bus_bandwidth_bytes_per_s": size_bytes / time_s * factor,
-                    "best_bus_bandwidth_bytes_per_s": size_bytes / min(found_s) * factor,
-                }
-                for measure_name, value in keep.items():
-                    prof.measure(measure_name, value, collective=name, size_bytes=size_bytes)
-            if len(medians) > 1:
-                latency_s, bytes_per_s = fit(medians)
-                prof.measure("latency_ns", latency_s * 1e9, collective=name)
-                prof.measure(
-                    "fitted_bus_bandwidth_bytes_per_s", bytes_per_s * factor, collective=name
-                )
+            _keep(prof, name, factor, {size: times_s[name, size] for size in sizes_bytes})
 
 
-def bus_factors(ranks: int) -> dict[str, float]:
-    """Bus bandwidth over algorithm bandwidth, per collective (nccl-tests)."""
-    share = (ranks - 1) / ranks
-    return {
-        "all_reduce": 2 * share,
-        "all_gather": share,
-        "reduce_scatter": share,
-        "all_to_all": share,
-        "broadcast": 1.0,
-        "send_receive": 1.0,
-    }
+def _keep(prof: chopper.Profile, name: str, factor: float, times_s: dict[int, list[float]]) -> None:
+    """Measure a collective's times by size, its bandwidths, and the fit through them."""
+    medians_s = [(size_bytes, statistics.median(found)) for size_bytes, found in times_s.items()]
+    for size_bytes, time_s in medians_s:
+        best_s = min(times_s[size_bytes])
+        for measure_name, value in (
+            ("time_ns", time_s * 1e9),
+            ("algorithm_bandwidth_bytes_per_s", size_bytes / time_s),
+            ("bus_bandwidth_bytes_per_s", size_bytes / time_s * factor),
+            ("best_bus_bandwidth_bytes_per_s", size_bytes / best_s * factor),
+        ):
+            prof.measure(measure_name, value, collective=name, size_bytes=size_bytes)
+    if len(medians_s) > 1:
+        latency_s, bytes_per_s = fit(medians_s)
+        prof.measure("latency_ns", latency_s * 1e9, collective=name)
+        prof.measure("fitted_bus_bandwidth_bytes_per_s", bytes_per_s * factor, collective=name)
 
 
-class Calls:
-    """The collectives, all on the same memory, of which smaller messages are the front."""
-
-    def __init__(self, largest_bytes: int, ranks: int, device: torch.device) -> None:
-        self.ranks = ranks
-        self.after, self.before = ((dist.get_rank() + step) % ranks for step in (1, -1))
-        # Zeros, because the sum of anything else grows with each call, beyond all bounds; and
-        # written, so that no page is touched first while it is timed.
-        self.sent, self.received = (
-            torch.empty(largest_bytes // 4, device=device).zero_() for _ in range(2)
-        )
-        self.part = torch.empty(largest_bytes // 4 // ranks, device=device).zero_()
-
-    def call(self, name: str, size_bytes: int) -> Callable[[], object]:
-        """A call that runs the collective once."""
-        sent, received = self.sent[: size_bytes // 4], self.received[: size_bytes // 4]
-        part = self.part[: size_bytes // 4 // self.ranks]
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: dist.all_reduce(received),
-            "all_gather": lambda: gather_into(received, part),
-            "reduce_scatter": lambda: scatter_sum(part, sent),
-            "all_to_all": lambda: dist.all_to_all_single(received, sent),
-            "broadcast": lambda: dist.broadcast(received, src=0),
-            "send_receive": lambda: self._pass_on(received, sent),
-        }
-        return calls[name]
-
-    def _pass_on(self, received: Tensor, sent: Tensor) -> None:
-        pair = [
-            dist.P2POp(dist.irecv, received, self.before),
-            dist.P2POp(dist.isend, sent, self.after),
-        ]
-        for work in dist.batch_isend_irecv(pair):
-            work.wait()
-
-
-def lacking(call: Callable[[], object]) -> str | None:
-    """What the backend says when it does not have a collective; None when it has."""
+def _lacking(call: Call) -> str | None:
+    """Return what the backend says when it does not have a collective; None when it has."""
     try:
         call()
     except (RuntimeError, NotImplementedError) as exc:
         return str(exc).partition("\n")[0]
     return None
-
-
-def call_time_s(call: Callable[[], object], batch: int, device: torch.device) -> float:
-    """Seconds of one of ``batch`` calls behind one another, of the rank that took longest."""
-    # Without it, one rank's lateness would count as the collective's slowness.
-    dist.barrier()
-    wait(device)
-    begin = time.perf_counter()
-    for _ in range(batch):
-        call()
-    wait(device)
-    took = torch.tensor((time.perf_counter() - begin) / batch, device=device, dtype=torch.float64)
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return float(took)
 
 
 def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
@@ -193,6 +140,8 @@ def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
     would be what its noise leaves. Of a line on which one of the two would be below zero, the best
     on which it is zero.
     """
+    import torch
+
     size = torch.tensor([float(s) for s, _ in times], dtype=torch.float64)
     seconds = torch.tensor([t for _, t in times], dtype=torch.float64)
     rows = torch.stack((1 / seconds, size / seconds), dim=1)
@@ -204,6 +153,96 @@ def fit(times: list[tuple[int, float]]) -> tuple[float, float]:
     if per_byte_s <= 0:
         return only_latency_s, math.inf
     return latency_s, 1 / per_byte_s
+
+
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Hold the latency of an all-reduce and the largest messages against the laws of rings."""
+    where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}"
+    latency = _latency(experiment, where)
+    size = largest(experiment, "bus_bandwidth_bytes_per_s", "size_bytes")
+    whole = experiment.find(
+        "bus_bandwidth_bytes_per_s", collective="all_reduce", size_bytes=size or 0
+    )
+    if size is None or whole is None:
+        return latency
+    rates = {
+        str(dict(row.labels)["collective"]): row
+        for row in experiment.rows
+        if row.measure == "bus_bandwidth_bytes_per_s" and dict(row.labels)["size_bytes"] == size
+    }
+    link = rates.pop("send_receive", None)
+    others = {name: quotient(row, link) for name, row in rates.items() if name != "all_reduce"}
+    named = ", ".join(f"{name} {over.value:.2f}×" for name, over in others.items() if over)
+    drawn = [
+        Headline.of(
+            quotient(whole, link),
+            system="Collectives",
+            claim=f"bus bandwidth of all-reduce over that of send and receive, {mib(size)}",
+            primary="1: bus bandwidth is the link's, whatever the collective (nccl-tests)",
+            stated=1.0,
+            why="send and receive were not measured",
+            configuration="; ".join(part for part in (where, named) if part),
+        )
+    ]
+    times = [
+        experiment.find("time_ns", collective=name, size_bytes=size)
+        for name in ("all_reduce", "reduce_scatter", "all_gather")
+    ]
+    if None not in times:
+        one, *two = (row.values for row in times if row is not None)
+        drawn.append(
+            Headline.of(
+                ratio(one, [sum(values) for values in zip(*two, strict=True)]),
+                system="Collectives",
+                claim=f"all-reduce's time over reduce-scatter's and all-gather's, {mib(size)}",
+                primary="1: a ring does the one, then the other",
+                stated=1.0,
+                configuration=f"{where}; below 1 where reduce-scatter is made of an all-reduce, as "
+                "gloo's is",
+            )
+        )
+    asymptote = experiment.find("fitted_bus_bandwidth_bytes_per_s", collective="all_reduce")
+    reached = quotient(whole, asymptote)
+    if reached is not None:
+        drawn.append(
+            Headline.of(
+                reached,
+                system="Collectives",
+                claim=f"bus bandwidth of all-reduce, {mib(size)}, over its fit's",
+                configuration=f"{where}; well below 1 where messages outgrow a cache or a buffer, "
+                "which α + β·size knows nothing of",
+            )
+        )
+    return (*latency, *drawn)
+
+
+def _latency(experiment: Experiment, where: str) -> tuple[Headline, ...]:
+    """The latency of an all-reduce, beside NCCL's own by its model of a ring."""
+    from chopper.analyzers.estimates.network import Topology, ring_steps
+
+    ranks = experiment.plan.ranks
+    latency = experiment.find("latency_ns", collective="all_reduce")
+    if latency is None:
+        return ()
+    model, steps = Topology(), ring_steps("all_reduce", ranks)
+    inside_us, between_nodes_us = (
+        (model.base_latency_s + steps * step_s) * 1e6
+        for step_s in (model.node_latency_s, model.network_latency_s)
+    )
+    rate = experiment.find("fitted_bus_bandwidth_bytes_per_s", collective="all_reduce")
+    fitted = f"; 1/β is {rate.estimate.value / 1e9:.3g} GB/s of bus bandwidth" if rate else ""
+    return (
+        Headline.of(
+            latency.estimate,
+            scale=1e-3,
+            system="Collectives",
+            claim=f"α of all-reduce between {ranks} ranks",
+            primary=f"NCCL's ring takes {inside_us:.1f} µs over NVLink, {between_nodes_us:.1f} µs "
+            "over a network",
+            unit="µs",
+            configuration=f"t = α + β·size through all sizes; {where}{fitted}",
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -21,55 +21,116 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
-import signal
-import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import psutil
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import chopper
 from chopper.errors import ChopperError
-from chopper.workloads import disaggregated as actors
-from chopper.workloads import options
-from chopper.workloads.decoder import Decoder, cost_of, loss_of
-from chopper.workloads.loading import (
-    WITH_ACTORS,
-    Span,
-    Turn,
-    plans,
-    points,
-    setup_of,
-    specs,
-    turns,
-    workers_of,
+from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.options import DEVICE, SEED, Option, not_negative, positive
+from chopper.experiments.results import Experiment, Headline, Row, ratio
+
+if TYPE_CHECKING:
+    import torch
+
+    from chopper.statistics import Estimate
+    from chopper.workloads.batch import Batch
+
+WORKLOAD = Workload(
+    name="dataloader",
+    summary="a mixture of many sources feeding data-parallel ranks: torch's DataLoader, as people "
+    "use it, tuned, and reading a batch at once, against loader, planner and constructor actors on "
+    "Ray: throughput, memory, balance",
+    options=(
+        Option(
+            "steps",
+            "measured steps of a DataLoader in each repetition, at least; actors take 6 times as "
+            "many, which take about as long; traced ones come on top",
+            18,
+            positive,
+        ),
+        Option(
+            "repetitions",
+            "times that the loader is started anew, measured and ended in a run",
+            3,
+            positive,
+        ),
+        Option("batch", "samples per rank and step", 12, positive),
+        Option("sources", "that are mixed", 32, positive),
+        Option("state", "MB of an open source, on average", 14, positive),
+        Option("latency", "ms of storage per read, on average", 200, positive),
+        Option("documents", "in each source, on average", 20_000, positive),
+        Option("tokens", "median of a document", 40, positive),
+        Option("longest", "tokens of any document, and of a row", 256, positive),
+        Option("width", "of the model", 32, positive),
+        Option("workers", "per rank, as people use them", 8, positive),
+        Option("tuned", "workers per rank of the tuned DataLoader", 18, positive),
+        Option("loaders", "loader actors to start with, and at least", 2, positive),
+        Option(
+            "most",
+            "loader actors that autoscaling may have; no fewer than --loaders",
+            2,
+            positive,
+        ),
+        Option("threads", "reads in flight per loader actor", 256, positive),
+        Option(
+            "rows",
+            "what a DataLoader makes of documents: rows packed as the actors do it, or one padded "
+            "row for each",
+            "packed",
+            choices=("packed", "padded"),
+        ),
+        Option("prefetch", "steps that actors load ahead", 64, positive),
+        Option(
+            "balance",
+            "how the balanced variant gives samples to ranks",
+            "kk",
+            choices=("random", "greedy", "kk"),
+        ),
+        Option("ramp", "steps over which the mixture turns around; 0: it stays", 0, not_negative),
+        Option("first", "step to begin with, as after a restart", 0, not_negative),
+        Option(
+            "fault",
+            "what goes wrong, to see what happens then",
+            "none",
+            choices=("none", "raises", "empty", "endless", "hangs", "killed-loader"),
+        ),
+        Option(
+            "sweep",
+            "measure, untraced, at storage latencies from 1 to 200 ms",
+            "none",
+            choices=("none", "latency"),
+        ),
+        Option("address", "of a running Ray cluster; one is started here by default", None),
+        SEED,
+        DEVICE,
+    ),
+    starter="chopper.workloads.ray_ranks",
+    variants=(
+        Variant("loader", "DataLoader, every worker opens every source", default=False),
+        Variant("tuned", "DataLoader with more workers, which fetch further ahead"),
+        Variant("concurrent", "as loader, but a batch's documents are read at once", default=False),
+        Variant("disaggregated", "each source opened once, by actors", default=False),
+        Variant("balanced", "and each rank has as much to compute"),
+    ),
+    baseline="tuned",
+    measures=True,
+    seconds=105,
+    position=10,
 )
-from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch, synchronized
-from chopper.workloads.loading_seen import ACTORS, Window, memory_bytes, rates, role_of
-from chopper.workloads.machine import choose_device
-from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
-from chopper.workloads.planning import Plan, imbalance
-from chopper.workloads.progress import Progress
-from chopper.workloads.ranks import join_group
-from chopper.workloads.ray_cluster import Cluster, load_ray, new_token
-from chopper.workloads.rows import Batch, packed
-from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 PROBED_MS = 10
 """Storage that is fast enough to see what asking actors costs."""
-SECTION_STEPS = 32
-"""Steps whose samples make one digest in what is printed, counted from step 0."""
+
+
+def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
+    """Memory of the largest variant, with the state of all sources in each worker of each rank."""
+    from chopper.workloads import loading
+
+    return loading.needs(args, ranks, device)
 
 
 def main() -> None:
@@ -92,24 +153,26 @@ def main() -> None:
 
 def run() -> None:
     """Join the other ranks, train, leave."""
-    args = options.parse(
-        options.DATALOADER, prog="dataloader", description="Load a mixture of sources."
-    )
-    if "LOCAL_RANK" not in os.environ:
-        raise SystemExit("dataloader: start it with `chopper run dataloader` or through torchrun")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    kind, _ = choose_device(args.device, local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
-    device = torch.device(f"cuda:{local_rank}" if kind == "cuda" else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    join_group(device)
-    train(args, device)
-    dist.barrier()
-    dist.destroy_process_group()
+    from chopper.workloads.ranks import joined
+
+    args = WORKLOAD.parse()
+    with joined(args.device, prog="dataloader") as device:
+        train(args, device)
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train under ``chopper.profile``: measured first, traced then."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from chopper.workloads.decoder import Decoder, loss_of
+    from chopper.workloads.loading import Span, points, specs, turns
+    from chopper.workloads.loading_alone import balancing_alone, latency_of_a_batch
+    from chopper.workloads.loading_trainer import Checked, Trainer, batches_of
+    from chopper.workloads.mixture import VOCABULARY
+    from chopper.workloads.progress import Progress
+
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     decoder = Decoder(args.width, args.longest, VOCABULARY).to(device)
@@ -151,6 +214,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 def made_up(args: argparse.Namespace) -> Batch:
     """A batch of a typical size, of nothing."""
+    import numpy as np
+
+    from chopper.workloads.batch import packed
+
     documents = [np.ones(args.longest, dtype=np.uint16)] * 3
     return packed(0, [[d] for d in documents], [], width=args.longest, step_tokens=1)
 
@@ -158,6 +225,11 @@ def made_up(args: argparse.Namespace) -> Batch:
 @contextlib.contextmanager
 def ray_for(args: argparse.Namespace) -> Iterator[None]:
     """Ray, when the variant has actors: started by the first rank, joined by the others."""
+    import torch.distributed as dist
+
+    from chopper.workloads.loading import WITH_ACTORS
+    from chopper.workloads.ray_cluster import Cluster, load_ray, new_token
+
     if args.variant not in WITH_ACTORS:
         yield
         return
@@ -177,255 +249,104 @@ def ray_for(args: argparse.Namespace) -> Iterator[None]:
         dist.barrier()
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """A rank's batches."""
+_SURVEY = "4.5 % (four of its texts), 4.5×"
+_THROUGHPUT = "samples per second, balanced actors over "
+_MEMORY = "loader memory, "
+_OVER_RAY = " over balanced actors with all of Ray"
+_HELD_AGAINST = (
+    ("tuned", "samples_per_s", f"{_THROUGHPUT}the tuned DataLoader", _SURVEY),
+    ("loader", "samples_per_s", f"{_THROUGHPUT}the DataLoader as people use it", _SURVEY),
+    ("concurrent", "samples_per_s", f"{_THROUGHPUT}a DataLoader that reads a batch at once", None),
+    ("tuned", "loader_memory_bytes", f"{_MEMORY}the tuned DataLoader{_OVER_RAY}", "13.5×"),
+    (
+        "loader",
+        "loader_memory_bytes",
+        f"{_MEMORY}the DataLoader as people use it{_OVER_RAY}",
+        "13.5×",
+    ),
+)
+"""Variant that balanced actors are held against, measure, claim, what the survey says."""
+_STATED = {_SURVEY: ("≤3.63× iteration time", 4.5), "13.5×": ("≤13.5×", 13.5), None: (None, None)}
+"""The survey's words → the primary source's, and the number that ours can be held against."""
 
-    batches: Iterator[Batch]
-    loaded: Callable[[int], int]
-    """Samples that are loaded by now, of this rank's; takes the steps that were trained on.
-    Actors load for all ranks, and the first one is told them all."""
 
-
-@contextlib.contextmanager
-def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) -> Iterator[Feed]:
-    """A rank's batches, and whoever makes them for as long as the block lasts."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if args.variant not in WITH_ACTORS:
-        kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
-        dataset = kind(sources, workers_of(args.variant, args))
-        with contextlib.closing(
-            torch_batches(
-                dataset,
-                (plans(args, sources, ranks), plans(args, sources, ranks)),
-                rank=rank,
-                first=turn.first,
-                steps=turn.steps,
-                workers=workers_of(args.variant, args),
-                prefetch=4 if args.variant == "tuned" else 2,
-                width=args.longest if args.rows == "packed" else None,
-                timeout_s=args.batch * READ_TIMEOUT_S / 4,
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Hold loading by actors against DataLoaders, and measure each of its parts alone."""
+    if "balanced" not in experiment.variants:
+        return ()
+    options = experiment.plan.options
+    mixture = f"{options['sources']} sources of {options['state']} MB"
+    where = f"{mixture}, storage {options['latency']} ms (simulated)"
+    # Of a sweep, the point that the option names.
+    point = {} if options["sweep"] == "none" else {"latency_ms": options["latency"]}
+    drawn = []
+    for variant, measure, claim, survey in _HELD_AGAINST:
+        if variant not in experiment.variants:
+            continue
+        over, under = ("balanced", variant)
+        if measure == "loader_memory_bytes":
+            over, under = under, over
+        workers = options["tuned" if variant == "tuned" else "workers"]
+        primary, stated = _STATED[survey]
+        drawn.append(
+            Headline.of(
+                experiment.ratio(measure, over, under, **point),
+                system="MegaScale-Data",
+                claim=claim,
+                survey=survey,
+                primary=primary,
+                stated=stated,
+                why="one of the two was not measured",
+                configuration=f"{experiment.plan.ranks} ranks × {workers} workers, {where}",
             )
-        ) as batches:
-            yield Feed(batches, lambda _: dataset.documents_read())
-        return
-    setup = setup_of(args, sources, ranks, turn)
-    started = actors.start_actors(setup) if rank == 0 else None
-    dist.barrier()
-    constructor = actors.constructor(setup)
-    coming = actors.batches(
-        constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
+        )
+    return (*drawn, *_parts_alone(experiment, mixture))
+
+
+def _parts_alone(experiment: Experiment, mixture: str) -> tuple[Headline, ...]:
+    """What balancing gains by itself, and what asking actors costs."""
+    options = experiment.plan.options
+    balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
+    readers = [
+        experiment.find("batch_latency_ns", "balanced", reader=reader, latency_ms=10)
+        for reader in ("actors", "this process")
+    ]
+    return (
+        Headline.of(
+            None if balanced is None else balanced.estimate,
+            system="MegaScale-Data",
+            claim="balancing alone: what the slowest of 8 ranks computes, as drawn over "
+            "Karmarkar–Karp",
+            primary="≤4.54×, mean 1.77×",
+            stated=1.77,
+            why="balanced was not measured",
+            configuration="documents 4 times as long as those loaded: median "
+            f"{4 * int(options['tokens'] or 0)}, at most {4 * int(options['longest'] or 0)} "
+            "tokens; each computed by itself",
+        ),
+        Headline.of(
+            _ratio_of_pairs(*readers),
+            system="MegaScale-Data",
+            claim="disaggregation alone: a batch's latency through actors over in the process, "
+            "storage 10 ms",
+            primary="about 1.1×",
+            stated=1.1,
+            why="balanced was not measured",
+            configuration=f"{experiment.plan.ranks} ranks, {mixture}; nothing loaded ahead, pairs "
+            "of the same batches",
+        ),
     )
-    try:
-        yield Feed(
-            coming,
-            lambda step: args.batch * ranks * (step + actors.stock(constructor)) if not rank else 0,
-        )
-    except ChopperError:
-        if started is not None:
-            stop(started)
-        raise
-    dist.barrier()
-    if started is not None:
-        grown = ", ".join(f"{n} from step {step}" for step, n in actors.fleets(started))
-        print(f"{args.variant}: loader actors: {grown}", flush=True)
-        stop(started)
-    dist.barrier()
 
 
-def stop(started: tuple[Any, Any]) -> None:
-    """End the actors, and wait for those of this machine: the next ones are measured alone."""
-    actors.stop_actors(started)
-    here = [p for p in psutil.Process().children(recursive=True) if role_of(p) in ACTORS]
-    psutil.wait_procs(here, timeout=10)
+def _ratio_of_pairs(over: Row | None, under: Row | None) -> Estimate | None:
+    """Divide values that were measured of the same batches.
 
-
-class Trainer:
-    """Trains on batches and measures, on each rank."""
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        model: nn.Module,
-        device: torch.device,
-        prof: chopper.Profile,
-        progress: Progress,
-    ) -> None:
-        self.args, self.model, self.device, self.prof = args, model, device, prof
-        self.progress = progress
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-        # Whatever runs already loads nothing: the recorder's sampler.
-        self.others = {child.pid for child in psutil.Process().children(recursive=True)}
-        self.own_bytes = memory_bytes([os.getpid()])
-
-    def run(
-        self, feed: Feed, span: Span, began: float, labels: dict[str, int]
-    ) -> list[list[tuple[int, int, int]]]:
-        """Train on all batches; returns the samples of each step, with the marks of what came.
-
-        Args:
-            feed: the batches of this rank.
-            span: which of the steps are measured.
-            began: when the loader was asked for, as time.perf_counter() tells it.
-            labels: of what is measured.
-        """
-        seen: list[list[tuple[int, int, int]]] = []
-        losses: list[float] = []
-        window: Window | None = None
-        coming = iter(self.prof.watch(feed.batches))
-        for step in range(sys.maxsize):
-            measured = step - span.warmup
-            if measured == 0:
-                window = self.now(feed, step)
-            if measured == span.measured and window is not None:
-                window.end(self.now(feed, step))
-                self.report(window, self.memory(), losses[:8], labels)
-                window = None
-            asked = time.perf_counter()
-            batch = next(coming, None)
-            if batch is None:
-                break
-            waited_s = time.perf_counter() - asked
-            if step == 0:
-                self.prof.measure("first_batch_ns", (time.perf_counter() - began) * 1e9, **labels)
-            compute_s, loss = self.step(batch)
-            seen.append(batch.marked())
-            losses.append(loss)
-            if window is not None:
-                window.add(batch, waited_s, compute_s)
-            if self.args.fault == "killed-loader" and measured == span.measured // 2:
-                kill_a_loader()
-            self.prof.step()
-            self.progress.advance()
-        return seen
-
-    def now(self, feed: Feed, step: int) -> Window:
-        """What the clocks say, at the same step on all ranks."""
-        dist.barrier()
-        return Window.now(feed.loaded(step))
-
-    def step(self, batch: Batch) -> tuple[float, float]:
-        """Train on one batch: seconds that forward and backward computed, and the loss."""
-        clock = time.thread_time if self.device.type == "cpu" else synchronized
-        began = clock()
-        loss = loss_of(self.model, batch, dist.get_world_size(), self.device)
-        loss.backward()
-        compute_s = clock() - began
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return compute_s, loss.item()
-
-    def memory(self) -> dict[str, int]:
-        """Proportional set size of what loads for this rank, by what it is."""
-        out: Counter[str] = Counter()
-        for child in psutil.Process().children(recursive=True):
-            if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
-                out[role_of(child)] += held
-        # Forked workers share pages with their rank: what these count, it no longer does.
-        out["trainers' growth"] = memory_bytes([os.getpid()]) - self.own_bytes
-        return out
-
-    def report(
-        self,
-        window: Window,
-        memory: dict[str, int],
-        losses: list[float],
-        labels: dict[str, int],
-    ) -> None:
-        """Join what all ranks saw; rank 0 keeps it."""
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (window, memory, losses))
-        if dist.get_rank():
-            return
-        windows = [seen for seen, _, _ in gathered]
-        ahead = self.args.variant not in WITH_ACTORS
-        for name, value in rates(windows, self.args.batch, ahead=ahead).items():
-            self.prof.measure(name, value, **labels)
-        roles: Counter[str] = Counter()
-        for _, of_rank, _ in gathered:
-            roles.update(of_rank)
-        self.prof.measure("loader_memory_bytes", sum(roles.values()), **labels)
-        if self.args.sweep == "none":
-            for role, value in roles.items():
-                self.prof.measure("memory_bytes", value, of=role, **labels)
-        if labels["repetition"] == 0:
-            first = float(np.mean([losses for _, _, losses in gathered]))
-            told = {k: v for k, v in labels.items() if k != "repetition"}
-            self.prof.measure("first_loss", first, **told)
-
-
-def kill_a_loader() -> None:
-    """Kill the first process of a loader actor, as a machine that fails would."""
-    if dist.get_rank():
-        return
-    for child in psutil.Process().children(recursive=True):
-        if role_of(child) == "SourceLoader":
-            print(f"dataloader: killing loader actor {child.pid}; Ray starts it again", flush=True)
-            child.send_signal(signal.SIGKILL)
-            return
-
-
-class Checked:
-    """Whether the ranks together saw each planned sample once, by what it holds; and digests to
-    compare runs by. A sample of which something else came is lost.
+    Between pairs: what makes one batch slower than the next is in neither.
     """
-
-    def __init__(self, args: argparse.Namespace, prof: chopper.Profile) -> None:
-        self._args, self._prof = args, prof
-        self._sections: dict[int, list[str]] = {}
-        self._lost = self._twice = 0
-
-    def add(
-        self,
-        sources: list[SourceSpec],
-        turn: Turn,
-        seen: list[list[tuple[int, int, int]]],
-        labels: dict[str, int],
-    ) -> None:
-        """Take in the samples of each of a turn's steps on this rank."""
-        args, rank, ranks = self._args, dist.get_rank(), dist.get_world_size()
-        plan, contents = plans(args, sources, ranks), Contents(sources)
-        planned = [plan.plan(turn.first + at) for at in range(turn.steps)]
-        # Each rank makes again what it should have been given.
-        wanted = [list(contents.marked(of.of(rank))) for of in planned]
-        gathered: list[Any] = [None] * ranks
-        dist.all_gather_object(gathered, (wanted, seen))
-        if rank:
-            return
-        lost = twice = 0
-        for at in range(turn.steps):
-            should = Counter(sample for asked, _ in gathered for sample in asked[at])
-            found = Counter(sample for _, came in gathered for sample in came[at])
-            lost, twice = lost + (should - found).total(), twice + (found - should).total()
-            step = turn.first + at
-            came = repr((step, sorted(found.elements())))
-            self._sections.setdefault(step // SECTION_STEPS, []).append(came)
-        uneven = statistics.fmean(uneven_of(args, of, ranks) for of in planned)
-        self._prof.measure("imbalance_ratio", uneven, **labels)
-        self._prof.measure("lost_sample_count", lost, **labels)
-        self._prof.measure("repeated_sample_count", twice, **labels)
-        self._lost, self._twice = self._lost + lost, self._twice + twice
-
-    def tell(self) -> None:
-        """Print them: of whole sections only, which are the same wherever a run begins and ends."""
-        if dist.get_rank():
-            return
-        if self._args.sweep == "none":
-            for section, steps in sorted(self._sections.items()):
-                if len(steps) == SECTION_STEPS:
-                    digest = hashlib.sha256("".join(steps).encode()).hexdigest()[:16]
-                    first = section * SECTION_STEPS
-                    print(
-                        f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}"
-                    )
-        print(
-            f"{self._args.variant}: {self._lost} samples lost, {self._twice} came twice", flush=True
-        )
-
-
-def uneven_of(args: argparse.Namespace, plan: Plan, ranks: int) -> float:
-    """Largest load over the mean load of a step."""
-    return imbalance(cost_of(args.width, VOCABULARY)(plan.length), plan.rank, ranks)
+    if over is None or under is None or len(over.values) != len(under.values):
+        return None
+    ratios = [o / u for o, u in zip(over.values, under.values, strict=True)]
+    return ratio(ratios, [1.0] * len(ratios))
 
 
 if __name__ == "__main__":

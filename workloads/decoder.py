@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chopper.workloads.batch import Batch
 from chopper.workloads.planning import Cost
-from chopper.workloads.rows import Batch
 
 
 class Decoder(nn.Module):

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chopper.errors import ChopperError
+from chopper.workloads.batch import Batch, packed
 from chopper.workloads.mixture import (
     READ_TIMEOUT_S,
     Mixture,
@@ -38,7 +39,6 @@ from chopper.workloads.mixture import (
 )
 from chopper.workloads.planning import Autoscaler, Cost, Limits, Plan, pack, place
 from chopper.workloads.ray_cluster import LoaderError
-from chopper.workloads.rows import Batch, packed
 
 _RESTARTS = 3
 """How often a dead actor is started again."""

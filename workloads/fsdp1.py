@@ -13,39 +13,36 @@ from __future__ import annotations
 
 import argparse
 import sys
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointWrapper,
-    checkpoint_wrapper,
-)
-from torch.distributed.fsdp import (
-    BackwardPrefetch,
-    CPUOffload,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-)
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from typing import TYPE_CHECKING
 
 import chopper
-from chopper.workloads import options
-from chopper.workloads.llama import SIZES, Block, Llama, initial_value
-from chopper.workloads.ranks import joined
-from chopper.workloads.training import train
+from chopper.experiments.declarations import Workload
+from chopper.workloads import training
+from chopper.workloads.training import needs as needs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+WORKLOAD = Workload(
+    name="fsdp1",
+    summary="Llama training sharded by FullyShardedDataParallel: flat parameters, one gather per "
+    "block, limited prefetch",
+    options=training.OPTIONS,
+    seconds=20,
+    position=1,
+)
 
 
 def main() -> None:
     """Join the other ranks, train, leave."""
-    args = options.parse(
-        options.TRAINING, prog="fsdp1", description="Train a Llama model with FSDP1."
-    )
+    from chopper.workloads.ranks import joined
+
+    args = WORKLOAD.parse()
     with joined(args.device, prog="fsdp1") as device:
         model, optimizer = sharded_model(args, device)
         with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
-            train(prof, model, optimizer, args, device)
+            training.train(prof, model, optimizer, args, device)
 
 
 def sharded_model(
@@ -55,6 +52,23 @@ def sharded_model(
 
     With ``offload`` the shards, their gradients and the optimizer live in host memory.
     """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        CheckpointWrapper,
+        checkpoint_wrapper,
+    )
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardingStrategy,
+    )
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    from chopper.workloads.llama import SIZES, Block, Llama, initial_value
+
     ranks = dist.get_world_size()
     config = SIZES[args.size]
 

@@ -13,36 +13,36 @@ from __future__ import annotations
 
 import argparse
 import sys
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
-from torch.distributed.tensor import DTensor, distribute_tensor
+from typing import TYPE_CHECKING
 
 import chopper
-from chopper.workloads import options
-from chopper.workloads.llama import SIZES, Llama, initial_value
-from chopper.workloads.ranks import joined
-from chopper.workloads.training import train
+from chopper.experiments.declarations import Workload
+from chopper.workloads import training
+from chopper.workloads.training import needs as needs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+WORKLOAD = Workload(
+    name="fsdp2",
+    summary="Llama training sharded by fully_shard: per-weight DTensors, copies in and out of each "
+    "gather, deterministic memory",
+    options=training.OPTIONS,
+    seconds=20,
+    position=2,
+)
 
 
 def main() -> None:
     """Join the other ranks, train, leave."""
-    args = options.parse(
-        options.TRAINING, prog="fsdp2", description="Train a Llama model with FSDP2."
-    )
+    from chopper.workloads.ranks import joined
+
+    args = WORKLOAD.parse()
     with joined(args.device, prog="fsdp2") as device:
         model, optimizer = sharded_model(args, device)
         with chopper.profile(args.output, memory=args.allocations == "yes") as prof:
-            train(prof, model, optimizer, args, device)
+            training.train(prof, model, optimizer, args, device)
 
 
 def sharded_model(
@@ -52,6 +52,20 @@ def sharded_model(
 
     With ``offload`` the shards, their gradients and the optimizer live in host memory.
     """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    from chopper.workloads.llama import SIZES, Llama, initial_value
+
     ranks = dist.get_world_size()
     config = SIZES[args.size]
 

@@ -11,18 +11,34 @@ clock did where it was sampled, is what the two variants show.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
-
-import torch
-from torch import Tensor
 
 import chopper
 from chopper.errors import UsageError
-from chopper.workloads import options
-from chopper.workloads.machine import Needs, own_device, wait
-from chopper.workloads.progress import Progress
+from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.results import Experiment, Headline, Labels
+from chopper.workloads.microbenchmarks import clock_and_power
+
+WORKLOAD = Workload(
+    name="gemm",
+    summary="matrix products per data type and shape, on random numbers and on zeros: what the "
+    "device achieves, and what the data does to it",
+    options=(
+        Option("shapes", "MxNxK, comma-separated; or a sweep", "sweep"),
+        Option("dtypes", "comma-separated torch names; or those the device computes", "all"),
+        Option("seconds", "whole seconds per shape and type", 1, positive),
+        SEED,
+        DEVICE,
+    ),
+    variants=(Variant("random", "normal random numbers"), Variant("zeros", "zeros")),
+    baseline="random",
+    ranks=1,
+    measures=True,
+    repeats=3,
+    seconds=100,
+    position=8,
+)
 
 SWEEP = {
     "cpu": ("512x512x512", "1024x1024x1024", "1024x64x1024"),
@@ -33,6 +49,8 @@ DTYPES = {
     "cuda": ("float32", "float16", "bfloat16", "float64"),
 }
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_ROUNDS = 3
+"""In which each product is timed, of its seconds."""
 
 
 def needs(args: argparse.Namespace, _ranks: int, device: str) -> Needs:
@@ -70,6 +88,8 @@ def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
         UsageError: one is not known.
         ValueError: the device lacks one.
     """
+    import torch
+
     if args.dtypes != "all":
         names = [word.strip() for word in args.dtypes.split(",")]
     else:
@@ -86,59 +106,70 @@ def chosen_dtypes(args: argparse.Namespace, device: str) -> list[str]:
 
 def main() -> None:
     """Measure every shape in every type."""
-    args = options.parse(options.GEMM, prog="gemm", description="Measure matrix products.")
+    import torch
+
+    from chopper.hardware.measure import Bench, Call, product, rate
+    from chopper.workloads.machine import own_device
+    from chopper.workloads.progress import Progress
+
+    args = WORKLOAD.parse()
     device = own_device(args.device)
     torch.manual_seed(args.seed)
+    make = torch.zeros if args.variant == "zeros" else torch.randn
+
+    def call(dtype: str, m: int, n: int, k: int) -> Call:
+        kind = getattr(torch, dtype)
+        values = make(m * k + k * n, device=device).to(kind)
+        return product(values, torch.empty(m * n, dtype=kind, device=device), m, n, k)
+
+    products = [
+        (dtype, *shape)
+        for dtype in chosen_dtypes(args, device.type)
+        for shape in chosen_shapes(args, device.type)
+    ]
     # Tracing costs time: one product of each is traced, what is measured is not.
     with chopper.profile(args.output, steps=(0, 1)) as prof:
-        for dtype in chosen_dtypes(args, device.type):
-            for m, n, k in chosen_shapes(args, device.type):
-                run(*operands(args.variant, (m, n, k), dtype, device), 0, device)
+        for chosen in products:
+            call(*chosen)()
         prof.step()
-        dtypes, shapes = chosen_dtypes(args, device.type), chosen_shapes(args, device.type)
-        progress = Progress(len(dtypes) * len(shapes), "product")
-        for dtype in dtypes:
-            for m, n, k in shapes:
-                a, b = operands(args.variant, (m, n, k), dtype, device)
-                times_s = run(a, b, args.seconds, device)
-                labels = {"dtype": dtype, "shape": f"{m}x{n}x{k}"}
-                # The fastest is what the device can do; the median what it did.
-                prof.measure(
-                    "median_flop_per_s", 2 * m * n * k / statistics.median(times_s), **labels
-                )
-                prof.measure("best_flop_per_s", 2 * m * n * k / min(times_s), **labels)
-                prof.step()
-                progress.advance()
+        progress = Progress(len(products), "product")
+        for dtype, m, n, k in products:
+            bench: Bench[str] = Bench(device)
+            bench.add("", call(dtype, m, n, k))
+            times_s = bench.run(_ROUNDS, budget_s=args.seconds / _ROUNDS)[""]
+            achieved = rate("", 2 * m * n * k, times_s)
+            labels = {"dtype": dtype, "shape": f"{m}x{n}x{k}"}
+            # The fastest is what the device can do; the median what it did.
+            prof.measure("median_flop_per_s", achieved.median_per_s, **labels)
+            prof.measure("best_flop_per_s", achieved.best_per_s, **labels)
+            prof.step()
+            progress.advance()
 
 
-def operands(
-    variant: str, shape: tuple[int, int, int], dtype: str, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """[M, K] and [K, N], of normal random numbers or of zeros."""
-    m, n, k = shape
-    make = torch.zeros if variant == "zeros" else torch.randn
-    kind = getattr(torch, dtype)
-    return make(m, k, device=device).to(kind), make(k, n, device=device).to(kind)
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Hold zeros against random numbers, in the shape that is quickest on both.
 
-
-def run(a: Tensor, b: Tensor, seconds: int, device: torch.device) -> list[float]:
-    """Times of batches of products, per product, over so many seconds."""
-    out = a @ b
-    batch = 1
-    times_s: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times_s) < 3:
-        begin = time.perf_counter()
-        for _ in range(batch):
-            torch.mm(a, b, out=out)
-        wait(device)
-        took_s = time.perf_counter() - begin
-        if took_s < 0.01 and batch < 10_000:
-            # Too short to be timed, or to keep a device busy between two synchronizations.
-            batch *= 2
-            continue
-        times_s.append(took_s / batch)
-    return times_s
+    The one that is quickest on zeros would be chosen for what it gains there, by luck too.
+    """
+    rates: dict[str, dict[Labels, float]] = {}
+    for row in experiment.rows:
+        if row.measure == "median_flop_per_s":
+            products = rates.setdefault(str(dict(row.labels)["dtype"]), {})
+            products[row.labels] = products.get(row.labels, 1.0) * row.estimate.value
+    drawn = []
+    for dtype, products in rates.items() if "zeros" in experiment.variants else ():
+        quickest = max(products, key=products.__getitem__)
+        labels = dict(quickest)
+        drawn.append(
+            Headline.of(
+                experiment.ratio("median_flop_per_s", "zeros", "random", **labels),
+                system="Chopper: DVFS",
+                claim=f"{dtype} products on zeros over random numbers, {labels['shape']}",
+                why="random numbers were not run",
+                configuration=f"rate on {experiment.plan.device}; {clock_and_power(experiment)}",
+            )
+        )
+    return tuple(drawn)
 
 
 if __name__ == "__main__":

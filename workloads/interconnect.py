@@ -18,24 +18,50 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-
-import torch.distributed as dist
-from torch import nn
+from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.workloads import link, llama, options
-from chopper.workloads.fsdp2 import sharded_model
-from chopper.workloads.machine import Needs
+from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.options import CHANNEL, changed
+from chopper.experiments.results import Experiment, Headline, line
+from chopper.workloads import link, training
 from chopper.workloads.processes import RATES, rank_of
-from chopper.workloads.training import train
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WORKLOAD = Workload(
+    name="interconnect",
+    summary="fsdp2 over a link of several rates between two network namespaces: the step as "
+    "T = T_c + V/B, and the exposed communication that makes it",
+    options=(
+        *(
+            option
+            for option in changed(training.OPTIONS, steps=5, batch=2)
+            if option.name != "allocations"
+        ),
+        CHANNEL,
+    ),
+    starter="chopper.workloads.link_ranks",
+    variants=(
+        Variant("unshaped", "as fast as the kernel copies"),
+        Variant("1gbit", "each end sends at most 125 MB/s"),
+        Variant("300mbit", "each end sends at most 37.5 MB/s", default=False),
+        Variant("100mbit", "each end sends at most 12.5 MB/s"),
+    ),
+    baseline="unshaped",
+    repeats=3,
+    seconds=105,
+    position=4,
+)
 
 RANKS = 2
 TRACED = (1, 6)
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
-    """What one rank takes; a namespace for each, and a link between them."""
+    """Memory of one rank; beside it a namespace for each, and a link between them."""
     if ranks != RANKS:
         raise UsageError(f"--ranks {ranks}: the link has two ends, it takes {RANKS} ranks")
     if device != "cpu":
@@ -43,14 +69,16 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     reason = link.unavailable()
     if reason is not None:
         raise ValueError(f"{reason}; the model alone: chopper estimate network")
-    return llama.needs(args, ranks, device)
+    return training.needs(args, ranks, device)
 
 
 def main() -> None:
     """Join the other rank over the link, train, leave."""
-    args = options.parse(
-        options.INTERCONNECT, prog="interconnect", description="Train over a shaped link."
-    )
+    import torch.distributed as dist
+
+    from chopper.workloads.fsdp2 import sharded_model
+
+    args = WORKLOAD.parse()
     if args.channel is None:
         raise SystemExit("interconnect: no link was made; start it with `chopper run interconnect`")
     with rank_of(args, rate=args.variant) as device:
@@ -59,7 +87,7 @@ def main() -> None:
         # A step over the slowest link takes seconds, so there are few: all but the first.
         with chopper.profile(args.output, steps=TRACED if args.steps > 1 else (0, 1)) as prof:
             before = sent_bytes()
-            train(prof, model, optimizer, args, device)
+            training.train(prof, model, optimizer, args, device)
             rate = RATES[args.variant]
             if rate is not None:
                 prof.measure("link_bytes_per_s", rate / 8)
@@ -71,8 +99,8 @@ def main() -> None:
 def sent_bytes() -> int:
     """Bytes that this namespace's end of the link has sent, headers included."""
     # Not from /sys/class/net: that shows the namespace in which it was mounted.
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
+    for entry in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = entry.partition(":")
         if name.strip() == link.INTERFACE:
             return int(counters.split()[8])
     raise OSError(f"{link.INTERFACE}: no such interface in this namespace")
@@ -90,6 +118,75 @@ def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
         p.numel() * p.element_size() for name, p in model.named_parameters() if "layers." in name
     )
     return (ranks - 1) / ranks * ((1 + reductions) * whole + dropped)
+
+
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Draw the line T = T_c + V/B through the variants, and the same law at the survey's rates."""
+    s_per_byte, step_s = [], []
+    for variant in experiment.variants:
+        step, rate = (
+            experiment.find(name, variant) for name in ("median_step_ns", "link_bytes_per_s")
+        )
+        for time_ns in () if step is None else step.values:
+            s_per_byte.append(0.0 if rate is None else 1 / rate.estimate.value)
+            step_s.append(time_ns / 1e9)
+    drawn = []
+    if len(set(s_per_byte)) >= 3:
+        fixed_s, volume_bytes, ci95, r2 = line(s_per_byte, step_s)
+        counted = [
+            f"{what} {row.estimate.value / 1e6:.1f} MB"
+            for what, name in (
+                ("sent, as the kernel counts it,", "sent_bytes"),
+                ("a ring's", "ring_bytes"),
+                ("a ring's that reduces and scatters by all-reduce, as gloo does,", "gloo_bytes"),
+            )
+            if (row := experiment.find(name, experiment.variants[-1])) is not None
+        ]
+        drawn.append(
+            Headline(
+                system="Interconnect",
+                claim="bytes per step and rank from the fit T = T_c + V/B",
+                unit="MB",
+                ours=volume_bytes / 1e6,
+                ci95=ci95 and (ci95[0] / 1e6, ci95[1] / 1e6),
+                configuration=f"T_c {fixed_s:.2f} s, R² {r2:.4f}; " + "; ".join(counted),
+            )
+        )
+    slowest, fastest = experiment.variants[-1], experiment.variants[0]
+    slower = experiment.ratio("median_step_ns", slowest, fastest)
+    if slower is not None and slowest != fastest:
+        drawn.append(
+            Headline.of(
+                slower,
+                system="Interconnect",
+                claim=f"step over {slowest} against {fastest}",
+                survey="39.8 s/step over 10 GbE, 4.4 s/step over InfiniBand: 9×",
+                configuration="another model, another ratio of computation to bytes",
+            )
+        )
+    return (*drawn, *model())
+
+
+def model() -> tuple[Headline, ...]:
+    """Calculate the survey's rows by T = T_c + V/B, which needs no measurement."""
+    # n = 16 ranks, 12e9 weights of 2 bytes, all-reduced by a ring; T_c from the faster row.
+    volume_bytes = 2 * 15 / 16 * 2 * 12e9
+    return tuple(
+        Headline(
+            system="Interconnect",
+            claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
+            survey=said,
+            unit="s",
+            ours=4.29 + volume_bytes / bytes_per_s,
+            stated=stated_s,
+            configuration="model, not measured: consistent with the survey's rows, assuming two "
+            "nodes of 8, bf16 gradients all-reduced by a ring, nothing overlapped",
+        )
+        for bytes_per_s, said, stated_s in (
+            (1.25e9, "39.8 s/step over 10 GbE", 39.8),
+            (400e9, "4.4 s/step over 8 × 400 Gb/s", 4.4),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ table 3) and in Meta's published ``params.json`` files.
 
 from __future__ import annotations
 
-import argparse
 import math
 import zlib
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from chopper.workloads.machine import Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,28 +208,6 @@ def initial_value(
         std /= math.sqrt(2 * config.layer_count)
     generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(name.encode()))
     return torch.empty(shape, device=device).normal_(std=std, generator=generator)
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
-
-
-def needs(options: argparse.Namespace, ranks: int, _device: str) -> Needs:
-    """What one rank of fully sharded training takes with these options."""
-    config = SIZES[options.size]
-    return Needs(
-        memory_bytes=training_bytes(
-            config,
-            ranks=ranks,
-            batch=options.batch,
-            sequence=options.sequence,
-            element_bytes=2 if options.dtype == "bfloat16" else 4,
-            checkpoint=options.checkpoint == "full",
-        ),
-        what=f"--size {options.size} ({_millions(parameter_count(config))} parameters, batch "
-        f"{options.batch}, sequence {options.sequence})",
-        remedy="take a smaller size, batch or sequence, or more GPUs",
-    )
 
 
 def training_bytes(

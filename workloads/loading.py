@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from chopper.errors import ChopperError, UsageError
+from chopper.experiments.declarations import Needs
 from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
-from chopper.workloads.machine import Needs
 from chopper.workloads.mixture import VOCABULARY, SourceSpec, make_sources, planner
 from chopper.workloads.planning import Limits, Planner
 from chopper.workloads.ray_cluster import LoaderError, answers, load_ray

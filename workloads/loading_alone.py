@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 import chopper
 from chopper.workloads import disaggregated as actors
+from chopper.workloads.batch import packed
 from chopper.workloads.decoder import Decoder, cost_of, loss_of
 from chopper.workloads.loading import LONGER, plans, setup_of, specs
 from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Mixture, SourceSpec, planner
 from chopper.workloads.planning import METHODS, balance, imbalance, loads, pack
-from chopper.workloads.rows import packed
 
 WARMING = 3
 """Batches that are asked for one by one before those that are timed."""

@@ -3,40 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
-
-BACKEND = {"cpu": "gloo", "cuda": "nccl"}
-"""Communication library per kind of device. ROCm builds of torch call their GPUs ``cuda`` and
-RCCL ``nccl``."""
-
-
-# Of one tensor with the parts of all ranks in it. Renamed in torch 2.13, where the old names warn.
-gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What one rank of a workload takes."""
-
-    memory_bytes: int
-    """At its peak."""
-
-    what: str
-    """The options that decide it, in words; begins a sentence that goes on with "needs"."""
-
-    remedy: str
-    """What to do where there is not enough."""
-
-    notes: tuple[str, ...] = ()
-    """What the user should know before it starts."""
-
-    absent: Mapping[str, str] = field(default_factory=dict)
-    """Variants that cannot run here as asked, and why."""
 
 
 def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
@@ -75,12 +43,6 @@ def own_device(asked: str) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)
     return torch.device(f"cuda:{local_rank}")
-
-
-def wait(device: torch.device) -> None:
-    """Wait for what was issued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def dtype_problem(device_type: str, dtype: str) -> str | None:

@@ -13,95 +13,162 @@ stretch of time, whatever else the machine does in it; smaller arrays are the fr
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
 
 import chopper
-from chopper.workloads import options
-from chopper.workloads.machine import own_device, wait
-from chopper.workloads.progress import Progress
-from chopper.workloads.sweep import sizes
+from chopper.experiments.declarations import Variant, Workload
+from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.results import Experiment, Headline, quotient
+from chopper.workloads.microbenchmarks import clock_and_power, largest, mib, sizes
+from chopper.workloads.microbenchmarks import needs as needs
 
-WARMUP = 2
-LEAST_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
-"""Moved between two readings of the clock: some milliseconds of memory's time."""
-SCALAR = 2**0.5 - 1
-"""s with which no array grows: one kernel after the other makes (2·s + s²)·a of a."""
+WORKLOAD = Workload(
+    name="membw",
+    summary="copy, scale, add and triad over array sizes, as STREAM defines them: bandwidth of "
+    "each cache and of memory",
+    options=(
+        Option("smallest", "bytes of the smallest array", 256 << 10, positive),
+        Option("largest", "bytes of the largest array", 256 << 20, positive),
+        Option("factor", "from one size to the next", 4, positive),
+        Option("repeats", "timed rounds through all sizes", 20, positive),
+        SEED,
+        DEVICE,
+    ),
+    variants=(
+        Variant("random", "normal random numbers"),
+        Variant("zeros", "zeros", default=False),
+    ),
+    baseline="random",
+    ranks=1,
+    measures=True,
+    repeats=3,
+    seconds=60,
+    position=9,
+)
 
 
 def main() -> None:
     """Measure each kernel at each size."""
-    args = options.parse(options.MEMBW, prog="membw", description="Measure memory bandwidth.")
+    import torch
+
+    from chopper.hardware.measure import Bench, rate, stream, wait
+    from chopper.workloads.machine import own_device
+    from chopper.workloads.progress import Progress
+
+    args = WORKLOAD.parse()
     device = own_device(args.device)
     torch.manual_seed(args.seed)
-    largest = max(sizes(args, 4)) // 4
+    count = max(sizes(args, 4)) // 4
     # Written here, all of it: no page is touched first while it is timed.
-    arrays = [torch.randn(largest, device=device) for _ in range(3)]
+    arrays = [torch.randn(count, device=device) for _ in range(3)]
     if args.variant == "zeros":
         for array in arrays:
             array.zero_()
     # Tracing costs time: one pass is traced, what is measured is not.
     with chopper.profile(args.output, steps=(0, 1)) as prof:
-        for _, call in kernels(arrays).values():
+        for _, call in stream(arrays).values():
             call()
         wait(device)
         prof.step()
-        cells = {
-            (name, size_bytes): (passes * size_bytes, call)
-            for size_bytes in sizes(args, 4)
-            for name, (passes, call) in kernels([a[: size_bytes // 4] for a in arrays]).items()
-        }
-        times_s: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
-        progress = Progress(WARMUP + args.repeats, "round")
-        for repeat in range(WARMUP + args.repeats):
-            for cell, (moved_bytes, call) in cells.items():
-                time_s = call_time_s(call, moved_bytes, device)
-                if repeat >= WARMUP:
-                    times_s[cell].append(time_s)
-            prof.step()
-            progress.advance()
-        for (name, size_bytes), found_s in times_s.items():
-            moved_bytes, _ = cells[name, size_bytes]
-            for measure, time_s in (
-                ("bandwidth_bytes_per_s", statistics.median(found_s)),
-                ("best_bandwidth_bytes_per_s", min(found_s)),
+        bench: Bench[tuple[str, int]] = Bench(device)
+        moved_bytes = {}
+        for size_bytes in sizes(args, 4):
+            for name, (passes, call) in stream([a[: size_bytes // 4] for a in arrays]).items():
+                moved_bytes[name, size_bytes] = passes * size_bytes
+                bench.add((name, size_bytes), call)
+        progress = Progress(args.repeats, "round")
+        times_s = bench.run(args.repeats, after_round=(prof.step, progress.advance))
+        for (name, size_bytes), moved in moved_bytes.items():
+            reached = rate(name, moved, times_s[name, size_bytes])
+            for measure, value in (
+                ("bandwidth_bytes_per_s", reached.median_per_s),
+                ("best_bandwidth_bytes_per_s", reached.best_per_s),
             ):
-                prof.measure(measure, moved_bytes / time_s, kernel=name, array_bytes=size_bytes)
+                prof.measure(measure, value, kernel=name, array_bytes=size_bytes)
 
 
-def kernels(arrays: list[Tensor]) -> dict[str, tuple[int, Callable[[], object]]]:
-    """STREAM's kernels on three arrays: how many each passes over, and a call that runs it once."""
-    a, b, c = arrays
-    return {
-        "copy": (2, lambda: c.copy_(a)),
-        "scale": (2, lambda: torch.mul(c, SCALAR, out=b)),
-        "add": (3, lambda: torch.add(a, b, out=c)),
-        "triad": (3, lambda: torch.add(b, c, alpha=SCALAR, out=a)),
+_RATIOS = (
+    ("scale", "each reads one array and writes one: 1 in theory"),
+    (
+        "add",
+        "bytes as STREAM counts them: 1 where stores go past the caches, 1.125 where each line "
+        "is read before it is written (3/4 of its traffic is counted, 2/3 of copy's)",
+    ),
+)
+"""Kernels to hold against copy, and the law that their ratio should follow."""
+
+
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Hold memory's bandwidth against its datasheet, and the kernels' ratios against their laws."""
+    size = largest(experiment, "bandwidth_bytes_per_s", "array_bytes")
+    if size is None:
+        return ()
+    where = f"{experiment.plan.device}, arrays of {mib(size)}"
+    rows = {
+        name: experiment.find("bandwidth_bytes_per_s", kernel=name, array_bytes=size)
+        for name in ("copy", "scale", "add", "triad")
     }
+    drawn = []
+    triad = rows["triad"]
+    if triad is not None:
+        name, stated = _datasheet(experiment)
+        unknown = f"; what its memory could do at most is not known of {name}"
+        drawn.append(
+            Headline.of(
+                triad.estimate,
+                scale=1e-9,
+                system="Memory",
+                claim="triad's bandwidth (STREAM)",
+                primary=f"{stated / 1e9:,.0f} GB/s ({name}'s datasheet)" if stated else None,
+                unit="GB/s",
+                stated=stated / 1e9 if stated else None,
+                configuration=where + ("" if stated else unknown),
+            )
+        )
+    for name, law in _RATIOS:
+        over_copy = quotient(rows[name], rows["copy"])
+        if over_copy is not None:
+            drawn.append(
+                Headline.of(
+                    over_copy,
+                    system="Memory",
+                    claim=f"bandwidth of {name} over copy's",
+                    configuration=f"{where}; {law}",
+                )
+            )
+    if "zeros" in experiment.variants:
+        labels = {"kernel": "triad", "array_bytes": size}
+        drawn.append(
+            Headline.of(
+                experiment.ratio("bandwidth_bytes_per_s", "zeros", "random", **labels),
+                system="Memory",
+                claim="triad on zeros over random numbers",
+                why="random numbers were not run",
+                configuration=f"{where}; {clock_and_power(experiment)}",
+            )
+        )
+    return tuple(drawn)
 
 
-def call_time_s(call: Callable[[], object], moved_bytes: int, device: torch.device) -> float:
-    """Seconds of one call behind one that is not timed; short ones are timed many at once."""
-    batch = -(-LEAST_BYTES[device.type] // moved_bytes)
-    call()
-    wait(device)
-    begin = time.perf_counter()
-    for _ in range(batch):
-        call()
-    wait(device)
-    return (time.perf_counter() - begin) / batch
+def _datasheet(experiment: Experiment) -> tuple[str, float | None]:
+    """Name of the first rank's processor, and the bandwidth of its memory by the device table."""
+    from chopper.hardware.devices import lookup
 
-
-def median_time_s(
-    call: Callable[[], object], repeats: int, moved_bytes: int, device: torch.device
-) -> float:
-    """Median of ``repeats`` of ``call_time_s``."""
-    return statistics.median(call_time_s(call, moved_bytes, device) for _ in range(repeats))
+    attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
+    if attribution is None:
+        return "a machine that is not known", None
+    part = attribution.run.manifest.ranks[0]
+    device = next((d for d in part.devices if d.name), None)
+    if device is None or device.name is None:
+        return str(part.environment.get("cpu", "an unknown processor")), None
+    peaks = lookup(
+        device.name,
+        multi_processor_count=device.multiprocessor_count,
+        memory_bytes=device.memory_bytes,
+    )
+    if peaks is None or peaks.memory_bandwidth_bytes_per_s.value is None:
+        return device.name, None
+    return peaks.label, float(peaks.memory_bandwidth_bytes_per_s.value)
 
 
 if __name__ == "__main__":

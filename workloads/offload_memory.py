@@ -1,30 +1,41 @@
-"""What lives between backward and update, and what forward kept for backward, in bytes."""
+"""Memory of a step of ``offload``: what forward keeps, what lives at the update, what was predicted."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
+import chopper
+from chopper.analyzers.estimates.memory import Memory
+from chopper.analyzers.estimates.memory import memory as estimated_memory
+from chopper.hardware.measure import wait
+from chopper.models.architectures import Architecture
+from chopper.workloads import placement as formulas
+from chopper.workloads.llama import SIZES, Llama, LlamaConfig, parameter_count
+from chopper.workloads.offload_trainers import Trainer
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
-from chopper.workloads.places import Place
+from chopper.workloads.placement import PLACEMENTS, Placement
 
 
 class Saver:
-    """What happens to the tensors that forward saves for backward, and how many bytes they are."""
+    """Counts the tensors that forward saves for backward, and moves them where the variant wants."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, placement: Placement, device: torch.device) -> None:
         self.kept_bytes = 0
         """Of the last forward, on the device; each storage once, weights not."""
         self.moved_bytes = 0
         """Of the last forward, to the host."""
-        self._place = place
-        self._overlapped = OverlappedOffload(device) if place.overlapped else None
+        self._placement = placement
+        self._overlapped = OverlappedOffload(device) if placement.overlapped else None
         self._seen: set[int] = set()
 
     @contextlib.contextmanager
@@ -38,7 +49,7 @@ class Saver:
                 yield
             self.moved_bytes = self._overlapped.moved_bytes - before
             return
-        if "activations" in self._place.on_host:
+        if "activations" in self._placement.on_host:
             moving = torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
             def to_host(tensor: Tensor) -> object:
@@ -106,3 +117,147 @@ def storages(tensors: Iterable[Tensor]) -> dict[tuple[str, int], int]:
         if storage.nbytes():
             found[local.device.type, storage.data_ptr()] = storage.nbytes()
     return found
+
+
+class UpdateClock:
+    """Time that the optimizer itself takes: of the updates, not of what is gathered around them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.taken_ns = 0
+        """Since it was last set to zero; stage 3 updates in several calls."""
+        self.running = False
+        """It waits for the device, which a traced step is spared."""
+        self._device = device
+        self._begin_ns = 0
+        optimizer.register_step_pre_hook(self._begin)
+        optimizer.register_step_post_hook(self._end)
+
+    def _begin(self, *_: object) -> None:
+        if self.running:
+            wait(self._device)
+            self._begin_ns = time.perf_counter_ns()
+
+    def _end(self, *_: object) -> None:
+        if self.running:
+            wait(self._device)
+            self.taken_ns += time.perf_counter_ns() - self._begin_ns
+
+
+def keep_memory(
+    prof: chopper.Profile,
+    args: argparse.Namespace,
+    trainer: Trainer,
+    saving: Saver,
+    device: torch.device,
+) -> None:
+    """Measure what lives between backward and update, and lived before it, and what was predicted."""
+    placement, ranks = PLACEMENTS[args.variant], dist.get_world_size()
+    live_bytes = live(trainer.weights(), trainer.gradients(), trainer.states(), trainer.staging())
+    if dist.get_rank():
+        return
+    measured: dict[tuple[str, str], int] = {}
+    for category, sizes in live_bytes.items():
+        for kind, size in sizes.items():
+            # On a CPU both are the same memory: there it is where the variant means it to be.
+            real = "host" if kind == "cpu" else "device"
+            where = placement.of(category) if device.type == "cpu" else real
+            if category == "staging":
+                category, where = "buffers", "host"
+            measured[category, where] = measured.get((category, where), 0) + size
+    measured["activations", "device"] = saving.kept_bytes
+    measured["activations", "host"] = saving.moved_bytes
+    for (category, where), size in measured.items():
+        if size:
+            prof.measure("measured_bytes", size, category=category, place=where)
+    if device.type == "cuda":
+        prof.measure("peak_allocated_bytes", torch.cuda.max_memory_allocated(device))
+    keep_predictions(prof, args, placement, ranks, device)
+
+
+def keep_predictions(
+    prof: chopper.Profile,
+    args: argparse.Namespace,
+    placement: Placement,
+    ranks: int,
+    device: torch.device,
+) -> None:
+    """Measure what formulas and estimators say of this variant."""
+    config = SIZES[args.size]
+    count = parameter_count(config)
+    predicted: dict[tuple[str, str], float] = {
+        (category, placement.of(category)): per_weight * count
+        for category, per_weight in formulas.states_bytes(placement, ranks).items()
+    }
+    weights = weights_of(config)
+    for beyond in formulas.beyond_formulas(placement, weights, ranks, formulas.BUCKET_ELEMENTS):
+        at = beyond.category, beyond.place
+        predicted[at] = predicted.get(at, 0.0) + beyond.size_bytes
+        labels = {"category": beyond.category, "place": beyond.place, "what": beyond.what}
+        prof.measure("beyond_formula_bytes", beyond.size_bytes, **labels)
+    predicted["activations", placement.of("activations")] = kept_bytes(args, placement, device)
+    for (category, where), size in predicted.items():
+        prof.measure("predicted_bytes", size, category=category, place=where)
+    memory = estimated(args, placement, ranks, device.type)
+    prof.measure("predicted_peak_bytes", memory.allocated_bytes)
+    for direction, per_weight in formulas.link_bytes(placement, ranks).items():
+        prof.measure("predicted_link_bytes", per_weight * count, direction=direction)
+    prof.measure("predicted_collective_bytes", formulas.collective_bytes(placement, ranks) * count)
+    outer = config.vocabulary * config.dim  # the largest module with weights of its own
+    theirs = formulas.deepspeed_bytes(placement, count, outer, ranks) or {}
+    for told, size in theirs.items():
+        prof.measure("deepspeed_estimate_bytes", size, place=told)
+
+
+def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.device) -> int:
+    """Activations that are kept when backward begins, as ``chopper estimate memory`` counts them.
+
+    Wherever states lie, they are those of one rank with all of its memory on the device: at the
+    loss it has states, activations and the logits beside their softmax, which is what is kept of
+    them.
+    """
+    alone = Placement(strategy="ddp", checkpoint=placement.checkpoint)
+    said = estimated(args, alone, 1, device.type)
+    logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary
+    kept: int = said.phases_bytes["loss"] - said.steady_bytes - logits
+    return kept
+
+
+def weights_of(config: LlamaConfig) -> formulas.Weights:
+    """Sizes of a model's tensors, without its memory."""
+    with torch.device("meta"):
+        counts = [weight.numel() for weight in Llama(config).parameters()]
+    return formulas.Weights(
+        count=sum(counts),
+        largest_count=max(counts),
+        persistent_count=sum(n for n in counts if n <= formulas.PERSISTENT_ELEMENTS),
+    )
+
+
+def architecture(name: str, config: LlamaConfig) -> Architecture:
+    """The model as estimates know it."""
+    return Architecture(
+        name=name,
+        layers_count=config.layer_count,
+        width=config.dim,
+        heads_count=config.head_count,
+        kv_heads_count=config.kv_head_count,
+        head_width=config.head_dim,
+        ffn_width=config.ffn_dim,
+        vocabulary_count=config.vocabulary,
+    )
+
+
+def estimated(args: argparse.Namespace, placement: Placement, ranks: int, device: str) -> Memory:
+    """``chopper estimate memory`` for what a variant runs here."""
+    return estimated_memory(
+        formulas.training(
+            placement,
+            architecture(args.size, SIZES[args.size]),
+            ranks=ranks,
+            batch=args.batch,
+            sequence=args.sequence,
+            precision="fp32",
+            kernels="cpu" if device == "cpu" else "gpu",
+            bucket=formulas.BUCKET_ELEMENTS,
+        )
+    )

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from chopper.experiments.results import Exhibit, Experiment, Row
-from chopper.workloads import places
-from chopper.workloads.places import CATEGORIES, PLACES, STATES, Place
+from chopper.workloads import placement as formulas
+from chopper.workloads.placement import CATEGORIES, PLACEMENTS, STATES, Placement
 
 if TYPE_CHECKING:
     from chopper.statistics import Estimate
@@ -30,7 +30,7 @@ LOSS_TOLERANCE = 1e-3
 
 def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
     """Memory by category and place, against what was predicted; what it costs; the largest model."""
-    variants = [v for v in experiment.variants if v in PLACES]
+    variants = [v for v in experiment.variants if v in PLACEMENTS]
     drawn = (_memory, _partitioned, _against, _beyond, _times, _moved, _fits)
     return tuple(found for draw in drawn if (found := draw(experiment, variants)).rows)
 
@@ -133,21 +133,21 @@ def _partitioned(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     base = experiment.plan.baseline or ""
     activations = total(experiment, "measured_bytes", base, ("activations",))
     for variant in variants:
-        place, count = PLACES[variant], experiment.find("parameters_count", variant)
+        placement, count = PLACEMENTS[variant], experiment.find("parameters_count", variant)
         lies = [
             total(experiment, "measured_bytes", variant, STATES, p) or 0.0
             for p in ("device", "host")
         ]
         if count is None or not any(lies):
             continue
-        unmoved = replace(place, on_host=place.on_host - {*STATES})
+        unmoved = replace(placement, on_host=placement.on_host - {*STATES})
         whole = _states(unmoved, int(count.estimate.value), experiment.plan.ranks)
         own = total(experiment, "measured_bytes", variant, ("activations",))
         rows.append(
             (
                 variant,
-                _divided(place),
-                ", ".join(c for c in CATEGORIES if c in place.on_host) or "nothing",
+                _divided(placement),
+                ", ".join(c for c in CATEGORIES if c in placement.on_host) or "nothing",
                 *map(_megabytes, (*lies, sum(lies), whole)),
                 _ratio(own, activations),
             )
@@ -169,17 +169,19 @@ def _partitioned(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     )
 
 
-def _states(place: Place, count: int, ranks: int) -> float:
+def _states(placement: Placement, count: int, ranks: int) -> float:
     """Weights, gradients and optimizer of a rank as predicted, DeepSpeed's ways included."""
     # No state depends on the size of single tensors.
-    weights = places.Weights(count=count, largest_count=0, persistent_count=0)
-    beyond = places.beyond_formulas(place, weights, ranks, 0)
-    formula = sum(places.states_bytes(place, ranks).values()) * count
+    weights = formulas.Weights(count=count, largest_count=0, persistent_count=0)
+    beyond = formulas.beyond_formulas(placement, weights, ranks, 0)
+    formula = sum(formulas.states_bytes(placement, ranks).values()) * count
     return formula + sum(b.size_bytes for b in beyond if b.category in STATES)
 
 
-def _divided(place: Place) -> str:
-    return {0: "nothing", 1: "optimizer", 2: "optimizer, gradients"}.get(place.stage, "all states")
+def _divided(placement: Placement) -> str:
+    return {0: "nothing", 1: "optimizer", 2: "optimizer, gradients"}.get(
+        placement.stage, "all states"
+    )
 
 
 def _beyond(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
@@ -315,14 +317,14 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
     rows: list[tuple[str, ...]] = []
     label, host = named, str(experiment.plan.options.get("host") or "1500GB")
     for variant in variants if named else ():
-        place = PLACES[variant]
-        if place.managed:
+        placement = PLACEMENTS[variant]
+        if placement.managed:
             continue  # decided by the host, and by how slow a step may be
-        label, capacity = places.capacity_bytes(named)
+        label, capacity = formulas.capacity_bytes(named)
         cells = []
         for ranks, checkpoint in ((1, False), (1, True), (8, True)):
-            found = places.largest(
-                place, capacity, ranks, host=places.host_bytes(host), checkpoint=checkpoint
+            found = formulas.largest(
+                placement, capacity, ranks, host=formulas.host_bytes(host), checkpoint=checkpoint
             )
             cells.append(f"{found.parameters_count / 1e9:.1f} B" if found else "none")
             if checkpoint:
@@ -340,7 +342,7 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         ),
         rows=tuple(rows),
         note="Estimated, not measured: layers of llama3-8b, mixed precision with AdamW, batch 1, "
-        f"{places.LARGEST_SEQUENCE} tokens, by chopper estimate memory. The host's memory is for all of its "
+        f"{formulas.LARGEST_SEQUENCE} tokens, by chopper estimate memory. The host's memory is for all of its "
         "ranks; --host sets another size.",
     )
 

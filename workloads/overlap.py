@@ -3,7 +3,7 @@
     chopper run overlap
     chopper run overlap --variants sequential,chunked -- --m 8192 --rate 300mbit
     chopper run overlap --ranks 8                        # on GPUs, over NCCL
-    chopper run overlap --ranks 1                        # on one GPU: shards come from pinned host memory
+    chopper run overlap --ranks 1                        # on one GPU: shards from pinned host memory
 
 All-gather then product: each rank holds rows of X, gathers all, multiplies by its own W. Product then
 reduce-scatter: each rank multiplies its part of the inner dimension, and the partial products are
@@ -29,30 +29,67 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, cast
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import chopper
 from chopper.errors import UsageError
-from chopper.workloads import link, options
-from chopper.workloads.linked import LINKED_VARIABLE
-from chopper.workloads.machine import Needs, gather_into, scatter_sum, wait
-from chopper.workloads.overlap_one import SHARDS, measure_one
+from chopper.experiments.declarations import Needs, Variant, Workload
+from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
+from chopper.experiments.results import Experiment, Headline
+from chopper.workloads import link
+from chopper.workloads.link_ranks import LINKED_VARIABLE
 from chopper.workloads.processes import RATES, rank_of
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-"""Largest relative error against float64 that is not a mistake."""
+if TYPE_CHECKING:
+    import torch
+
+    from chopper.workloads.exchange import Exchange
+
+WORKLOAD = Workload(
+    name="overlap",
+    summary="all-gather with product and product with reduce-scatter: one after the other, chunk "
+    "by chunk, with and without the swizzle, against the bound of pure overlap",
+    options=(
+        Option("m", "rows of the product, over all ranks", 1024, positive),
+        Option("k", "inner dimension", 2048, positive),
+        Option("n", "columns", 1024, positive),
+        Option("chunks", "pieces that each rank's rows travel in", 8, positive),
+        Option(
+            "rate",
+            "of the link between two ranks on the CPU; none: the loopback",
+            "1gbit",
+            choices=("none", *RATES),
+        ),
+        replace(STEPS, help="timed repetitions of each operation", default=9),
+        replace(DTYPE, help="type of computation"),
+        SEED,
+        DEVICE,
+        CHANNEL,
+    ),
+    starter="chopper.workloads.link_ranks",
+    variants=(
+        Variant("sequential", "the exchange, then the product, or the reverse"),
+        Variant("library", "the collectives of torch.distributed"),
+        Variant("chunked", "chunk by chunk, what is here or awaited first"),
+        Variant("unswizzled", "chunk by chunk, in the order of the rows"),
+        Variant("symmetric", "torch's fused operators on symmetric memory", needs_gpu=True),
+        Variant("triton", "one kernel that waits for flags", needs_gpu=True),
+        Variant("triton-unswizzled", "the same in the order of the rows", needs_gpu=True),
+    ),
+    baseline="sequential",
+    measures=True,
+    repeats=3,
+    seconds=110,
+    position=5,
+)
+
+SHARDS = 4
+"""With one rank: as if so many held the rows, of which this one's are the last."""
 WARMUP = 2
 TRACED = 5
 """Rounds behind those that warm up: where `chopper.profile` traces by default."""
-
-Operation = Callable[[], Tensor]
-Order = list[tuple[int, int | None]]
-"""(owner of rows, which chunk of them, or None for all)."""
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -84,7 +121,9 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
 
 
 def _absent(ranks: int) -> dict[str, str]:
-    """Variants that so many GPUs cannot run, and why."""
+    """Variants that so many GPUs cannot run → the reason."""
+    import torch
+
     if ranks == 1:
         why = "needs another rank; --ranks 1 takes the shards from pinned host memory"
         absent = {"library": why, "symmetric": why}
@@ -103,20 +142,35 @@ def _absent(ranks: int) -> dict[str, str]:
 
 def main() -> None:
     """Join the other ranks, measure, leave."""
-    args = options.parse(options.OVERLAP, prog="overlap", description="Overlap a product.")
+    import torch
+    import torch.distributed as dist
+
+    args = WORKLOAD.parse()
     if LINKED_VARIABLE not in os.environ:
         raise SystemExit("overlap: start it with `chopper run overlap`")
     linked = os.environ[LINKED_VARIABLE] == "1"
     with rank_of(args, rate=args.rate if linked else None) as device:
         torch.manual_seed(args.seed + dist.get_rank())
         if dist.get_world_size() == 1:
-            measure_one(args, device, TOLERANCE)
+            from chopper.workloads.overlap_one import measure_one
+
+            measure_one(args, device, SHARDS)
         else:
             measure(args, device, RATES[args.rate] if linked else None)
 
 
 def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int | None) -> None:
     """Check both operations against float64, then time them; rank 0 keeps the slowest rank's."""
+    import torch
+    import torch.distributed as dist
+
+    from chopper.workloads.exchange import (
+        GatherMatmul,
+        MatmulScatter,
+        overlap_measures,
+        require_exact,
+    )
+
     problems: dict[str, Exchange] = {
         "all_gather_matmul": GatherMatmul(args, device),
         "matmul_reduce_scatter": MatmulScatter(args, device),
@@ -124,11 +178,7 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     errors = {}
     for name, problem in problems.items():
         errors[name] = problem.error(problem.operation(args.variant))
-        if not errors[name] <= TOLERANCE[args.dtype]:  # NaN neither
-            raise SystemExit(
-                f"overlap: {name} {args.variant} is wrong: relative error {errors[name]:.1e} "
-                f"against float64, at most {TOLERANCE[args.dtype]:.0e} is rounding"
-            )
+        require_exact(f"{name} {args.variant}", errors[name], args.dtype)
     runs: dict[tuple[str, str], Callable[[], object]] = {}
     for name, problem in problems.items():
         problem.transfer()  # no row is poison any more: a product's time may depend on its data
@@ -142,21 +192,15 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
             prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
             whole, compute, transfer = (took[name, what] for what in ("all", "compute", "transfer"))
-            bound_s = max(compute.time_s, transfer.time_s) + transfer.time_s / args.chunks
-            keep = {
-                "time_ns": whole.time_s * 1e9,
-                "compute_ns": compute.time_s * 1e9,
-                "transfer_ns": transfer.time_s * 1e9,
-                "bound_ns": bound_s * 1e9,
-                "bound_over_time_ratio": bound_s / whole.time_s,
-                "relative_error": error,
-            }
+            measures = overlap_measures(
+                whole.time_s, compute.time_s, transfer.time_s, chunks=args.chunks, error=error
+            )
             if device.type == "cpu":
                 # What chunks and a transfer beside the product cost is in this, not in the bound.
                 cores_s = whole.time_s * torch.get_num_threads()
-                keep["core_time_ns"] = whole.core_s * 1e9
-                keep["cores_busy_ratio"] = whole.core_s / cores_s
-            for measure_name, value in keep.items():
+                measures["core_time_ns"] = whole.core_s * 1e9
+                measures["cores_busy_ratio"] = whole.core_s / cores_s
+            for measure_name, value in measures.items():
                 prof.measure(measure_name, value, operation=name)
 
 
@@ -175,6 +219,11 @@ def timed(
     prof: chopper.Profile | None = None,
 ) -> dict[tuple[str, str], Took]:
     """Time each once per round, so that all are measured over the same stretch of time."""
+    import torch
+    import torch.distributed as dist
+
+    from chopper.hardware.measure import wait
+
     found: dict[tuple[str, str], list[Took]] = {run: [] for run in runs}
     for step in range(WARMUP + rounds):
         for run, call in runs.items():
@@ -194,287 +243,61 @@ def timed(
     return {run: Took(*values) for run, values in zip(runs, middle, strict=True)}
 
 
-def group_name() -> str:
-    """Of all ranks, for the operators on symmetric memory, which this defines."""
-    import torch.distributed._symmetric_memory  # noqa: F401
-
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD.group_name
-
-
-class Exchange:
-    """A product and the transfer around it, in all variants, on fresh random numbers."""
-
-    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.m, self.k, self.n, self.chunks = args.m, args.k, args.n, args.chunks
-        self.rows = self.m // self.ranks  # of each rank
-        self.step = self.rows // self.chunks
-        self.pieces = range(self.chunks)
-        self.dtype, self.device = getattr(torch, args.dtype), device
-
-    def random(self, *shape: int) -> Tensor:
-        """Normal numbers, scaled so that products neither grow nor shrink."""
-        made: Tensor = torch.randn(*shape, device=self.device) / shape[-1] ** 0.5
-        return made.to(self.dtype)
-
-    def others(self) -> list[tuple[int, int]]:
-        """(to whom, from whom) of each round: each rank begins with its neighbour."""
-        return [
-            ((self.rank + i) % self.ranks, (self.rank - i) % self.ranks)
-            for i in range(1, self.ranks)
-        ]
-
-    def part(self, of: Tensor, owner: int, chunk: int | None = None) -> Tensor:
-        """Rows of ``of`` that belong to a rank, all or one chunk."""
-        start = owner * self.rows + (0 if chunk is None else chunk * self.step)
-        return of[start : start + (self.rows if chunk is None else self.step)]
-
-    def post(
-        self,
-        receives: Iterable[tuple[Tensor, int]] = (),
-        sends: Iterable[tuple[Tensor, int]] = (),
-    ) -> list[dist.Work]:
-        """Begin to receive (into, source) and to send (what, to); all of it at once over NCCL."""
-        # Gloo asks for what it receives on the connection that it sends on: behind the data of a
-        # send that was posted before, the other side's data would come after it, not beside it.
-        begun = [dist.P2POp(dist.irecv, into, source) for into, source in receives]
-        begun += [dist.P2POp(dist.isend, what, to) for what, to in sends]
-        return dist.batch_isend_irecv(begun) if begun else []
-
-    def by_rows(self) -> Order:
-        """All chunks in the order of the rows, the own ones as one."""
-        found: Order = []
-        for owner in range(self.ranks):
-            found += [(owner, c) for c in ([None] if owner == self.rank else self.pieces)]
-        return found
-
-    @property
-    def ahead(self) -> bool:
-        """Whether all receives are begun before the first send.
-
-        Over gloo, whose requests then never wait behind data. NCCL runs what is posted in order:
-        a receive that was posted before the send that the other rank waits for would never end.
-        """
-        return self.device.type == "cpu"
-
-    def operation(self, variant: str) -> Operation:
-        """The variant as a call that runs it once and returns this rank's result."""
-        operations: dict[str, Operation] = {
-            "library": self.library,
-            "sequential": self.sequential,
-            "chunked": lambda: self.chunked(swizzle=True),
-            "unswizzled": lambda: self.chunked(swizzle=False),
-            "symmetric": self.symmetric,
-        }
-        return operations[variant]
-
-    def symmetric(self) -> Tensor:
-        """Torch's fused operator: shards are read from (written to) the other ranks' memory."""
-        raise NotImplementedError
-
-    def library(self) -> Tensor:
-        """The collective of torch.distributed, and the whole product."""
-        raise NotImplementedError
-
-    def sequential(self) -> Tensor:
-        """The whole exchange, and the whole product."""
-        raise NotImplementedError
-
-    def chunked(self, *, swizzle: bool) -> Tensor:
-        """Each chunk's product while others travel."""
-        raise NotImplementedError
-
-    def compute(self) -> Tensor:
-        """The product alone."""
-        raise NotImplementedError
-
-    def transfer(self) -> object:
-        """The exchange alone."""
-        raise NotImplementedError
-
-    def error(self, run: Operation) -> float:
-        """Relative error of one run against float64 on this rank's part, ‖out − ref‖ / ‖ref‖."""
-        raise NotImplementedError
+_NCCL = "1.09–44.97× over PyTorch with NCCL; 1.04–1.22× realistic"
+_CLAIMS = (
+    ("chunked", "sequential", "overlapped against one after the other, bounded by 2×", None),
+    ("chunked", "library", "overlapped against the library's collective", _NCCL),
+    ("chunked", "unswizzled", "swizzled against the order of the rows", None),
+    ("symmetric", "sequential", "torch's fused operator against one after the other", None),
+    ("symmetric", "library", "torch's fused operator against the library's collective", None),
+    ("triton", "sequential", "one kernel with flags against one after the other", None),
+    ("triton", "triton-unswizzled", "one kernel, swizzled against the order of the rows", None),
+)
+"""Variant, what it is held against, the claim, and what the survey says of it."""
 
 
-class GatherMatmul(Exchange):
-    """Y = all_gather(X) · W, X [m, k] by rows over ranks, W [k, n] of each rank."""
-
-    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        super().__init__(args, device)
-        self.shard, self.w = self.random(self.rows, self.k), self.random(self.k, self.n)
-        self.x = torch.full((self.m, self.k), float("nan"), dtype=self.dtype, device=device)
-        self.y = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
-
-    def library(self) -> Tensor:
-        """The collective, and the whole product."""
-        gather_into(self.x, self.shard)
-        return torch.mm(self.x, self.w, out=self.y)
-
-    def sequential(self) -> Tensor:
-        """All of the exchange, and all of the product."""
-        self.transfer()
-        return torch.mm(self.x, self.w, out=self.y)
-
-    def chunked(self, *, swizzle: bool) -> Tensor:
-        """Each chunk as it comes, or as soon as it is made."""
-        coming: dict[tuple[int, int], list[dist.Work]] = {}
-        rounds = [(to, source, c) for c in self.pieces for to, source in self.others()]
-        sent: list[dist.Work] = []
-        for _, source, chunk in rounds if self.ahead else ():
-            coming[source, chunk] = self.post([(self.part(self.x, source, chunk), source)])
-        for to, source, chunk in rounds:
-            sends = [(self.shard[chunk * self.step : (chunk + 1) * self.step], to)]
-            if self.ahead:
-                sent += self.post((), sends)
-            else:
-                into = self.part(self.x, source, chunk)
-                coming[source, chunk] = self.post([(into, source)], sends)
-        # The own rows in one product, which is quicker than their chunks. Then each chunk as it
-        # comes, of the nearest neighbour first; or all in the order of the rows.
-        order: Order = [(self.rank, None), *((source, c) for _, source, c in rounds)]
-        if not swizzle:
-            order = self.by_rows()
-        for owner, piece in order:
-            rows = self.shard if piece is None else self.part(self.x, owner, piece)
-            for work in () if piece is None else coming[owner, piece]:
-                work.wait()
-            torch.mm(rows, self.w, out=self.part(self.y, owner, piece))
-        for work in sent:
-            work.wait()
-        return self.y
-
-    def symmetric(self) -> Tensor:
-        """A shard's product while the next one is copied."""
-        group = group_name()
-        _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
-            self.shard, [self.w], 0, group, return_A=False
-        )
-        return cast(Tensor, y)
-
-    def compute(self) -> Tensor:
-        """The product alone."""
-        return torch.mm(self.x, self.w, out=self.y)
-
-    def transfer(self) -> object:
-        """The exchange alone."""
-        self.part(self.x, self.rank).copy_(self.shard)
-        works = [
-            work
-            for to, source in self.others()
-            for work in self.post([(self.part(self.x, source), source)], [(self.shard, to)])
-        ]
-        for work in works:
-            work.wait()
-        return self.x
-
-    def error(self, run: Operation) -> float:
-        """Against float64 on fresh numbers, with every place poisoned before."""
-        self.shard.copy_(self.random(self.rows, self.k))
-        self.x.fill_(float("nan"))  # what is not received must not pass for what is
-        self.y.fill_(float("nan"))
-        whole = [torch.empty_like(self.shard) for _ in range(self.ranks)]
-        dist.all_gather(whole, self.shard)
-        expected = torch.cat(whole).double() @ self.w.double()
-        return float((run().double() - expected).norm() / expected.norm())
-
-
-class MatmulScatter(Exchange):
-    """Y = reduce_scatter(X · W), X [m, k / ranks] and W [k / ranks, n] of each rank."""
-
-    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        super().__init__(args, device)
-        inner = self.k // self.ranks
-        self.x, self.w = self.random(self.m, inner), self.random(inner, self.n)
-        self.partial = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
-        self.y = torch.empty(self.rows, self.n, dtype=self.dtype, device=device)
-        # One place for each rank's contribution: they come in any order.
-        self.incoming = [torch.empty_like(self.y) for _ in range(self.ranks)]
-
-    def library(self) -> Tensor:
-        """The collective, and the whole product."""
-        torch.mm(self.x, self.w, out=self.partial)
-        scatter_sum(self.y, self.partial)
-        return self.y
-
-    def sequential(self) -> Tensor:
-        """All of the exchange, and all of the product."""
-        torch.mm(self.x, self.w, out=self.partial)
-        self.transfer()
-        return self._sum(self.part(self.partial, self.rank))
-
-    def chunked(self, *, swizzle: bool) -> Tensor:
-        """Each chunk as it comes, or as soon as it is made."""
-        # What others wait for first, the own rows last and in one product, which is quicker than
-        # their chunks; or all in the order of the rows.
-        order: Order = [(to, c) for c in self.pieces for to, _ in self.others()]
-        order += [(self.rank, None)]
-        if not swizzle:
-            order = self.by_rows()
-        works = self.post(r for c in self.pieces for r in self._coming(c)) if self.ahead else []
-        for owner, chunk in order:
-            product = self.part(self.partial, owner, chunk)
-            torch.mm(self.part(self.x, owner, chunk), self.w, out=product)
-            sends = [] if chunk is None else [(product, owner)]
-            if self.ahead:
-                works += self.post((), sends)
-            elif swizzle:
-                # All ranks send to different ones: this one receives from its mirror image.
-                source = (2 * self.rank - owner) % self.ranks
-                works += self.post([] if chunk is None else self._coming(chunk, source), sends)
-            else:
-                # All ranks send to the owner of the rows, which alone receives.
-                works += self.post((), sends)
-                for c in self.pieces if chunk is None else ():
-                    works += self.post(self._coming(c))
-        for work in works:
-            work.wait()
-        return self._sum(self.part(self.partial, self.rank))
-
-    def _coming(self, chunk: int, source: int | None = None) -> list[tuple[Tensor, int]]:
-        """Where a chunk of each other rank, or of one, goes: (into, source)."""
-        rows = slice(chunk * self.step, (chunk + 1) * self.step)
-        sources = [s for _, s in self.others()] if source is None else [source]
-        return [(self.incoming[s][rows], s) for s in sources]
-
-    def symmetric(self) -> Tensor:
-        """A shard's product while the one before it is written to its owner."""
-        y = torch.ops.symm_mem.fused_matmul_reduce_scatter(self.x, self.w, "sum", 0, group_name())
-        return cast(Tensor, y)
-
-    def _sum(self, mine: Tensor) -> Tensor:
-        self.y.copy_(mine)
-        for _, source in self.others():
-            self.y += self.incoming[source]
-        return self.y
-
-    def compute(self) -> Tensor:
-        """The product alone."""
-        return torch.mm(self.x, self.w, out=self.partial)
-
-    def transfer(self) -> object:
-        """The exchange alone."""
-        works = [
-            work
-            for to, source in self.others()
-            for work in self.post(
-                [(self.incoming[source], source)], [(self.part(self.partial, to), to)]
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Hold overlap against one after the other, the library, and without the swizzle."""
+    drawn = []
+    for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
+        for variant, against, claim, said in _CLAIMS:
+            faster = experiment.ratio("time_ns", against, variant, operation=operation)
+            bound = experiment.find("bound_over_time_ratio", variant, operation=operation)
+            parts = [
+                experiment.find(name, variant, operation=operation)
+                for name in ("compute_ns", "transfer_ns")
+            ]
+            if faster is None or bound is None or None in parts:
+                continue
+            parts_ns = [row.estimate.value for row in parts if row is not None]
+            most = sum(parts_ns) / max(parts_ns)
+            busy = experiment.find("cores_busy_ratio", variant, operation=operation)
+            cores = f", its cores busy for {busy.estimate.value:.0%} of the time" if busy else ""
+            drawn.append(
+                Headline.of(
+                    faster,
+                    system="Triton-distributed",
+                    claim=f"{operation.replace('_', ' ')}: {claim}",
+                    survey=said,
+                    primary=said and said.partition(";")[0],
+                    configuration=f"{bound.estimate.value:.0%} of max(T_compute, T_transfer) + "
+                    f"first chunk{cores}; hiding all of the shorter gives {most:.2f}×, 2× at the "
+                    f"very most; {_route(experiment, variant)}",
+                )
             )
-        ]
-        for work in works:
-            work.wait()
-        return self.incoming
+    return tuple(drawn)
 
-    def error(self, run: Operation) -> float:
-        """Against float64 on fresh numbers, with every place poisoned before."""
-        self.x.copy_(self.random(*self.x.shape))
-        for place in (self.partial, self.y, *self.incoming):
-            place.fill_(float("nan"))
-        expected = self.x.double() @ self.w.double()
-        dist.all_reduce(expected)
-        mine = self.part(expected, self.rank)
-        return float((run().double() - mine).norm() / mine.norm())
+
+def _route(experiment: Experiment, variant: str) -> str:
+    """Name what the chunks travelled over."""
+    plan = experiment.plan
+    if plan.ranks == 1:
+        return f"one {plan.device}, shards from pinned host memory"
+    ranks = f"{plan.ranks} ranks on {plan.device}"
+    rate = experiment.find("link_bytes_per_s", variant)
+    if rate is None:
+        return f"{ranks}, no shaped link"
+    return f"{ranks}, each end of their link sends at most {rate.estimate.value / 1e6:g} MB/s"
 
 
 if __name__ == "__main__":

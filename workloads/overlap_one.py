@@ -1,7 +1,7 @@
 """The overlap workload on one GPU: the other ranks' shards come from pinned host memory.
 
 The copy engine pulls them on a side stream, chunk by chunk, while the product runs: what a second GPU
-would push over a link, without one. The last of ``SHARDS`` shards is here already.
+would push over a link, without one. The last shard is here already.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 import chopper
+from chopper.workloads.exchange import overlap_measures, require_exact
 
-SHARDS = 4
-"""As if so many ranks held A's rows; this one's are the last, so that order matters."""
 WARMUP = 3
 TRACED = 4
 """Rounds behind those that warm up: where `chopper.profile` traces by default, and no more."""
@@ -26,11 +25,11 @@ TRACED = 4
 class Pull:
     """A [m, k], the last shard on the GPU and the others in pinned host memory; W [k, n]."""
 
-    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+    def __init__(self, args: argparse.Namespace, device: torch.device, shards: int) -> None:
         self.m, self.k, self.n = args.m, args.k, args.n
-        self.rows = self.m // (SHARDS * args.chunks)
-        self.count = SHARDS * args.chunks
-        self.here = (SHARDS - 1) * args.chunks  # first chunk that is here already
+        self.rows = self.m // (shards * args.chunks)
+        self.count = shards * args.chunks
+        self.here = (shards - 1) * args.chunks  # first chunk that is here already
         dtype = getattr(torch, args.dtype)
         self.host = (torch.randn(self.m, self.k) / self.k**0.5).to(dtype).pin_memory()
         self.w = (torch.randn(self.k, self.n, device=device)).to(dtype)
@@ -129,34 +128,22 @@ class Pull:
         return float((run().double() - expected).norm() / expected.norm())
 
 
-def measure_one(
-    args: argparse.Namespace, device: torch.device, tolerance: dict[str, float]
-) -> None:
+def measure_one(args: argparse.Namespace, device: torch.device, shards: int) -> None:
     """Check the variant against float64, then time it, its product and its copies alone."""
-    problem = Pull(args, device)
+    problem = Pull(args, device, shards)
     run = problem.operation(args.variant)
     error = problem.error(run)
-    if not error <= tolerance[args.dtype]:
-        raise SystemExit(
-            f"overlap: {args.variant} is wrong: relative error {error:.1e} against float64, at "
-            f"most {tolerance[args.dtype]:.0e} is rounding"
-        )
-    took_s = _median_s(run, args.steps, problem)
+    require_exact(args.variant, error, args.dtype)
+    whole_s = _median_s(run, args.steps, problem)
     # On what is multiplied elsewhere: a device may clock higher on a matrix of one value.
     compute_s = _median_s(problem.compute, args.steps, problem, pulled=True)
     transfer_s = _median_s(problem.transfer, args.steps, problem)
     with chopper.profile(args.output) as prof:
         _median_s(run, TRACED, problem, prof)
-        bound_s = max(compute_s, transfer_s) + transfer_s / problem.here
-        keep = {
-            "time_ns": took_s * 1e9,
-            "compute_ns": compute_s * 1e9,
-            "transfer_ns": transfer_s * 1e9,
-            "bound_ns": bound_s * 1e9,
-            "bound_over_time_ratio": bound_s / took_s,
-            "relative_error": error,
-        }
-        for name, value in keep.items():
+        measures = overlap_measures(
+            whole_s, compute_s, transfer_s, chunks=problem.here, error=error
+        )
+        for name, value in measures.items():
             prof.measure(name, value, operation="all_gather_matmul")
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from chopper.workloads.machine import BACKEND, own_device
+from chopper.hardware.measure import BACKEND
+from chopper.workloads.machine import own_device
 from chopper.workloads.quiet import STORE_VARIABLE
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from chopper.workloads.batch import Batch
 from chopper.workloads.mixture import READ_TIMEOUT_S, Mixture, SourceError, SourceSpec
 from chopper.workloads.planning import Planner, pack
-from chopper.workloads.rows import Batch
 
 Tokens = NDArray[np.uint16]
 _PR_SET_PDEATHSIG = 1

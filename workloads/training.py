@@ -1,4 +1,4 @@
-"""The training loop that the sharded workloads share, and what is kept of it."""
+"""Training of a Llama model: the options, the needs and the loop that several workloads share."""
 
 from __future__ import annotations
 
@@ -6,21 +6,73 @@ import argparse
 import statistics
 import time
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from chopper.experiments.declarations import Needs
+from chopper.experiments.options import DEVICE, DTYPE, SEED, STEPS, Option, not_negative, positive
 
-import chopper
-from chopper.workloads.llama import SIZES
-from chopper.workloads.progress import Progress
-from chopper.workloads.tokens import token_loader
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+    import chopper
+
+OPTIONS = (
+    Option("size", "shape of the Llama model", "debug", choices=("debug", "1b", "8b")),
+    STEPS,
+    Option("batch", "sequences per rank and step", 4, positive),
+    Option("sequence", "tokens per sequence", 256, positive),
+    DTYPE,
+    Option(
+        "checkpoint",
+        "activation checkpointing: full recomputes each block in backward",
+        "none",
+        choices=("none", "full"),
+    ),
+    Option(
+        "workers",
+        "data loading processes per rank; 0 loads in the training process",
+        0,
+        not_negative,
+    ),
+    SEED,
+    DEVICE,
+    Option(
+        "allocations", "record each allocation of memory in the trace", "no", choices=("no", "yes")
+    ),
+)
+
+
+def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
+    """Estimate the memory of one rank of fully sharded training."""
+    from chopper.workloads.llama import SIZES, parameter_count, training_bytes
+
+    config = SIZES[args.size]
+    count = parameter_count(config)
+    parameters = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+    return Needs(
+        memory_bytes=training_bytes(
+            config,
+            ranks=ranks,
+            batch=args.batch,
+            sequence=args.sequence,
+            element_bytes=2 if args.dtype == "bfloat16" else 4,
+            checkpoint=args.checkpoint == "full",
+        ),
+        what=f"--size {args.size} ({parameters} parameters, batch {args.batch}, sequence "
+        f"{args.sequence})",
+        remedy="take a smaller size, batch or sequence, or more GPUs",
+    )
 
 
 def batches(args: argparse.Namespace, device: torch.device) -> DataLoader[tuple[Tensor, Tensor]]:
     """This rank's part of the corpus, ``args.steps`` batches."""
+    import torch.distributed as dist
+
+    from chopper.workloads.llama import SIZES
+    from chopper.workloads.tokens import token_loader
+
     return token_loader(
         steps=args.steps,
         batch=args.batch,
@@ -41,7 +93,13 @@ def train(
     args: argparse.Namespace,
     device: torch.device,
 ) -> None:
-    """Train for ``args.steps`` steps; rank 0 keeps losses, the median step and tokens per second."""
+    """Train ``args.steps`` steps; rank 0 keeps losses, the median step and tokens per second."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+
+    from chopper.workloads.progress import Progress
+
     rank, ranks = dist.get_rank(), dist.get_world_size()
     losses: list[Tensor] = []
     marks_ns = [time.perf_counter_ns()]

@@ -25,6 +25,6 @@ def tables(_context: click.Context, _parameter: click.Parameter, typed: str) -> 
 
 def workloads(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
     """Names of the reference workloads."""
-    from chopper.experiments.catalogue import WORKLOADS
+    from chopper.experiments import catalogue
 
-    return [name for name in WORKLOADS if name.startswith(typed)]
+    return [name for name in catalogue.workloads() if name.startswith(typed)]

@@ -63,11 +63,11 @@ def command(sources: tuple[str, ...], output: Path, force: bool, open_it: bool) 
 def _rendered(sources: tuple[str, ...], kind: str) -> str:
     """The report of a run, or of an experiment."""
     if len(sources) == 1 and is_experiment(Path(sources[0])):
-        from chopper.experiments import results
+        from chopper.experiments import loading
         from chopper.reports import experiment as page
 
         with progress("attributing"):
-            found = results.load(Path(sources[0]))
+            found = loading.load(Path(sources[0]))
         return page.render(found, kind)
     from chopper import reports
     from chopper.api import attribute, load

@@ -21,7 +21,7 @@ from chopper.errors import ChopperError, printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.experiments.catalogue import Launch
+    from chopper.experiments.prepare import Launch
 
 
 _INTERRUPTED = 130
@@ -31,10 +31,10 @@ class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not {"--help", "-h"}.isdisjoint(args):
             from chopper.cli.workloads_ import described
-            from chopper.experiments.catalogue import WORKLOADS
+            from chopper.experiments.catalogue import program
 
             # The first that can be one: an output's directory may be called like a workload.
-            named = next((word for word in args if word in WORKLOADS), None)
+            named = next((word for word in args if program(word)), None)
             if named is not None:
                 click.echo(described(named), nl=False)
                 ctx.exit()
@@ -109,7 +109,8 @@ def command(
       chopper run fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16 --checkpoint full
     """
     from chopper.errors import UsageError
-    from chopper.experiments.catalogue import WorkloadUnavailable, find, prepare
+    from chopper.experiments.catalogue import find
+    from chopper.experiments.prepare import WorkloadUnavailable, prepare
     from chopper.recording.signals import interrupts_end_at_once
     from chopper.storage.destination import new_output
 
@@ -147,23 +148,24 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     """What a workload says without running, where it has a model that does."""
     from chopper.cli.analyze_ import _terminal
     from chopper.experiments import results as ex
-    from chopper.experiments.catalogue import model_of
+    from chopper.experiments.catalogue import program
     from chopper.reports import to_text
     from chopper.reports.experiment import headlines_page
 
-    draw = model_of(workload)
-    if draw is None:
+    found = program(workload)
+    if found is None or found.model is None:
         return
+    headlines = found.model()
     if as_json:
         document = {
             "schema": "chopper.headlines/1",
-            "headlines": [ex.headline_to_dict(h) for h in draw()],
+            "headlines": [ex.headline_to_dict(h) for h in headlines],
             "absent": {workload: reason},
         }
         print_json(document)
     else:
         width, color = _terminal()
-        page = headlines_page(workload, draw())
+        page = headlines_page(workload, headlines)
         click.echo(to_text.render(page, width=width, color=color), nl=False, color=color)
 
 
@@ -222,7 +224,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     from chopper._version import __version__
     from chopper.cli._bar import bar
     from chopper.experiments import results as ex
-    from chopper.experiments.catalogue import Variant
+    from chopper.experiments.declarations import Variant
     from chopper.recording.finish import finalize
     from chopper.storage.destination import holds_recording
 
@@ -287,13 +289,13 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
 def _show_experiment(path: Path, *, as_json: bool) -> None:
     """Print what was measured, write the page beside it, name the next commands."""
     from chopper.cli.analyze_ import _terminal
-    from chopper.experiments import results as ex
+    from chopper.experiments.loading import load
     from chopper.reports import experiment as report
     from chopper.reports import to_text
     from chopper.storage.files import write_atomic
 
     with progress("attributing"):
-        found = ex.load(path)
+        found = load(path)
     if as_json:
         print_json(found.to_dict())
     else:

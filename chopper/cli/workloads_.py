@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chopper import wording as fmt
-from chopper.cli._complete import workloads
+from chopper.cli import _complete
 from chopper.cli._output import print_json
 
 if TYPE_CHECKING:
-    from chopper.experiments.catalogue import Variant, Workload
+    from chopper.experiments.declarations import Variant, Workload
 
 _WIDTH = 100
 
 
 @click.command("workloads", short_help="List the reference workloads, or describe one.")
-@click.argument("workload", required=False, shell_complete=workloads)
+@click.argument("workload", required=False, shell_complete=_complete.workloads)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(workload: str | None, as_json: bool) -> None:
     """List the reference workloads, or describe one with its variants and options.
@@ -28,19 +28,19 @@ def command(workload: str | None, as_json: bool) -> None:
       chopper workloads overlap
       chopper workloads --json | jq '.workloads[].name'
     """
-    from chopper.experiments.catalogue import WORKLOADS, find
+    from chopper.experiments.catalogue import find, workloads
 
     if workload is not None:
         find(workload)
     if as_json:
-        names = [*WORKLOADS] if workload is None else [workload]
+        names = [*workloads()] if workload is None else [workload]
         document = {"schema": "chopper.workloads/1", "workloads": [_plain(n) for n in names]}
         print_json(document)
     elif workload is not None:
         click.echo(described(workload), nl=False)
     else:
         out = click.HelpFormatter(width=_WIDTH)
-        out.write_dl([(name, f"{w.summary}. {_facts(w)}.") for name, w in WORKLOADS.items()])
+        out.write_dl([(name, f"{w.summary}. {_facts(w)}.") for name, w in workloads().items()])
         click.echo(out.getvalue(), nl=False)
         click.echo("next: chopper run fsdp2 --help", err=True)
 
@@ -96,9 +96,9 @@ def _summary(workload: Workload, variant: Variant) -> str:
 
 
 def _plain(name: str) -> dict[str, Any]:
-    from chopper.experiments.catalogue import WORKLOADS, options_of
+    from chopper.experiments.catalogue import find, options_of
 
-    workload = WORKLOADS[name]
+    workload = find(name)
     return {
         "name": name,
         "summary": workload.summary,

@@ -9,35 +9,43 @@ from __future__ import annotations
 
 import socket
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from chopper import wording as fmt
 from chopper.errors import InputError
-from chopper.hardware.calibration import DTYPE_NAMES, Calibration, Measured, load_all
+from chopper.hardware.calibration import (
+    DTYPE_NAMES,
+    MEMORY_BYTES,
+    MIB,
+    STREAM_PASSES,
+    Calibration,
+    Measured,
+    load_all,
+)
 from chopper.storage.files import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from chopper.storage.manifest import RankManifest, RunManifest
+    from chopper.storage.manifest import RankManifest
 
-_FEEDS = {
+_MEASURES = {
     "gemm": ("best_flop_per_s", "median_flop_per_s"),
     "membw": ("best_bandwidth_bytes_per_s", "bandwidth_bytes_per_s"),
     "collectives": ("best_bus_bandwidth_bytes_per_s", "bus_bandwidth_bytes_per_s"),
 }
 """Workload → its measures of the fastest and of the median repeat."""
-_PASSES = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
-_MEMORY_BYTES = 128 << 20
-"""Least size of an array whose bandwidth is memory's; as in ``chopper calibrate``."""
-_MIB = 1 << 20
+
+_Key = tuple[str, str, int, int]
+_Labels = tuple[tuple[str, str | int | float], ...]
+_Rates = list[tuple[dict[str, str | int | float], Measured]]
 
 
 def feed(paths: Iterable[Path], store: Path) -> list[Calibration]:
-    """The stored calibrations that these experiments change, changed; nothing is written.
+    """Return the stored calibrations that these experiments change, changed; writes nothing.
 
     Args:
         paths: directories of experiments of ``gemm``, ``membw`` or ``collectives``.
@@ -51,10 +59,10 @@ def feed(paths: Iterable[Path], store: Path) -> list[Calibration]:
     changed: dict[_Key, Calibration] = {}
     # Links last: they complete what the others make.
     for part in sorted((read(path) for path in paths), key=lambda p: bool(p.link)):
-        homes = _homes_of_link(part, known) if part.link else [part.key]
-        if not homes:
+        keys = _keys_with_link(part, known) if part.link else [part.key]
+        if not keys:
             raise InputError(_incomplete(part))
-        for key in homes:
+        for key in keys:
             changed[key] = known[key] = _joined(known.get(key, part), part)
     for result in changed.values():
         if not (result.gemm and result.memory):
@@ -62,10 +70,7 @@ def feed(paths: Iterable[Path], store: Path) -> list[Calibration]:
     return sorted(changed.values(), key=lambda c: c.ranks)
 
 
-_Key = tuple[str, str, int, int]
-
-
-def _homes_of_link(part: Calibration, known: dict[_Key, Calibration]) -> list[_Key]:
+def _keys_with_link(part: Calibration, known: dict[_Key, Calibration]) -> list[_Key]:
     """Of the same conditions; and of one rank, which has no link, and keeps that between two."""
     return [key for key in known if key == part.key or (key[:2] == part.key[:2] and key[2] == 1)]
 
@@ -80,7 +85,7 @@ def _incomplete(part: Calibration) -> str:
 
 
 def read(path: Path) -> Calibration:
-    """The rates that one experiment measured, as a calibration that holds nothing else.
+    """Read the rates that one experiment measured, as a calibration that holds nothing else.
 
     Raises:
         InputError: it is no experiment of a microbenchmark, or holds nothing that can be used.
@@ -89,96 +94,74 @@ def read(path: Path) -> Calibration:
     from chopper.experiments.results import read_plan
 
     plan = read_plan(path)
-    if plan.workload not in _FEEDS:
+    if plan.workload not in _MEASURES:
         raise InputError(
-            f"{path}: is an experiment of {plan.workload}; ceilings come from {', '.join(_FEEDS)}"
+            f"{path}: is an experiment of {plan.workload}; ceilings come from "
+            f"{', '.join(_MEASURES)}"
         )
     names = [n for v in plan.variants if v.name != "zeros" for n in v.runs]
     if not names:
         raise InputError(
             f"{path}: nothing was measured on random numbers, and zeros are no ceiling"
         )
-    manifests = [load(inside(path, name)).manifest for name in names]
-    ranks = [rank for manifest in manifests for rank in manifest.ranks]
+    repetitions = [load(inside(path, name)).manifest.ranks for name in names]
+    ranks = [rank for repetition in repetitions for rank in repetition]
     conditions = {_conditions(rank, plan.device) for rank in ranks}
     if len(conditions) != 1:
         raise InputError(f"{path}: its ranks ran under {len(conditions)} different conditions")
-    hostname, device_name, threads, cores, torch_version = conditions.pop()
-    part = Calibration(
-        kind="full",
-        created_ns=plan.created_ns,
-        chopper_version=plan.chopper_version,
-        torch_version=torch_version,
-        hostname=hostname,
-        device_type=plan.device,
-        device_name=device_name,
-        ranks=plan.ranks,
-        threads=threads,
-        cores=cores,
-    )
-    rates = _rates(manifests, *_FEEDS[plan.workload])
-    said = f"chopper run {plan.workload}, {fmt.plural(len(names), 'repetition')}"
+    rates = _rates(repetitions, *_MEASURES[plan.workload])
+    sections: dict[str, object]
     if plan.workload == "gemm":
-        gemm: dict[str, list[Measured]] = {}
-        for labels, rate in rates:
-            dtype = DTYPE_NAMES.get(str(labels["dtype"]), str(labels["dtype"]))
-            named = msgspec.structs.replace(rate, what=f"{dtype} {labels['shape']}")
-            gemm.setdefault(dtype, []).append(named)
-        part = msgspec.structs.replace(part, gemm=gemm, fed={"gemm": said})
+        section, sections = "gemm", {"gemm": _gemm(rates)}
     elif plan.workload == "membw":
-        part = msgspec.structs.replace(part, memory=_memory(path, rates), fed={"memory": said})
+        section, sections = "memory", {"memory": _memory(path, rates)}
     else:
-        link = [
-            msgspec.structs.replace(
-                rate,
-                what=f"{labels['collective']} {int(labels['size_bytes']) / _MIB:g} MiB",
-                size_bytes=int(labels["size_bytes"]),
-            )
-            for labels, rate in rates
-            if labels["collective"] != "broadcast"  # which loads the link in one direction only
-        ]
         backend = next((rank.backend for rank in ranks if rank.backend), None)
-        part = msgspec.structs.replace(
-            part, link=link, link_ranks=plan.ranks, link_backend=backend, fed={"link": said}
-        )
-    if not (part.gemm or part.memory or part.link):
+        section = "link"
+        sections = {"link": _link(rates), "link_ranks": plan.ranks, "link_backend": backend}
+    if not sections[section]:
         raise InputError(
             f"{path}: holds no rates; it was not finished, or recorded by an older chopper"
         )
-    return part
+    how = f"chopper run {plan.workload}, {fmt.plural(len(names), 'repetition')}"
+    return Calibration(
+        kind="full",
+        created_ns=plan.created_ns,
+        chopper_version=plan.chopper_version,
+        device_type=plan.device,
+        ranks=plan.ranks,
+        fed={section: how},
+        **conditions.pop()._asdict(),
+        **sections,  # type: ignore[arg-type]
+    )
 
 
-_Labels = dict[str, str | int | float]
-
-
-def _rates(manifests: list[RunManifest], best: str, median: str) -> list[tuple[_Labels, Measured]]:
-    """Per set of labels: of each repetition the middle rank, of these the best and the middle."""
-    found: dict[tuple[tuple[str, str | int | float], ...], dict[str, list[float]]] = {}
-    for manifest in manifests:
-        of_ranks: dict[tuple[tuple[str, str | int | float], ...], dict[str, list[float]]] = {}
-        for rank in manifest.ranks:
-            for measure in rank.measures:
-                if measure.name in (best, median):
-                    key = tuple(sorted(measure.labels.items()))
-                    at = of_ranks.setdefault(key, {best: [], median: []})
-                    at[measure.name].append(float(measure.value))
-        for key, at in of_ranks.items():
-            if at[best] and at[median]:
-                repeats = found.setdefault(key, {best: [], median: []})
-                for name, values in at.items():
-                    repeats[name].append(statistics.median(values))
+def _rates(repetitions: list[list[RankManifest]], best: str, median: str) -> _Rates:
+    """Rates by their labels: of each repetition the middle rank, of these the best and the middle."""
+    values: dict[_Labels, dict[str, list[float]]] = {}
+    for ranks in repetitions:
+        of_ranks: dict[_Labels, dict[str, list[float]]] = {}
+        for measure in (measure for rank in ranks for measure in rank.measures):
+            if measure.name in (best, median):
+                at = of_ranks.setdefault(tuple(sorted(measure.labels.items())), {})
+                at.setdefault(measure.name, []).append(float(measure.value))
+        for labels, at in of_ranks.items():
+            if len(at) == 2:
+                of_labels = values.setdefault(labels, {best: [], median: []})
+                for name, of_repetition in at.items():
+                    of_labels[name].append(statistics.median(of_repetition))
     return [
         (
-            dict(key),
+            dict(labels),
             Measured(
                 what="",
-                best_per_s=max(repeats[best]),
-                median_per_s=statistics.median(repeats[median]),
-                spread_ratio=_spread(repeats[median]),
-                repeats_count=len(repeats[best]),
+                best_per_s=max(of[best]),
+                median_per_s=statistics.median(of[median]),
+                spread_ratio=_spread(of[median]),
+                repeats_count=len(of[best]),
             ),
         )
-        for key, repeats in found.items()
+        for labels, of in values.items()
     ]
 
 
@@ -189,40 +172,68 @@ def _spread(values: list[float]) -> float:
     return (high - low) / middle
 
 
-def _memory(path: Path, rates: list[tuple[_Labels, Measured]]) -> list[Measured]:
+def _gemm(rates: _Rates) -> dict[str, list[Measured]]:
+    by_dtype: dict[str, list[Measured]] = {}
+    for labels, rate in rates:
+        dtype = DTYPE_NAMES.get(str(labels["dtype"]), str(labels["dtype"]))
+        named = msgspec.structs.replace(rate, what=f"{dtype} {labels['shape']}")
+        by_dtype.setdefault(dtype, []).append(named)
+    return by_dtype
+
+
+def _memory(path: Path, rates: _Rates) -> list[Measured]:
     """The largest array alone: smaller ones may lie in a cache."""
     largest = max((int(labels["array_bytes"]) for labels, _ in rates), default=0)
-    if rates and largest < _MEMORY_BYTES:
+    if rates and largest < MEMORY_BYTES:
         raise InputError(
-            f"{path}: its largest array of {largest / _MIB:g} MiB may lie in a cache; run membw "
-            f"with --largest {_MEMORY_BYTES} or more"
+            f"{path}: its largest array of {largest / MIB:g} MiB may lie in a cache; run membw "
+            f"with --largest {MEMORY_BYTES} or more"
         )
     return [
         msgspec.structs.replace(
             rate,
             what=str(labels["kernel"]),
-            size_bytes=_PASSES.get(str(labels["kernel"]), 1) * largest,
+            size_bytes=STREAM_PASSES.get(str(labels["kernel"]), 1) * largest,
         )
         for labels, rate in rates
         if labels["array_bytes"] == largest
     ]
 
 
-def _conditions(rank: RankManifest, device: str) -> tuple[str, str, int, int, str]:
-    """Host, device, threads, cores and torch's version."""
-    said = rank.environment
-    name = said.get("cpu", "unknown processor")
+def _link(rates: _Rates) -> list[Measured]:
+    return [
+        msgspec.structs.replace(
+            rate,
+            what=f"{labels['collective']} {int(labels['size_bytes']) / MIB:g} MiB",
+            size_bytes=int(labels["size_bytes"]),
+        )
+        for labels, rate in rates
+        if labels["collective"] != "broadcast"  # which loads the link in one direction only
+    ]
+
+
+class _Conditions(NamedTuple):
+    hostname: str
+    device_name: str
+    threads: int
+    cores: int
+    torch_version: str
+
+
+def _conditions(rank: RankManifest, device: str) -> _Conditions:
+    environment = rank.environment
+    name = environment.get("cpu", "unknown processor")
     if device != "cpu":
         name = next(
             (d.name for d in rank.devices if d.device_id == (rank.device_id or 0) and d.name),
             "unknown device",
         )
-    return (
-        rank.hostname or socket.gethostname(),
-        name,
-        int(said.get("torch_threads", 1)),
-        int(said.get("cores_allowed", 1)),
-        said.get("torch", ""),
+    return _Conditions(
+        hostname=rank.hostname or socket.gethostname(),
+        device_name=name,
+        threads=int(environment.get("torch_threads", 1)),
+        cores=int(environment.get("cores_allowed", 1)),
+        torch_version=environment.get("torch", ""),
     )
 
 

@@ -8,7 +8,7 @@ its steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chopper.errors import InputError
-from chopper.storage.files import decode_json, encode_json, inside, read_bytes
+from chopper.storage.files import decode_json, encode_json, read_bytes
 from chopper.storage.layout import EXPERIMENT
 
 if TYPE_CHECKING:
+    import argparse
+
     from chopper.analyzers.compare.result import Comparison
     from chopper.attribution import Attribution
-    from chopper.experiments.catalogue import Beside
+    from chopper.experiments.declarations import Needs, ShownView, Workload
     from chopper.statistics import Estimate
-    from chopper.storage.run import Run
 
 SCHEMA = "chopper.experiment/1"
 REPETITION = "repetition"
@@ -33,6 +34,9 @@ REPETITION = "repetition"
 of its steps. Where a variant has a single run, these are its repetitions."""
 STEP = "step_ns"
 """Measured by chopper in every variant that has steps: mean length of a recorded step."""
+
+NO_LOSS = "{} has no loss at some steps: it was no number, or the run ended before"
+"""Why losses cannot be compared; of a variant."""
 
 Labels = tuple[tuple[str, str | int | float], ...]
 
@@ -89,13 +93,13 @@ class Headline:
     system: str
     claim: str
     """What the number is of, in words."""
-    survey: str | None
+    survey: str | None = None
     """What the survey says, as it says it."""
-    primary: str | None
+    primary: str | None = None
     """What the primary source says."""
-    unit: str
-    """``×``, ``s``, ``%`` …"""
-    ours: float | None
+    unit: str = "×"
+    """``s``, ``%`` …"""
+    ours: float | None = None
     """None when it was not measured; ``why`` says why."""
     ci95: tuple[float, float] | None = None
     stated: float | None = None
@@ -103,6 +107,16 @@ class Headline:
     survey's where the primary states another quantity; None where both state a range or another."""
     configuration: str = ""
     why: str = ""
+
+    @classmethod
+    def of(
+        cls, estimate: Estimate | None, *, why: str = "", scale: float = 1.0, **facts: Any
+    ) -> Headline:
+        """Return the headline that an estimate is, times ``scale``; ``why`` where there is none."""
+        if estimate is None:
+            return cls(why=why, **facts)
+        ci95 = estimate.ci95 and (estimate.ci95[0] * scale, estimate.ci95[1] * scale)
+        return cls(ours=estimate.value * scale, ci95=ci95, **facts)
 
     @property
     def ratio(self) -> float | None:
@@ -136,6 +150,8 @@ class Experiment:
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
     """What is missing, and why."""
+    program: Program | None = field(default=None, repr=False)
+    """Its workload; None where this version of chopper has none of that name."""
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -170,14 +186,13 @@ class Experiment:
         return [view(a, name).to_pylist() for a in self.attributions.get(variant, [])]
 
     @property
-    def shown(self) -> tuple[Beside, ...]:
-        """Which views its workload wants beside each other."""
-        from chopper.experiments.catalogue import WORKLOADS
+    def shown(self) -> tuple[ShownView, ...]:
+        """Views whose columns are compared between the variants."""
+        if self.program is None or not self.plan.steps:
+            return ()
+        return self.program.workload.shown
 
-        workload = WORKLOADS.get(self.plan.workload)
-        return () if workload is None or not self.plan.steps else workload.beside
-
-    def beside(self, shown: Beside) -> tuple[Row, ...]:
+    def beside(self, shown: ShownView) -> tuple[Row, ...]:
         """Columns of a view, averaged over ranks and steps, for each variant; none: no rows."""
         found = {
             variant: {column: self._column(shown, column, variant) for column in shown.columns}
@@ -191,7 +206,7 @@ class Experiment:
             if values
         )
 
-    def _column(self, shown: Beside, column: str, variant: str) -> list[float]:
+    def _column(self, shown: ShownView, column: str, variant: str) -> list[float]:
         """A value per repetition that has one."""
         import statistics
 
@@ -204,7 +219,7 @@ class Experiment:
                 and (shown.where is None or row[shown.where[0]] == shown.where[1])
             ]
             if values:
-                of_repeats.append(statistics.fmean(values))
+                of_stats.append(statistics.fmean(values))
         return of_repeats
 
     @cached_property
@@ -255,18 +270,14 @@ class Experiment:
 
     @cached_property
     def headlines(self) -> tuple[Headline, ...]:
-        """What the workload exists to show."""
-        from chopper.experiments.catalogue import headlines_of
-
-        draw = headlines_of(self.plan.workload)
+        """The numbers that the workload exists to show."""
+        draw = None if self.program is None else self.program.headlines
         return () if draw is None else draw(self)
 
     @cached_property
     def exhibits(self) -> tuple[Exhibit, ...]:
         """The workload's own tables."""
-        from chopper.experiments.catalogue import exhibits_of
-
-        draw = exhibits_of(self.plan.workload)
+        draw = None if self.program is None else self.program.exhibits
         return () if draw is None else draw(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -285,6 +296,26 @@ class Experiment:
             "headlines": [headline_to_dict(h) for h in self.headlines],
             "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A workload's declaration with the functions of its module."""
+
+    workload: Workload
+
+    needs: Callable[[argparse.Namespace, int, str], Needs]
+    """Of the options, the number of ranks and the kind of device; ValueError says what the machine
+    lacks, UsageError what is wrong with the options."""
+
+    headlines: Callable[[Experiment], tuple[Headline, ...]] | None = None
+    """The numbers that it exists to show, out of its experiment."""
+
+    exhibits: Callable[[Experiment], tuple[Exhibit, ...]] | None = None
+    """Tables of its own, out of its experiment."""
+
+    model: Callable[[], tuple[Headline, ...]] | None = None
+    """Headlines that need no measurement, shown where it cannot run."""
 
 
 def _row_to_dict(row: Row) -> dict[str, Any]:
@@ -306,78 +337,31 @@ def headline_to_dict(headline: Headline) -> dict[str, Any]:
 
 
 def quotient(over: Row | None, under: Row | None) -> Estimate | None:
-    """How many times one row's value another one's is; None when one of them is missing."""
-    from chopper.statistics import ratio
-
+    """Divide one row's value by another one's; None when one of them is missing."""
     return None if over is None or under is None else ratio(over.values, under.values)
 
 
-def between(of: Sequence[float], to: Sequence[float], *, ratio: bool = False) -> Estimate | None:
-    """How much more, or how many times, the repetitions of ``of`` are; None without one of them."""
-    from chopper.statistics import difference
-    from chopper.statistics import ratio as ratio_of_means
+def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate | None:
+    """Divide the values of repetitions; None where one side has none."""
+    from chopper import statistics as stats
 
-    if not of or not to:
-        return None
-    return ratio_of_means(of, to) if ratio else difference(of, to)
+    return stats.ratio(over, under) if over and under else None
+
+
+def difference(more: Sequence[float], less: Sequence[float]) -> Estimate | None:
+    """Subtract the values of repetitions; None where one side has none."""
+    from chopper import statistics as stats
+
+    return stats.difference(more, less) if more and less else None
 
 
 def line(
     x: Sequence[float], y: Sequence[float]
 ) -> tuple[float, float, tuple[float, float] | None, float]:
-    """a, b, the 95 % interval of b, and R², of y = a + b·x through a point per repetition."""
-    from chopper.statistics import line
+    """Fit y = a + b·x through a point per repetition: a, b, the 95 % interval of b, and R²."""
+    from chopper import statistics as stats
 
-    return line(x, y)
-
-
-def load(path: Path) -> Experiment:
-    """Read an experiment and attribute its runs.
-
-    Args:
-        path: its directory.
-
-    Raises:
-        InputError: there is none, it is damaged, or none of its runs was recorded.
-    """
-    import statistics
-
-    from chopper.api import attribute
-    from chopper.api import load as load_run
-    from chopper.errors import ChopperError
-
-    plan = read_plan(path)
-    notes: list[str] = []
-    attributions: dict[str, list[Attribution]] = {}
-    measured: list[tuple[str, str, Labels, float]] = []
-    for variant in plan.variants:
-        attributions[variant.name] = []
-        for name in variant.runs:
-            try:
-                run = load_run(inside(path, name))
-                measured += [
-                    (variant.name, name, labels, value)
-                    for name, labels, values in _measures_of(run.manifest)
-                    for value in (values if len(variant.runs) == 1 else [statistics.fmean(values)])
-                ]
-                attribution = attribute(run)
-            except ChopperError as exc:
-                notes.append(f"{name}: {exc}")
-                continue
-            attributions[variant.name].append(attribution)
-            step_ns = _step_ns(attribution)
-            if plan.steps and step_ns is not None:
-                measured.append((variant.name, STEP, (), step_ns))
-            measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
-    if not measured:
-        raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
-    return Experiment(
-        path=path,
-        plan=plan,
-        rows=tuple(_rows(measured, plan.baseline)),
-        attributions=attributions,
-        notes=tuple(notes),
-    )
+    return stats.line(x, y)
 
 
 def read_plan(path: Path) -> Plan:
@@ -406,43 +390,14 @@ def write_plan(path: Path, plan: Plan) -> None:
     write_atomic(path / EXPERIMENT, msgspec.json.format(encode_json(plan), indent=2) + b"\n")
 
 
-def _measures_of(manifest: Any) -> Iterable[tuple[str, Labels, list[float]]]:
-    """What one run measured, a value for each repetition of its own: the median of each rank's
-    values, then the mean over ranks.
+def rows_of(
+    measured: Sequence[tuple[str, str, Labels, float]], baseline: str | None
+) -> Iterator[Row]:
+    """Join the repetitions of each (variant, measure, labels, value).
+
+    Yields:
+        A row for each variant, measure and labels, compared with that of the baseline.
     """
-    import statistics
-
-    found: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
-    for rank in manifest.ranks:
-        for measure in rank.measures:
-            labels = tuple(sorted((k, v) for k, v in measure.labels.items() if k != REPETITION))
-            repetitions = found.setdefault((measure.name, labels), {})
-            ranks = repetitions.setdefault(measure.labels.get(REPETITION, 0), {})
-            ranks.setdefault(rank.rank, []).append(measure.value)
-    for (name, labels), repetitions in found.items():
-        values = [
-            statistics.fmean(statistics.median(v) for v in ranks.values())
-            for ranks in repetitions.values()
-        ]
-        yield name, labels, values
-
-
-def _sensed(run: Run) -> Iterable[tuple[str, float]]:
-    """Mean clock and power of the ranks' devices over the whole recording, where sampled."""
-    import statistics
-
-    import pyarrow.compute as pc
-
-    from chopper.analyzers.trace.samples import of_rank
-
-    tables = [of_rank(run, rank, "device_clock") for rank in run.ranks]
-    for column in ("sm_clock_hz", "power_w"):
-        means = [m for t in tables if (m := pc.mean(t[column]).as_py()) is not None]
-        if means:
-            yield column, statistics.fmean(means)
-
-
-def _rows(measured: list[tuple[str, str, Labels, float]], baseline: str | None) -> Iterable[Row]:
     values: dict[tuple[str, Labels, str], list[float]] = {}
     for variant, measure, labels, value in measured:
         values.setdefault((measure, labels, variant), []).append(value)
@@ -459,13 +414,13 @@ def _row(
     base: list[float] | None,
     baseline: str | None,
 ) -> Row:
-    from chopper.statistics import estimate, ratio
+    from chopper import statistics as stats
 
-    compared = ratio(values, base) if base and variant != baseline else None
-    return Row(measure, labels, variant, tuple(values), estimate(values), compared)
+    compared = stats.ratio(values, base) if base and variant != baseline else None
+    return Row(measure, labels, variant, tuple(values), stats.estimate(values), compared)
 
 
-def _step_ns(attribution: Attribution) -> float | None:
+def step_time_ns(attribution: Attribution) -> float | None:
     """Mean over the steps of the longest window over ranks.
 
     Not the median: steps that come in flights (a batch from each worker, then a wait for the next)
@@ -478,5 +433,5 @@ def _step_ns(attribution: Attribution) -> float | None:
 
 
 def _median_run(attributions: list[Attribution]) -> Attribution:
-    order = sorted(attributions, key=lambda a: _step_ns(a) or 0.0)
+    order = sorted(attributions, key=lambda a: step_time_ns(a) or 0.0)
     return order[(len(order) - 1) // 2]

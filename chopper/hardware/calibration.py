@@ -35,6 +35,11 @@ DTYPE_NAMES = {
     "bfloat16": "bf16",
 }
 """Torch's name of a type → the short one."""
+STREAM_PASSES = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
+"""STREAM's kernels → arrays that each reads or writes once."""
+MEMORY_BYTES = 128 << 20
+"""Least size of an array whose bandwidth is memory's and no cache's."""
+MIB = 1 << 20
 _LATEST_NS = 4_102_444_800_000_000_000
 """The year 2100."""
 

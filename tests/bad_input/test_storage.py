@@ -15,6 +15,7 @@ import pytest
 import chopper
 from chopper.errors import ChopperError, InputError, RunFormatError
 from chopper.experiments import results
+from chopper.experiments.loading import load
 from chopper.hardware import calibration
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.parts import RunWriter
@@ -244,4 +245,4 @@ def test_runs_of_an_experiment_lie_in_it(imported: Path, tmp_path: Path) -> None
     (tmp_path / "e").mkdir()
     results.write_plan(tmp_path / "e", plan)
     with pytest.raises(InputError, match="not inside it"):
-        results.load(tmp_path / "e")
+        load(tmp_path / "e")

@@ -21,9 +21,10 @@ from chopper.workloads import (  # noqa: E402
     dataloader,
     loading,
     loading_alone,
-    loading_seen,
-    options,
+    loading_measures,
+    loading_trainer,
 )
+from chopper.workloads.batch import packed  # noqa: E402
 from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
 from chopper.workloads.mixture import (  # noqa: E402
     Contents,
@@ -33,7 +34,6 @@ from chopper.workloads.mixture import (  # noqa: E402
     planner,
 )
 from chopper.workloads.planning import Cost, pack  # noqa: E402
-from chopper.workloads.rows import packed  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
@@ -217,7 +217,7 @@ def test_workers_of_a_source_that_hangs_are_ended_after_the_stated_time():
 
 
 def arguments(*words, variants=()):
-    args = options.parse(options.DATALOADER, words)
+    args = dataloader.WORKLOAD.parse(words)
     return argparse.Namespace(**vars(args), variants=variants)
 
 
@@ -268,13 +268,13 @@ def test_a_sweep_ends_with_the_latency_of_the_option():
 
 
 def window(*, elapsed_s=2.0, loaded=32, busy_s=0.0, own_s=0.0, wait_s=1.0, compute_s=(0.1, 0.3)):
-    return loading_seen.Window(
+    return loading_measures.Window(
         elapsed_s, own_s, busy_s, loaded, wait_s, list(compute_s), tokens=900, cells=1000
     )
 
 
 def rates(windows, *, ahead=False):
-    return loading_seen.rates(windows, 16, ahead=ahead)
+    return loading_measures.rates(windows, 16, ahead=ahead)
 
 
 def test_what_had_been_loaded_before_a_stretch_does_not_count_in_it():
@@ -309,9 +309,9 @@ def test_actors_are_credited_with_what_was_trained_on_only(monkeypatch, variant,
         get_world_size=lambda: 1,
         all_gather_object=lambda found, mine: found.__setitem__(0, mine),
     )
-    monkeypatch.setattr(dataloader, "dist", alone)
+    monkeypatch.setattr(loading_trainer, "dist", alone)
     found = {}
-    trainer: Any = object.__new__(dataloader.Trainer)
+    trainer: Any = object.__new__(loading_trainer.Trainer)
     trainer.args = arguments("--variant", variant, "--batch", "6")
     trainer.prof = SimpleNamespace(measure=lambda name, value, **_: found.update({name: value}))
     # 2 steps of 6 samples in 2 s, of which half was waited.

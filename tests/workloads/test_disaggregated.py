@@ -21,7 +21,7 @@ import pytest
 from chopper.fresh_python import own_python
 from chopper.workloads import disaggregated as d
 from chopper.workloads import ray_cluster
-from chopper.workloads.loading_seen import memory_bytes
+from chopper.workloads.loading_measures import memory_bytes
 from chopper.workloads.mixture import Contents, SourceError, make_sources, planner
 from chopper.workloads.planning import Cost, Limits
 from tests.conftest import take_signals

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chopper.experiments import results as ex
+from chopper.experiments.catalogue import program
 from chopper.experiments.results import Headline
 from chopper.reports.experiment import headline_table
 
@@ -163,7 +164,8 @@ def measured(workload, numbers, *, ranks=2, **options):
         baseline=next(iter(names)),
         variants=[ex.VariantPlan(name=name, summary="") for name in names],
     )
-    return ex.Experiment(Path("made"), plan, tuple(ex._rows(rows, plan.baseline)), {})
+    drawn = tuple(ex.rows_of(rows, plan.baseline))
+    return ex.Experiment(Path("made"), plan, drawn, {}, program=program(workload))
 
 
 def test_losses_agree_only_where_each_step_has_one():

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from chopper.errors import UsageError  # noqa: E402
 from chopper.experiments import results as ex  # noqa: E402
-from chopper.experiments.catalogue import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.experiments.loading import load  # noqa: E402
+from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.statistics import line  # noqa: E402
 from chopper.workloads import link  # noqa: E402
 from chopper.workloads.interconnect import ring_bytes  # noqa: E402
@@ -85,7 +86,7 @@ def test_training_over_a_shaped_link_is_as_slow_as_the_link_and_the_same(tmp_pat
     assert done.return_value == 0, done.output
     document = json.loads(done.stdout)
     assert document["schema"] == ex.SCHEMA
-    found = ex.load(path)
+    found = load(path)
     for step in range(3):
         losses = {
             row.values for v in ("unshaped", "100mbit") if (row := found.find("loss", v, step=step))

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper.workloads import options  # noqa: E402
+from chopper.workloads import training  # noqa: E402
 from chopper.workloads.llama import (  # noqa: E402
     SIZES,
     Attention,
@@ -42,7 +42,7 @@ def test_8b_is_the_published_llama_3_8b():
 
 
 def test_every_size_can_be_asked_for():
-    (size,) = (option for option in options.TRAINING if option.name == "size")
+    (size,) = (option for option in training.OPTIONS if option.name == "size")
     assert size.choices == tuple(SIZES)
 
 

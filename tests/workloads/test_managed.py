@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper.experiments.catalogue import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.workloads import managed  # noqa: E402
 
 RUNTIME = """

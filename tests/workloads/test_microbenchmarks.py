@@ -10,9 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from chopper.errors import UsageError  # noqa: E402
-from chopper.experiments.catalogue import WorkloadUnavailable, prepare  # noqa: E402
-from chopper.workloads import collectives, options  # noqa: E402
-from chopper.workloads.collectives import bus_factors, fit  # noqa: E402
+from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.hardware import measure  # noqa: E402
+from chopper.hardware.measure import Bench, Collectives, bus_factors, product, stream  # noqa: E402
+from chopper.workloads import collectives  # noqa: E402
+from chopper.workloads.collectives import fit  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -68,11 +70,9 @@ def test_bus_factors_are_those_of_nccl_tests():
 
 
 def test_streams_kernels_pass_over_what_they_count_and_leave_the_arrays_as_they_were():
-    from chopper.workloads.membw import kernels
-
     arrays = [torch.randn(64) for _ in range(3)]
     before = arrays[0].clone()
-    calls = kernels(arrays)
+    calls = stream(arrays)
     assert {name: passes for name, (passes, _) in calls.items()} == {
         "copy": 2,
         "scale": 2,
@@ -85,35 +85,71 @@ def test_streams_kernels_pass_over_what_they_count_and_leave_the_arrays_as_they_
     assert torch.allclose(arrays[0], before, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("device", "moved_bytes", "expected"),
-    [("cpu", 1 << 20, 257), ("cpu", 3 << 28, 2), ("cpu", 100 << 20, 4)],
-)
-def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(device, moved_bytes, expected):
-    from chopper.workloads.membw import call_time_s
+class Clock:
+    """A clock that goes on only as calls say."""
 
-    called = []
-    assert call_time_s(lambda: called.append(1), moved_bytes, torch.device(device)) > 0
-    assert len(called) == expected
+    def __init__(self, monkeypatch):
+        self.now_s = 0.0
+        monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+
+    def call(self, seconds, log):
+        def run():
+            self.now_s += seconds
+            log.append(seconds)
+
+        return run
 
 
-class Ranks:
-    """torch.distributed as the first of four ranks sees it, whose clock goes on as calls say."""
+def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(monkeypatch):
+    clock = Clock(monkeypatch)
+    log: list[float] = []
+    bench: Bench[str] = Bench(torch.device("cpu"))
+    assert bench.add("short", clock.call(1e-4, log)) == pytest.approx(1e-4)
+    assert bench.add("long", clock.call(1e-1, log)) == pytest.approx(1e-1)
+    log.clear()
+    ended = []
+    times_s = bench.run(2, after_round=(lambda: ended.append(len(log)),))
+    assert times_s == {"short": pytest.approx([1e-4] * 2), "long": pytest.approx([1e-1] * 2)}
+    # 5 ms of the short one, one of the long one, and one before each.
+    assert (log.count(1e-4), log.count(1e-1)) == (2 * 51, 2 * 2)
+    assert ended == [len(log) // 2, len(log)]
+
+
+def test_a_budget_is_filled_with_timings_but_not_for_ever(monkeypatch):
+    clock = Clock(monkeypatch)
+    log: list[float] = []
+    bench: Bench[str] = Bench(torch.device("cpu"))
+    bench.add("short", clock.call(5e-3, log))
+    bench.add("long", clock.call(2.0, log))
+    times_s = bench.run(3, budget_s=0.101)
+    assert (len(times_s["short"]), len(times_s["long"])) == (3 * 21, 3)
+    assert len(bench.run(1, budget_s=60.0)["short"]) == 50
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (7, 3, 5), (4, 4, 4)])
+def test_a_product_multiplies_the_first_numbers_by_the_last(shape):
+    m, n, k = shape
+    values, out = torch.randn(m * k + k * n), torch.zeros(m * n)
+    product(values, out, m, n, k)()
+    expected = values[: m * k].view(m, k) @ values[m * k :].view(k, n)
+    assert torch.allclose(out.view(m, n), expected)
+
+
+class Ranks(Clock):
+    """torch.distributed as the first of four ranks sees it."""
 
     ReduceOp = SimpleNamespace(MAX="max")
     irecv, isend = "receive", "send"
 
     def __init__(self, monkeypatch):
-        self.now_s = 0.0
+        super().__init__(monkeypatch)
         self.begun = []
-        monkeypatch.setattr(collectives, "dist", self)
-        monkeypatch.setattr(collectives, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(measure, "dist", self)
+        monkeypatch.setattr(torch.distributed, "get_rank", self.get_rank)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
 
     def get_rank(self):
         return 0
-
-    def get_world_size(self):
-        return 4
 
     def barrier(self):
         self.now_s += 1.0  # no part of what is timed
@@ -137,17 +173,14 @@ def test_the_table_holds_what_a_call_takes_and_its_bandwidths(monkeypatch):
             assert (largest_bytes, ranks) == (1 << 20, 4)
 
         def call(self, name, size_bytes):
-            def call():
-                ranks.now_s += 2e-5 + size_bytes / 3e9
-
-            return call
+            return ranks.call(2e-5 + size_bytes / 3e9, [])
 
     prof = SimpleNamespace(step=lambda: None)
     prof.measure = lambda name, value, **of: found.update({(name, *of.values()): value})
-    monkeypatch.setattr(collectives, "Calls", Calls)
+    monkeypatch.setattr(measure, "Collectives", Calls)
     monkeypatch.setattr("chopper.profile", lambda *_, **__: nullcontext(prof))
     words = ["--smallest", "1024", "--largest", str(1 << 20), "--factor", "32", "--repeats", "2"]
-    args = options.parse(options.COLLECTIVES, words, prog="collectives")
+    args = collectives.WORKLOAD.parse(words)
     collectives.measure(args, torch.device("cpu"))
     assert len(found) == 6 * (3 * 4 + 2)
     for size in (1 << 10, 1 << 15, 1 << 20):
@@ -162,7 +195,7 @@ def test_the_table_holds_what_a_call_takes_and_its_bandwidths(monkeypatch):
 
 def test_each_rank_sends_to_the_next_and_receives_from_the_one_before(monkeypatch):
     ranks = Ranks(monkeypatch)
-    collectives.Calls(1 << 10, 4, torch.device("cpu")).call("send_receive", 256)()
+    Collectives(1 << 10, 4, torch.device("cpu")).call("send_receive", 256)()
     assert ranks.begun == [("receive", 64, 3), ("send", 64, 1)]
 
 

@@ -19,12 +19,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 import chopper  # noqa: E402
 from chopper.analyzers.estimates.memory import memory  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
-from chopper.experiments import catalogue  # noqa: E402
+from chopper.experiments import prepare as preparing  # noqa: E402
 from chopper.experiments import results as ex  # noqa: E402
-from chopper.experiments.catalogue import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
-from chopper.workloads import offload_tables, places  # noqa: E402
+from chopper.experiments.catalogue import find  # noqa: E402
+from chopper.experiments.loading import load  # noqa: E402
+from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.workloads import offload_tables  # noqa: E402
+from chopper.workloads import placement as formulas  # noqa: E402
 from chopper.workloads.offload_memory import Saver, live  # noqa: E402
-from chopper.workloads.places import PLACES  # noqa: E402
+from chopper.workloads.placement import PLACEMENTS  # noqa: E402
 from tests.test_experiment import recorded  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
 
@@ -47,18 +50,15 @@ def test_without_deepspeed_it_says_what_to_install_and_runs_the_rest(no_deepspee
 
 
 def test_every_variant_has_its_place_and_its_option():
-    from chopper.workloads.options import OFFLOAD
-
-    names = [v.name for v in WORKLOADS["offload"].variants]
-    assert names == [*PLACES]
-    assert set(names) == set(next(o for o in OFFLOAD if o.name == "variant").choices or ())
+    names = [v.name for v in find("offload").variants]
+    assert names == [*PLACEMENTS]
     assert [v.name for v in prepare("offload", variants="all").variants] == [
         n for n in names if n not in ("activation-offload-overlap", "unified")
     ] or torch.cuda.is_available()
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(catalogue, "usable_memory_bytes", lambda: 24_000_000_000)
+    monkeypatch.setattr(preparing, "usable_memory_bytes", lambda: 24_000_000_000)
     words = ["--size", "8b", "--device", "cpu", "--sequence", "1024"]
     with pytest.raises(WorkloadUnavailable) as refused:
         prepare("offload", ranks=2, variants="ddp", options=words)
@@ -90,15 +90,15 @@ def test_a_device_that_nobody_knows_is_refused():
     ],
 )
 def test_predictions_are_zeros_formulas(variant, per_weight):
-    assert sum(places.states_bytes(PLACES[variant], 4).values()) == pytest.approx(per_weight)
+    assert sum(formulas.states_bytes(PLACEMENTS[variant], 4).values()) == pytest.approx(per_weight)
 
 
 def test_deepspeed_keeps_more_and_less_than_the_formulas():
     # 100 weights of which the largest tensor has 40 and small ones 6, two ranks, buckets of 10.
-    weights = places.Weights(count=100, largest_count=40, persistent_count=6)
+    weights = formulas.Weights(count=100, largest_count=40, persistent_count=6)
 
     def beyond(variant):
-        found = places.beyond_formulas(PLACES[variant], weights, 2, 10)
+        found = formulas.beyond_formulas(PLACEMENTS[variant], weights, 2, 10)
         return sorted((b.category, b.place, b.size_bytes) for b in found)
 
     # Stage 1 frees the half of its gradients that the other rank updates.
@@ -115,13 +115,13 @@ def test_deepspeed_keeps_more_and_less_than_the_formulas():
 
 def test_traffic_is_that_of_the_papers():
     # ZeRO, section 7: twice the weights for stages to the second, three times for the third.
-    assert places.collective_bytes(PLACES["ddp"], 4) == pytest.approx(2 * 4 * 3 / 4)
-    assert places.collective_bytes(PLACES["zero2"], 4) == pytest.approx(2 * 4 * 3 / 4)
-    assert places.collective_bytes(PLACES["zero3"], 4) == pytest.approx(3 * 4 * 3 / 4)
+    assert formulas.collective_bytes(PLACEMENTS["ddp"], 4) == pytest.approx(2 * 4 * 3 / 4)
+    assert formulas.collective_bytes(PLACEMENTS["zero2"], 4) == pytest.approx(2 * 4 * 3 / 4)
+    assert formulas.collective_bytes(PLACEMENTS["zero3"], 4) == pytest.approx(3 * 4 * 3 / 4)
     # ZeRO-Offload: gradients down, weights up; in 16 bits that is 4 bytes per weight, here 8.
-    assert places.link_bytes(PLACES["zero2-offload"], 1) == {"to host": 4.0, "to device": 4.0}
-    assert places.link_bytes(PLACES["fsdp2-offload"], 2) == {"to host": 2.0, "to device": 4.0}
-    assert places.link_bytes(PLACES["zero3"], 2) == {"to host": 0.0, "to device": 0.0}
+    assert formulas.link_bytes(PLACEMENTS["zero2-offload"], 1) == {"to host": 4.0, "to device": 4.0}
+    assert formulas.link_bytes(PLACEMENTS["fsdp2-offload"], 2) == {"to host": 2.0, "to device": 4.0}
+    assert formulas.link_bytes(PLACEMENTS["zero3"], 2) == {"to host": 0.0, "to device": 0.0}
 
 
 @pytest.mark.parametrize("variant", ["ddp", "zero3", "zero2-offload", "zero3-param-offload"])
@@ -130,20 +130,20 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
 
     from chopper.models.architectures import named
 
-    place, (_, capacity) = PLACES[variant], places.capacity_bytes("v100-sxm2-32gb")
+    place, (_, capacity) = PLACEMENTS[variant], formulas.capacity_bytes("v100-sxm2-32gb")
     host = 10**12
-    found = places.largest(place, capacity, 8, host=host)
+    found = formulas.largest(place, capacity, 8, host=host)
     assert found is not None
-    shape = named(places.LARGEST_SHAPE)
+    shape = named(formulas.LARGEST_SHAPE)
     layers = (found.parameters_count - shape.outer_count) // shape.layer_count
     found_at = [
         memory(
-            places.training(
+            formulas.training(
                 place,
                 msgspec.structs.replace(shape, layers_count=n),
                 ranks=8,
                 batch=1,
-                sequence=places.LARGEST_SEQUENCE,
+                sequence=formulas.LARGEST_SEQUENCE,
                 precision="mixed",
                 kernels="gpu",
             )
@@ -152,12 +152,12 @@ def test_the_largest_model_fits_and_one_layer_more_does_not(variant):
     ]
     fits = [m.peak_bytes <= capacity and 8 * m.host_bytes <= host for m in found_at]
     assert fits == [True, False]
-    assert places.largest(place, 10**9, 8, host=host) is None
+    assert formulas.largest(place, 10**9, 8, host=host) is None
 
 
 def test_views_of_weights_are_no_activations():
     model = torch.nn.Linear(8, 8, bias=False)
-    saver = Saver(PLACES["ddp"], torch.device("cpu"))
+    saver = Saver(PLACEMENTS["ddp"], torch.device("cpu"))
     x = torch.randn(2, 3, 8, requires_grad=True)
     with saver.forward():
         # Backward needs the input, and the transposed weight, which is no Parameter.
@@ -168,7 +168,7 @@ def test_views_of_weights_are_no_activations():
 
 
 def test_synchronous_offload_moves_all_that_is_saved():
-    saver = Saver(PLACES["activation-offload"], torch.device("cpu"))
+    saver = Saver(PLACEMENTS["activation-offload"], torch.device("cpu"))
     x = torch.randn(4, 4, requires_grad=True)
     with saver.forward():
         loss = (x * x).sum() + x.sum()
@@ -240,7 +240,7 @@ def made(tmp_path):
             variants=variants,
         ),
     )
-    return ex.load(path)
+    return load(path)
 
 
 def test_tables_are_drawn_from_what_was_measured(made):

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from chopper.errors import UsageError  # noqa: E402
-from chopper.experiments import results as ex  # noqa: E402
-from chopper.experiments.catalogue import WORKLOADS, WorkloadUnavailable, prepare  # noqa: E402
+from chopper.experiments.catalogue import find  # noqa: E402
+from chopper.experiments.loading import load  # noqa: E402
+from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.reports import experiment as report  # noqa: E402
-from chopper.workloads import options  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
 
 
@@ -64,16 +64,16 @@ def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach
         return reach
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_reach)
-    args = options.parse(options.OVERLAP, [], prog="overlap")
+    args = overlap.WORKLOAD.parse([])
     absent = overlap.needs(args, ranks, "cuda").absent
-    assert [v.name for v in WORKLOADS["overlap"].variants if v.name not in absent] == left
+    assert [v.name for v in find("overlap").variants if v.name not in absent] == left
     assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
 
 
 def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypatch):
     from chopper.workloads import overlap
 
-    args = options.parse(options.OVERLAP, ["--m", "1000"], prog="overlap")
+    args = overlap.WORKLOAD.parse(["--m", "1000"])
     with pytest.raises(UsageError, match="do not divide into 4 shards of 8 chunks"):
         overlap.needs(args, 1, "cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -172,7 +172,7 @@ def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(monk
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(torch.ops.symm_mem, "stream_write_value32_", write, raising=False)
     args = argparse.Namespace(m=16, k=6, n=5, chunks=2, dtype="float32")
-    problem = overlap_one.Pull(args, torch.device("cpu"))
+    problem = overlap_one.Pull(args, torch.device("cpu"), 4)
     pull = problem.pull
 
     def told(first, end):
@@ -192,7 +192,7 @@ def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(monk
 RANK = """
 import argparse, sys, torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
-from chopper.workloads.overlap import GatherMatmul, MatmulScatter
+from chopper.workloads.exchange import GatherMatmul, MatmulScatter
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -242,7 +242,7 @@ def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
     )
     assert done.return_value == 0, done.output
     document = json.loads(done.stdout)
-    found = ex.load(tmp_path / "run")
+    found = load(tmp_path / "run")
     for variant in found.variants:
         for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
             # Checked by the workload itself: it ends when a variant is wrong.

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from chopper.errors import UsageError
-from chopper.experiments import catalogue
-from chopper.experiments.catalogue import WORKLOADS, WorkloadUnavailable, options_of, prepare
+from chopper.experiments import prepare as preparing
+from chopper.experiments.catalogue import find, options_of, workloads
+from chopper.experiments.prepare import WorkloadUnavailable, prepare
 from chopper.fresh_python import own_python
 from tests.conftest import take_signals
 from tests.listening import listening_addresses, reachable_from_outside
@@ -24,7 +25,7 @@ SHORT = ["--", "--batch", "1", "--sequence", "32", "--device", "cpu"]
 
 
 def test_every_workload_is_described_and_exists():
-    for name, workload in WORKLOADS.items():
+    for name, workload in workloads().items():
         assert workload.summary
         assert importlib.util.find_spec(workload.module)
         assert {option.name for option in options_of(name)} >= {"seed", "device"}
@@ -40,7 +41,7 @@ def test_listing_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     listed = json.loads(done.stdout)
     assert listed["schema"] == "chopper.workloads/1"
-    assert [w["name"] for w in listed["workloads"]] == [*WORKLOADS]
+    assert [w["name"] for w in listed["workloads"]] == [*workloads()]
     size = next(o for o in listed["workloads"][0]["options"] if o["name"] == "--size")
     assert size["choices"] == ["debug", "1b", "8b"]
     assert size["default"] == "debug"
@@ -50,23 +51,23 @@ def test_listing_for_people_names_all_workloads_and_what_they_take():
     from chopper.cli.workloads_ import command
 
     shown = " ".join(CliRunner().invoke(command).stdout.split())
-    for name, workload in WORKLOADS.items():
+    for name, workload in workloads().items():
         assert f"{name} {workload.summary}. " in shown
         assert f"about {workload.seconds} s on two cores" in shown
         assert all(package in shown for package in workload.packages)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", workloads())
 def test_each_is_described_with_variants_options_and_time(name):
     from chopper.cli import run_, workloads_
 
     shown = CliRunner().invoke(run_.command, [name, "--help"]).stdout
     assert shown == CliRunner().invoke(workloads_.command, [name]).stdout
     assert shown == CliRunner().invoke(run_.command, ["-o", "x", name, "--", "-h"]).stdout
-    assert f"about {WORKLOADS[name].seconds} s on two cores" in shown
+    assert f"about {find(name).seconds} s on two cores" in shown
     for option in options_of(name):
         assert f"--{option.name} " in shown
-    for variant in WORKLOADS[name].variants:
+    for variant in find(name).variants:
         assert f"  {variant.name} " in shown
     assert max(map(len, shown.splitlines())) <= 100
 
@@ -93,9 +94,9 @@ def test_what_is_left_is_told_from_the_runs_that_ended(monkeypatch, capsys):
 
 def test_how_long_it_takes_is_said_of_the_default_size_alone():
     launch = prepare("overlap", options=["--device", "cpu"])
-    assert launch.expected_s == WORKLOADS["overlap"].seconds
+    assert launch.expected_s == find("overlap").seconds
     half = prepare("overlap", variants="sequential,chunked", options=["--device", "cpu"])
-    assert half.expected_s == WORKLOADS["overlap"].seconds / 2
+    assert half.expected_s == find("overlap").seconds / 2
     assert prepare("overlap", options=["--device", "cpu", "--m", "2048"]).expected_s is None
 
 
@@ -154,7 +155,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(catalogue, "usable_memory_bytes", lambda: 24_000_000_000)
+    monkeypatch.setattr(preparing, "usable_memory_bytes", lambda: 24_000_000_000)
     with pytest.raises(WorkloadUnavailable) as refused:
         prepare("fsdp2", ranks=2, options=["--size", "8b", "--device", "cpu"])
     # 16 bytes for each of 8.03 billion parameters, and what is not sharded.
@@ -164,7 +165,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
 
 
 def test_debug_fits_where_the_readme_says_it_runs(monkeypatch):
-    monkeypatch.setattr(catalogue, "usable_memory_bytes", lambda: 1_000_000_000)
+    monkeypatch.setattr(preparing, "usable_memory_bytes", lambda: 1_000_000_000)
     assert prepare("fsdp1", ranks=2, options=["--device", "cpu"]).ranks == 2
 
 
@@ -183,7 +184,7 @@ def test_automatic_choices_carry_their_reason(monkeypatch):
 
 
 def test_too_many_ranks_for_the_cores_are_warned_of(monkeypatch):
-    monkeypatch.setattr(catalogue, "usable_cores", lambda: 2)
+    monkeypatch.setattr(preparing, "usable_cores", lambda: 2)
     options = ["--device", "cpu"]
     assert any(
         "3 ranks share 2 cores" in n for n in prepare("fsdp2", ranks=3, options=options).notes

@@ -1,4 +1,4 @@
-"""Where each variant of ``offload`` keeps what a step needs, and what formulas say of it.
+"""Placement of memory in each variant of ``offload``, and formulas for its size and traffic.
 
 Free of torch, so that the tables of a recorded experiment can be drawn without it.
 """
@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from chopper.analyzers.estimates.memory import Checkpoint, Memory, Offload, Strategy, Training
-from chopper.analyzers.estimates.memory import memory as estimated_memory
 from chopper.errors import UsageError
-from chopper.models.architectures import Architecture, named
+
+if TYPE_CHECKING:
+    from chopper.analyzers.estimates.memory import (
+        Checkpoint,
+        Memory,
+        Offload,
+        Strategy,
+        Training,
+    )
+    from chopper.models.architectures import Architecture
 
 STATES = ("weights", "gradients", "optimizer")
 CATEGORIES = (*STATES, "buffers", "activations")
@@ -33,7 +40,7 @@ PERSISTENT_ELEMENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Placement:
     """Where one variant keeps what a step needs."""
 
     strategy: Strategy
@@ -66,37 +73,37 @@ _OPTIMIZER = frozenset(("optimizer", "gradients"))
 """ZeRO-Offload: gradients stream to the host that updates."""
 _EVERYTHING = _OPTIMIZER | {"weights"}
 
-PLACES: dict[str, Place] = {
-    "ddp": Place(strategy="ddp"),
-    "zero1": Place(strategy="zero1"),
-    "zero2": Place(strategy="zero2"),
-    "zero3": Place(strategy="zero3"),
-    "zero1-offload": Place(strategy="zero1", on_host=_OPTIMIZER),
-    "zero2-offload": Place(strategy="zero2", on_host=_OPTIMIZER),
-    "zero3-offload": Place(strategy="zero3", on_host=_OPTIMIZER),
-    "zero3-param-offload": Place(strategy="zero3", on_host=_EVERYTHING),
-    "fsdp1-offload": Place(strategy="fsdp1", on_host=_EVERYTHING),
-    "fsdp2-offload": Place(strategy="fsdp2", on_host=_EVERYTHING),
-    "checkpoint": Place(strategy="ddp", checkpoint=True),
-    "activation-offload": Place(strategy="ddp", on_host=frozenset(("activations",))),
-    "activation-offload-overlap": Place(
+PLACEMENTS: dict[str, Placement] = {
+    "ddp": Placement(strategy="ddp"),
+    "zero1": Placement(strategy="zero1"),
+    "zero2": Placement(strategy="zero2"),
+    "zero3": Placement(strategy="zero3"),
+    "zero1-offload": Placement(strategy="zero1", on_host=_OPTIMIZER),
+    "zero2-offload": Placement(strategy="zero2", on_host=_OPTIMIZER),
+    "zero3-offload": Placement(strategy="zero3", on_host=_OPTIMIZER),
+    "zero3-param-offload": Placement(strategy="zero3", on_host=_EVERYTHING),
+    "fsdp1-offload": Placement(strategy="fsdp1", on_host=_EVERYTHING),
+    "fsdp2-offload": Placement(strategy="fsdp2", on_host=_EVERYTHING),
+    "checkpoint": Placement(strategy="ddp", checkpoint=True),
+    "activation-offload": Placement(strategy="ddp", on_host=frozenset(("activations",))),
+    "activation-offload-overlap": Placement(
         strategy="ddp", on_host=frozenset(("activations",)), overlapped=True
     ),
-    "unified": Place(strategy="ddp", managed=True),
+    "unified": Placement(strategy="ddp", managed=True),
 }
 
 
-def states_bytes(place: Place, ranks: int) -> dict[str, float]:
+def states_bytes(placement: Placement, ranks: int) -> dict[str, float]:
     """Bytes per weight that each rank keeps, on device or host: ZeRO's formulas (arXiv 1910.02054).
 
     In float32, K = 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights. With
     the optimizer on the host a partition of gradients lies there.
     """
-    k = 12 if place.deepspeed else 8
+    k = 12 if placement.deepspeed else 8
     return {
-        "weights": 4 / ranks if place.stage == 3 else 4,
-        "gradients": 4 / ranks if place.stage >= 2 else 4,
-        "optimizer": k / ranks if place.stage >= 1 else k,
+        "weights": 4 / ranks if placement.stage == 3 else 4,
+        "gradients": 4 / ranks if placement.stage >= 2 else 4,
+        "optimizer": k / ranks if placement.stage >= 1 else k,
     }
 
 
@@ -122,30 +129,32 @@ class Beyond:
     what: str
 
 
-def beyond_formulas(place: Place, weights: Weights, ranks: int, bucket: int) -> tuple[Beyond, ...]:
+def beyond_formulas(
+    placement: Placement, weights: Weights, ranks: int, bucket: int
+) -> tuple[Beyond, ...]:
     """What DeepSpeed 0.19 holds between backward and update beside ZeRO's states, in float32.
 
     Its stage_1_and_2.py and stage3.py (runtime/zero) allocate all of it by these sizes.
     ``bucket``: elements of ``reduce_bucket_size``.
     """
-    if not place.deepspeed:
+    if not placement.deepspeed:
         return ()
-    offloads = "optimizer" in place.on_host
+    offloads = "optimizer" in placement.on_host
     part = 4 * weights.count / ranks
     found: list[tuple[str, Literal["device", "host"], float, str]] = []
-    if place.stage == 1:
+    if placement.stage == 1:
         others = part - 4 * weights.count
         found.append(
-            ("gradients", place.of("gradients"), others, "those that other ranks update: freed")
+            ("gradients", placement.of("gradients"), others, "those that other ranks update: freed")
         )
-    if place.stage < 3 and offloads:
+    if placement.stage < 3 and offloads:
         largest = 4 * weights.largest_count
         found += [
             ("buffers", "host", part, "updated weights, before they go to the device"),
             ("buffers", "host", largest, "the largest gradient, on its way"),
             ("buffers", "device", largest, "the largest gradient, on its way"),
         ]
-    if place.stage == 3:
+    if placement.stage == 3:
         found += [
             ("buffers", "device", 4 * bucket, "the bucket that gradients are reduced in"),
             ("buffers", "device", 4 * weights.persistent_count, "small weights, kept whole"),
@@ -159,29 +168,29 @@ def beyond_formulas(place: Place, weights: Weights, ranks: int, bucket: int) -> 
     )
 
 
-def collective_bytes(place: Place, ranks: int) -> float:
+def collective_bytes(placement: Placement, ranks: int) -> float:
     """Bytes per weight that each rank sends in a step, in float32.
 
     Reducing gradients and gathering what was updated is one all-reduce: 2 × 4 × (N−1)/N; stage 3 gathers
     weights for forward and for backward: 3 × 4 × (N−1)/N (ZeRO, section 7).
     """
-    return (3 if place.stage == 3 else 2) * 4 * (ranks - 1) / ranks
+    return (3 if placement.stage == 3 else 2) * 4 * (ranks - 1) / ranks
 
 
-def link_bytes(place: Place, ranks: int) -> dict[str, float]:
+def link_bytes(placement: Placement, ranks: int) -> dict[str, float]:
     """Bytes of states per weight that cross the link between device and host in a step, float32.
 
     Gradients go down once. Updated weights come up once, or, where the weights live on the host,
     each rank's part for every gather: in forward and in backward.
     """
-    if "optimizer" not in place.on_host:
+    if "optimizer" not in placement.on_host:
         return {"to host": 0.0, "to device": 0.0}
     part = 4 / ranks
-    return {"to host": part, "to device": 2 * part if "weights" in place.on_host else part}
+    return {"to host": part, "to device": 2 * part if "weights" in placement.on_host else part}
 
 
 def training(
-    place: Place,
+    placement: Placement,
     architecture: Architecture,
     *,
     ranks: int,
@@ -192,20 +201,22 @@ def training(
     bucket: int = USUAL_BUCKET_ELEMENTS,
 ) -> Training:
     """The variant as ``chopper estimate memory`` knows it; one rank partitions nothing."""
+    from chopper.analyzers.estimates.memory import Training
+
     offload: list[Offload] = []
-    if "weights" in place.on_host:
+    if "weights" in placement.on_host:
         offload.append("parameters")
-    elif "optimizer" in place.on_host:
+    elif "optimizer" in placement.on_host:
         offload.append("optimizer")
-    if "activations" in place.on_host:
+    if "activations" in placement.on_host:
         offload.append("activations")
-    checkpoint: Checkpoint = "full" if place.checkpoint else "none"
-    alone = ranks == 1 and place.strategy == "ddp"
+    checkpoint: Checkpoint = "full" if placement.checkpoint else "none"
+    alone = ranks == 1 and placement.strategy == "ddp"
     return Training(
         architecture=architecture,
         batch_count=batch,
         sequence_count=sequence,
-        strategy="single" if alone else place.strategy,
+        strategy="single" if alone else placement.strategy,
         ranks_count=ranks,
         checkpoint=checkpoint,
         precision=precision,
@@ -258,27 +269,30 @@ def host_bytes(text: str) -> int:
 
 
 def largest(
-    place: Place, capacity: int, ranks: int, *, host: int, checkpoint: bool = False
+    placement: Placement, capacity: int, ranks: int, *, host: int, checkpoint: bool = False
 ) -> Largest | None:
     """The largest model that fits, as people train it: mixed precision, batch 1; None: not one layer.
 
     Memory grows by the same for each layer, once layers and not the loss decide the peak.
 
     Args:
-        place: of the variant.
+        placement: of the variant.
         capacity: bytes of a device.
         ranks: that train it, one device each.
         host: bytes of the memory that they share.
         checkpoint: blocks are run again in backward.
     """
+    from chopper.analyzers.estimates.memory import memory as estimated_memory
+    from chopper.models.architectures import named
+
     shape = named(LARGEST_SHAPE)
     if checkpoint:
-        place = replace(place, checkpoint=True)
+        placement = replace(placement, checkpoint=True)
 
     def at(layers: int) -> tuple[Memory, int]:
         found = estimated_memory(
             training(
-                place,
+                placement,
                 msgspec.structs.replace(shape, layers_count=layers),
                 ranks=ranks,
                 batch=1,
@@ -307,20 +321,20 @@ def largest(
 
 
 def deepspeed_bytes(
-    place: Place, weights: int, largest_layer: int, ranks: int
+    placement: Placement, weights: int, largest_layer: int, ranks: int
 ) -> Mapping[str, int] | None:
     """DeepSpeed's own estimate for stages 2 and 3, per GPU and host: its functions, 16 bits assumed.
 
     None for stage 1, which it does not estimate, and for what is not DeepSpeed's.
     """
-    offload, weights_too = "optimizer" in place.on_host, "weights" in place.on_host
-    if place.strategy == "zero2":
+    offload, weights_too = "optimizer" in placement.on_host, "weights" in placement.on_host
+    if placement.strategy == "zero2":
         from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
         host, device = estimate_zero2_model_states_mem_needs(
             weights, num_gpus_per_node=ranks, cpu_offload=offload
         )
-    elif place.strategy == "zero3":
+    elif placement.strategy == "zero3":
         from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 
         host, device, _ = estimate_zero3_model_states_mem_needs(

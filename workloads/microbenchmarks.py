@@ -1,12 +1,16 @@
-"""Sizes from small to large, for what is measured over them."""
+"""Sizes from small to large, and words about what is measured over them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from chopper.errors import UsageError
-from chopper.workloads.machine import Needs
+from chopper.experiments.declarations import Needs
+
+if TYPE_CHECKING:
+    from chopper.experiments.results import Experiment
 
 
 def needs(args: argparse.Namespace, _ranks: int, _device: str) -> Needs:
@@ -32,3 +36,26 @@ def sizes(args: argparse.Namespace, quantum: int) -> Iterator[int]:
     while size <= args.largest:
         yield -(-size // quantum) * quantum
         size *= args.factor
+
+
+def largest(experiment: Experiment, measure: str, label: str) -> int | None:
+    """The largest size that a measure has."""
+    found = [int(dict(row.labels)[label]) for row in experiment.rows if row.measure == measure]
+    return max(found, default=None)
+
+
+def mib(size_bytes: int) -> str:
+    """A size in MiB, in words."""
+    return f"{size_bytes / (1 << 20):g} MiB"
+
+
+def clock_and_power(experiment: Experiment) -> str:
+    """Clock and power on zeros over those on random numbers, in words."""
+    ratios = [(what, experiment.ratio(name, "zeros", "random")) for what, name in _SENSED]
+    return ", ".join(
+        f"{what} {ratio.value:.2f}×" if ratio else f"no {what} was sampled"
+        for what, ratio in ratios
+    )
+
+
+_SENSED = (("clock", "sm_clock_hz"), ("power", "power_w"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from chopper.workloads.rows import Batch
+from chopper.workloads.batch import Batch
 
 ACTORS = ("SourceLoader", "PlannerActor", "DataConstructor")
 

@@ -1,0 +1,128 @@
+"""Declarations of the reference workloads: what a module of ``workloads/`` says of itself.
+
+Such a module assigns ``WORKLOAD`` and has the functions of `results.Program`. It loads without
+torch: whatever needs torch imports it in the function that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chopper.experiments.options import OUTPUT, Option, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way in which a workload can run."""
+
+    name: str
+    summary: str
+    words: tuple[str, ...] | None = None
+    """Added to the workload's options; ``--variant NAME`` by default."""
+    module: str | None = None
+    """Run instead of the workload's own."""
+    needs_gpu: bool = False
+    """Left out, with a note, on machines without."""
+    default: bool = True
+    """Runs when no variants are named; ``--variants all`` runs the others, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownView:
+    """Columns of a view (``chopper analyze --view``) that are shown of all variants."""
+
+    view: str
+    columns: tuple[str, ...]
+    where: tuple[str, str] | None = None
+    """Only rows with this value in this column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Facts about a workload, known without running it."""
+
+    name: str
+    """Of the workload and of its module."""
+
+    summary: str
+    """What it shows, in one line."""
+
+    options: tuple[Option, ...]
+    """Those of its own; ``--variant`` and ``--output`` are added."""
+
+    seconds: int
+    """About what all of it takes at its default size on two quiet CPU cores."""
+
+    position: int = 100
+    """Place in the list of workloads, in ascending order."""
+
+    ranks: int = 2
+    """Started on a machine without GPUs when the user names no number."""
+
+    starter: str = "chopper.workloads.processes"
+    """Starts the ranks, as ``python -m STARTER RANKS MODULE [options]``."""
+
+    measures: bool = False
+    """It measures numbers itself (``prof.measure``): what it records is an experiment."""
+
+    variants: tuple[Variant, ...] = ()
+    """Run in turn and compared; none: it runs in one way."""
+
+    baseline: str | None = None
+    """The variant that the others are compared with."""
+
+    shown: tuple[ShownView, ...] = ()
+    """Views whose columns are compared between the variants."""
+
+    repeats: int = 1
+    """How often each variant runs unless the user says otherwise."""
+
+    packages: tuple[str, ...] = ()
+    """Importable names, besides torch, that it cannot do without."""
+
+    @property
+    def module(self) -> str:
+        """Module that each rank runs, as ``python -m`` would."""
+        first = self.variants[0].module if self.variants else None
+        return first or f"chopper.workloads.{self.name}"
+
+    @property
+    def experiment(self) -> bool:
+        """Whether it is recorded as variants and repetitions beside each other."""
+        return self.measures or bool(self.variants)
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """Options of the module's command line."""
+        names = tuple(v.name for v in self.variants if v.words is None)
+        variant = Option("variant", "one of them", self.baseline, choices=names, hidden=True)
+        return (*((variant,) if names else ()), *self.options, OUTPUT)
+
+    def parse(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        parser: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+    ) -> argparse.Namespace:
+        """Read the module's command line, that of the process by default."""
+        return parse(
+            self.all_options, argv, parser=parser, prog=self.name, description=self.summary
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Resources that one rank of a workload takes."""
+
+    memory_bytes: int
+    """Peak of its memory."""
+    what: str
+    """The options that decide it, in words; begins a sentence that goes on with "needs"."""
+    remedy: str
+    """Advice for a machine that has less."""
+    notes: tuple[str, ...] = ()
+    """What the user should know before it starts."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Variants that cannot run here as asked → the reason."""

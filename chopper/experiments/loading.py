@@ -1,0 +1,103 @@
+"""Read an experiment and attribute its runs."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from chopper import api
+from chopper.analyzers.trace.samples import of_rank
+from chopper.errors import ChopperError, InputError
+from chopper.experiments.catalogue import program
+from chopper.experiments.results import (
+    REPETITION,
+    STEP,
+    Experiment,
+    Labels,
+    read_plan,
+    rows_of,
+    step_time_ns,
+)
+from chopper.storage.files import inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from chopper.attribution import Attribution
+    from chopper.storage.manifest import RunManifest
+    from chopper.storage.run import Run
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment and attribute its runs.
+
+    Args:
+        path: its directory.
+
+    Raises:
+        InputError: there is none, it is damaged, or none of its runs was recorded.
+    """
+    plan = read_plan(path)
+    notes: list[str] = []
+    attributions: dict[str, list[Attribution]] = {}
+    measured: list[tuple[str, str, Labels, float]] = []
+    for variant in plan.variants:
+        attributions[variant.name] = []
+        for name in variant.runs:
+            try:
+                run = api.load(inside(path, name))
+                measured += [
+                    (variant.name, name, labels, value)
+                    for name, labels, values in _measures_of(run.manifest)
+                    for value in (values if len(variant.runs) == 1 else [statistics.fmean(values)])
+                ]
+                attribution = api.attribute(run)
+            except ChopperError as exc:
+                notes.append(f"{name}: {exc}")
+                continue
+            attributions[variant.name].append(attribution)
+            step_ns = step_time_ns(attribution)
+            if plan.steps and step_ns is not None:
+                measured.append((variant.name, STEP, (), step_ns))
+            measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
+    if not measured:
+        raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
+    return Experiment(
+        path=path,
+        plan=plan,
+        rows=tuple(rows_of(measured, plan.baseline)),
+        attributions=attributions,
+        notes=tuple(notes),
+        program=program(plan.workload),
+    )
+
+
+def _measures_of(manifest: RunManifest) -> Iterator[tuple[str, Labels, list[float]]]:
+    """What one run measured, a value for each repetition of its own: the median of each rank's
+    values, then the mean over ranks.
+    """
+    found: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
+    for rank in manifest.ranks:
+        for measure in rank.measures:
+            labels = tuple(sorted((k, v) for k, v in measure.labels.items() if k != REPETITION))
+            repetitions = found.setdefault((measure.name, labels), {})
+            ranks = repetitions.setdefault(measure.labels.get(REPETITION, 0), {})
+            ranks.setdefault(rank.rank, []).append(measure.value)
+    for (name, labels), repetitions in found.items():
+        values = [
+            statistics.fmean(statistics.median(v) for v in ranks.values())
+            for ranks in repetitions.values()
+        ]
+        yield name, labels, values
+
+
+def _sensed(run: Run) -> Iterator[tuple[str, float]]:
+    """Mean clock and power of the ranks' devices over the whole recording, where sampled."""
+    import pyarrow.compute as pc
+
+    tables = [of_rank(run, rank, "device_clock") for rank in run.ranks]
+    for column in ("sm_clock_hz", "power_w"):
+        means = [m for t in tables if (m := pc.mean(t[column]).as_py()) is not None]
+        if means:
+            yield column, statistics.fmean(means)

@@ -1,0 +1,314 @@
+"""Check that a reference workload can run here as asked, and start its ranks.
+
+``prepare`` refuses what cannot work, in one line each, before anything is written or started;
+``Launch.run`` starts the ranks and returns when none of them is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from chopper.errors import ChopperError, UsageError
+from chopper.experiments.catalogue import find, options_of, program
+from chopper.fresh_python import own_python
+from chopper.hardware.environment import usable_cores
+from chopper.limits import usable_memory_bytes
+from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE
+
+if TYPE_CHECKING:
+    from chopper.experiments.declarations import Needs, Variant, Workload
+    from chopper.experiments.launch import Output
+
+
+class WorkloadUnavailable(ChopperError):
+    """The workload cannot run on this machine as asked; the message says what would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A workload that is ready to start."""
+
+    workload: Workload
+    ranks: int
+
+    device: str
+    """``cpu`` or ``cuda``."""
+
+    words: tuple[str, ...]
+    """The module's options."""
+
+    options: dict[str, Any]
+    """The same, read."""
+
+    variants: tuple[Variant, ...]
+    """Those that were asked for; none when the workload runs in one way."""
+
+    repeats: int
+
+    notes: tuple[str, ...]
+    """What the user should know before it starts: automatic choices with their reasons."""
+
+    @property
+    def name(self) -> str:
+        """Name of the workload."""
+        return self.workload.name
+
+    def command(self, variant: Variant | None = None) -> list[str]:
+        """What starts the ranks, or the process that starts them."""
+        module = (variant and variant.module) or self.workload.module
+        words = [*self.words]
+        if variant is not None:
+            own = ["--variant", variant.name] if variant.words is None else variant.words
+            words = [*own, *words]  # the user's come last, and win
+        starter = (str(os.getpid()), self.workload.starter, str(self.ranks))
+        return own_python("chopper.experiments.start", *starter, module, *words)
+
+    @property
+    def expected_s(self) -> float | None:
+        """About how long all of it takes; None when the size is not the default one."""
+        workload = self.workload
+        declared = {o.name: o.default for o in options_of(self.name)}
+        changed = any(declared[k] != v for k, v in self.options.items() if k in declared)
+        if changed or self.ranks != workload.ranks or self.device != "cpu":
+            return None
+        of_all = sum(v.default and not v.needs_gpu for v in workload.variants) or 1
+        share = (len(self.variants) or 1) / of_all * self.repeats / workload.repeats
+        return workload.seconds * share
+
+    def run(
+        self, output: Path, variant: Variant | None = None, *, output_to: Output | None = None
+    ) -> int:
+        """Run it to its end, recorded into ``output``, and return its exit code.
+
+        All output of the ranks goes to stderr, or is given to ``output_to``. Signals are passed
+        on, and no process is left behind: see ``chopper.experiments.launch.launch``. Must be
+        called from the main thread.
+        """
+        from chopper.experiments.launch import launch
+
+        env = dict(os.environ)
+        # Each rank would take all cores. The user's own number stands.
+        env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // self.ranks)))
+        env[OUTPUT_VARIABLE] = str(output.resolve())
+        env[LAUNCHED_VARIABLE] = "1"
+        return launch(self.command(variant), env=env, output=output_to, hold_interrupts=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def prepare(
+    name: str,
+    *,
+    ranks: int | None = None,
+    steps: int | None = None,
+    options: Sequence[str] = (),
+    variants: str | None = None,
+    repeats: int | None = None,
+) -> Launch:
+    """Check a workload's options and this machine, and settle what was left open.
+
+    Args:
+        name: of a workload.
+        ranks: processes; by default one per GPU, or the workload's own number without GPUs.
+        steps: optimizer steps; the workload's own number by default.
+        options: the workload's command line.
+        variants: names, comma-separated, or ``all``; those that run by default otherwise.
+        repeats: how often each runs; the workload's own number by default.
+
+    Raises:
+        UsageError: no such workload, or options that it does not have.
+        WorkloadUnavailable: a package is missing, or the machine has too few GPUs, too little
+            memory, or lacks the data type.
+    """
+    workload = find(name)
+    _check_counts(workload, ranks, repeats)
+    words = _words(workload, steps, options)
+    asked = _asked_variants(workload, variants, words)
+    parsed = workload.parse(words, parser=_Parser)
+    _require_packages(workload)
+    # What a workload needs depends on which of its variants run.
+    parsed.variants = tuple(variant.name for variant in asked)
+    ranks, device, notes, absent = _settle(workload, ranks, parsed)
+    if device == "cpu":
+        absent |= {v.name: "needs a GPU, none is used here" for v in asked if v.needs_gpu}
+    present, left_out = _present(workload, asked, absent)
+    return Launch(
+        workload=workload,
+        ranks=ranks,
+        device=device,
+        words=(*_without(words, "--device"), "--device", device),
+        options={
+            key: value if isinstance(value, str | int | float) or value is None else str(value)
+            for key, value in sorted(vars(parsed).items())
+            if key not in ("output", "device", "variant", "variants", "ranks", "channel")
+        },
+        variants=present,
+        repeats=repeats or workload.repeats,
+        notes=(*notes, *left_out),
+    )
+
+
+def _check_counts(workload: Workload, ranks: int | None, repeats: int | None) -> None:
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: a run needs at least one rank")
+    if repeats is not None and repeats < 1:
+        raise UsageError(f"--repeats {repeats}: each variant runs at least once")
+    if repeats is not None and not workload.experiment:
+        raise UsageError(
+            f"--repeats: {workload.name} is recorded once; it has no variants to compare"
+        )
+
+
+def _words(workload: Workload, steps: int | None, options: Sequence[str]) -> list[str]:
+    """Return the workload's command line, ``--steps`` included."""
+    if any(word in ("-o", "--output") or word.startswith("--output=") for word in options):
+        raise UsageError("--output: name the run's directory with -o, before the --")
+    if steps is None:
+        return [*options]
+    if all(option.name != "steps" for option in workload.options):
+        name = workload.name
+        raise UsageError(
+            f"--steps: {name} has no steps; see its options: chopper run {name} --help"
+        )
+    if any(word == "--steps" or word.startswith("--steps=") for word in options):
+        raise UsageError("--steps is given twice, before and after the --: give it once")
+    return [*options, "--steps", str(steps)]
+
+
+def _asked_variants(
+    workload: Workload, asked: str | None, words: Sequence[str]
+) -> tuple[Variant, ...]:
+    """The variants to run, in the order of their declaration, the baseline first."""
+    if not workload.variants:
+        if asked is not None:
+            raise UsageError(f"--variants: {workload.name} runs in one way only")
+        return ()
+    if any(word == "--variant" or word.startswith("--variant=") for word in words):
+        raise UsageError("--variant: name those to run with --variants, before the --")
+    known = {v.name: v for v in workload.variants}
+    if asked is None:
+        return tuple(v for v in workload.variants if v.default)
+    if asked == "all":
+        return workload.variants
+    names = [part.strip() for part in asked.split(",") if part.strip()]
+    for unknown in (n for n in names if n not in known):
+        from difflib import get_close_matches
+
+        close = get_close_matches(unknown, known, n=1)
+        guess = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(f"--variants {unknown}: {workload.name} has {', '.join(known)}{guess}")
+    if not names:
+        raise UsageError(f"--variants: names none of {', '.join(known)}")
+    return tuple(v for v in workload.variants if v.name in names)
+
+
+def _require_packages(workload: Workload) -> None:
+    """Raise where torch, or a package that the workload names, is not installed."""
+    for package in ("torch", *workload.packages):
+        if importlib.util.find_spec(package) is None:
+            called = "PyTorch" if package == "torch" else package
+            raise WorkloadUnavailable(
+                f"{workload.name}: needs {called}, which is not installed: pip install {package}"
+            )
+    try:
+        importlib.import_module("torch")
+    except (ImportError, OSError) as exc:  # OSError: of a library that it loads itself
+        raise WorkloadUnavailable(
+            f"{workload.name}: needs PyTorch, which is installed and cannot be imported ({exc}): "
+            "install it again"
+        ) from exc
+
+
+def _present(
+    workload: Workload, variants: tuple[Variant, ...], absent: Mapping[str, str]
+) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
+    """The variants that can run here, and a note for each reason that others cannot."""
+    variants_by_reason: dict[str, list[str]] = {}
+    for variant in variants:
+        if variant.name in absent:
+            variants_by_reason.setdefault(absent[variant.name], []).append(variant.name)
+    reasons = [f"{', '.join(names)}: {why}" for why, names in variants_by_reason.items()]
+    present = tuple(v for v in variants if v.name not in absent)
+    if reasons and not present:
+        raise WorkloadUnavailable(f"{workload.name} {'; '.join(reasons)}")
+    return present, tuple(f"left out: {reason}" for reason in reasons)
+
+
+def _without(words: Sequence[str], option: str) -> list[str]:
+    """Drop an option with one value, which is known to be well formed."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == option:
+            next(rest)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept
+
+
+def _settle(
+    workload: Workload, ranks: int | None, options: argparse.Namespace
+) -> tuple[int, str, list[str], dict[str, str]]:
+    """Choose ranks and device, with notes and absent variants; raise when the machine lacks it."""
+    import torch
+
+    from chopper.workloads.machine import choose_device, dtype_problem
+
+    notes = []
+    if ranks is None:
+        gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
+        ranks = (workload.ranks if workload.ranks == 1 else gpus) or workload.ranks
+        why = "one per GPU" if gpus and ranks == gpus > 1 else "the workload's default on CPUs"
+        if workload.ranks > 1:
+            notes.append(f"{ranks} ranks ({why}); --ranks sets another number")
+    try:
+        device, why = choose_device(options.device, local_ranks=ranks)
+    except ValueError as exc:
+        raise WorkloadUnavailable(str(exc)) from exc
+    if options.device == "auto":
+        notes.append(f"on {'GPUs' if device == 'cuda' else 'the CPU'}: {why}")
+    problem = dtype_problem(device, getattr(options, "dtype", "float32"))
+    if problem is not None:
+        raise WorkloadUnavailable(problem)
+    cores = usable_cores()
+    if device == "cpu" and ranks > cores:
+        notes.append(
+            f"warning: {ranks} ranks share {cores} cores: they will wait for each other, and the "
+            "run will show that instead of the workload"
+        )
+    of_workload = program(workload.name)
+    assert of_workload is not None
+    try:
+        needs = of_workload.needs(options, ranks, device)
+    except ValueError as exc:
+        raise WorkloadUnavailable(f"{workload.name}: {exc}") from exc
+    _require_memory(needs, ranks, device)
+    return ranks, device, [*notes, *needs.notes], dict(needs.absent)
+
+
+def _require_memory(needs: Needs, ranks: int, device: str) -> None:
+    """Raise where all ranks of a host, or the one of a GPU, take more memory than there is."""
+    import torch
+
+    needed_bytes = needs.memory_bytes
+    if device == "cpu":
+        needed_bytes, usable_bytes = ranks * needed_bytes, usable_memory_bytes()
+        where = "one rank here" if ranks == 1 else f"{ranks} ranks here"
+    else:
+        memories = (torch.cuda.get_device_properties(i).total_memory for i in range(ranks))
+        usable_bytes, where = min(memories), "each GPU"
+    if needed_bytes > usable_bytes:
+        raise WorkloadUnavailable(
+            f"{needs.what} needs about {needed_bytes / 1e9:.0f} GB, {where} can have "
+            f"{usable_bytes / 1e9:.0f} GB: {needs.remedy}"
+        )

@@ -1,0 +1,331 @@
+"""A matrix product and the exchange between ranks that feeds it, or that it feeds.
+
+Used by the workload overlap: each variant of ordering them is a call that runs the whole once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from chopper.hardware.measure import gather_into, scatter_sum
+
+Operation = Callable[[], Tensor]
+Order = list[tuple[int, int | None]]
+"""(owner of rows, which chunk of them, or None for all)."""
+
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+"""Largest relative error against float64 that is not a mistake."""
+
+
+def require_exact(what: str, error: float, dtype: str) -> None:
+    """End the workload where a result is not a product's, rounding apart."""
+    if not error <= TOLERANCE[dtype]:  # NaN neither
+        raise SystemExit(
+            f"overlap: {what} is wrong: relative error {error:.1e} against float64, at most "
+            f"{TOLERANCE[dtype]:.0e} is rounding"
+        )
+
+
+def overlap_measures(
+    whole_s: float, compute_s: float, transfer_s: float, *, chunks: int, error: float
+) -> dict[str, float]:
+    """Return what is measured of a variant, with its bound: the longer part and a first chunk."""
+    bound_s = max(compute_s, transfer_s) + transfer_s / chunks
+    return {
+        "time_ns": whole_s * 1e9,
+        "compute_ns": compute_s * 1e9,
+        "transfer_ns": transfer_s * 1e9,
+        "bound_ns": bound_s * 1e9,
+        "bound_over_time_ratio": bound_s / whole_s,
+        "relative_error": error,
+    }
+
+
+def group_name() -> str:
+    """Name the group of all ranks, for the operators on symmetric memory, which this defines."""
+    import torch.distributed._symmetric_memory  # noqa: F401
+
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.group_name
+
+
+class Exchange:
+    """A product and the transfer around it, in all variants, on fresh random numbers."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.m, self.k, self.n, self.chunks = args.m, args.k, args.n, args.chunks
+        self.rows = self.m // self.ranks  # of each rank
+        self.step = self.rows // self.chunks
+        self.pieces = range(self.chunks)
+        self.dtype, self.device = getattr(torch, args.dtype), device
+
+    def random(self, *shape: int) -> Tensor:
+        """Normal numbers, scaled so that products neither grow nor shrink."""
+        made: Tensor = torch.randn(*shape, device=self.device) / shape[-1] ** 0.5
+        return made.to(self.dtype)
+
+    def others(self) -> list[tuple[int, int]]:
+        """(to whom, from whom) of each round: each rank begins with its neighbour."""
+        return [
+            ((self.rank + i) % self.ranks, (self.rank - i) % self.ranks)
+            for i in range(1, self.ranks)
+        ]
+
+    def part(self, of: Tensor, owner: int, chunk: int | None = None) -> Tensor:
+        """Rows of ``of`` that belong to a rank, all or one chunk."""
+        start = owner * self.rows + (0 if chunk is None else chunk * self.step)
+        return of[start : start + (self.rows if chunk is None else self.step)]
+
+    def post(
+        self,
+        receives: Iterable[tuple[Tensor, int]] = (),
+        sends: Iterable[tuple[Tensor, int]] = (),
+    ) -> list[dist.Work]:
+        """Begin to receive (into, source) and to send (what, to); all of it at once over NCCL."""
+        # Gloo asks for what it receives on the connection that it sends on: behind the data of a
+        # send that was posted before, the other side's data would come after it, not beside it.
+        begun = [dist.P2POp(dist.irecv, into, source) for into, source in receives]
+        begun += [dist.P2POp(dist.isend, what, to) for what, to in sends]
+        return dist.batch_isend_irecv(begun) if begun else []
+
+    def by_rows(self) -> Order:
+        """All chunks in the order of the rows, the own ones as one."""
+        found: Order = []
+        for owner in range(self.ranks):
+            found += [(owner, c) for c in ([None] if owner == self.rank else self.pieces)]
+        return found
+
+    @property
+    def ahead(self) -> bool:
+        """Whether all receives are begun before the first send.
+
+        Over gloo, whose requests then never wait behind data. NCCL runs what is posted in order:
+        a receive that was posted before the send that the other rank waits for would never end.
+        """
+        return self.device.type == "cpu"
+
+    def operation(self, variant: str) -> Operation:
+        """The variant as a call that runs it once and returns this rank's result."""
+        operations: dict[str, Operation] = {
+            "library": self.library,
+            "sequential": self.sequential,
+            "chunked": lambda: self.chunked(swizzle=True),
+            "unswizzled": lambda: self.chunked(swizzle=False),
+            "symmetric": self.symmetric,
+        }
+        return operations[variant]
+
+    def symmetric(self) -> Tensor:
+        """Torch's fused operator: shards are read from (written to) the other ranks' memory."""
+        raise NotImplementedError
+
+    def library(self) -> Tensor:
+        """The collective of torch.distributed, and the whole product."""
+        raise NotImplementedError
+
+    def sequential(self) -> Tensor:
+        """The whole exchange, and the whole product."""
+        raise NotImplementedError
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """Each chunk's product while others travel."""
+        raise NotImplementedError
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        raise NotImplementedError
+
+    def transfer(self) -> object:
+        """The exchange alone."""
+        raise NotImplementedError
+
+    def error(self, run: Operation) -> float:
+        """Relative error of one run against float64 on this rank's part, ‖out − ref‖ / ‖ref‖."""
+        raise NotImplementedError
+
+
+class GatherMatmul(Exchange):
+    """Y = all_gather(X) · W, X [m, k] by rows over ranks, W [k, n] of each rank."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        super().__init__(args, device)
+        self.shard, self.w = self.random(self.rows, self.k), self.random(self.k, self.n)
+        self.x = torch.full((self.m, self.k), float("nan"), dtype=self.dtype, device=device)
+        self.y = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
+
+    def library(self) -> Tensor:
+        """The collective, and the whole product."""
+        gather_into(self.x, self.shard)
+        return torch.mm(self.x, self.w, out=self.y)
+
+    def sequential(self) -> Tensor:
+        """All of the exchange, and all of the product."""
+        self.transfer()
+        return torch.mm(self.x, self.w, out=self.y)
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """Each chunk as it comes, or as soon as it is made."""
+        coming: dict[tuple[int, int], list[dist.Work]] = {}
+        rounds = [(to, source, c) for c in self.pieces for to, source in self.others()]
+        sent: list[dist.Work] = []
+        for _, source, chunk in rounds if self.ahead else ():
+            coming[source, chunk] = self.post([(self.part(self.x, source, chunk), source)])
+        for to, source, chunk in rounds:
+            sends = [(self.shard[chunk * self.step : (chunk + 1) * self.step], to)]
+            if self.ahead:
+                sent += self.post((), sends)
+            else:
+                into = self.part(self.x, source, chunk)
+                coming[source, chunk] = self.post([(into, source)], sends)
+        # The own rows in one product, which is quicker than their chunks. Then each chunk as it
+        # comes, of the nearest neighbour first; or all in the order of the rows.
+        order: Order = [(self.rank, None), *((source, c) for _, source, c in rounds)]
+        if not swizzle:
+            order = self.by_rows()
+        for owner, piece in order:
+            rows = self.shard if piece is None else self.part(self.x, owner, piece)
+            for work in () if piece is None else coming[owner, piece]:
+                work.wait()
+            torch.mm(rows, self.w, out=self.part(self.y, owner, piece))
+        for work in sent:
+            work.wait()
+        return self.y
+
+    def symmetric(self) -> Tensor:
+        """A shard's product while the next one is copied."""
+        group = group_name()
+        _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(
+            self.shard, [self.w], 0, group, return_A=False
+        )
+        return cast(Tensor, y)
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        return torch.mm(self.x, self.w, out=self.y)
+
+    def transfer(self) -> object:
+        """The exchange alone."""
+        self.part(self.x, self.rank).copy_(self.shard)
+        works = [
+            work
+            for to, source in self.others()
+            for work in self.post([(self.part(self.x, source), source)], [(self.shard, to)])
+        ]
+        for work in works:
+            work.wait()
+        return self.x
+
+    def error(self, run: Operation) -> float:
+        """Against float64 on fresh numbers, with every place poisoned before."""
+        self.shard.copy_(self.random(self.rows, self.k))
+        self.x.fill_(float("nan"))  # what is not received must not pass for what is
+        self.y.fill_(float("nan"))
+        whole = [torch.empty_like(self.shard) for _ in range(self.ranks)]
+        dist.all_gather(whole, self.shard)
+        expected = torch.cat(whole).double() @ self.w.double()
+        return float((run().double() - expected).norm() / expected.norm())
+
+
+class MatmulScatter(Exchange):
+    """Y = reduce_scatter(X · W), X [m, k / ranks] and W [k / ranks, n] of each rank."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        super().__init__(args, device)
+        inner = self.k // self.ranks
+        self.x, self.w = self.random(self.m, inner), self.random(inner, self.n)
+        self.partial = torch.empty(self.m, self.n, dtype=self.dtype, device=device)
+        self.y = torch.empty(self.rows, self.n, dtype=self.dtype, device=device)
+        # One place for each rank's contribution: they come in any order.
+        self.incoming = [torch.empty_like(self.y) for _ in range(self.ranks)]
+
+    def library(self) -> Tensor:
+        """The collective, and the whole product."""
+        torch.mm(self.x, self.w, out=self.partial)
+        scatter_sum(self.y, self.partial)
+        return self.y
+
+    def sequential(self) -> Tensor:
+        """All of the exchange, and all of the product."""
+        torch.mm(self.x, self.w, out=self.partial)
+        self.transfer()
+        return self._sum(self.part(self.partial, self.rank))
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """Each chunk as it comes, or as soon as it is made."""
+        # What others wait for first, the own rows last and in one product, which is quicker than
+        # their chunks; or all in the order of the rows.
+        order: Order = [(to, c) for c in self.pieces for to, _ in self.others()]
+        order += [(self.rank, None)]
+        if not swizzle:
+            order = self.by_rows()
+        works = self.post(r for c in self.pieces for r in self._coming(c)) if self.ahead else []
+        for owner, chunk in order:
+            product = self.part(self.partial, owner, chunk)
+            torch.mm(self.part(self.x, owner, chunk), self.w, out=product)
+            sends = [] if chunk is None else [(product, owner)]
+            if self.ahead:
+                works += self.post((), sends)
+            elif swizzle:
+                # All ranks send to different ones: this one receives from its mirror image.
+                source = (2 * self.rank - owner) % self.ranks
+                works += self.post([] if chunk is None else self._coming(chunk, source), sends)
+            else:
+                # All ranks send to the owner of the rows, which alone receives.
+                works += self.post((), sends)
+                for c in self.pieces if chunk is None else ():
+                    works += self.post(self._coming(c))
+        for work in works:
+            work.wait()
+        return self._sum(self.part(self.partial, self.rank))
+
+    def _coming(self, chunk: int, source: int | None = None) -> list[tuple[Tensor, int]]:
+        """Where a chunk of each other rank, or of one, goes: (into, source)."""
+        rows = slice(chunk * self.step, (chunk + 1) * self.step)
+        sources = [s for _, s in self.others()] if source is None else [source]
+        return [(self.incoming[s][rows], s) for s in sources]
+
+    def symmetric(self) -> Tensor:
+        """A shard's product while the one before it is written to its owner."""
+        y = torch.ops.symm_mem.fused_matmul_reduce_scatter(self.x, self.w, "sum", 0, group_name())
+        return cast(Tensor, y)
+
+    def _sum(self, mine: Tensor) -> Tensor:
+        self.y.copy_(mine)
+        for _, source in self.others():
+            self.y += self.incoming[source]
+        return self.y
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        return torch.mm(self.x, self.w, out=self.partial)
+
+    def transfer(self) -> object:
+        """The exchange alone."""
+        works = [
+            work
+            for to, source in self.others()
+            for work in self.post(
+                [(self.incoming[source], source)], [(self.part(self.partial, to), to)]
+            )
+        ]
+        for work in works:
+            work.wait()
+        return self.incoming
+
+    def error(self, run: Operation) -> float:
+        """Against float64 on fresh numbers, with every place poisoned before."""
+        self.x.copy_(self.random(*self.x.shape))
+        for place in (self.partial, self.y, *self.incoming):
+            place.fill_(float("nan"))
+        expected = self.x.double() @ self.w.double()
+        dist.all_reduce(expected)
+        mine = self.part(expected, self.rank)
+        return float((run().double() - mine).norm() / mine.norm())

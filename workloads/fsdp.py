@@ -1,0 +1,166 @@
+"""FSDP1 and FSDP2 beside each other: the same model, seed and data.
+
+    chopper run fsdp --ranks 2
+
+The programs are fsdp1.py and fsdp2.py; this module holds what is drawn from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from chopper.experiments.declarations import ShownView, Variant, Workload
+from chopper.experiments.options import changed
+from chopper.experiments.results import NO_LOSS, Experiment, Headline, Labels, difference, ratio
+from chopper.workloads import training
+from chopper.workloads.training import needs as needs
+
+_ALLOCATIONS = ("--allocations", "yes")
+
+WORKLOAD = Workload(
+    name="fsdp",
+    summary="FSDP1 and FSDP2 beside each other: same model, seed and data, the same losses; what "
+    "differs in time, memory and its order, clocks and copies",
+    # Allocations are what two ways of sharding differ in.
+    options=changed(training.OPTIONS, allocations="yes"),
+    variants=(
+        Variant(
+            "fsdp1",
+            "FullyShardedDataParallel, flat parameters",
+            words=_ALLOCATIONS,
+            module="chopper.workloads.fsdp1",
+        ),
+        Variant(
+            "fsdp2",
+            "fully_shard, a DTensor per weight",
+            words=_ALLOCATIONS,
+            module="chopper.workloads.fsdp2",
+        ),
+    ),
+    baseline="fsdp1",
+    shown=(
+        ShownView(
+            "memory",
+            ("peak_allocated_bytes", "allocation_count", "requested_bytes"),
+            where=("phase", "all"),
+        ),
+        ShownView(
+            "memory_determinism",
+            ("similarity_ratio", "identical_ratio", "peak_mean_bytes", "peak_std_bytes"),
+        ),
+        ShownView("clock_by_step", ("clock_mean_hz", "observed_ns", "at_reference_ns")),
+    ),
+    repeats=3,
+    seconds=80,
+    position=3,
+)
+
+_SURVEY = "FSDP2: deterministic memory, about 20 % higher and steadier clocks"
+_PRIMARY = "memory determinism (FSDP2) gives higher, steadier clocks"
+
+
+def headlines(experiment: Experiment) -> tuple[Headline, ...]:
+    """Hold the two against each other in what the published characterization says of them."""
+    if not {"fsdp1", "fsdp2"} <= set(experiment.variants):
+        return ()
+    where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}"
+    drawn = []
+    faster = experiment.ratio("step_ns", "fsdp1", "fsdp2")
+    if faster is not None:
+        drawn.append(
+            Headline.of(
+                faster,
+                system="FSDP",
+                claim="step of fsdp1 over that of fsdp2",
+                configuration=where,
+            )
+        )
+    apart, why = _losses_apart(experiment)
+    drawn.append(
+        Headline(
+            system="FSDP",
+            claim="largest difference between their losses at a step",
+            unit="",
+            ours=apart,
+            why=why,
+            configuration=where,
+        )
+    )
+    for claim, view, column in (
+        ("steps' allocations alike", "memory_determinism", "similarity_ratio"),
+        ("deviation of the peak over its mean", "memory_determinism", "peak"),
+        ("copies in and out of the step", "", "compute.fsdp_copy"),
+    ):
+        first, second = (
+            _means(experiment, view, column, v) if view else experiment.share(column, v)
+            for v in ("fsdp1", "fsdp2")
+        )
+        shares = f"fsdp1 {fmean(first):.2%}, fsdp2 {fmean(second):.2%}" if first and second else ""
+        drawn.append(
+            Headline.of(
+                difference(second, first),
+                scale=100,
+                system="FSDP",
+                claim=f"{claim}, fsdp2 less fsdp1",
+                survey=_SURVEY if view else None,
+                primary=_PRIMARY if view else None,
+                unit="points",
+                why="--allocations no" if view else "nothing was attributed",
+                configuration=f"{where}; {shares}" if shares else where,
+            )
+        )
+    return (*drawn, _clock(experiment, where))
+
+
+def _clock(experiment: Experiment, where: str) -> Headline:
+    first_hz, second_hz = (
+        _means(experiment, "clock_by_step", "clock_mean_hz", v) for v in ("fsdp1", "fsdp2")
+    )
+    faster = ratio(second_hz, first_hz)
+    if faster is not None:
+        where += f"; fsdp1 {fmean(first_hz) / 1e6:.0f} MHz, fsdp2 {fmean(second_hz) / 1e6:.0f} MHz"
+    return Headline.of(
+        faster,
+        system="FSDP",
+        claim="SM clock, fsdp2 over fsdp1",
+        survey=_SURVEY,
+        primary=_PRIMARY,
+        stated=1.2,
+        why="no clock was sampled",
+        configuration=where,
+    )
+
+
+def _losses_apart(experiment: Experiment) -> tuple[float | None, str]:
+    """Largest difference between the variants' losses at a step; or why there is none."""
+    losses: dict[str, dict[Labels, float]] = {v: {} for v in experiment.variants}
+    for row in experiment.rows:
+        if row.measure == "loss":
+            losses[row.variant][row.labels] = row.estimate.value
+    steps = set().union(*losses.values())
+    for variant, loss_by_step in losses.items():
+        if not loss_by_step or loss_by_step.keys() != steps:
+            return None, NO_LOSS.format(variant)
+    at_steps: list[Sequence[float]] = [[loss[s] for loss in losses.values()] for s in steps]
+    return max(max(at) - min(at) for at in at_steps), ""
+
+
+def _means(experiment: Experiment, view: str, column: str, variant: str) -> list[float]:
+    """Mean of a view's column over ranks, of each repetition that measured it.
+
+    The column ``peak`` is the deviation of the peak over its mean.
+    """
+    means = []
+    for rows in experiment.view(view, variant):
+        if column == "peak":
+            values = [
+                row["peak_std_bytes"] / row["peak_mean_bytes"]
+                for row in rows
+                if row["peak_mean_bytes"] and row["peak_std_bytes"] is not None
+            ]
+        else:
+            values = [row[column] for row in rows if row.get(column) is not None]
+        if values:
+            means.append(fmean(values))
+    return means

@@ -1,0 +1,289 @@
+"""One rank of the workload ``dataloader``: its batches, its training, and what it measures of them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import chopper
+from chopper.errors import ChopperError
+from chopper.workloads import disaggregated as actors
+from chopper.workloads.batch import Batch
+from chopper.workloads.decoder import cost_of, loss_of
+from chopper.workloads.loading import WITH_ACTORS, Span, Turn, plans, setup_of, workers_of
+from chopper.workloads.loading_alone import synchronized
+from chopper.workloads.loading_measures import ACTORS, Window, memory_bytes, rates, role_of
+from chopper.workloads.mixture import READ_TIMEOUT_S, VOCABULARY, Contents, SourceSpec
+from chopper.workloads.planning import Plan, imbalance
+from chopper.workloads.progress import Progress
+from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
+
+SECTION_STEPS = 32
+"""Steps whose samples make one digest in what is printed, counted from step 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A rank's batches."""
+
+    batches: Iterator[Batch]
+    loaded: Callable[[int], int]
+    """Samples that are loaded by now, of this rank's; takes the steps that were trained on.
+    Actors load for all ranks, and the first one is told them all."""
+
+
+@contextlib.contextmanager
+def batches_of(args: argparse.Namespace, sources: list[SourceSpec], turn: Turn) -> Iterator[Feed]:
+    """A rank's batches, and whoever makes them for as long as the block lasts."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if args.variant not in WITH_ACTORS:
+        kind = ConcurrentDocuments if args.variant == "concurrent" else Documents
+        dataset = kind(sources, workers_of(args.variant, args))
+        with contextlib.closing(
+            torch_batches(
+                dataset,
+                (plans(args, sources, ranks), plans(args, sources, ranks)),
+                rank=rank,
+                first=turn.first,
+                steps=turn.steps,
+                workers=workers_of(args.variant, args),
+                prefetch=4 if args.variant == "tuned" else 2,
+                width=args.longest if args.rows == "packed" else None,
+                timeout_s=args.batch * READ_TIMEOUT_S / 4,
+            )
+        ) as batches:
+            yield Feed(batches, lambda _: dataset.documents_read())
+        return
+    setup = setup_of(args, sources, ranks, turn)
+    started = actors.start_actors(setup) if rank == 0 else None
+    dist.barrier()
+    constructor = actors.constructor(setup)
+    coming = actors.batches(
+        constructor, rank=rank, first=turn.first, steps=turn.steps, prefetch=args.prefetch
+    )
+    try:
+        yield Feed(
+            coming,
+            lambda step: args.batch * ranks * (step + actors.stock(constructor)) if not rank else 0,
+        )
+    except ChopperError:
+        if started is not None:
+            stop(started)
+        raise
+    dist.barrier()
+    if started is not None:
+        grown = ", ".join(f"{n} from step {step}" for step, n in actors.fleets(started))
+        print(f"{args.variant}: loader actors: {grown}", flush=True)
+        stop(started)
+    dist.barrier()
+
+
+def stop(started: tuple[Any, Any]) -> None:
+    """End the actors, and wait for those of this machine: the next ones are measured alone."""
+    actors.stop_actors(started)
+    here = [p for p in psutil.Process().children(recursive=True) if role_of(p) in ACTORS]
+    psutil.wait_procs(here, timeout=10)
+
+
+class Trainer:
+    """Trains on batches and measures, on each rank."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        model: nn.Module,
+        device: torch.device,
+        prof: chopper.Profile,
+        progress: Progress,
+    ) -> None:
+        self.args, self.model, self.device, self.prof = args, model, device, prof
+        self.progress = progress
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        # Whatever runs already loads nothing: the recorder's sampler.
+        self.others = {child.pid for child in psutil.Process().children(recursive=True)}
+        self.own_bytes = memory_bytes([os.getpid()])
+
+    def run(
+        self, feed: Feed, span: Span, began: float, labels: dict[str, int]
+    ) -> list[list[tuple[int, int, int]]]:
+        """Train on all batches; returns the samples of each step, with the marks of what came.
+
+        Args:
+            feed: the batches of this rank.
+            span: which of the steps are measured.
+            began: when the loader was asked for, as time.perf_counter() tells it.
+            labels: of what is measured.
+        """
+        seen: list[list[tuple[int, int, int]]] = []
+        losses: list[float] = []
+        window: Window | None = None
+        coming = iter(self.prof.watch(feed.batches))
+        for step in range(sys.maxsize):
+            measured = step - span.warmup
+            if measured == 0:
+                window = self.now(feed, step)
+            if measured == span.measured and window is not None:
+                window.end(self.now(feed, step))
+                self.report(window, self.memory(), losses[:8], labels)
+                window = None
+            asked = time.perf_counter()
+            batch = next(coming, None)
+            if batch is None:
+                break
+            waited_s = time.perf_counter() - asked
+            if step == 0:
+                self.prof.measure("first_batch_ns", (time.perf_counter() - began) * 1e9, **labels)
+            compute_s, loss = self.step(batch)
+            seen.append(batch.marked())
+            losses.append(loss)
+            if window is not None:
+                window.add(batch, waited_s, compute_s)
+            if self.args.fault == "killed-loader" and measured == span.measured // 2:
+                kill_a_loader()
+            self.prof.step()
+            self.progress.advance()
+        return seen
+
+    def now(self, feed: Feed, step: int) -> Window:
+        """What the clocks say, at the same step on all ranks."""
+        dist.barrier()
+        return Window.now(feed.loaded(step))
+
+    def step(self, batch: Batch) -> tuple[float, float]:
+        """Train on one batch: seconds that forward and backward computed, and the loss."""
+        clock = time.thread_time if self.device.type == "cpu" else synchronized
+        began = clock()
+        loss = loss_of(self.model, batch, dist.get_world_size(), self.device)
+        loss.backward()
+        compute_s = clock() - began
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return compute_s, loss.item()
+
+    def memory(self) -> dict[str, int]:
+        """Proportional set size of what loads for this rank, by what it is."""
+        out: Counter[str] = Counter()
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
+                out[role_of(child)] += held
+        # Forked workers share pages with their rank: what these count, it no longer does.
+        out["trainers' growth"] = memory_bytes([os.getpid()]) - self.own_bytes
+        return out
+
+    def report(
+        self,
+        window: Window,
+        memory: dict[str, int],
+        losses: list[float],
+        labels: dict[str, int],
+    ) -> None:
+        """Join what all ranks saw; rank 0 keeps it."""
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (window, memory, losses))
+        if dist.get_rank():
+            return
+        windows = [seen for seen, _, _ in gathered]
+        ahead = self.args.variant not in WITH_ACTORS
+        for name, value in rates(windows, self.args.batch, ahead=ahead).items():
+            self.prof.measure(name, value, **labels)
+        roles: Counter[str] = Counter()
+        for _, of_rank, _ in gathered:
+            roles.update(of_rank)
+        self.prof.measure("loader_memory_bytes", sum(roles.values()), **labels)
+        if self.args.sweep == "none":
+            for role, value in roles.items():
+                self.prof.measure("memory_bytes", value, of=role, **labels)
+        if labels["repetition"] == 0:
+            first = float(np.mean([losses for _, _, losses in gathered]))
+            told = {k: v for k, v in labels.items() if k != "repetition"}
+            self.prof.measure("first_loss", first, **told)
+
+
+def kill_a_loader() -> None:
+    """Kill the first process of a loader actor, as a machine that fails would."""
+    if dist.get_rank():
+        return
+    for child in psutil.Process().children(recursive=True):
+        if role_of(child) == "SourceLoader":
+            print(f"dataloader: killing loader actor {child.pid}; Ray starts it again", flush=True)
+            child.send_signal(signal.SIGKILL)
+            return
+
+
+class Checked:
+    """Whether the ranks together saw each planned sample once, by what it holds; and digests to
+    compare runs by. A sample of which something else came is lost.
+    """
+
+    def __init__(self, args: argparse.Namespace, prof: chopper.Profile) -> None:
+        self._args, self._prof = args, prof
+        self._sections: dict[int, list[str]] = {}
+        self._lost = self._twice = 0
+
+    def add(
+        self,
+        sources: list[SourceSpec],
+        turn: Turn,
+        seen: list[list[tuple[int, int, int]]],
+        labels: dict[str, int],
+    ) -> None:
+        """Take in the samples of each of a turn's steps on this rank."""
+        args, rank, ranks = self._args, dist.get_rank(), dist.get_world_size()
+        plan, contents = plans(args, sources, ranks), Contents(sources)
+        planned = [plan.plan(turn.first + at) for at in range(turn.steps)]
+        # Each rank makes again what it should have been given.
+        wanted = [list(contents.marked(of.of(rank))) for of in planned]
+        gathered: list[Any] = [None] * ranks
+        dist.all_gather_object(gathered, (wanted, seen))
+        if rank:
+            return
+        lost = twice = 0
+        for at in range(turn.steps):
+            should = Counter(sample for asked, _ in gathered for sample in asked[at])
+            found = Counter(sample for _, came in gathered for sample in came[at])
+            lost, twice = lost + (should - found).total(), twice + (found - should).total()
+            step = turn.first + at
+            came = repr((step, sorted(found.elements())))
+            self._sections.setdefault(step // SECTION_STEPS, []).append(came)
+        uneven = statistics.fmean(uneven_of(args, of, ranks) for of in planned)
+        self._prof.measure("imbalance_ratio", uneven, **labels)
+        self._prof.measure("lost_sample_count", lost, **labels)
+        self._prof.measure("repeated_sample_count", twice, **labels)
+        self._lost, self._twice = self._lost + lost, self._twice + twice
+
+    def tell(self) -> None:
+        """Print them: of whole sections only, which are the same wherever a run begins and ends."""
+        if dist.get_rank():
+            return
+        if self._args.sweep == "none":
+            for section, steps in sorted(self._sections.items()):
+                if len(steps) == SECTION_STEPS:
+                    digest = hashlib.sha256("".join(steps).encode()).hexdigest()[:16]
+                    first = section * SECTION_STEPS
+                    print(
+                        f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}"
+                    )
+        print(
+            f"{self._args.variant}: {self._lost} samples lost, {self._twice} came twice", flush=True
+        )
+
+
+def uneven_of(args: argparse.Namespace, plan: Plan, ranks: int) -> float:
+    """Largest load over the mean load of a step."""
+    return imbalance(cost_of(args.width, VOCABULARY)(plan.length), plan.rank, ranks)
