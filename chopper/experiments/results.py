@@ -219,7 +219,7 @@ class Experiment:
                 and (shown.where is None or row[shown.where[0]] == shown.where[1])
             ]
             if values:
-                of_stats.append(statistics.fmean(values))
+                of_repeats.append(statistics.fmean(values))
         return of_repeats
 
     @cached_property
