@@ -107,9 +107,9 @@ def test_what_is_posted_in_order_never_waits_for_what_is_posted_later(
     kind, ranks, swizzle, monkeypatch
 ):
     """NCCL runs one group after the other: whoever meets must be in both ranks' current group."""
-    from chopper.workloads import overlap
+    from chopper.workloads import exchange
 
-    posted = [Posted(getattr(overlap, kind), r, ranks, monkeypatch) for r in range(ranks)]
+    posted = [Posted(getattr(exchange, kind), r, ranks, monkeypatch) for r in range(ranks)]
     for rank in posted:
         rank.problem.chunked(swizzle=swizzle)
     left = [[list(group) for group in rank.groups] for rank in posted]
