@@ -32,7 +32,7 @@ export PYTHONUNBUFFERED := 1
 ifneq ($(MAKECMDGOALS),checks)
 .NOTPARALLEL:
 endif
-.PHONY: help env demo test test-all checks two-checks lint types layers unit coverage docs fuzz bench clients clean
+.PHONY: help env demo test test-all checks two-checks lint types layers unit coverage docs fuzz bench clients traces clean
 
 help:  ## what can be made
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ $(VENV)/clients.stamp: tests/clients/requirements.txt $(VENV)/run.stamp
 
 clients: $(VENV)/clients.stamp  ## record programs of real libraries, compare with a witness in each
 	@$(VENV)/clients/bin/python -m tests.clients --page docs/concepts/clients.md $(CLIENTS)
+
+traces:  ## download the public traces of tests/golden/catalogue.csv into CHOPPER_TRACES, or traces/
+	@"$(PYTHON)" tests/golden/fetch.py "$(or $(CHOPPER_TRACES),traces)"
 
 clean:  ## remove the environment and everything that was built (recorded runs stay)
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* *.egg-info

@@ -1,4 +1,4 @@
-"""Real traces from real GPUs: closure, brute-force unions, and a second opinion.
+"""Real traces from real GPUs: brute-force unions, and a second opinion.
 
 They are optional: without the catalogue every test here skips with its reason.
 """
@@ -18,7 +18,6 @@ from chopper.analyzers.causes.states import exclusive_states
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY, link
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
 from chopper.analyzers.trace.windows import Windows
-from chopper.attribution import LEVELS, Attribution
 from chopper.views import view
 from tests.conftest import find_traces_dir
 
@@ -35,37 +34,6 @@ def _real() -> list[str]:
 
 
 pytestmark = pytest.mark.skipif(_TRACES is None, reason="real traces not present")
-
-
-@pytest.mark.parametrize("name", _real())
-def test_causes_sum_to_the_observed_time_at_every_level(traces_dir: Path, name: str) -> None:
-    shown = chopper.attribute(traces_dir / name)
-    for attribution in {id(a): a for a in (shown, shown.whole)}.values():
-        check_sums(attribution)
-
-
-def check_sums(attribution: Attribution) -> None:
-    assert attribution.observed_ns > 0
-    windows = attribution.windows
-    spans = windows["end_ns"].to_numpy() - windows["start_ns"].to_numpy()
-    assert attribution.observed_ns == spans.sum()
-    assert sum(leaf.time_ns for leaf in attribution.leaves()) == attribution.observed_ns
-    for level in LEVELS:
-        groups = attribution.by(level)
-        assert sum(g.time_ns for g in groups) == attribution.observed_ns, level
-        assert all(sum(g.causes.values()) == g.time_ns for g in groups), level
-    index = windows["step_index"].to_numpy()
-    per_window = np.zeros(index.max() + 1, dtype=np.int64)
-    np.add.at(
-        per_window,
-        attribution.pieces["step_index"].to_numpy(),
-        attribution.pieces["time_ns"].to_numpy(),
-    )
-    assert (per_window[index] == spans).all()
-    assert (attribution.pieces["time_ns"].to_numpy() >= 0).all()
-    gap_ns = attribution.gaps["end_ns"].to_numpy() - attribution.gaps["start_ns"].to_numpy()
-    idle = sum(c.time_ns for c in attribution.causes() if c.id == "idle")
-    assert gap_ns.sum() == idle
 
 
 def _events(path: Path) -> tuple[DeviceEvents, np.ndarray]:
