@@ -32,10 +32,9 @@ from chopper.tables import (  # noqa: E402
     SENSOR_TABLES,
     TELEMETRY_TABLES,
     TRACE_TABLES,
-    VIEW_TABLES,
     Table,
 )
-from chopper.views import VIEWS  # noqa: E402
+from chopper.views import in_sections  # noqa: E402
 
 COMMANDS = cli.list_commands(click.Context(cli))
 
@@ -217,7 +216,7 @@ def tables_page() -> str:
         (
             "Views",
             "[Detailed tables](views.md) of a run, made when they are asked for.",
-            VIEW_TABLES,
+            tuple(view.table for view in in_sections()),
         ),
     )
     for title, text, tables in groups:
@@ -254,7 +253,7 @@ def views_page() -> str:
             ("view", "what it shows", "no rows when"),
             [
                 (f"[`{v.name}`](tables.md#{v.name})", v.doc, v.needs or "nothing ran on the device")
-                for v in VIEWS.values()
+                for v in in_sections()
             ],
         ),
     ]

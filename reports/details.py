@@ -6,8 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.tables import TABLES
-from chopper.views import VIEWS, view
+from chopper.views import VIEWS, in_sections, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,28 +23,29 @@ MAX_CHARACTERS = 300
 
 
 def tables(attribution: Attribution) -> list[dict[str, Any]]:
-    """All views that have rows, in the order of the registry.
+    """All views that have rows, in the order of their sections.
 
     A column of numbers is a list of values; a column of words is a list of codes into its
     ``names``, pairs of (as recorded, for people). Null is null. Columns without a value are left
     out.
     """
     found = []
-    for name, one in VIEWS.items():
-        table = view(attribution, name)
+    filled = views(attribution, VIEWS)
+    for one in in_sections():
+        table = filled[one.name]
         if table.num_rows:
             shown = table.slice(0, MAX_ROWS)
             found.append(
                 {
-                    "id": name,
+                    "id": one.name,
                     "title": one.title,
                     "doc": one.doc,
-                    "about": TABLES[name].doc,
+                    "about": one.table.doc,
                     "total": table.num_rows,
-                    "command": command(attribution, name),
+                    "command": command(attribution, one.name),
                     "columns": [
                         _column(declared, shown)
-                        for declared in TABLES[name].columns
+                        for declared in one.table.columns
                         if table[declared.name].null_count < table.num_rows
                     ],
                 }

@@ -13,7 +13,8 @@ import numpy as np
 
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.views.clocks import clocked
+from chopper.analyzers.events.clocked import clocked_of
+from chopper.analyzers.events.device import events_of
 from chopper.causes import CAUSES
 from chopper.reports.frequency_figures import (
     Figure,
@@ -28,7 +29,7 @@ from chopper.reports.palette import color
 from chopper.views import view
 
 if TYPE_CHECKING:
-    from chopper.analyzers.views.clocks import Clocked
+    from chopper.analyzers.events.clocked import Clocked
     from chopper.attribution import Attribution
     from chopper.reports.story import Story
 
@@ -66,7 +67,7 @@ class Frequency:
 def build(attribution: Attribution, story: Story) -> Frequency | None:
     """The page of a run; None where no clock of a device was sampled."""
     readings = readings_of(attribution)
-    found = clocked(attribution)
+    found = clocked_of(attribution, events_of(attribution))
     if found is not None and np.isnan(found.clock_hz).all():
         found = None
     if found is None and not readings:

@@ -13,7 +13,7 @@ from chopper.reports.figures import MAX_BARS, plain
 from chopper.reports.palette import PHASES, color
 
 if TYPE_CHECKING:
-    from chopper.analyzers.views.clocks import Clocked
+    from chopper.analyzers.events.clocked import Clocked
     from chopper.attribution import Attribution
     from chopper.reports.story import Story
 

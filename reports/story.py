@@ -466,7 +466,7 @@ def _straggler(attribution: Attribution) -> list[Evidence]:
     """Who came last, and what that rank spent longer on than the others."""
     from chopper.analyzers.views.stragglers import worst
 
-    found = worst(attribution)
+    found = worst(view(attribution, "stragglers"))
     if found is None:
         return []
     value = (

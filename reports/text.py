@@ -14,13 +14,12 @@ from chopper.errors import printable
 from chopper.reports.details import REASONS
 from chopper.reports.palette import color
 from chopper.reports.story import KIND_HEADER, Story, Views, kind_rows, tell, tracing_rows
-from chopper.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from chopper.analyzers.views import View
     from chopper.attribution import Attribution, CauseRow, Group, Level, Recoverable
-    from chopper.views import View
 
 _MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 _MIN_WIDTH = 60
@@ -135,7 +134,7 @@ _NAMED_ROWS = 4
 
 
 def _is_optional(view: View, name: str) -> bool:
-    return any(c.name == name and c.nullable for c in TABLES[view.name].columns)
+    return any(c.name == name and c.nullable for c in view.table.columns)
 
 
 def _reasons(table: pa.Table, columns: list[str]) -> list[Text]:

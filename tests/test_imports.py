@@ -58,7 +58,9 @@ def test_import_chopper_loads_only_what_is_listed() -> None:
     assert top_level(loaded) - {"chopper"} <= ALLOWED_MODULES
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["analyze", "--help"], ["schema", "host_span"]]
+)
 def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(
         "from chopper.cli import main\n"

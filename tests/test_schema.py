@@ -17,7 +17,10 @@ from click.testing import CliRunner
 from chopper.cli import _COMMANDS, cli
 from chopper.errors import UsageError
 from chopper.tables import SENSOR_TABLES, TABLES, TELEMETRY_TABLES
+from chopper.views import in_sections
 from chopper.wording import unit
+
+DECLARED = TABLES | {view.name: view.table for view in in_sections()}
 
 
 def invoke(*arguments: str) -> str:
@@ -28,26 +31,26 @@ def invoke(*arguments: str) -> str:
 
 def test_all_tables_are_listed() -> None:
     listed = {line.split()[0] for line in invoke("schema").splitlines() if line[:1].strip()}
-    assert listed == set(TABLES)
+    assert listed == set(DECLARED)
 
 
-@pytest.mark.parametrize("name", list(TABLES))
+@pytest.mark.parametrize("name", list(DECLARED))
 def test_a_table_is_printed_from_its_declaration(name: str) -> None:
     text = invoke("schema", name)
     words = text.split()
-    for column in TABLES[name].columns:
+    for column in DECLARED[name].columns:
         assert column.name in words
     [shown] = json.loads(invoke("schema", name, "--json"))["tables"]
-    assert shown["version"] == TABLES[name].version
+    assert shown["version"] == DECLARED[name].version
     assert [
         (c["name"], c["type"], c["unit"], c["nullable"], c["doc"]) for c in shown["columns"]
-    ] == [(c.name, c.type, c.unit, c.nullable, c.doc) for c in TABLES[name].columns]
+    ] == [(c.name, c.type, c.unit, c.nullable, c.doc) for c in DECLARED[name].columns]
 
 
 def test_the_json_form_names_its_version() -> None:
     document = json.loads(invoke("schema", "--json"))
     assert document["schema"] == "chopper.tables/1"
-    assert [t["name"] for t in document["tables"]] == list(TABLES)
+    assert [t["name"] for t in document["tables"]] == list(DECLARED)
 
 
 def test_an_unknown_table_names_the_nearest() -> None:

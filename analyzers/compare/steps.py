@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.events.device import events_of as events_of_run
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views import events as run_events
 
 if TYPE_CHECKING:
-    from chopper.analyzers.views.events import Events
+    from chopper.analyzers.events.device import Events
     from chopper.attribution import Attribution
 
 _WHOLE = -1
@@ -113,7 +113,7 @@ def warm_up_steps(step_ns: np.ndarray) -> int:
 
 def events_of(attribution: Attribution, steps: Steps) -> tuple[Events, np.ndarray]:
     """The run's device events, and the index of the compared step of each (-1 for none)."""
-    found = run_events.of_run(attribution)
+    found = events_of_run(attribution)
     code = np.full(len(found), -1, dtype=np.int64)
     for rank in attribution.run.ranks:
         mine = found.rank == rank

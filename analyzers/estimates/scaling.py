@@ -14,8 +14,9 @@ from chopper.analyzers.estimates.waiting import (
     members_count,
     places,
 )
+from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.views.communication import collectives
+from chopper.analyzers.views.collectives import collectives
 from chopper.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ def recorded_step(attribution: Attribution) -> Step:
         compute[compute > 0],
         steps_count=max((rank.steps for rank in attribution.ranks), default=1),
         ranks_count=len(attribution.ranks),
-        matched=collectives(attribution),
+        matched=collectives(attribution, members_of(attribution)),
         waits_at=places(attribution),
         late=late_with(own, waited),
     )

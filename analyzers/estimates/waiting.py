@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.events.collectives import WAIT, details_of, members_of, time_of_events
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
-from chopper.analyzers.views.communication import members, of_links, time_of_events
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution
@@ -177,13 +177,13 @@ def kept_ratio(places_ns: list[np.ndarray]) -> float:
 
 def places(attribution: Attribution) -> tuple[Place, ...]:
     """The places of a step at which ranks waited, most waiting first; the rest is left out."""
-    found = members(attribution)
+    found = members_of(attribution)
     if not len(found):
         return ()
     row = ints(found.table, "event_row")
-    waited = time_of_events(attribution, found.rank, row)["communication.wait"].to_numpy()
+    waited = time_of_events(attribution.pieces, found.rank, row)[WAIT]
     last = found.straggler
-    step = ints(of_links(attribution, found.rank[last], row[last]), "step")
+    step = ints(details_of(attribution, found.rank[last], row[last]), "step")
     place, count = _numbered(
         found.table.take(pa.array(found.first)), step, found.ready_ns[found.first]
     )

@@ -1,1 +1,46 @@
-"""Detailed tables of an attribution, one module for each subject."""
+"""Detailed tables of an attributed run: one file for each view, which declares itself.
+
+The file's name is the view's name, the first line of its docstring says what the view shows,
+``VIEW`` declares its table, and a function of the same name fills it. Modules that begin with an
+underscore are shared by several views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chopper.tables import Table
+
+SECTIONS = ("Operators", "Steps and host", "Memory", "Communication", "Critical path", "Clocks")
+"""Parts of a report's detailed tables, in their order."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One view: a declared table of an attributed run, most important rows first.
+
+    Attributes:
+        module_doc: docstring of the view's module; its first line says what the view shows.
+        title: heading in reports.
+        section: one of :data:`SECTIONS`.
+        table: its columns, in order of importance: a narrow terminal shows the first ones.
+        needs: why it has no rows where it has none.
+    """
+
+    module_doc: str | None
+    title: str
+    section: str
+    table: Table
+    needs: str = ""
+
+    @property
+    def name(self) -> str:
+        """What ``--view`` takes; the name of its table, its file and its function."""
+        return self.table.name
+
+    @property
+    def doc(self) -> str:
+        """What it shows, one line."""
+        return (self.module_doc or "").partition("\n")[0]

@@ -1,4 +1,4 @@
-"""What the host's cores did in each step and phase, from samples.
+"""Active and minimum cores, and each rank's own, per phase and step.
 
 As the Chopper paper counts: *active cores* were busy at all in a sample, *minimum cores* are the
 cores that the same work would fill (Σ busy share). Both are means over time. A sample tells the
@@ -13,14 +13,49 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.tables import TABLES
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from collections.abc import Iterator
+
+    from chopper.analyzers.attributed import Attributed
 
 _COVERED_RATIO = 0.5
 """Least share of a span that samples must cover before they speak for it."""
+
+VIEW = View(
+    __doc__,
+    title="CPU use",
+    section="Steps and host",
+    needs="the host's cores were not sampled (the collector `host` does in recorded runs)",
+    table=Table(
+        "cpu_use",
+        1,
+        "Cores of the host in use, from samples: over the whole run, per phase over all steps, and per "
+        "step. Time until a launch belongs to the phase of that launch. Means over time.",
+        (
+            column("rank", "int32", "Rank whose steps and phases these are."),
+            optional("step", "int64", "Step number; null: over all steps."),
+            optional("phase", "string", "Phase of the host; null: all phases."),
+            ns("time_ns", "Time looked at."),
+            optional("active_cores", "float64", "Cores that were busy at all in a sample."),
+            optional(
+                "minimum_cores", "float64", "Cores that the same work would fill: sum of shares."
+            ),
+            optional("rank_cores", "float64", "Cores that the rank with its children used."),
+            optional(
+                "children_cores", "float64", "The children's part of it (data loader workers)."
+            ),
+            optional("system_cores", "float64", "Cores' worth of time in the kernel."),
+            optional("stolen_cores", "float64", "Cores' worth of time taken by the hypervisor."),
+            optional("reason", "text", "Why values are null."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -48,37 +83,33 @@ class _Sampled:
 
 def _sampled(time_ns: np.ndarray, value: np.ndarray) -> _Sampled | None:
     """Samples in order of time, NaN for unknown; None with fewer than two."""
-    if len(time_ns) < 2:
-        return None
-    zero = int(time_ns[0])
-    span = np.diff(time_ns).astype(np.float64)
     known = np.isfinite(value[1:])
     if not known.any():
         return None
+    span = np.diff(time_ns).astype(np.float64)
     return _Sampled(
-        zero,
-        (time_ns - zero).astype(np.float64),
+        int(time_ns[0]),
+        (time_ns - time_ns[0]).astype(np.float64),
         np.concatenate([[0.0], np.cumsum(np.where(known, value[1:], 0.0) * span)]),
         np.concatenate([[0.0], np.cumsum(np.where(known, span, 0.0))]),
         float(np.median(span)),
     )
 
 
-def cpu_use(attribution: Attribution) -> pa.Table:
-    """Cores used per step and phase. CPU_CORE, PROCESS, EVENT_LINK, WINDOW -> CPU_USE.
+def cpu_use(run: Attributed) -> pa.Table:
+    """CPU_CORE, PROCESS, EVENT_LINK, WINDOW -> CPU_USE.
 
     Per rank: the whole run, each phase over all steps, each step. Phases are those of the host:
     time until a launch belongs to the phase of that launch.
     """
     rows: list[dict[str, object]] = []
-    for rank in attribution.run.ranks:
-        cores = _cores(attribution, rank)
-        process = _process(attribution, rank)
-        known = [s for s in (*cores.values(), *process.values()) if s is not None]
+    for rank in run.recording.ranks:
+        sampled = {**_cores(run, rank), **_process(run, rank)}
+        known = {name: s for name, s in sampled.items() if s is not None}
         if not known:
             continue
-        period = max(s.period_ns for s in known)
-        for step, phase, start, end in _spans(attribution, rank):
+        period = max(s.period_ns for s in known.values())
+        for step, phase, start, end in _spans(run, rank):
             row: dict[str, object] = {"rank": rank, "step": step, "phase": phase}
             row["time_ns"] = int((end - start).sum())
             long = (end - start) >= period
@@ -86,29 +117,23 @@ def cpu_use(attribution: Attribution) -> pa.Table:
             if resolved < _COVERED_RATIO * float((end - start).sum()):
                 row["reason"] = f"spans are shorter than the {period / 1e6:.0f} ms between samples"
             else:
-                found = {
-                    name: None if s is None else s.mean(start[long], end[long])
-                    for name, s in {**cores, **process}.items()
-                }
-                row |= found
-                if all(value is None for value in found.values()):
+                means = {name: s.mean(start[long], end[long]) for name, s in known.items()}
+                row |= means
+                if all(value is None for value in means.values()):
                     row["reason"] = "samples cover less than half of it"
             rows.append(row)
-    return pa.Table.from_pylist(rows, schema=TABLES["cpu_use"].arrow)
+    return VIEW.table.of_rows(rows)
 
 
-def _cores(attribution: Attribution, rank: int) -> dict[str, _Sampled | None]:
+def _cores(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
     """Samples of the cores of a rank's host, taken by whichever of its ranks sampled them."""
-    run = attribution.run
-    host = run.part(rank).hostname
-    table = None
-    for other in (rank, *run.ranks):
-        if other == rank or (host is not None and run.part(other).hostname == host):
-            table = run.table(other, "cpu_core")
-            if table.num_rows:
-                break
-    if table is None or not table.num_rows:
-        return dict.fromkeys(("active_cores", "minimum_cores", "system_cores", "stolen_cores"))
+    recording = run.recording
+    host = recording.part(rank).hostname
+    beside = (r for r in recording.ranks if host and recording.part(r).hostname == host)
+    tables = (recording.table(r, "cpu_core") for r in (rank, *beside))
+    table = next((t for t in tables if t.num_rows), None)
+    if table is None:
+        return {}
     instants, at = np.unique(ints(table, "time_ns"), return_inverse=True)
 
     def summed(values: np.ndarray) -> np.ndarray:
@@ -117,78 +142,68 @@ def _cores(attribution: Attribution, rank: int) -> dict[str, _Sampled | None]:
         total = np.bincount(at[known], weights=values[known], minlength=len(instants))
         return np.where(some, total, np.nan)
 
-    def ratios(name: str) -> np.ndarray:
-        values: np.ndarray = table[name].to_numpy().astype(np.float64)
-        return values
-
-    busy = ratios("busy_ratio")
+    busy = reals(table, "busy_ratio")
     active = np.where(np.isfinite(busy), (busy > 0).astype(np.float64), np.nan)
     return {
         "active_cores": _sampled(instants, summed(active)),
         "minimum_cores": _sampled(instants, summed(busy)),
-        "system_cores": _sampled(instants, summed(ratios("system_ratio"))),
-        "stolen_cores": _sampled(instants, summed(ratios("steal_ratio"))),
+        "system_cores": _sampled(instants, summed(reals(table, "system_ratio"))),
+        "stolen_cores": _sampled(instants, summed(reals(table, "steal_ratio"))),
     }
 
 
-def _process(attribution: Attribution, rank: int) -> dict[str, _Sampled | None]:
+def _process(run: Attributed, rank: int) -> dict[str, _Sampled | None]:
     """Samples of the rank's own processes, taken by whichever rank watched them."""
-    for other in (rank, *attribution.run.ranks):
-        table = attribution.run.table(other, "process")
-        mine = table.filter(pa.array(table["rank"].to_numpy() == rank))
+    for other in (rank, *run.recording.ranks):
+        table = run.recording.table(other, "process")
+        mine = table.filter(pa.array(ints(table, "rank") == rank))
         if mine.num_rows:
-            order = np.argsort(ints(mine, "time_ns"), kind="stable")
-            time = ints(mine, "time_ns")[order]
+            mine = mine.take(np.argsort(ints(mine, "time_ns"), kind="stable"))
+            time = ints(mine, "time_ns")
             return {
-                name: _sampled(time, mine[column].to_numpy().astype(np.float64)[order])
-                for name, column in (
-                    ("rank_cores", "cpu_ratio"),
-                    ("children_cores", "child_cpu_ratio"),
-                )
+                "rank_cores": _sampled(time, reals(mine, "cpu_ratio")),
+                "children_cores": _sampled(time, reals(mine, "child_cpu_ratio")),
             }
-    return {"rank_cores": None, "children_cores": None}
+    return {}
 
 
-def _spans(
-    attribution: Attribution, rank: int
-) -> list[tuple[int | None, str | None, np.ndarray, np.ndarray]]:
-    """(step, phase, starts, ends): the run, phases by time, steps in order."""
-    windows = attribution.windows.filter(pa.array(attribution.windows["rank"].to_numpy() == rank))
+_Span = tuple[int | None, str | None, np.ndarray, np.ndarray]
+"""Step, phase, starts, ends."""
+
+
+def _spans(run: Attributed, rank: int) -> Iterator[_Span]:
+    """The run, phases by time, steps in order."""
+    windows = windows_of(run, rank)
     if not windows.num_rows:
-        return []
+        return
     start, end = ints(windows, "start_ns"), ints(windows, "end_ns")
-    found: list[tuple[int | None, str | None, np.ndarray, np.ndarray]] = [(None, None, start, end)]
-    found += sorted(
-        _phases(attribution, rank, int(start.min()), int(end.max())),
-        key=lambda entry: -int((entry[3] - entry[2]).sum()),
-    )
+    yield None, None, start, end
+    phases = _phases(run, rank, int(start.min()), int(end.max()))
+    yield from sorted(phases, key=lambda span: -int((span[3] - span[2]).sum()))
     numbers = windows["number"].to_pylist()
     if len(numbers) > 1:
-        found += [(n, None, start[i : i + 1], end[i : i + 1]) for i, n in enumerate(numbers)]
-    return found
+        for i, number in enumerate(numbers):
+            yield number, None, start[i : i + 1], end[i : i + 1]
 
 
-def _phases(
-    attribution: Attribution, rank: int, start_ns: int, end_ns: int
-) -> list[tuple[int | None, str | None, np.ndarray, np.ndarray]]:
+def _phases(run: Attributed, rank: int, start_ns: int, end_ns: int) -> list[_Span]:
     """Spans of the host's phases: the time until a launch is of the phase of that launch."""
-    links = attribution.links.get(rank)
+    links = run.links.get(rank)
     if links is None or not links.num_rows:
         return []
     launch = ints(links, "launch_row")
     known = launch >= 0
     if not known.any():
         return []
-    time = ints(attribution.run.table(rank, "host_span"), "start_ns")[launch[known]]
+    time = ints(run.joined[rank].host_span, "start_ns")[launch[known]]
     phase, phases = strings(links, "phase")
     order = np.argsort(time, kind="stable")
     time, phase = np.clip(time[order], start_ns, end_ns), phase[known][order]
-    begins = np.concatenate([[True], phase[1:] != phase[:-1]])
-    last = np.concatenate([begins[1:], [True]])
+    last = np.concatenate([phase[1:] != phase[:-1], [True]])
     ends = time[last]
     starts = np.concatenate([[start_ns], ends[:-1]])
     of = phase[last]
-    found: list[tuple[int | None, str | None, np.ndarray, np.ndarray]] = []
+    found: list[_Span] = []
     for code in np.unique(of).tolist():
         mine = (of == code) & (ends > starts)
         if mine.any():

@@ -1,9 +1,10 @@
-"""Energy of the run, its steps, phases and tokens, from differences of the devices' counters.
+"""Energy per step, token and phase, by device and host domain.
 
-A counter of energy moves in steps of up to 100 ms and boards differ by 5 % (arXiv:2312.02741): what
-it says of a kernel or of a short step is noise. Differences are taken over at least 5 s: of whole
-steps one after the other, or of a phase that lasts so long without a break. What is shorter is
-refused, with the reason. Where a device has no counter, its power is integrated over the same spans.
+From differences of the devices' counters. A counter of energy moves in steps of up to 100 ms and
+boards differ by 5 % (arXiv:2312.02741): what it says of a kernel or of a short step is noise.
+Differences are taken over at least 5 s: of whole steps one after the other, or of a phase that
+lasts so long without a break. What is shorter is refused, with the reason. Where a device has no
+counter, its power is integrated over the same spans.
 """
 
 from __future__ import annotations
@@ -12,156 +13,116 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
+from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.meter import MAX_POWER_GAP_NS, Meter, meter_of, meter_of_power
+from chopper.analyzers.events.steps import step_table, steps_of
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.trace.samples import per_device, socket_of, table_beside
-from chopper.analyzers.views.events import of_run
-from chopper.analyzers.views.utilization import tokens_of
-from chopper.tables import TABLES
+from chopper.analyzers.trace.samples import per_device, table_beside
+from chopper.analyzers.views import View
+from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
+from chopper.analyzers.views._tokens import tokens_of
+from chopper.tables import Table, column, count, optional
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.attribution import Attribution
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
 
 MIN_SPAN_NS = 5_000_000_000
 """Over less than this a difference of energy counters says nothing."""
 MAX_ERROR_RATIO = 0.1
 """With edges known worse than this share of the energy, nothing is claimed."""
-_JUMP_RATIO = 2.0
-"""Of its power limit a board draws no more, however short the time."""
-_MOST_W = 10_000.0
-"""No device or socket draws more; what holds where no limit was recorded."""
-_COUNTER_STEP_NS = 100_000_000
-"""A counter's own step: the energy of so much time may come at once."""
 _NAMED = 4
 """Devices that a reason names."""
-_MAX_POWER_GAP_NS = 1_500_000_000
-"""Between power readings further apart the power is not known."""
 _GROUPS = 200
 """Rows of groups of steps of one device at most: longer runs have longer groups."""
 _NO_TOKENS = "none per token: nobody counted the tokens of these steps (prof.step(tokens=…) does)"
 _BREAK_RATIO = 0.01
 """Steps further apart than this share of a step do not follow each other."""
+_SINCE_1970_NS = 10**17
+"""Later than 1973: what counts from the start of a host never gets there."""
+_SCOPES = ("run", "phase", "window", "steps")
+
+VIEW = View(
+    __doc__,
+    title="Energy",
+    section="Clocks",
+    needs="neither energy nor power of a device or of the host's processors was sampled",
+    table=Table(
+        "energy",
+        1,
+        "Energy by device and by domain of the host's processors, from differences of counters over at "
+        "least 5 s; nothing is said of less. Ranks on parts of one device share its counter. Boards are "
+        "off by up to 5 % each, which no reading shows.",
+        (
+            column(
+                "scope",
+                "string",
+                "run (all steps read), phase, steps (a group of at least 5 s), or window (a span that "
+                "another tool measured).",
+            ),
+            column(
+                "source", "string", "all devices, device N, or a domain: package-0, package-0/dram."
+            ),
+            column("ranks", "string", "Ranks that compute on it."),
+            optional("energy_per_step_j", "float64", "Mean of the steps."),
+            optional("energy_per_token_j", "float64", "Over the tokens of these steps."),
+            optional("power_mean_w", "float64", "Energy over time."),
+            optional("energy_j", "float64", "In all."),
+            optional(
+                "energy_error_j",
+                "float64",
+                "Bound of the error for readings around the edges and the counter's own steps.",
+            ),
+            optional("span_ns", "int64", "Time that it was taken over."),
+            count("step_count", "Steps within."),
+            optional("phase", "string", "Phase, of rows about one."),
+            optional("window", "string", "Name of the window, of rows about one."),
+            optional("first_step", "int64", "First step within."),
+            optional("last_step", "int64", "Last step within."),
+            optional("tokens_count", "int64", "Tokens of these steps, of all its ranks."),
+            optional(
+                "tokens_from",
+                "string",
+                "program (prof.step(tokens=…)), or embeddings of traced steps.",
+            ),
+            optional("basis", "string", "counter, or power (readings integrated)."),
+            optional("host", "string", "Host."),
+            optional("start_ns", "int64", "Start, Unix time."),
+            optional("reason", "text", "Why nothing is claimed, or nothing per token."),
+        ),
+    ),
+)
 
 
-@dataclass(frozen=True)
-class Meter:
-    """Energy since some moment, at the readings of one device or domain.
-
-    Attributes:
-        time_ns: of the readings, ascending.
-        total_j: energy until then.
-        broken: (readings − 1,) gaps over which nothing is known: the counter went backwards or
-            jumped, or
-            power was not read for too long.
-        lag_ns: how long the counter stands still between its own updates.
-        basis: ``counter`` or ``power``.
-    """
-
-    time_ns: np.ndarray
-    total_j: np.ndarray
-    broken: np.ndarray
-    lag_ns: float
-    basis: str
-
-    def at(self, time_ns: np.ndarray) -> np.ndarray:
-        """Energy until each moment, linear between readings."""
-        zero = self.time_ns[0]
-        found: np.ndarray = np.interp(time_ns - zero, self.time_ns - zero, self.total_j)
-        return found
-
-    def usable(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-        """Mask of the spans that lie within the readings and touch no broken gap."""
-        last = len(self.time_ns) - 2
-        first = np.clip(np.searchsorted(self.time_ns, start_ns, side="right") - 1, 0, last)
-        final = np.clip(np.searchsorted(self.time_ns, end_ns, side="left") - 1, first, last)
-        bad = np.concatenate([[0], np.cumsum(self.broken)])
-        inside = (start_ns >= self.time_ns[0]) & (end_ns <= self.time_ns[-1])
-        mask: np.ndarray = inside & (bad[final + 1] == bad[first])
-        return mask
-
-    def edge_ns(self, time_ns: int) -> float:
-        """How far from a moment the readings around it lie, or the counter's own step."""
-        last = len(self.time_ns) - 2
-        at = int(np.clip(np.searchsorted(self.time_ns, time_ns, side="right") - 1, 0, last))
-        gap = self.time_ns[at + 1] - self.time_ns[at]
-        if self.time_ns[at] == time_ns and at > 0:
-            # A reading itself, the last one before a break it may be: the shorter gap beside it.
-            gap = min(gap, self.time_ns[at] - self.time_ns[at - 1])
-        return max(float(gap), self.lag_ns)
-
-
-def meter_of(
-    time_ns: np.ndarray, total_j: np.ndarray, limit_w: float | None = None
-) -> Meter | None:
-    """A counter's readings, NaN for absent; None with fewer than two or when it never moved.
-
-    A step up that would take more than twice the power limit is a jump, not energy: the counter was
-    reset or spoilt there, as where it steps down.
-
-    Args:
-        time_ns: of the readings.
-        total_j: what the counter said.
-        limit_w: power limit of what it counts; None where it is not known.
-    """
-    good = np.isfinite(total_j)
-    time, total = _in_order(time_ns[good], total_j[good])
-    if len(time) < 2 or not (np.diff(total) > 0).any():
-        return None
-    change = np.diff(total)
-    moved = time[1:][change != 0]
-    lag = float(np.median(np.diff(moved))) if len(moved) > 1 else 0.0
-    most_w = _JUMP_RATIO * limit_w if limit_w else _MOST_W
-    jumped = change > most_w * (np.diff(time) + lag + _COUNTER_STEP_NS) / 1e9
-    return Meter(time, total, (change < 0) | jumped, lag, "counter")
-
-
-def meter_of_power(time_ns: np.ndarray, power_w: np.ndarray) -> Meter | None:
-    """Readings of power, integrated by the trapezoid rule; None with fewer than two."""
-    good = np.isfinite(power_w)
-    time, power = _in_order(time_ns[good], power_w[good])
-    if len(time) < 2:
-        return None
-    span = np.diff(time)
-    area = (power[:-1] + power[1:]) / 2 * span / 1e9
-    return Meter(
-        time, np.concatenate([[0.0], np.cumsum(area)]), span > _MAX_POWER_GAP_NS, 0.0, "power"
-    )
-
-
-def _in_order(time_ns: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    time, first = np.unique(time_ns, return_index=True)
-    return time, values[first]
-
-
-def energy(attribution: Attribution) -> pa.Table:
-    """Energy per step, token and phase. DEVICE_COUNTER, HOST_ENERGY, ENERGY_WINDOW, STEP -> ENERGY.
+def energy(run: Attributed, events: Events) -> pa.Table:
+    """DEVICE_COUNTER, DEVICE_CLOCK, HOST_ENERGY, ENERGY_WINDOW, STEP, STEP_WORK -> ENERGY.
 
     One row for all devices together, then per device and host domain the whole of its steps,
     groups of steps of at least 5 s each, and phases; then the spans that another tool measured.
     """
-    units = [*_devices(attribution), *_hosts(attribution)]
     rows: list[dict[str, Any]] = []
-    whole: list[tuple[_Unit, dict[str, Any]]] = []
-    for unit in units:
-        told = _of_steps(unit)
-        whole.append((unit, told[0]))
-        rows += told
+    devices: list[tuple[_Unit, dict[str, Any]]] = []
+    for unit in [*_devices(run), *_hosts(run)]:
+        of_steps = _of_steps(unit)
+        rows += of_steps
         if unit.device:
-            rows += _of_phases(attribution, unit)
-    together = _together([(u, r) for u, r in whole if u.device])
+            devices.append((unit, of_steps[0]))
+            rows += _of_phases(events, unit)
+    together = _together(devices)
     if together is not None:
         rows.insert(0, together)
     for row in rows:
         if row["step_count"] and "energy_j" in row and "tokens_count" not in row:
             row["reason"] = _NO_TOKENS
-    rows += _of_windows(attribution)
-    order = {"run": 0, "phase": 1, "window": 2, "steps": 3}
-    rows.sort(key=lambda row: order[str(row["scope"])])
-    return pa.Table.from_pylist(rows, schema=TABLES["energy"].arrow)
+    rows += _of_windows(run)
+    rows.sort(key=lambda row: _SCOPES.index(row["scope"]))
+    return VIEW.table.of_rows(rows)
 
 
 @dataclass(frozen=True)
@@ -199,31 +160,21 @@ class _Unit:
         }
 
 
-def _devices(attribution: Attribution) -> list[_Unit]:
+def _devices(run: Attributed) -> list[_Unit]:
     """Devices of the run's ranks; ranks on parts of one socket share its counter."""
-    run = attribution.run
-    shared: dict[Any, list[int]] = {}
-    for rank in run.ranks:
-        shared.setdefault(socket_of(run, rank), []).append(rank)
     found = []
-    for ranks in shared.values():
-        counters = dict(per_device(run, ranks[0], "device_counter"))
-        clocks = dict(per_device(run, ranks[0], "device_clock"))
-        limits = dict(per_device(run, ranks[0], "device_limit"))
+    for ranks in ranks_by_socket(run.recording):
+        counters, clocks, limits = (
+            dict(per_device(run.recording, ranks[0], name))
+            for name in ("device_counter", "device_clock", "device_limit")
+        )
         for number in dict.fromkeys([*counters, *clocks]):
             counter, clock = counters.get(number), clocks.get(number)
             meter = _device_meter(counter, clock, _limit_w(limits.get(number)))
-            device = run.part(ranks[0]).device_id if number is None else number
-            found.append(
-                _unit(
-                    attribution,
-                    f"device {ranks[0] if device is None else device}",
-                    tuple(ranks),
-                    meter,
-                    _why_no_meter(counter, clock),
-                    device=True,
-                )
-            )
+            device = run.recording.part(ranks[0]).device_id if number is None else number
+            name = f"device {ranks[0] if device is None else device}"
+            reason = _why_no_meter(counter, clock)
+            found.append(_unit(run, name, ranks, meter, reason, device=True))
     return found
 
 
@@ -231,7 +182,7 @@ def _limit_w(limits: pa.Table | None) -> float | None:
     """The largest power limit that could be set, or that was in force."""
     if limits is None:
         return None
-    known = np.concatenate([_real(limits, n) for n in ("power_limit_max_w", "power_limit_w")])
+    known = np.concatenate([reals(limits, n) for n in ("power_limit_max_w", "power_limit_w")])
     known = known[known > 0]
     return float(known.max()) if len(known) else None
 
@@ -242,11 +193,11 @@ def _device_meter(
     """A device's counter; where it has none, its power: as it was read, else as the driver averaged."""
     meter = None
     if counter is not None:
-        meter = meter_of(ints(counter, "time_ns"), _real(counter, "energy_j"), limit_w)
+        meter = meter_of(ints(counter, "time_ns"), reals(counter, "energy_j"), limit_w)
     if meter is None and clock is not None:
-        meter = meter_of_power(ints(clock, "time_ns"), _real(clock, "power_w"))
+        meter = meter_of_power(ints(clock, "time_ns"), reals(clock, "power_w"))
     if meter is None and counter is not None:
-        meter = meter_of_power(ints(counter, "time_ns"), _real(counter, "power_average_w"))
+        meter = meter_of_power(ints(counter, "time_ns"), reals(counter, "power_average_w"))
     return meter
 
 
@@ -257,7 +208,7 @@ def _why_no_meter(counter: pa.Table | None, clock: pa.Table | None) -> str:
         "its average power": (counter, "power_average_w"),
     }
     counts = {
-        what: int(np.isfinite(_real(table, name)).sum())
+        what: int(np.isfinite(reals(table, name)).sum())
         for what, (table, name) in read.items()
         if table is not None
     }
@@ -268,27 +219,22 @@ def _why_no_meter(counter: pa.Table | None, clock: pa.Table | None) -> str:
     return f"{' and '.join(w for w, n in counts.items() if n)} was read once only"
 
 
-def _hosts(attribution: Attribution) -> list[_Unit]:
+def _hosts(run: Attributed) -> list[_Unit]:
     """RAPL domains of each host, as they are: a package's cores are within it, its memory is not."""
-    run = attribution.run
     found = []
-    hosts: dict[Any, list[int]] = {}
-    for rank in run.ranks:
-        name = run.part(rank).hostname
-        hosts.setdefault(rank if name is None else name, []).append(rank)
-    for ranks in hosts.values():
-        table = table_beside(run, ranks[0], "host_energy")
+    for ranks in ranks_by_host(run.recording):
+        table = table_beside(run.recording, ranks[0], "host_energy")
         codes, domains = strings(table, "domain")
         for code, domain in sorted(enumerate(domains), key=lambda d: d[1]):
             mine = codes == code
-            meter = meter_of(ints(table, "time_ns")[mine], _real(table, "energy_j")[mine])
+            meter = meter_of(ints(table, "time_ns")[mine], reals(table, "energy_j")[mine])
             reason = "the counter did not move" if mine.sum() > 1 else "fewer than two readings"
-            found.append(_unit(attribution, domain, tuple(ranks), meter, reason, device=False))
+            found.append(_unit(run, domain, ranks, meter, reason, device=False))
     return found
 
 
 def _unit(
-    attribution: Attribution,
+    run: Attributed,
     name: str,
     ranks: tuple[int, ...],
     meter: Meter | None,
@@ -296,39 +242,33 @@ def _unit(
     *,
     device: bool,
 ) -> _Unit:
-    run = attribution.run
     return _Unit(
         name,
-        run.part(ranks[0]).hostname,
+        run.recording.part(ranks[0]).hostname,
         ranks,
         device,
         meter,
         None if meter is not None else reason,
-        _steps(attribution, ranks[0]),
-        *_tokens(attribution, ranks),
+        _steps(run, ranks[0]),
+        *_tokens(run, ranks),
     )
 
 
-def _steps(attribution: Attribution, rank: int) -> np.ndarray:
+def _steps(run: Attributed, rank: int) -> np.ndarray:
     """(steps, 3): number, start and end of all steps of a rank, traced or not, in order."""
-    table = attribution.run.table(rank, "step")
-    if not table.num_rows:
-        mine = attribution.windows.filter(pa.array(attribution.windows["rank"].to_numpy() == rank))
-        table = mine
-    columns = [ints(table, name) for name in ("number", "start_ns", "end_ns")]
-    steps = np.stack(columns, axis=1)
+    table = steps_of(run, rank).select(["number", "start_ns", "end_ns"])
+    steps = np.stack([ints(table, name) for name in table.column_names], axis=1)
     found: np.ndarray = steps[np.argsort(steps[:, 1], kind="stable")]
     return found
 
 
 def _tokens(
-    attribution: Attribution, ranks: tuple[int, ...]
+    run: Attributed, ranks: tuple[int, ...]
 ) -> tuple[dict[int, int] | float | None, str | None]:
     """Tokens of each step, as the program counted them, or of a mean step, from what was looked up."""
-    run = attribution.run
     told: dict[int, int] = {}
     per_step = 0.0
-    given = [run.table(rank, "step_work") for rank in ranks]
+    given = [run.recording.table(rank, "step_work") for rank in ranks]
     if all(table.num_rows for table in given):
         for table in given:
             for step, tokens in zip(
@@ -337,8 +277,8 @@ def _tokens(
                 told[step] = told.get(step, 0) + tokens
         return told, "program"
     for rank in ranks:
-        tokens = tokens_of(attribution, rank)
-        steps = run.table(rank, "step")
+        tokens = tokens_of(run, rank)
+        steps = step_table(run, rank)
         traced = int(steps["traced"].to_numpy(zero_copy_only=False).sum()) if steps.num_rows else 1
         if not tokens or not traced:
             return None, None
@@ -407,7 +347,7 @@ def _why_broken(meter: Meter) -> str:
     every_s = float(np.median(np.diff(meter.time_ns))) / 1e9
     return (
         f"power was read every {every_s:.2g} s; between readings more than "
-        f"{_MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
+        f"{MAX_POWER_GAP_NS / 1e9:.1f} s apart it is not known"
     )
 
 
@@ -503,12 +443,12 @@ def _per_step(row: dict[str, Any], unit: _Unit, at: np.ndarray) -> None:
             row["energy_per_token_j"] = energy_j / tokens
 
 
-def _of_phases(attribution: Attribution, unit: _Unit) -> list[dict[str, Any]]:
+def _of_phases(events: Events, unit: _Unit) -> list[dict[str, Any]]:
     """Phases of a device's first rank: stretches without a break that last 5 s or more."""
     if unit.meter is None:
         return []
     rows = []
-    for phase, whole_start, whole_end in _stretches(attribution, unit.ranks[0]):
+    for phase, whole_start, whole_end in _stretches(events, unit.ranks[0]):
         # What of a stretch lies within the readings; less than nothing where it does not.
         start = np.maximum(whole_start, unit.meter.time_ns[0])
         end = np.minimum(whole_end, unit.meter.time_ns[-1])
@@ -532,19 +472,14 @@ def _of_phases(attribution: Attribution, unit: _Unit) -> list[dict[str, Any]]:
     return rows
 
 
-_SINCE_1970_NS = 10**17
-"""Later than 1973: what counts from the start of a host never gets there."""
-
-
-def _of_windows(attribution: Attribution) -> list[dict[str, Any]]:
+def _of_windows(run: Attributed) -> list[dict[str, Any]]:
     """Spans that another tool measured and named, by device and over all of them."""
-    run = attribution.run
     rows = []
-    for rank in run.ranks:
-        table = run.table(rank, "energy_window")
+    for rank in run.recording.ranks:
+        table = run.recording.table(rank, "energy_window")
         windows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
         for one in table.to_pylist():
-            row = _window_row(rank, run.part(rank).hostname, one)
+            row = _window_row(rank, run.recording.part(rank).hostname, one)
             windows.setdefault((one["time_ns"], one["span_ns"], one["window"]), []).append(row)
         for same in windows.values():
             if len(same) > 1:
@@ -590,9 +525,8 @@ def _of_all(same: list[dict[str, Any]]) -> dict[str, Any]:
     return row | {name: sum(one[name] for one in same) for name in ("energy_j", "power_mean_w")}
 
 
-def _stretches(attribution: Attribution, rank: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _stretches(events: Events, rank: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Each phase's stretches of device time: from its first event to that of the next phase."""
-    events = of_run(attribution)
     rows = np.flatnonzero((events.rank == rank) & (events.phase[0] >= 0))
     if not len(rows):
         return []
@@ -654,8 +588,3 @@ def _few(names: list[str]) -> str:
     distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
     return ", ".join(distinct[:_NAMED]) + more
-
-
-def _real(table: pa.Table, name: str) -> np.ndarray:
-    values: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
-    return values

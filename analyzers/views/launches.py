@@ -1,7 +1,8 @@
-"""Launch overhead as the Chopper paper defines it (arXiv 2512.08242).
+"""By operator and phase: what the host did before the launch, and the launching call.
 
-Compute kernels are taken in order of their start, per device and step. With ``prev_end`` the end
-of what ran before and ``t_rt`` the start of the call that launched the kernel:
+Launch overhead as the Chopper paper defines it (arXiv 2512.08242). Compute kernels are taken in
+order of their start, per device and step. With ``prev_end`` the end of what ran before and
+``t_rt`` the start of the call that launched the kernel:
 
     overhead = max(0, start − prev_end)
     preparation = max(0, t_rt − prev_end), no more than the overhead
@@ -10,7 +11,7 @@ of what ran before and ``t_rt`` the start of the call that launched the kernel:
 ``prev_end`` is the latest end of the compute kernels before, which is that of the previous kernel
 unless kernels overlap. The first kernel of a step has none before it and no overhead: what lies
 between steps is idle time with causes of its own. Communication under the gap does not shorten it,
-which is why the attribution's idle causes are smaller.
+which is why the run's idle causes are smaller.
 """
 
 from __future__ import annotations
@@ -19,19 +20,49 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from chopper.analyzers.trace.columns import dictionary, ints
-from chopper.analyzers.views.events import Events, group_of, of_run, running_max
-from chopper.tables import TABLES
+from chopper.analyzers.events.device import Events, of_class
+from chopper.analyzers.events.groups import Groups, running_max, text_rows
+from chopper.analyzers.trace.columns import distinct_rows, ints
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, count, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Launch overhead",
+    section="Steps and host",
+    table=Table(
+        "launches",
+        1,
+        "Launch overhead of compute kernels by operator and phase, as the Chopper paper defines it: "
+        "from the end of the compute kernels before, in the order of their start per device and step, "
+        "to the kernel's start. Communication under that gap does not shorten it.",
+        (
+            optional("op", "string", "Operator that launched the kernels; null: none recorded."),
+            column(
+                "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
+            ),
+            count("kernel_count", "Compute kernels."),
+            ns("overhead_ns", "Preparation, call and what could not be split."),
+            column("share_ratio", "float64", "Of the observed time of all ranks."),
+            ns("preparation_ns", "Before the launching call: the host was late."),
+            ns("call_ns", "From the launching call to the kernel's start."),
+            ns("unsplit_ns", "Overhead of kernels whose launch was not recorded."),
+            ns("mean_ns", "Overhead per kernel."),
+            ns("running_ns", "Time of the kernels themselves."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
 class LaunchOverhead:
-    """Per event of `Events`, in its order; 0 where there is none.
+    """Launch overhead of each event of `Events`, in its order; 0 where there is none.
 
     Attributes:
         counted: compute kernels, which alone are looked at.
@@ -45,65 +76,48 @@ class LaunchOverhead:
     unsplit_ns: np.ndarray
 
 
-def launches(attribution: Attribution) -> pa.Table:
-    """Launch overhead per operator and phase, most first. DEVICE_EVENT, HOST_SPAN -> LAUNCHES."""
-    events = of_run(attribution)
-    overhead = overhead_of(events, _launch_ns(attribution, events))
+def launches(run: Attributed, events: Events) -> pa.Table:
+    """DEVICE_EVENT, HOST_SPAN -> LAUNCHES, most overhead first."""
+    overhead = overhead_of(events, _launch_ns(run, events))
     rows = np.flatnonzero(overhead.counted)
-    if not len(rows):
-        return TABLES["launches"].empty()
-    op, phase = events.op[0][rows], events.phase[0][rows]
-    group, first = group_of([op, phase])
-
-    def total(values: np.ndarray) -> np.ndarray:
-        out = np.zeros(len(first), dtype=np.int64)
-        np.add.at(out, group, values[rows])
-        return out
-
-    preparation = total(overhead.preparation_ns)
-    call = total(overhead.call_ns)
-    unsplit = total(overhead.unsplit_ns)
-    whole = preparation + call + unsplit
-    running = total(events.dur_ns)
-    count = np.bincount(group, minlength=len(first))
-    order = np.argsort(-whole, kind="stable")
-    observed = attribution.observed_ns
-    columns = {
-        "op": dictionary(op[first][order], events.op[1]),
-        "phase": dictionary(phase[first][order], events.phase[1]),
-        "kernel_count": pa.array(count[order]),
-        "overhead_ns": pa.array(whole[order]),
-        "share_ratio": pa.array(whole[order] / max(observed, 1)),
-        "preparation_ns": pa.array(preparation[order]),
-        "call_ns": pa.array(call[order]),
-        "unsplit_ns": pa.array(unsplit[order]),
-        "mean_ns": pa.array(np.rint(whole / count).astype(np.int64)[order]),
-        "running_ns": pa.array(running[order]),
+    groups = Groups([events.op[0][rows], events.phase[0][rows]])
+    parts = {
+        name: groups.sum(getattr(overhead, name)[rows])
+        for name in ("preparation_ns", "call_ns", "unsplit_ns")
     }
-    declared = TABLES["launches"]
-    return pa.table([columns[f.name] for f in declared.arrow], schema=declared.arrow)
+    whole = sum(parts.values(), np.zeros(len(groups), dtype=np.int64))
+    columns = {
+        "op": text_rows(events.op, rows[groups.first]),
+        "phase": text_rows(events.phase, rows[groups.first]),
+        "kernel_count": groups.count,
+        "overhead_ns": whole,
+        "share_ratio": whole / max(run.observed_ns, 1),
+        **parts,
+        "mean_ns": np.rint(whole / groups.count).astype(np.int64),
+        "running_ns": groups.sum(events.dur_ns[rows]),
+    }
+    return VIEW.table.of(columns).take(np.argsort(-whole, kind="stable"))
 
 
-def _launch_ns(attribution: Attribution, events: Events) -> np.ndarray:
+def _launch_ns(run: Attributed, events: Events) -> np.ndarray:
     """Start of the call that launched each event, -1 where it was not recorded."""
     found = np.full(len(events), -1, dtype=np.int64)
-    for rank in attribution.run.ranks:
+    for rank in run.recording.ranks:
         mine = np.flatnonzero((events.rank == rank) & (events.launch_row >= 0))
         if len(mine):
-            start = ints(attribution.run.table(rank, "host_span"), "start_ns")
+            start = ints(run.joined[rank].host_span, "start_ns")
             found[mine] = start[events.launch_row[mine]]
     return found
 
 
 def overhead_of(events: Events, launch_ns: np.ndarray) -> LaunchOverhead:
-    """Launch overhead of each event.
+    """Return the launch overhead of each event.
 
     Args:
         events: the run's events.
         launch_ns: start of the launching call, -1 where unknown.
     """
-    codes, values = events.work_class
-    counted = codes == (values.index("compute") if "compute" in values else -2)
+    counted = of_class(events, "compute")
     rows = np.flatnonzero(counted)
     order = rows[
         np.lexsort(
@@ -111,20 +125,14 @@ def overhead_of(events: Events, launch_ns: np.ndarray) -> LaunchOverhead:
         )
     ]
     gap = np.zeros(len(events), dtype=np.int64)
-    previous_end = np.zeros(len(events), dtype=np.int64)
     if len(order):
         start, end = events.start_ns[order], (events.start_ns + events.dur_ns)[order]
-        sequence, _ = group_of([events.rank[order], events.device_id[order], events.step[order]])
+        _, sequence = distinct_rows(
+            [events.rank[order], events.device_id[order], events.step[order]]
+        )
         begins = np.concatenate([[True], sequence[1:] != sequence[:-1]])
-        latest = running_max(end, begins)
-        before = np.concatenate([[0], latest[:-1]])
-        previous_end[order] = np.where(begins, start, before)
-        gap[order] = np.maximum(start - previous_end[order], 0)
+        latest = np.concatenate([[0], running_max(end, begins)[:-1]])
+        gap[order] = np.maximum(start - np.where(begins, start, latest), 0)
     known = launch_ns >= 0
     call = np.where(known, np.clip(events.start_ns - launch_ns, 0, gap), 0)
-    return LaunchOverhead(
-        counted,
-        np.where(known, gap - call, 0),
-        call,
-        np.where(known, 0, gap),
-    )
+    return LaunchOverhead(counted, np.where(known, gap - call, 0), call, np.where(known, 0, gap))

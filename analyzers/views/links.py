@@ -1,4 +1,4 @@
-"""What links carried in the run and in each step, and what speaks of congestion on them.
+"""What ports, interfaces and device links carried, and signs of congestion, by step.
 
 Counters are totals: rates are differences over the time of a step, linear between two readings. A
 step shorter than the time between readings gets none. A counter that went backwards or stuck at the
@@ -14,16 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
+from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.trace.samples import of_rank, socket_of, table_beside
-from chopper.tables import TABLES
+from chopper.analyzers.trace.samples import of_rank, table_beside
+from chopper.analyzers.views import View
+from chopper.analyzers.views._sharing import ranks_by_host, ranks_by_socket
+from chopper.tables import Table, column, ns, optional
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.attribution import Attribution
-    from chopper.storage.run import Run
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.trace.recording import Recording
 
 _STUCK_BYTES = 4 * (2**32 - 1)
 """A count of words that stuck at 32 bits, as bytes."""
@@ -62,6 +66,53 @@ _UNREAD_RATIO = 0.01
 """So much of a span may lie before the first reading or after the last one."""
 _ROWS = 5000
 """Rows about single steps at most."""
+
+VIEW = View(
+    __doc__,
+    title="Links",
+    section="Communication",
+    needs="no link's counters were sampled (the collectors `host`, `fabric`, `nvml`, `amdsmi` do)",
+    table=Table(
+        "links",
+        1,
+        "What links carried, and what speaks of congestion on them: rows without a step are the whole "
+        "run. Ports and interfaces are their host's, shared by its ranks; device links are a rank's own. "
+        "Steps shorter than the time between readings have no row.",
+        (
+            column("link", "string", "Port, interface, or the links of the rank's device."),
+            optional("step", "int64", "Step; null for the whole run."),
+            optional("signal", "text", "What speaks of congestion, in words."),
+            optional("tx_bytes_per_s", "float64", "Sent."),
+            optional("rx_bytes_per_s", "float64", "Received."),
+            optional(
+                "both_bytes_per_s",
+                "float64",
+                "Sent and received, where the device does not tell them apart (AMD's PCIe).",
+            ),
+            optional("pause_ratio", "float64", "Share of the time in which sending was paused."),
+            optional("cnp_handled_hz", "float64", "Congestion notifications obeyed as sender."),
+            optional("retransmit_ratio", "float64", "Bytes sent again, of those sent (EFA)."),
+            column("ranks", "string", "Ranks that share it."),
+            column("kind", "string", "port, interface, flow control, device link or PCIe."),
+            column("rank", "int32", "Rank whose steps these are."),
+            ns("span_ns", "Time that it was taken over."),
+            optional("sent_pause_ratio", "float64", "Share in which others were told to pause."),
+            optional("cnp_sent_hz", "float64", "Congestion notifications sent as receiver."),
+            optional("ecn_marked_hz", "float64", "Packets that a switch had marked."),
+            optional(
+                "tx_wait_hz", "float64", "Ticks of waiting for credits (InfiniBand), a second."
+            ),
+            optional("retransmits_per_byte", "float64", "Retransmits (RoCE) over bytes sent."),
+            optional("retransmit_count", "int64", "Order errors, timeouts, adaptive resends."),
+            optional("out_of_sequence_count", "int64", "Packets that came out of order."),
+            optional(
+                "error_count", "int64", "Discards, link and CRC errors, replays, NAKs, recoveries."
+            ),
+            optional("tx_bytes", "int64", "Sent in all."),
+            optional("rx_bytes", "int64", "Received in all."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -112,19 +163,19 @@ class _Link:
         return float(np.median(np.diff(self.time_ns)))
 
 
-def links(attribution: Attribution) -> pa.Table:
-    """Rates and signs of congestion of each link. FABRIC_PORT, PAUSE, NIC, DEVICE_COUNTER -> LINKS.
+def links(run: Attributed) -> pa.Table:
+    """FABRIC_PORT, PAUSE, NIC, DEVICE_COUNTER -> LINKS.
 
     The whole run first, congested links and busy ones on top; then the steps.
     """
     run_rows: list[dict[str, Any]] = []
     step_rows: list[dict[str, Any]] = []
-    for link in _links(attribution):
-        if len(link.time_ns) < 2:
+    for link in _links(run.recording):
+        windows = windows_of(run, link.rank)
+        if len(link.time_ns) < 2 or not windows.num_rows:
             continue
-        steps, start, end = _steps(attribution, link.rank)
-        if not len(start):
-            continue
+        steps = windows["number"].to_pylist()
+        start, end = ints(windows, "start_ns"), ints(windows, "end_ns")
         # The span of the run is what was read of it.
         low = np.array([max(int(start[0]), int(link.time_ns[0]))])
         high = np.array([min(int(end[-1]), int(link.time_ns[-1]))])
@@ -137,7 +188,7 @@ def links(attribution: Attribution) -> pa.Table:
     run_rows.sort(key=lambda r: (-_severity(r), -_busy(r)))
     step_rows = [row for row in step_rows if row["signal"] or _busy(row) > 0]
     step_rows.sort(key=lambda r: (-_severity(r), -_busy(r)))
-    return pa.Table.from_pylist([*run_rows, *step_rows[:_ROWS]], schema=TABLES["links"].arrow)
+    return VIEW.table.of_rows([*run_rows, *step_rows[:_ROWS]])
 
 
 def _busy(row: dict[str, Any]) -> float:
@@ -153,11 +204,6 @@ def _severity(row: dict[str, Any]) -> float:
         + (row["cnp_sent_hz"] or 0.0)
         + (row["retransmit_count"] or 0)
     )
-
-
-def _steps(attribution: Attribution, rank: int) -> tuple[list[int | None], np.ndarray, np.ndarray]:
-    windows = attribution.windows.filter(pa.array(attribution.windows["rank"].to_numpy() == rank))
-    return windows["number"].to_pylist(), ints(windows, "start_ns"), ints(windows, "end_ns")
 
 
 def _rows(
@@ -256,38 +302,29 @@ def _signal(row: dict[str, Any]) -> str | None:
     return "; ".join(words) or None
 
 
-def _links(attribution: Attribution) -> Iterator[_Link]:
-    run = attribution.run
-    sockets: dict[tuple[str, ...], list[int]] = {}
-    for rank in run.ranks:
-        sockets.setdefault(socket_of(run, rank), []).append(rank)
-    for ranks in sockets.values():
-        yield from _device_links(run, tuple(ranks))
-    hosts: dict[Any, list[int]] = {}
-    for rank in run.ranks:
-        name = run.part(rank).hostname
-        hosts.setdefault(rank if name is None else name, []).append(rank)
-    for ranks in hosts.values():
-        shared = tuple(ranks)
-        yield from _ports(table_beside(run, ranks[0], "fabric_port"), shared)
-        yield from _interfaces(
-            table_beside(run, ranks[0], "nic"), table_beside(run, ranks[0], "pause"), shared
-        )
+def _links(recording: Recording) -> Iterator[_Link]:
+    """All links of a run with readings."""
+    for ranks in ranks_by_socket(recording):
+        yield from _device_links(recording, ranks)
+    for ranks in ranks_by_host(recording):
+        yield from _ports(table_beside(recording, ranks[0], "fabric_port"), ranks)
+        nic, pause = (table_beside(recording, ranks[0], name) for name in ("nic", "pause"))
+        yield from _interfaces(nic, pause, ranks)
 
 
-def _device_links(run: Run, ranks: tuple[int, ...]) -> Iterator[_Link]:
+def _device_links(recording: Recording, ranks: tuple[int, ...]) -> Iterator[_Link]:
     """Links of one device; parts of it (MIG, CPX) have no links of their own, and share its totals."""
-    read = ((rank, of_rank(run, rank, "device_counter")) for rank in ranks)
+    read = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
     found = next(((rank, table) for rank, table in read if table.num_rows), None)
     if found is None:
         return
     rank, table = found
-    limits = of_rank(run, rank, "device_limit")
+    limits = of_rank(recording, rank, "device_limit")
     part = limits.num_rows > 0 and limits["mig"][0].as_py()
     for kind, name, columns in _DEVICE_LINKS:
         if part:
             name += " of the whole device"
-        total = {to: _real(table, column) for to, column in columns.items()}
+        total = {to: reals(table, column) for to, column in columns.items()}
         if any(np.isfinite(v).any() for v in total.values()):
             yield _Link(kind, name, rank, ranks, ints(table, "time_ns"), total)
 
@@ -298,7 +335,7 @@ def _ports(table: pa.Table, ranks: tuple[int, ...]) -> Iterator[_Link]:
     for code, device in enumerate(devices):
         for port in np.unique(ports[codes == code]).tolist():
             mine = table.filter(pa.array((codes == code) & (ports == port)))
-            total = {name: _real(mine, name) for name in _PORT}
+            total = {name: reals(mine, name) for name in _PORT}
             for name in ("tx_bytes", "rx_bytes"):
                 total[name] = np.where(total[name] == _STUCK_BYTES, np.nan, total[name])
             yield _Link("port", f"{device}/{port}", ranks[0], ranks, ints(mine, "time_ns"), total)
@@ -310,13 +347,13 @@ def _interfaces(nic: pa.Table, pause: pa.Table, ranks: tuple[int, ...]) -> Itera
         codes, names = strings(table, "interface")
         for code, name in enumerate(names):
             mine = table.filter(pa.array(codes == code))
-            total = {column: _real(mine, column) for column in columns}
+            total = {column: reals(mine, column) for column in columns}
             time = ints(mine, "time_ns")
             if table is pause:
                 time, at = np.unique(time, return_inverse=True)
                 priority = ints(mine, "priority")
                 for column in ("rx_pause_ns", "tx_pause_ns"):
-                    values = _real(mine, column)
+                    values = reals(mine, column)
                     for number in np.unique(priority).tolist():
                         own = np.full(len(time), np.nan)
                         own[at[priority == number]] = values[priority == number]
@@ -324,8 +361,3 @@ def _interfaces(nic: pa.Table, pause: pa.Table, ranks: tuple[int, ...]) -> Itera
             kind = "interface" if columns else "flow control"
             if any(np.isfinite(v).any() for v in total.values()):
                 yield _Link(kind, name, ranks[0], ranks, time, total)
-
-
-def _real(table: pa.Table, name: str) -> np.ndarray:
-    values: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
-    return values

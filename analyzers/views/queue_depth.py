@@ -1,4 +1,4 @@
-"""How many launches wait or run on each stream, over time.
+"""How many launches wait or run on each stream, for how long, by phase.
 
 A launch enters its stream's queue when the host calls it and leaves when what it launched has
 ended. A replayed graph is one entry until its last kernel ends. At depth 0 the device had nothing
@@ -12,18 +12,52 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.compute as pc
 
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.events.groups import Groups
+from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.host_device import HOST_KINDS
-from chopper.analyzers.views.events import group_of
-from chopper.tables import TABLES
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, ns
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
 
 FULL_COUNT = 1024
 """Entries at which CUDA's launch queue is full."""
+
+VIEW = View(
+    __doc__,
+    title="Queue depth",
+    section="Steps and host",
+    needs="no event's launch was recorded, or the host ran everything itself",
+    table=Table(
+        "queue_depth",
+        1,
+        "Launches that wait or run on each stream: how many, for how long. A replayed graph counts as "
+        "one. The phase at a time is that of the latest launch before it.",
+        (
+            column("rank", "int32", "Rank."),
+            column("stream_id", "int64", "Stream."),
+            column("phase", "string", "Phase that the host was launching."),
+            ns("time_ns", "Time in that phase, in the step windows' span."),
+            column("empty_ratio", "float64", "Share of the time with nothing queued."),
+            column("mean_depth", "float64", "Mean over time."),
+            column("median_depth", "int64", "Half of the time at most this many."),
+            column("p95_depth", "int64", "95 % of the time at most this many."),
+            column("max_depth", "int64", "Most at once."),
+            column(
+                "full_ratio",
+                "float64",
+                "Share of the time with at least 1024 queued: CUDA's queue is full then, and launching "
+                "calls block.",
+            ),
+            column("device_id", "int32", "Device ordinal."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -46,67 +80,53 @@ class Depth:
     phases: list[str]
 
 
-def queue_depth(attribution: Attribution) -> pa.Table:
-    """Time-weighted depth of each stream's queue in each phase, the fullest first.
-
-    EVENT_LINK, DEVICE_EVENT, HOST_SPAN, WINDOW -> QUEUE_DEPTH.
-    """
+def queue_depth(run: Attributed) -> pa.Table:
+    """EVENT_LINK, DEVICE_EVENT, HOST_SPAN, WINDOW -> QUEUE_DEPTH, the fullest first."""
     rows: list[dict[str, object]] = []
-    for rank in attribution.run.ranks:
-        windows = attribution.windows.filter(_equal(attribution.windows["rank"], rank))
+    for rank in run.recording.ranks:
+        windows = run.windows.filter(pc.equal(run.windows["rank"], rank))
         if windows.num_rows:
-            span = ints(windows, "start_ns").min(), ints(windows, "end_ns").max()
-            for depth in depths(attribution, rank):
-                rows += _distributions(depth, int(span[0]), int(span[1]))
-    found = pa.Table.from_pylist(rows, schema=TABLES["queue_depth"].arrow)
+            start, end = ints(windows, "start_ns").min(), ints(windows, "end_ns").max()
+            for depth in depths(run, rank):
+                rows += _distributions(depth, int(start), int(end))
+    found = VIEW.table.of_rows(rows)
     entries = ints(found, "time_ns") * found["mean_depth"].to_numpy()
-    return found.take(pa.array(np.argsort(-entries, kind="stable")))
+    return found.take(np.argsort(-entries, kind="stable"))
 
 
-def _equal(column: pa.ChunkedArray, value: int) -> pa.Array:
-    return pa.array(column.to_numpy() == value)
-
-
-def depths(attribution: Attribution, rank: int) -> list[Depth]:
-    """Depth of the queue of each stream of a rank, the busiest first.
+def depths(run: Attributed, rank: int) -> list[Depth]:
+    """Return the depth of the queue of each stream of a rank, the busiest first.
 
     Events whose launch was not recorded, and what the host ran itself, are in no queue.
     """
-    links = attribution.links.get(rank)
-    events = attribution.run.table(rank, "device_event")
+    links = run.links.get(rank)
     if links is None or not links.num_rows:
         return []
-    kind, kinds = strings(events, "kind")
-    on_host = np.array([k in HOST_KINDS for k in kinds] + [False])[kind]
+    events = run.joined[rank].device_event
+    on_host = matching(*strings(events, "kind"), HOST_KINDS.__contains__)
     launch = ints(links, "launch_row")
     rows = np.flatnonzero((launch >= 0) & ~on_host)
     if not len(rows):
         return []
     device, stream = ints(events, "device_id")[rows], ints(events, "stream_id")[rows]
     ended = (ints(events, "start_ns") + ints(events, "dur_ns"))[rows]
-    entry, first = group_of([device, stream, launch[rows]])
-    leaves = np.full(len(first), np.iinfo(np.int64).min, dtype=np.int64)
-    np.maximum.at(leaves, entry, ended)
-    enters = ints(attribution.run.table(rank, "host_span"), "start_ns")[launch[rows][first]]
+    entries = Groups([device, stream, launch[rows]])
+    leaves = np.full(len(entries), np.iinfo(np.int64).min, dtype=np.int64)
+    np.maximum.at(leaves, entries.of_row, ended)
+    first = rows[entries.first]
+    enters = ints(run.joined[rank].host_span, "start_ns")[launch[first]]
     phase, phases = strings(links, "phase")
-    place, example = group_of([device[first], stream[first]])
+    streams = Groups([device[entries.first], stream[entries.first]])
     found = []
-    for i in np.argsort(-np.bincount(place), kind="stable").tolist():
-        mine = np.flatnonzero(place == i)
-        one = first[example[i]]
-        found.append(
-            Depth(
-                rank,
-                int(device[one]),
-                int(stream[one]),
-                *_steps(enters[mine], leaves[mine], phase[rows][first[mine]]),
-                phases,
-            )
-        )
+    for i in np.argsort(-streams.count, kind="stable").tolist():
+        mine = np.flatnonzero(streams.of_row == i)
+        one = entries.first[streams.first[i]]
+        over_time = _over_time(enters[mine], leaves[mine], phase[first[mine]])
+        found.append(Depth(rank, int(device[one]), int(stream[one]), *over_time, phases))
     return found
 
 
-def _steps(
+def _over_time(
     enters: np.ndarray, leaves: np.ndarray, phase: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(times, entries from then on, phase of the latest entry) of a queue."""

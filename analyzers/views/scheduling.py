@@ -1,4 +1,4 @@
-"""Whether the ranks' threads had the cores that they wanted: by process, and by thread.
+"""Running and waiting of each rank and its threads; throttling, steal, switches, faults.
 
 From totals of the kernel over the time of all recorded steps, so that a sample more or less at the
 edges does not matter.
@@ -11,88 +11,115 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from chopper.analyzers.events.groups import reals
+from chopper.analyzers.events.steps import steps_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.samples import table_beside
-from chopper.tables import TABLES
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 _LEAST_SPAN_NS = 1_000_000_000
 """Threads are read twice a second."""
 _THREADS = 24
 _LEAST_RATIO = 0.001
 _EVENTS = (
-    "context_switch_count",
-    "migration_count",
-    "page_fault_count",
-    "major_fault_count",
-    "cycle_count",
-    "instruction_count",
-    "cache_miss_count",
+    *("context_switch_count", "migration_count", "page_fault_count", "major_fault_count"),
+    *("cycle_count", "instruction_count", "cache_miss_count"),
 )
 _WORK = frozenset(("cpu_op", "runtime", "driver"))
 
+VIEW = View(
+    __doc__,
+    title="Waiting for cores",
+    section="Steps and host",
+    needs="neither threads nor the host were sampled (the collector `host` does in recorded runs)",
+    table=Table(
+        "scheduling",
+        1,
+        "Whether threads had a core when they wanted one, over all recorded steps. A row without a "
+        "thread is the rank: its waiting is that of the training thread that waited most, its running "
+        "that of all of its threads; switches, faults and misses count its children, too.",
+        (
+            column("rank", "int32", "Rank."),
+            optional("thread", "string", "Name of the thread; null for the rank."),
+            optional("training", "bool", "Whether the trace shows it run operators or launch."),
+            optional("waiting_ratio", "float64", "Share of the time ready, but without a core."),
+            optional("running_ratio", "float64", "Share of the time on a core."),
+            optional("throttled_ratio", "float64", "Held back by the cgroup's quota, over time."),
+            optional("steal_ratio", "float64", "Taken by the hypervisor, mean of the cores."),
+            optional("pressure_cpu_ratio", "float64", "Some task of the host waited for a core."),
+            optional("waiting_ns", "int64", "Waited in all."),
+            optional("running_ns", "int64", "Ran in all."),
+            ns("span_ns", "From the first step to the last."),
+            optional("slice_count", "int64", "Times that it was put on a core."),
+            optional("context_switch_count", "int64", "Context switches."),
+            optional("migration_count", "int64", "Moves to another core."),
+            optional("page_fault_count", "int64", "Page faults."),
+            optional("major_fault_count", "int64", "Page faults that read from a disk."),
+            optional("cache_miss_count", "int64", "Misses of the last cache."),
+            optional("instructions_per_cycle", "float64", "Instructions over cycles."),
+            optional("pressure_memory_ratio", "float64", "Some task waited for memory."),
+            optional("pressure_io_ratio", "float64", "Some task waited for I/O."),
+            optional("tid", "int64", "The thread, as the kernel numbers it."),
+            optional("reason", "text", "Why nothing is claimed."),
+        ),
+    ),
+)
 
-def scheduling(attribution: Attribution) -> pa.Table:
-    """Running and waiting of each rank and its threads. PROCESS_THREAD, PROCESS_EVENT, HOST,
-    CPU_CORE -> SCHEDULING.
+
+def scheduling(run: Attributed) -> pa.Table:
+    """PROCESS_THREAD, PROCESS_EVENT, HOST, CPU_CORE -> SCHEDULING.
 
     Ranks first, then threads: those of training on top, most waiting first.
     """
     ranks: list[dict[str, Any]] = []
     threads: list[dict[str, Any]] = []
-    for rank in attribution.run.ranks:
-        span = _span(attribution, rank)
-        if span is None:
+    for rank in run.recording.ranks:
+        steps = steps_of(run, rank)
+        if not steps.num_rows:
             continue
-        mine = _threads(attribution, rank, *span)
-        host = _host(attribution, rank, *span)
-        events = _events(attribution, rank, *span)
+        start, end = int(ints(steps, "start_ns").min()), int(ints(steps, "end_ns").max())
+        mine = _threads(run, rank, start, end)
+        host = _host(run, rank, start, end)
+        events = _events(run, rank, start, end)
         if not mine and all(v is None for v in (*host.values(), *events.values())):
             continue
-        row: dict[str, Any] = {"rank": rank, "span_ns": span[1] - span[0], **host, **events}
-        if span[1] - span[0] < _LEAST_SPAN_NS:
+        row: dict[str, Any] = {"rank": rank, "span_ns": end - start, **host, **events}
+        ranks.append(row)
+        if end - start < _LEAST_SPAN_NS:
             row["reason"] = "the steps last less than a second; threads are read twice in one"
-            ranks.append(row)
             continue
-        training = [t for t in mine if t["training"]] or mine
         if mine:
-            worst = max(training, key=lambda t: t["waiting_ns"])
+            worst = max(
+                [t for t in mine if t["training"]] or mine, key=lambda t: int(t["waiting_ns"])
+            )
+            running_ns = sum(t["running_ns"] for t in mine)
             row |= {
                 "waiting_ratio": worst["waiting_ratio"],
-                "running_ratio": sum(t["running_ns"] for t in mine) / (span[1] - span[0]),
+                "running_ratio": running_ns / (end - start),
                 "waiting_ns": worst["waiting_ns"],
-                "running_ns": sum(t["running_ns"] for t in mine),
+                "running_ns": running_ns,
                 "slice_count": sum(t["slice_count"] for t in mine),
             }
-        ranks.append(row)
         shown = [t for t in mine if max(t["running_ratio"], t["waiting_ratio"]) >= _LEAST_RATIO]
         shown.sort(key=lambda t: (not t["training"], -t["waiting_ns"], -t["running_ns"]))
         threads += shown[:_THREADS]
-    return pa.Table.from_pylist([*ranks, *threads], schema=TABLES["scheduling"].arrow)
+    return VIEW.table.of_rows([*ranks, *threads])
 
 
-def _span(attribution: Attribution, rank: int) -> tuple[int, int] | None:
-    """From the first step's start to the last one's end, traced or not."""
-    table = attribution.run.table(rank, "step")
-    if not table.num_rows:
-        table = attribution.windows.filter(pa.array(attribution.windows["rank"].to_numpy() == rank))
-    if not table.num_rows:
-        return None
-    return int(ints(table, "start_ns").min()), int(ints(table, "end_ns").max())
-
-
-def _threads(attribution: Attribution, rank: int, start: int, end: int) -> list[dict[str, Any]]:
-    table = table_beside(attribution.run, rank, "process_thread")
+def _threads(run: Attributed, rank: int, start: int, end: int) -> list[dict[str, Any]]:
+    """Running and waiting of each thread of a rank between two moments."""
+    table = table_beside(run.recording, rank, "process_thread")
     table = table.filter(pa.array(ints(table, "rank") == rank))
     if not table.num_rows:
         return []
-    host = attribution.run.table(rank, "host_span")
-    category, names = strings(host, "category")
-    working = set(
-        np.unique(ints(host, "tid")[matching(category, names, _WORK.__contains__)]).tolist()
-    )
+    working: set[int] = set()
+    if rank in run.joined:
+        host = run.joined[rank].host_span
+        working |= set(ints(host, "tid")[matching(*strings(host, "category"), _WORK.__contains__)])
     tids, time = ints(table, "tid"), ints(table, "time_ns")
     codes, labels = strings(table, "name")
     totals = np.stack([ints(table, n) for n in ("run_ns", "run_delay_ns", "slice_count")])
@@ -104,8 +131,8 @@ def _threads(attribution: Attribution, rank: int, start: int, end: int) -> list[
         last = int(np.searchsorted(time[mine], end, side="right")) - 1
         if last < first:
             continue
-        run, wait, slices = (totals[:, mine[last]] - totals[:, mine[first]]).tolist()
-        if min(run, wait, slices) < 0:
+        ran, wait, slices = (totals[:, mine[last]] - totals[:, mine[first]]).tolist()
+        if min(ran, wait, slices) < 0:
             continue
         found.append(
             {
@@ -114,9 +141,9 @@ def _threads(attribution: Attribution, rank: int, start: int, end: int) -> list[
                 "tid": tid,
                 "training": tid in working,
                 "waiting_ratio": wait / (end - start),
-                "running_ratio": run / (end - start),
+                "running_ratio": ran / (end - start),
                 "waiting_ns": wait,
-                "running_ns": run,
+                "running_ns": ran,
                 "span_ns": end - start,
                 "slice_count": slices,
             }
@@ -124,10 +151,11 @@ def _threads(attribution: Attribution, rank: int, start: int, end: int) -> list[
     return found
 
 
-def _grown(time: np.ndarray, total: np.ndarray, start: int, end: int) -> float | None:
+def _growth(table: pa.Table, name: str, start: int, end: int) -> float | None:
     """Growth of a total between the readings nearest to two moments; None where not known."""
+    total = reals(table, name)
     good = np.isfinite(total)
-    time, total = time[good], total[good]
+    time, total = ints(table, "time_ns")[good], total[good]
     if len(time) < 2:
         return None
     zero = time[0]
@@ -135,41 +163,35 @@ def _grown(time: np.ndarray, total: np.ndarray, start: int, end: int) -> float |
     return None if high < low or (np.diff(total) < 0).any() else high - low
 
 
-def _host(attribution: Attribution, rank: int, start: int, end: int) -> dict[str, float | None]:
+def _host(run: Attributed, rank: int, start: int, end: int) -> dict[str, float | None]:
     """Steal, throttling and pressure of the rank's host in that time."""
-    host = table_beside(attribution.run, rank, "host")
-    time = ints(host, "time_ns")
+    host = table_beside(run.recording, rank, "host")
     found: dict[str, float | None] = {}
-    for name, column in (
+    for name, total in (
         ("throttled_ratio", "cgroup_throttled_ns"),
         ("pressure_cpu_ratio", "pressure_cpu_some_ns"),
         ("pressure_memory_ratio", "pressure_memory_some_ns"),
         ("pressure_io_ratio", "pressure_io_some_ns"),
     ):
-        grown = _grown(time, _real(host, column), start, end)
-        found[name] = None if grown is None else grown / (end - start)
-    cores = table_beside(attribution.run, rank, "cpu_core")
-    steal = _real(cores, "steal_ratio")
+        growth = _growth(host, total, start, end)
+        found[name] = None if growth is None else growth / (end - start)
+    cores = table_beside(run.recording, rank, "cpu_core")
+    steal = reals(cores, "steal_ratio")
     at = ints(cores, "time_ns")
     inside = (at >= start) & (at <= end) & np.isfinite(steal)
     found["steal_ratio"] = float(steal[inside].mean()) if inside.any() else None
     return found
 
 
-def _events(attribution: Attribution, rank: int, start: int, end: int) -> dict[str, Any]:
-    table = table_beside(attribution.run, rank, "process_event")
+def _events(run: Attributed, rank: int, start: int, end: int) -> dict[str, Any]:
+    """Switches, faults and misses of the rank's processes in that time."""
+    table = table_beside(run.recording, rank, "process_event")
     table = table.filter(pa.array(ints(table, "rank") == rank))
-    time = ints(table, "time_ns")
     found: dict[str, Any] = {}
     for name in _EVENTS:
-        grown = _grown(time, _real(table, name), start, end)
-        found[name] = None if grown is None else round(grown)
+        growth = _growth(table, name, start, end)
+        found[name] = None if growth is None else round(growth)
     cycles = found.pop("cycle_count")
     instructions = found.pop("instruction_count")
     found["instructions_per_cycle"] = instructions / cycles if instructions and cycles else None
     return found
-
-
-def _real(table: pa.Table, name: str) -> np.ndarray:
-    values: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
-    return values

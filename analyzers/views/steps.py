@@ -1,4 +1,4 @@
-"""Each step at a glance: observed, ideal, the exclusive states, and whether it stands out."""
+"""Observed, ideal and the exclusive states of each step; outliers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import ints, strings
-from chopper.tables import TABLES
+from chopper.analyzers.events.groups import rows_of, sum_by
+from chopper.analyzers.trace.columns import ints, nullable, strings
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 _STATES = ("compute", "communication", "copy", "idle")
 _SCORE = 3.5
@@ -19,53 +21,68 @@ _LEAST_RATIO = 0.02
 """A step within 2 % of the median is no outlier, however steady the others are."""
 _LEAST_STEPS = 5
 
+VIEW = View(
+    __doc__,
+    title="Steps",
+    section="Steps and host",
+    table=Table(
+        "steps",
+        1,
+        "Step windows of each rank: the four exclusive states sum to the observed time.",
+        (
+            optional("step", "int64", "Step number; null for a whole trace."),
+            column("rank", "int32", "Rank."),
+            ns("observed_ns", "Length of the window."),
+            optional("ideal_ns", "int64", "Model math at peak; null without a peak."),
+            ns("compute_ns", "A compute kernel was running."),
+            ns("communication_ns", "Exposed communication."),
+            ns("copy_ns", "Exposed copies."),
+            ns("idle_ns", "Nothing was running."),
+            optional(
+                "outlier",
+                "bool",
+                "Further from the rank's median than 3.5 robust standard deviations and than 2 %; null "
+                "with fewer than five steps.",
+            ),
+            optional("deviation_ratio", "float64", "Difference to the rank's median step."),
+        ),
+    ),
+)
 
-def steps(attribution: Attribution) -> pa.Table:
-    """Step windows of all ranks and kinds, by step, then rank. PIECE, WINDOW -> STEPS.
+
+def steps(run: Attributed) -> pa.Table:
+    """PIECE, WINDOW -> STEPS, of all ranks and kinds, by step, then rank.
 
     The four states sum to the observed time. An outlier is further from its rank's median than 3.5
     times 1.4826 × the median absolute deviation (Iglewicz and Hoaglin's modified z-score), and
     further than 2 %; with fewer than five steps none is told.
     """
-    attribution = attribution.whole
-    windows, pieces = attribution.windows, attribution.pieces
-    count = windows.num_rows
-    if not count:
-        return TABLES["steps"].empty()
-    rank, step = ints(windows, "rank"), ints(windows, "step_index")
-    width = int(step.max()) + 1
-    place = rank * width + step
-    order = np.argsort(place)
-    at = order[
-        np.searchsorted(place[order], ints(pieces, "rank") * width + ints(pieces, "step_index"))
-    ]
+    run = run.whole
+    windows, pieces = run.windows, run.pieces
+    size = windows.num_rows
+    key = ("rank", "step_index")
+    at = rows_of([ints(windows, k) for k in key], [ints(pieces, k) for k in key])
     cause, causes = strings(pieces, "cause")
     state = np.array([_STATES.index(c.partition(".")[0]) for c in causes], dtype=np.int64)[cause]
     time = ints(pieces, "time_ns")
-    by_state = np.zeros((count, len(_STATES)), dtype=np.int64)
-    np.add.at(by_state, (at, state), time)
-    ideal = np.zeros(count, dtype=np.int64)
-    if "compute.ideal" in causes:
-        mine = cause == causes.index("compute.ideal")
-        np.add.at(ideal, at[mine], time[mine])
+    ideal = cause == (causes.index("compute.ideal") if "compute.ideal" in causes else -2)
+    rank, number = ints(windows, "rank"), ints(windows, "number")
     observed = ints(windows, "end_ns") - ints(windows, "start_ns")
-    peaks = {r.rank: r.peak_source is not None for r in attribution.ranks}
-    has_peak = np.array([peaks.get(int(r), False) for r in rank])
+    with_peak = [r.rank for r in run.ranks if r.peak_source is not None]
     deviation, outlier = _outliers(observed, rank)
-    number = ints(windows, "number")
-    order = np.lexsort((rank, number))
     columns = {
-        "step": pa.array(number, mask=number == -1),
-        "rank": pa.array(rank.astype(np.int32)),
-        "observed_ns": pa.array(observed),
-        "ideal_ns": pa.array(ideal, mask=~has_peak),
-        **{f"{name}_ns": pa.array(by_state[:, i]) for i, name in enumerate(_STATES)},
+        "step": nullable(number),
+        "rank": rank,
+        "observed_ns": observed,
+        "ideal_ns": pa.array(sum_by(at[ideal], time[ideal], size), mask=~np.isin(rank, with_peak)),
+        **{
+            f"{name}_ns": sum_by(at[state == i], time[state == i], size)
+            for i, name in enumerate(_STATES)
+        },
         "outlier": pa.array(outlier, mask=np.isnan(deviation)),
         "deviation_ratio": pa.array(deviation, from_pandas=True),
     }
-    declared = TABLES["steps"]
-    table = pa.table([columns[f.name] for f in declared.arrow], schema=declared.arrow)
-    return table.take(pa.array(order))
+    return VIEW.table.of(columns).take(np.lexsort((rank, number)))
 
 
 def _outliers(observed: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Who came last at the collectives, and why: what that rank did before that the others did not.
+"""Who made the others wait at collectives, and what it was late with.
 
 For a collective, each rank's window reaches from its end of the group's collective before (or from
 the start of its step, where there is none) to its arrival. All ranks leave the collective before
@@ -17,20 +17,54 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from chopper.analyzers.trace.columns import dictionary, ints, strings
+from chopper.analyzers.events.collectives import WAIT, time_of_events
+from chopper.analyzers.events.steps import windows_of
+from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
 from chopper.analyzers.trace.intervals import spread
-from chopper.analyzers.views.communication import members, time_of_events
-from chopper.tables import TABLES
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, count, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.analyzers.views.communication import Members
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.collectives import Members
+
+VIEW = View(
+    __doc__,
+    title="Stragglers",
+    section="Communication",
+    needs="no collective was seen on all ranks of its group, or nobody waited",
+    table=Table(
+        "stragglers",
+        1,
+        "Waiting at matched collectives by the rank that came last and by what it spent longer on than "
+        "the others since the group's collective before.",
+        (
+            column("straggler_rank", "int32", "Rank that came last."),
+            optional(
+                "cause", "string", "Leaf cause; null for what came before its window, or no excess."
+            ),
+            ns("waiting_ns", "Waiting of the other ranks, summed; shared among causes by excess."),
+            column("share_ratio", "float64", "Of all waiting."),
+            ns("exposed_waiting_ns", "The part of the waiting that nothing hid."),
+            ns(
+                "excess_ns",
+                "How much longer than the others' mean it spent on the cause, in total.",
+            ),
+            count("collective_count", "Collectives at which this was its largest excess."),
+            count(
+                "late_collective_count", "Collectives at which it came last, whatever the cause."
+            ),
+            column("late_ratio", "float64", "The same, of all at which anybody waited."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
-class Reasons:
-    """Per matched collective, in the order of `Members`.
+class Delays:
+    """Why the straggler of each matched collective was late, in the order of `Members`.
 
     Attributes:
         straggler: rank that came last.
@@ -49,43 +83,37 @@ class Reasons:
     excess_ns: np.ndarray
 
 
-def reasons(attribution: Attribution) -> Reasons:
-    """Why the straggler of each matched collective was late; computed once per attribution."""
-    cache = attribution._cache
-    if "analyzers.stragglers" not in cache:
-        cache["analyzers.stragglers"] = _reasons(attribution)
-    found: Reasons = cache["analyzers.stragglers"]
-    return found
+def delays_of(run: Attributed, members: Members) -> Delays:
+    """Return why the straggler of each matched collective was late."""
+    time = time_of_events(run.pieces, members.rank, members.row)
+    spent, causes = _spent(run, members)
+    excess = np.zeros((0, len(causes) + 1))
+    if len(members):
+        mine = spent[members.straggler]
+        others = np.add.reduceat(spent, members.first, axis=0) - mine
+        excess = np.maximum(mine - others / (members.rank_count - 1)[:, None], 0)
+    return Delays(
+        straggler=members.rank[members.straggler],
+        wait_ns=members.total(members.wait_ns),
+        exposed_wait_ns=members.total(time[WAIT]),
+        causes=causes,
+        excess_ns=excess,
+    )
 
 
-def _reasons(attribution: Attribution) -> Reasons:
-    found = members(attribution)
-    wait = found.total(found.wait_ns)
-    time = time_of_events(attribution, found.rank, ints(found.table, "event_row"))
-    exposed = found.total(time["communication.wait"].to_numpy())
-    spent, causes = _spent(attribution, found)
-    if not len(found):
-        return Reasons(found.straggler, wait, exposed, causes, np.zeros((0, len(causes) + 1)))
-    count = np.diff(np.append(found.first, len(found.of)))
-    mine = spent[found.straggler]
-    others = (np.add.reduceat(spent, found.first, axis=0) - mine) / (count - 1)[:, None]
-    excess = np.maximum(mine - others, 0)
-    return Reasons(found.rank[found.straggler], wait, exposed, causes, excess)
-
-
-def _spent(attribution: Attribution, found: Members) -> tuple[np.ndarray, list[str]]:
+def _spent(run: Attributed, found: Members) -> tuple[np.ndarray, list[str]]:
     """Per row its window's time per leaf cause, and when it began: (rows, causes + 1)."""
-    pieces = attribution.pieces
+    pieces = run.pieces
     codes, causes = strings(pieces, "cause")
     out = np.zeros((len(found.of), len(causes) + 1))
     origin = int(found.arrival_ns.min()) if len(found.of) else 0
     ranks = ints(pieces, "rank")
     for rank in np.unique(found.rank):
         rows = np.flatnonzero(found.rank == rank)
-        low, high = _before(attribution, found, rows, int(rank))
+        low, high = _before(run, found, rows, int(rank))
         out[rows, -1] = low - high + found.arrival_ns[rows] - origin
         mine = np.flatnonzero(ranks == rank)
-        start, end, amount = _placed(attribution, int(rank), mine, codes, causes)
+        start, end, amount = _placed(run, int(rank), mine, codes, causes)
         for code in range(len(causes)):
             of_cause = codes[mine] == code
             if of_cause.any():
@@ -95,23 +123,19 @@ def _spent(attribution: Attribution, found: Members) -> tuple[np.ndarray, list[s
 
 
 def _before(
-    attribution: Attribution, found: Members, rows: np.ndarray, rank: int
+    run: Attributed, found: Members, rows: np.ndarray, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Window before each collective of one rank, in its own clock."""
-    events = attribution.run.table(rank, "device_event")
-    event = ints(found.table, "event_row")[rows]
+    events = run.joined[rank].device_event
+    event = found.row[rows]
     start = ints(events, "start_ns")[event]
     end = start + ints(events, "dur_ns")[event]
-    group = np.zeros(len(rows), dtype=np.int64)
-    for name in ("ranks", "group"):
-        codes, values = strings(found.table, name)
-        group = group * (len(values) + 1) + codes[rows] + 1
+    _, group = distinct_rows([strings(found.table, n)[0][rows] for n in ("ranks", "group")])
     order = np.lexsort((start, group))
     previous = np.full(len(rows), -1, dtype=np.int64)
     same = group[order][1:] == group[order][:-1]
     previous[order[1:][same]] = order[:-1][same]
-    windows = attribution.windows
-    bounds = ints(windows, "start_ns")[ints(windows, "rank") == rank]
+    bounds = ints(windows_of(run, rank), "start_ns")
     step = np.searchsorted(bounds, start, side="right") - 1
     first = bounds[np.maximum(step, 0)] if len(bounds) else start
     low = np.where(previous >= 0, end[previous], np.minimum(first, start))
@@ -119,16 +143,16 @@ def _before(
 
 
 def _placed(
-    attribution: Attribution, rank: int, mine: np.ndarray, codes: np.ndarray, causes: list[str]
+    run: Attributed, rank: int, mine: np.ndarray, codes: np.ndarray, causes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(start, end, time) of pieces of one rank: their event's, cut to the window; gaps as they are."""
-    pieces = attribution.pieces.take(pa.array(mine))
+    pieces = run.pieces.take(pa.array(mine))
     event = ints(pieces, "event_row")
     amount = ints(pieces, "time_ns")
-    events = attribution.run.table(rank, "device_event")
+    events = run.joined[rank].device_event
     begin = ints(events, "start_ns")
     finish = begin + ints(events, "dur_ns")
-    windows = attribution.windows.filter(pa.array(ints(attribution.windows, "rank") == rank))
+    windows = windows_of(run, rank)
     index = ints(windows, "step_index")
     order = np.argsort(index)
     window = order[np.searchsorted(index[order], ints(pieces, "step_index"))]
@@ -137,59 +161,54 @@ def _placed(
     start = np.clip(begin[row], low, high) if len(begin) else low
     end = np.clip(finish[row], low, high) if len(begin) else high
     # Idle pieces stand in the order of the gaps, which know their times.
-    idle = np.array([cause.startswith("idle") for cause in causes] + [False])[codes[mine]]
-    gaps = attribution.gaps.filter(pa.array(ints(attribution.gaps, "rank") == rank))
+    idle = matching(codes[mine], causes, lambda cause: cause.startswith("idle"))
+    gaps = run.gaps.filter(pc.equal(run.gaps["rank"], rank))
     if int(idle.sum()) == gaps.num_rows:
         start, end = start.copy(), end.copy()
         start[idle], end[idle] = ints(gaps, "start_ns"), ints(gaps, "end_ns")
     return start, end, amount
 
 
-def stragglers(attribution: Attribution) -> pa.Table:
-    """Waiting by straggler and by what it was late with, most first. COMMUNICATION -> STRAGGLERS."""
-    found = reasons(attribution)
+def stragglers(run: Attributed, members: Members) -> pa.Table:
+    """COMMUNICATION, PIECE, GAP, WINDOW -> STRAGGLERS by rank and cause, most waiting first."""
+    found = delays_of(run, members)
     late = np.flatnonzero(found.wait_ns > 0)
     if not len(late):
-        return TABLES["stragglers"].empty()
-    excess = found.excess_ns[late]
+        return VIEW.table.empty()
+    excess, wait_ns = found.excess_ns[late], found.wait_ns[late]
     total = excess.sum(axis=1)
     known = total > 0
     parts = np.zeros(excess.shape)
     parts[known] = excess[known] / total[known, None]
     parts[~known, -1] = 1.0
-    largest = parts.argmax(axis=1)
     ranks, number = np.unique(found.straggler[late], return_inverse=True)
+    came_last = np.bincount(number, minlength=len(ranks))
 
     def by_rank(values: np.ndarray) -> np.ndarray:
         out = np.zeros((len(ranks), values.shape[1]))
         np.add.at(out, number, values)
         return out
 
-    waiting = by_rank(parts * found.wait_ns[late, None])
-    exposed = by_rank(parts * found.exposed_wait_ns[late, None])
-    longer = by_rank(excess)
-    first = by_rank(np.eye(excess.shape[1])[largest])
-    came_last = np.bincount(number, minlength=len(ranks))
-    rank_of, cause_of = np.nonzero(np.rint(waiting) > 0)
-    order = np.argsort(-waiting[rank_of, cause_of], kind="stable")
-    rank_of, cause_of = rank_of[order], cause_of[order]
+    waiting = by_rank(parts * wait_ns[:, None])
+    rank, cause = np.nonzero(np.rint(waiting) > 0)
+    order = np.argsort(-waiting[rank, cause], kind="stable")
+    rank, cause = rank[order], cause[order]
 
-    def whole(values: np.ndarray) -> pa.Array:
-        return pa.array(np.rint(values[rank_of, cause_of]).astype(np.int64))
+    def whole(values: np.ndarray) -> np.ndarray:
+        return np.rint(values[rank, cause]).astype(np.int64)
 
     columns = {
-        "straggler_rank": pa.array(ranks[rank_of].astype(np.int32)),
-        "cause": dictionary(np.where(cause_of < len(found.causes), cause_of, -1), found.causes),
+        "straggler_rank": ranks[rank],
+        "cause": dictionary(np.where(cause < len(found.causes), cause, -1), found.causes),
         "waiting_ns": whole(waiting),
-        "share_ratio": pa.array(waiting[rank_of, cause_of] / found.wait_ns[late].sum()),
-        "exposed_waiting_ns": whole(exposed),
-        "excess_ns": whole(longer),
-        "collective_count": whole(first),
-        "late_collective_count": pa.array(came_last[rank_of]),
-        "late_ratio": pa.array(came_last[rank_of] / len(late)),
+        "share_ratio": waiting[rank, cause] / wait_ns.sum(),
+        "exposed_waiting_ns": whole(by_rank(parts * found.exposed_wait_ns[late, None])),
+        "excess_ns": whole(by_rank(excess)),
+        "collective_count": whole(by_rank(np.eye(excess.shape[1])[parts.argmax(axis=1)])),
+        "late_collective_count": came_last[rank],
+        "late_ratio": came_last[rank] / len(late),
     }
-    declared = TABLES["stragglers"].arrow
-    return pa.table({f.name: columns[f.name] for f in declared}, schema=declared)
+    return VIEW.table.of(columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +230,9 @@ class Worst:
     excess_ns: int
 
 
-def worst(attribution: Attribution) -> Worst | None:
-    """Who made the others wait most, None when nobody waited at a matched collective."""
-    rows = stragglers(attribution).to_pylist()
+def worst(table: pa.Table) -> Worst | None:
+    """Return who made the others wait most, None when nobody waited. STRAGGLERS -> one rank."""
+    rows = table.to_pylist()
     if not rows:
         return None
     share: dict[int, float] = {}

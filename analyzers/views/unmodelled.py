@@ -1,105 +1,105 @@
-"""Which kernels have no model, no FLOP, no bytes or no peak, and why."""
+"""Kernels without model, FLOP, bytes or peak: how long they ran, and why."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from chopper.analyzers.attributed import links_of
+from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.views import View
 from chopper.analyzers.work import MATH_FAMILIES, matmul_dtype
 from chopper.analyzers.work.of_events import operator_work, refined
-from chopper.tables import TABLES
+from chopper.tables import Table, column, count, ns, optional
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.trace.join import Links
     from chopper.analyzers.work import Work
-    from chopper.attribution import Attribution
     from chopper.hardware.ceilings import Ceiling
 
 CAUSES = ("compute.unmodelled", "compute.no_peak", "compute.vector.no_bytes")
-_NO_OPERATOR = "no operator around its launch"
-_NO_LAUNCH = "its launch is not in the trace, nor the same kernel with an operator"
-_REPLAYED = "replayed by a graph; the same kernel was not seen with an operator"
-_NO_MODEL = "no model of its operator"
-_IN_WRAPPER = "launched without an operator inside a wrapper"
+_STRUCTURAL = (
+    "no model of its operator",
+    "no operator around its launch",
+    "its launch is not in the trace, nor the same kernel with an operator",
+    "replayed by a graph; the same kernel was not seen with an operator",
+    "launched without an operator inside a wrapper",
+)
+
+VIEW = View(
+    __doc__,
+    title="Unmodelled kernels",
+    section="Operators",
+    needs="every kernel that computed has a model, and the device its peaks",
+    table=Table(
+        "unmodelled",
+        1,
+        "Computing time without an ideal or a roofline, by kernel, operator and reason, over all ranks "
+        "and steps.",
+        (
+            optional("kernel", "string", "Name as recorded."),
+            ns("time_ns", "Attributed (exclusive) time."),
+            optional("share_ratio", "float64", "Of all computing time."),
+            column(
+                "reason", "string", "Why its work, or the time that it should take, is not known."
+            ),
+            optional("op", "string", "Operator that launched it; null: none recorded."),
+            count("call_count", "Device events."),
+            column("cause", "string", "Cause that the time is attributed to."),
+        ),
+    ),
+)
 
 
-def unmodelled(attribution: Attribution) -> pa.Table:
-    """Computing time without ideal or roofline, by kernel, operator and reason; longest first.
-
-    PIECE, EVENT_LINK, HOST_SPAN, DEVICE_EVENT -> UNMODELLED.
-    """
-    pieces = attribution.pieces
-    cause_codes, cause_names = strings(pieces, "cause")
-    computing = np.isin(cause_codes, [i for i, c in enumerate(cause_names) if _computes(c)])
-    time_ns = pieces["time_ns"].to_numpy()
-    total = int(time_ns[computing].sum())
-    wanted = np.isin(cause_codes, [i for i, c in enumerate(cause_names) if c in CAUSES])
-    found: dict[tuple[str | None, ...], list[int]] = {}
-    rank_of, event_of = ints(pieces, "rank"), ints(pieces, "event_row")
-    kernel_codes, kernels = strings(pieces, "kernel")
-    op_codes, ops = strings(pieces, "op")
-    for rank in np.unique(rank_of[wanted]):
-        rows = np.flatnonzero(wanted & (rank_of == rank))
-        reason_of, reasons = _reasons(attribution, int(rank), np.unique(event_of[rows]))
-        keys = np.stack(
-            [cause_codes[rows], kernel_codes[rows], op_codes[rows], reason_of[event_of[rows]]]
-        )
-        distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
-        inverse = inverse.reshape(-1)
-        sums = np.zeros(distinct.shape[1], dtype=np.int64)
-        np.add.at(sums, inverse, time_ns[rows])
-        pairs = np.unique(np.stack([inverse, event_of[rows]]), axis=1)
-        counts = np.bincount(pairs[0], minlength=len(sums))
-        for (cause, kernel, op, reason), time, count in zip(distinct.T, sums, counts, strict=True):
-            key = (
-                cause_names[cause],
-                kernels[kernel] if kernel >= 0 else None,
-                ops[op] if op >= 0 else None,
-                reasons[reason],
-            )
-            entry = found.setdefault(key, [0, 0])
-            entry[0] += int(time)
-            entry[1] += int(count)
-    order = sorted(found, key=lambda key: (-found[key][0], str(key)))
-    columns = {
-        "kernel": [key[1] for key in order],
-        "op": [key[2] for key in order],
-        "time_ns": [found[key][0] for key in order],
-        "share_ratio": [found[key][0] / total for key in order],
-        "reason": [key[3] for key in order],
-        "cause": [key[0] for key in order],
-        "call_count": [found[key][1] for key in order],
-    }
-    declared = TABLES["unmodelled"]
-    return pa.table({f.name: columns[f.name] for f in declared.arrow}, schema=declared.arrow)
+def unmodelled(run: Attributed) -> pa.Table:
+    """PIECE, EVENT_LINK, HOST_SPAN, DEVICE_EVENT -> UNMODELLED, longest first."""
+    pieces = run.pieces
+    cause, causes = strings(pieces, "cause")
+    computing = matching(cause, causes, lambda c: c.startswith("compute."))
+    total = int(ints(pieces, "time_ns")[computing].sum())
+    pieces = pieces.filter(matching(cause, causes, CAUSES.__contains__))
+    keys = {name: strings(pieces, name) for name in ("cause", "kernel", "op")}
+    rank, event = ints(pieces, "rank"), ints(pieces, "event_row")
+    texts: dict[str, int] = {}
+    reason = np.zeros(len(rank), dtype=np.int64)
+    for one in np.unique(rank):
+        mine = np.flatnonzero(rank == one)
+        reason[mine] = _reasons(run, int(one), np.unique(event[mine]), texts)[event[mine]]
+    keys["reason"] = (reason, list(texts))
+    groups = Groups([codes for codes, _ in keys.values()])
+    time_ns = groups.sum(ints(pieces, "time_ns")).tolist()
+    # An event may be in several pieces.
+    events = Groups([groups.of_row, rank, event])
+    calls = np.bincount(groups.of_row[events.first], minlength=len(groups)).tolist()
+    rows: list[dict[str, Any]] = [
+        {
+            name: values[codes[at]] if codes[at] >= 0 else None
+            for name, (codes, values) in keys.items()
+        }
+        | {"time_ns": time_ns[i], "share_ratio": time_ns[i] / total, "call_count": calls[i]}
+        for i, at in enumerate(groups.first.tolist())
+    ]
+    rows.sort(key=lambda r: (-r["time_ns"], str((r["cause"], r["kernel"], r["op"], r["reason"]))))
+    return VIEW.table.of_rows(rows)
 
 
-def _computes(cause: str) -> bool:
-    return cause.startswith("compute.")
-
-
-def _reasons(
-    attribution: Attribution, rank: int, events: np.ndarray
-) -> tuple[np.ndarray, list[str]]:
-    """Why each of ``events`` has no number: codes per event of the rank, and texts."""
-    links = links_of(attribution, rank)
-    work = attribution.work.get(rank)
-    ceilings = attribution.ceilings.get(rank)
+def _reasons(run: Attributed, rank: int, events: np.ndarray, texts: dict[str, int]) -> np.ndarray:
+    """Why each of ``events`` has no number: a code per event of the rank; new ones join ``texts``."""
+    links = links_of(run, rank)
+    work = run.work.get(rank)
+    ceilings = run.ceilings.get(rank)
     ceiling = None
     if ceilings is not None:
         ceiling = ceilings.theoretical or ceilings.achievable
-    texts: dict[str, int] = {}
-    codes = np.full(len(links.events), -1, dtype=np.int64)
-    like = (
-        events
-        if work is None
-        else np.where(work.like_row[events] >= 0, work.like_row[events], events)
-    )
+    like = events
+    if work is not None:
+        like = np.where(work.like_row[events] >= 0, work.like_row[events], events)
     structural = _without_operator(links)
     signature = np.full(len(links.events), -1, dtype=np.int64)
     operators = None
@@ -116,7 +116,8 @@ def _reasons(
         signature[like] * width + name_codes[like],
         -1 - structural[like],
     )
-    for key in np.unique(keys):
+    codes = np.full(len(links.events), -1, dtype=np.int64)
+    for key in np.unique(keys).tolist():
         if key < 0:
             text = _STRUCTURAL[-1 - key]
         else:
@@ -125,10 +126,7 @@ def _reasons(
             kernel = name_values[key % width]
             text = _of_work(refined(call, own, kernel), kernel, ceiling)
         codes[events[keys == key]] = texts.setdefault(text, len(texts))
-    return codes, list(texts)
-
-
-_STRUCTURAL = (_NO_MODEL, _NO_OPERATOR, _NO_LAUNCH, _REPLAYED, _IN_WRAPPER)
+    return codes
 
 
 def _without_operator(links: Links) -> np.ndarray:

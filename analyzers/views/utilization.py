@@ -1,4 +1,4 @@
-"""Model and hardware FLOP utilization against the two ceilings.
+"""MFU and HFU against the theoretical and the achievable ceiling.
 
     MFU = Σ_d F_d / (P_d · T)        HFU = Σ_d H_d / (P_d · T)
 
@@ -7,8 +7,8 @@ attention of forward and backward; of a causal mask only the pairs that it keeps
 what was computed again (recomputation) and the optimizer's products, P_d the ceiling for that type,
 and T the time: of the same steps without a trace where such were recorded, since tracing slows the
 host and not the model, else the observed time. Each FLOP is held against the peak of its own type,
-so that a run of bf16 and fp32 is not flattered by either. Products whose FLOP or peak is unknown count nothing: the value
-is a lower bound then, and says so.
+so that a run of bf16 and fp32 is not flattered by either. Products whose FLOP or peak is unknown
+count nothing: the value is a lower bound then, and says so.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.join import phases_outside_training
-from chopper.errors import JSON_ERRORS
+from chopper.analyzers.views import View
+from chopper.analyzers.views._tokens import tokens_of
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.tables import TABLES
+from chopper.tables import Table, column, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
     from chopper.hardware.ceilings import Ceiling
 
 CEILINGS = ("theoretical", "achievable")
@@ -36,6 +36,55 @@ _NOT_THE_MODELS = ("recompute", "optimizer")
 _NO_PRODUCT = "no matrix product, convolution or attention was recognised"
 _SAID_RATIO = 0.001
 """Smaller shares of unknown FLOP or peaks are not worth a remark."""
+_UNKNOWN: dict[str, object] = dict.fromkeys(
+    ("mfu_ratio", "hfu_ratio", "peak_flop_per_s", "model_needs_ns", "hardware_needs_ns")
+)
+
+VIEW = View(
+    __doc__,
+    title="Utilization",
+    section="Steps and host",
+    table=Table(
+        "utilization",
+        2,
+        "Model and hardware FLOP utilization against the theoretical ceiling (table of devices) and the "
+        "achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU = Σ H_d / (P_d · T), with "
+        "F_d the FLOP of type d that the model needs, H_d those with recomputation and the optimizer's "
+        "products, P_d the ceiling for that type, T the time of the same steps without a trace where such "
+        "steps were recorded, else the observed time.",
+        (
+            optional("rank", "int32", "Rank; null: all ranks together."),
+            column("ceiling", "string", "theoretical or achievable."),
+            optional("dtype", "string", "Data type; null: all types, each at its own peak."),
+            optional("mfu_ratio", "float64", "Model FLOP utilization."),
+            optional("hfu_ratio", "float64", "Hardware FLOP utilization."),
+            optional(
+                "peak_flop_per_s",
+                "float64",
+                "The ceiling for this mix of types: FLOP over the time that they need at it.",
+            ),
+            optional(
+                "tokens_per_s",
+                "float64",
+                "Tokens that the rank's embedding looked up; null where "
+                "that cannot be told from one table's shapes.",
+            ),
+            optional(
+                "model_flop", "int64", "FLOP that the model needs; null where none are known."
+            ),
+            optional("hardware_flop", "int64", "The same with recomputation."),
+            optional("model_needs_ns", "int64", "Time that the model's FLOP need at the ceiling."),
+            optional("hardware_needs_ns", "int64", "Time that all FLOP need at the ceiling."),
+            ns(
+                "time_ns",
+                "T, summed over ranks: the observed time, scaled to the median step without a trace.",
+            ),
+            ns("observed_ns", "Observed time of the traced steps, summed over ranks."),
+            optional("reason", "text", "Why values are null, or a lower bound."),
+            optional("source", "text", "Where the ceiling comes from."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -47,27 +96,25 @@ class _Math:
     unknown_ratio: float
     """Share of the products' time whose FLOP are not known."""
     time_ns: int
-    """What they are held against."""
+    """Time that they are held against."""
     products_ns: int = 0
     """Time of the device events whose FLOP are known."""
     unknown_reason: str = _NO_PRODUCT
     """Why there are no FLOP, where there are none."""
 
 
-def utilization(attribution: Attribution) -> pa.Table:
-    """MFU and HFU of the run, of its data types, and of each rank, against both ceilings.
+def utilization(run: Attributed) -> pa.Table:
+    """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION.
 
-    EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION. The whole run comes first (``rank`` null).
+    The whole run first (``rank`` null), then its data types, then each rank, for both ceilings.
     """
-    scale = attribution.step_time().scale
-    math = {
-        r.rank: _math(attribution, r.rank, round(r.observed_ns * scale)) for r in attribution.ranks
-    }
-    observed = {r.rank: r.observed_ns for r in attribution.ranks}
-    tokens = {rank: tokens_of(attribution, rank) for rank in math}
+    scale = run.step_time().scale
+    math = {r.rank: _math(run, r.rank, round(r.observed_ns * scale)) for r in run.ranks}
+    observed = {r.rank: r.observed_ns for r in run.ranks}
+    tokens = {rank: tokens_of(run, rank) for rank in math}
     rows: list[dict[str, object]] = []
     for name in CEILINGS:
-        per_rank = {rank: _rows(attribution, rank, name, math[rank]) for rank in math}
+        per_rank = {rank: _rows(run, rank, name, math[rank]) for rank in math}
         for rank, found in per_rank.items():
             seconds, known = math[rank].time_ns / 1e9, tokens[rank]
             if known is not None and seconds:
@@ -78,47 +125,45 @@ def utilization(attribution: Attribution) -> pa.Table:
     for row in rows:
         of = row["rank"]
         row["observed_ns"] = sum(observed.values()) if of is None else observed[int(str(of))]
-    return pa.Table.from_pylist(rows, schema=TABLES["utilization"].arrow)
+    return VIEW.table.of_rows(rows)
 
 
-def _math(attribution: Attribution, rank: int, time_ns: int) -> _Math:
-    work, links = attribution.work.get(rank), attribution.links.get(rank)
+def _math(run: Attributed, rank: int, time_ns: int) -> _Math:
+    work, links = run.work.get(rank), run.links.get(rank)
     if work is None or links is None:
         return _Math({}, {}, 0.0, time_ns)
     rows = np.flatnonzero(work.math & links["step_index"].is_valid().to_numpy())
     flop = work.work_flop[rows]
     known = ~np.isnan(flop)
-    dur = ints(attribution.run.table(rank, "device_event"), "dur_ns")[rows]
+    dur = ints(run.joined[rank].device_event, "dur_ns")[rows]
     time = dur.sum()
-    unknown = 1 - dur[known].sum() / time if time else 0.0
     phase, phases = strings(links, "phase")
     present = {phases[code] for code in np.unique(phase) if code >= 0}
     outside = phases_outside_training(present)
-    trained = np.array([p not in outside for p in phases] + [True])[phase[rows][known]]
-    own = np.array([p not in _NOT_THE_MODELS for p in phases] + [True])[phase[rows][known]]
+    trained = ~matching(phase[rows][known], phases, outside.__contains__)
+    own = ~matching(phase[rows][known], phases, _NOT_THE_MODELS.__contains__)
     names = [*work.dtypes, ""]
     codes = work.dtype[rows][known] % len(names)
     hardware = np.bincount(codes, weights=flop[known] * trained, minlength=len(names))
     model = np.bincount(codes, weights=flop[known] * (own & trained), minlength=len(names))
-    if hardware.sum() >= 2**63 / len(
-        attribution.ranks
-    ):  # the sum over ranks is a whole number, too
+    # The sum over ranks is a whole number, too.
+    if hardware.sum() >= 2**63 / len(run.ranks):
         reason = "the recorded shapes cannot be right: they give more FLOP than 64 bits hold"
         return _Math({}, {}, 1.0, time_ns, unknown_reason=reason)
     reason = "the FLOP of no product are known: shapes were not recorded"
     return _Math(
         {n: f for n, f in zip(names, model.tolist(), strict=True) if f},
         {n: f for n, f in zip(names, hardware.tolist(), strict=True) if f},
-        float(unknown),
+        float(1 - dur[known].sum() / time if time else 0.0),
         time_ns,
         int(dur[known].sum()),
         reason if len(rows) else _NO_PRODUCT,
     )
 
 
-def _rows(attribution: Attribution, rank: int, name: str, math: _Math) -> list[dict[str, object]]:
+def _rows(run: Attributed, rank: int, name: str, math: _Math) -> list[dict[str, object]]:
     """One rank against one ceiling: all its FLOP, then by data type."""
-    ceilings = attribution.ceilings.get(rank)
+    ceilings = run.ceilings.get(rank)
     ceiling: Ceiling | None = getattr(ceilings, name, None)
     row: dict[str, object] = {
         "rank": rank,
@@ -169,13 +214,7 @@ def _against(
 
     covered = sum(f for d, f in hardware.items() if peaks.get(d))
     if not covered:
-        return {
-            "mfu_ratio": None,
-            "hfu_ratio": None,
-            "peak_flop_per_s": None,
-            "model_needs_ns": None,
-            "hardware_needs_ns": None,
-        }
+        return _UNKNOWN
     return {
         "mfu_ratio": needed_ns(model) / time_ns,
         "hfu_ratio": needed_ns(hardware) / time_ns,
@@ -225,41 +264,39 @@ def _of_run(per_rank: list[list[dict[str, object]]], name: str) -> list[dict[str
     firsts = [rows[0] for rows in per_rank]
     reasons = list(dict.fromkeys(str(r["reason"]) for r in firsts if r.get("reason")))
     sources = list(dict.fromkeys(str(r["source"]) for r in firsts if r.get("source")))
-    observed = sum(_number(r, "time_ns") for r in firsts)
+    time_ns = sum(_number(r, "time_ns") for r in firsts)
     row: dict[str, object] = {
         "rank": None,
         "ceiling": name,
         "model_flop": _known_sum(firsts, "model_flop"),
         "hardware_flop": _known_sum(firsts, "hardware_flop"),
-        "time_ns": observed,
+        "time_ns": time_ns,
         "source": "; ".join(sources) or None,
         "reason": "; ".join(reasons) or None,
     }
-    rows = [row]
-    if firsts and observed and all(r.get("hfu_ratio") is not None for r in firsts):
-        row |= _summed(firsts, observed)
-    types = {str(r["dtype"]) for found in per_rank for r in found[1:]}
-    for dtype in sorted(types):
+    if firsts and time_ns:
+        row |= _summed(firsts, time_ns)
+    by_type = []
+    for dtype in sorted({str(r["dtype"]) for found in per_rank for r in found[1:]}):
         mine = [r for found in per_rank for r in found[1:] if r["dtype"] == dtype]
-        whole: dict[str, object] = {
-            **row,
-            "dtype": dtype,
-            "model_flop": sum(_number(r, "model_flop") for r in mine),
-            "hardware_flop": sum(_number(r, "hardware_flop") for r in mine),
-            "reason": mine[0].get("reason"),
-            "mfu_ratio": None,
-            "hfu_ratio": None,
-            "peak_flop_per_s": None,
-            "model_needs_ns": None,
-            "hardware_needs_ns": None,
-        }
-        if all(r.get("hfu_ratio") is not None for r in mine):
-            whole |= _summed(mine, observed)
-        rows.append(whole)
-    return [row, *sorted(rows[1:], key=lambda r: -_number(r, "hardware_flop"))]
+        by_type.append(
+            {
+                **row,
+                "dtype": dtype,
+                "model_flop": sum(_number(r, "model_flop") for r in mine),
+                "hardware_flop": sum(_number(r, "hardware_flop") for r in mine),
+                "reason": mine[0].get("reason"),
+                **_UNKNOWN,
+                **_summed(mine, time_ns),
+            }
+        )
+    return [row, *sorted(by_type, key=lambda r: -_number(r, "hardware_flop"))]
 
 
 def _summed(rows: list[dict[str, object]], time_ns: float) -> dict[str, object]:
+    """Utilization of several rows over a time; nothing where one of them is not known."""
+    if any(r.get("hfu_ratio") is None for r in rows):
+        return {}
     model = sum(_number(r, "model_needs_ns") for r in rows)
     hardware = sum(_number(r, "hardware_needs_ns") for r in rows)
     flop = sum(_number(r, "peak_flop_per_s") * _number(r, "hardware_needs_ns") for r in rows)
@@ -273,7 +310,7 @@ def _summed(rows: list[dict[str, object]], time_ns: float) -> dict[str, object]:
 
 
 def _known_sum(rows: list[dict[str, object]], name: str) -> float | None:
-    """Of the ranks that know it; None where none does."""
+    """Sum over the ranks that know it; None where none does."""
     known = [_number(r, name) for r in rows if r[name] is not None]
     return sum(known) if known else None
 
@@ -281,44 +318,3 @@ def _known_sum(rows: list[dict[str, object]], name: str) -> float | None:
 def _number(row: dict[str, object], name: str) -> float:
     value = row.get(name)
     return value if isinstance(value, int | float) else 0
-
-
-def tokens_of(attribution: Attribution, rank: int) -> int | None:
-    """Tokens that a rank looked up in its steps, None where that cannot be told.
-
-    The elements of the indices of its ``aten::embedding`` calls, when all of these use one table
-    of the same shape: a second one (positions, types) would count the same tokens again.
-    """
-    spans = attribution.run.table(rank, "host_span")
-    codes, names = strings(spans, "name")
-    if "aten::embedding" not in names:
-        return None
-    rows = np.flatnonzero(codes == names.index("aten::embedding"))
-    steps = attribution.run.table(rank, "step")
-    steps = steps.filter(steps["traced"]) if steps.num_rows else steps
-    if steps.num_rows and attribution.whole is not attribution:
-        steps = steps.filter(pc.is_in(steps["number"], value_set=attribution.windows["number"]))
-    if steps.num_rows:
-        at = ints(spans, "start_ns")[rows]
-        step = np.searchsorted(ints(steps, "start_ns"), at, side="right") - 1
-        rows = rows[(step >= 0) & (at < ints(steps, "end_ns")[np.maximum(step, 0)])]
-    dims, texts = strings(spans, "input_dims")
-    found, counts = np.unique(dims[rows], return_counts=True)
-    tokens = 0
-    tables = set()
-    for code, count in zip(found.tolist(), counts.tolist(), strict=True):
-        shapes = _shapes(texts[code]) if code >= 0 else None
-        if shapes is None:
-            return None
-        tables.add(tuple(shapes[0]))
-        tokens += count * int(np.prod(shapes[1]))
-    return tokens if len(tables) == 1 else None
-
-
-def _shapes(text: str) -> list[list[int]] | None:
-    """Shapes of the table and the indices of an embedding."""
-    try:
-        dims = msgspec.json.decode(text)
-        return msgspec.convert(dims[:2], type=list[list[int]]) if len(dims) >= 2 else None
-    except (*JSON_ERRORS, TypeError):
-        return None

@@ -19,8 +19,9 @@ def paths(_context: click.Context, _parameter: click.Parameter, typed: str) -> l
 def tables(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
     """Names of the declared tables."""
     from chopper.tables import TABLES
+    from chopper.views import VIEWS
 
-    return [name for name in TABLES if name.startswith(typed)]
+    return [name for name in (*TABLES, *VIEWS) if name.startswith(typed)]
 
 
 def workloads(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:

@@ -13,7 +13,7 @@ from chopper.cli._complete import paths
 from chopper.cli._output import print_json
 from chopper.cli._progress import progress
 from chopper.errors import UsageError, printable
-from chopper.views import VIEWS, view
+from chopper.views import VIEWS, summaries, view
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution, Level
@@ -40,7 +40,7 @@ class _Analyze(click.Command):
         """List the views."""
         del ctx
         with formatter.section("Views (--view)"):
-            formatter.write_dl([(v.name, v.doc) for v in VIEWS.values()])
+            formatter.write_dl(list(summaries().items()))
 
 
 @click.command(
@@ -55,7 +55,7 @@ class _Analyze(click.Command):
 @click.option(
     "--view",
     "view_name",
-    type=click.Choice(sorted(VIEWS)),
+    type=click.Choice(list(VIEWS)),
     metavar="NAME",
     help="Print one detailed table instead, see below; `chopper schema NAME` has its columns.",
 )
@@ -116,13 +116,11 @@ def command(
 
 def _print_view(attribution: Attribution, name: str, top: int | None, kind: str) -> None:
     """One view; JSON and CSV hold all rows unless told, text the first 20."""
-    from chopper.tables import TABLES
-
     table = view(attribution, name)
     if kind != "text":
         rows = (table if top is None else table.slice(0, top)).to_pylist()
         if kind == "json":
-            document = {"schema": f"chopper.view.{name}/{TABLES[name].version}", "rows": rows}
+            document = {"schema": f"chopper.view.{name}/{VIEWS[name].table.version}", "rows": rows}
             if not rows:
                 document["reason"] = VIEWS[name].needs or None
             print_json(document)

@@ -29,8 +29,10 @@ def command(table: str | None, as_json: bool) -> None:
       chopper schema --json | jq '.tables[].name'
     """
     from chopper.tables import TABLES
+    from chopper.views import in_sections
 
-    chosen = list(TABLES.values()) if table is None else [_find(table)]
+    every = [*TABLES.values(), *(v.table for v in in_sections())] if table is None else []
+    chosen = every or [_find(str(table))]
     if as_json:
         document = {"schema": SCHEMA, "tables": [to_json(t) for t in chosen]}
         print_json(document)
@@ -47,11 +49,15 @@ def _find(name: str) -> Table:
     from difflib import get_close_matches
 
     from chopper.tables import TABLES
+    from chopper.views import VIEWS
 
     if name in TABLES:
         return TABLES[name]
-    close = get_close_matches(name, TABLES, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(TABLES)}"
+    if name in VIEWS:
+        return VIEWS[name].table
+    names = [*TABLES, *VIEWS]
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
     raise UsageError(f"no table is called {name!r}; {hint}")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from chopper.replaying.answers import SCHEMA, WhatIf
 from chopper.replaying.asked import ALIASES, Changes, causes_named, changes_of
-from chopper.replaying.path import critical_path, critical_path_timeline, lanes_of
+from chopper.replaying.path import lanes_of
 from chopper.replaying.replay import Replay, recoverable, replay_of
 
 __all__ = [
@@ -18,8 +18,6 @@ __all__ = [
     "WhatIf",
     "causes_named",
     "changes_of",
-    "critical_path",
-    "critical_path_timeline",
     "lanes_of",
     "recoverable",
     "replay_of",

@@ -1,18 +1,16 @@
-"""Every table that a run can hold, declared once.
+"""Tables that a run holds or that its attribution makes, declared once.
 
-``TABLES`` maps a table's name to its declaration. The data dictionary in the documentation and
-``chopper schema`` are printed from it.
+``TABLES`` maps a table's name to its declaration. Views declare their own, in
+``chopper.analyzers.views``.
 """
 
 from __future__ import annotations
 
-from chopper.tables._base import Column, Table
+from chopper.tables._base import Column, Table, column, count, ns, optional
 from chopper.tables.analysis import ANALYSIS_TABLES
 from chopper.tables.memory import MEMORY_TABLES
-from chopper.tables.sensors import SENSOR_TABLES
-from chopper.tables.telemetry import TELEMETRY_TABLES
+from chopper.tables.telemetry import SENSOR_TABLES, TELEMETRY_TABLES
 from chopper.tables.trace import TRACE_TABLES
-from chopper.tables.views import VIEW_TABLES
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -22,7 +20,6 @@ TABLES: dict[str, Table] = {
         *SENSOR_TABLES,
         *MEMORY_TABLES,
         *ANALYSIS_TABLES,
-        *VIEW_TABLES,
     )
 }
 
@@ -33,7 +30,10 @@ __all__ = [
     "TABLES",
     "TELEMETRY_TABLES",
     "TRACE_TABLES",
-    "VIEW_TABLES",
     "Column",
     "Table",
+    "column",
+    "count",
+    "ns",
+    "optional",
 ]

@@ -4,26 +4,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from chopper.errors import SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import pyarrow as pa
 
 ColumnType = Literal["int64", "int32", "int16", "float64", "bool", "string", "text"]
 """``string`` is dictionary-encoded (few distinct values), ``text`` is plain UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_UNITS = (
+    *("bytes_per_s", "flop_per_s", "ns", "bytes", "hz", "w", "j", "c", "flop"),
+    *("ratio", "factor", "count"),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its type, its unit as it appears in the name, and what it means."""
+    """One column: its type and what it means. Its name ends in its unit."""
 
     name: str
     type: ColumnType
     doc: str
-    unit: str | None = None
     nullable: bool = False
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of the values, None for words, names, numbers of things and plain numbers."""
+        if self.name in _UNITS:
+            return self.name
+        return next((unit for unit in _UNITS if self.name.endswith(f"_{unit}")), None)
+
+
+def column(name: str, kind: ColumnType, doc: str) -> Column:
+    """Declare a column that is never null."""
+    return Column(name, kind, doc)
+
+
+def optional(name: str, kind: ColumnType, doc: str) -> Column:
+    """Declare a column that is null where the value is not known."""
+    return Column(name, kind, doc, nullable=True)
+
+
+def ns(name: str, doc: str) -> Column:
+    """Declare a time in nanoseconds that is never null."""
+    return Column(name, "int64", doc)
+
+
+def count(name: str, doc: str) -> Column:
+    """Declare a number of things that is never null."""
+    return Column(name, "int64", doc)
 
 
 @dataclass(frozen=True)
@@ -103,5 +137,24 @@ class Table:
         return self.validate(table)
 
     def empty(self) -> pa.Table:
-        """A table of this schema without rows."""
+        """Return the table without rows."""
         return self.arrow.empty_table()
+
+    def of(self, columns: Mapping[str, Any]) -> pa.Table:
+        """Build the table from its columns by name: Arrow or numpy arrays, or lists."""
+        import pyarrow as pa
+
+        return pa.table({name: columns[name] for name in self.arrow.names}, schema=self.arrow)
+
+    def of_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Build the table from rows; what a row does not name is null."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(rows, schema=self.arrow)
+
+    def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
+        """Put tables of this schema one after the other, with one dictionary per column."""
+        import pyarrow as pa
+
+        found = pa.concat_tables([self.empty(), *parts])
+        return found.unify_dictionaries().combine_chunks()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from chopper.tables._base import Column, Table
+from chopper.tables._base import Table, column, ns, optional
 
-_DEVICE = Column(name="device_id", type="int32", doc="Device ordinal.")
-
-
-def _maybe(name: str, doc: str, unit: str | None = None) -> Column:
-    return Column(name=name, type="int64", unit=unit, nullable=True, doc=doc)
+_DEVICE = column("device_id", "int32", "Device ordinal.")
 
 
-def _string(name: str, doc: str) -> Column:
-    return Column(name=name, type="string", nullable=True, doc=doc)
-
-
-_FRAMES = _string(
-    "frames", "Call stack, a line per frame (file:line: function), innermost first, where recorded."
+_FRAMES = optional(
+    "frames",
+    "string",
+    "Call stack, a line per frame (file:line: function), innermost first, where recorded.",
 )
 
 ALLOCATOR_SEGMENT = Table(
@@ -25,14 +19,14 @@ ALLOCATOR_SEGMENT = Table(
     "What the allocator held from the driver when the snapshot was taken.",
     (
         _DEVICE,
-        _maybe("address_id", "Address."),
-        _maybe("stream_id", "Stream that it serves."),
-        _string("kind", "small or large."),
-        _maybe("total_bytes", "Size.", "bytes"),
-        _maybe("allocated_bytes", "Of that, held by tensors.", "bytes"),
-        _maybe("active_bytes", "The same, and what waits for a stream to let go.", "bytes"),
-        _maybe("requested_bytes", "What tensors had asked for, before rounding.", "bytes"),
-        Column(name="expandable", type="bool", doc="Whether it can grow."),
+        optional("address_id", "int64", "Address."),
+        optional("stream_id", "int64", "Stream that it serves."),
+        optional("kind", "string", "small or large."),
+        optional("total_bytes", "int64", "Size."),
+        optional("allocated_bytes", "int64", "Of that, held by tensors."),
+        optional("active_bytes", "int64", "The same, and what waits for a stream to let go."),
+        optional("requested_bytes", "int64", "What tensors had asked for, before rounding."),
+        column("expandable", "bool", "Whether it can grow."),
     ),
 )
 
@@ -42,11 +36,11 @@ ALLOCATOR_BLOCK = Table(
     "Blocks of those segments: tensors, and the gaps between them.",
     (
         _DEVICE,
-        _maybe("segment_address_id", "Address of its segment."),
-        _maybe("address_id", "Address."),
-        _maybe("size_bytes", "Size.", "bytes"),
-        _maybe("requested_bytes", "What was asked for, before rounding.", "bytes"),
-        _string("state", "active_allocated, active_awaiting_free or inactive."),
+        optional("segment_address_id", "int64", "Address of its segment."),
+        optional("address_id", "int64", "Address."),
+        optional("size_bytes", "int64", "Size."),
+        optional("requested_bytes", "int64", "What was asked for, before rounding."),
+        optional("state", "string", "active_allocated, active_awaiting_free or inactive."),
         _FRAMES,
     ),
 )
@@ -57,18 +51,18 @@ ALLOCATOR_EVENT = Table(
     "The allocator's history before the snapshot, in time order; it begins where the recorder's "
     "limit of entries cut it off.",
     (
-        Column(name="time_ns", type="int64", unit="ns", doc="Unix time, recorded to 1 µs."),
+        ns("time_ns", "Unix time, recorded to 1 µs."),
         _DEVICE,
-        Column(
-            name="action",
-            type="string",
-            doc="alloc, free_requested, free_completed, segment_alloc, segment_free, oom …",
+        column(
+            "action",
+            "string",
+            "alloc, free_requested, free_completed, segment_alloc, segment_free, oom …",
         ),
-        _maybe("address_id", "Address of the block or segment."),
-        _maybe("size_bytes", "Its size.", "bytes"),
-        _maybe("stream_id", "Stream."),
-        _maybe("allocated_bytes", "Held by tensors after the event.", "bytes"),
-        _maybe("reserved_bytes", "Held from the driver after the event.", "bytes"),
+        optional("address_id", "int64", "Address of the block or segment."),
+        optional("size_bytes", "int64", "Its size."),
+        optional("stream_id", "int64", "Stream."),
+        optional("allocated_bytes", "int64", "Held by tensors after the event."),
+        optional("reserved_bytes", "int64", "Held from the driver after the event."),
         _FRAMES,
     ),
 )

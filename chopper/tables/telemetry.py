@@ -7,22 +7,10 @@ the reading and how long the reading took: what it says held at some moment in
 
 from __future__ import annotations
 
-from chopper.tables._base import Column, ColumnType, Table
+from chopper.tables._base import Table, column, count, ns, optional
 
-_TIME = Column(
-    name="time_ns", type="int64", unit="ns", doc="Unix time of the sample: middle of the reading."
-)
-_SPAN = Column(
-    name="span_ns",
-    type="int64",
-    unit="ns",
-    doc="How long the reading took; the sample's time is known to half of it.",
-)
-
-
-def _maybe(name: str, kind: ColumnType, unit: str | None, doc: str) -> Column:
-    """A column that is null where the machine does not say."""
-    return Column(name=name, type=kind, unit=unit, doc=doc, nullable=True)
+_TIME = ns("time_ns", "Unix time of the sample: middle of the reading.")
+_SPAN = ns("span_ns", "How long the reading took; the sample's time is known to half of it.")
 
 
 CPU_CORE = Table(
@@ -33,16 +21,15 @@ CPU_CORE = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="core_id", type="int32", doc="Core as the kernel numbers it."),
-        _maybe(
+        column("core_id", "int32", "Core as the kernel numbers it."),
+        optional(
             "busy_ratio",
             "float64",
-            "ratio",
             "Share of the time in which it ran tasks or interrupts of this machine: neither idle, "
             "nor waiting for I/O, nor stolen.",
         ),
-        _maybe("system_ratio", "float64", "ratio", "In the kernel, interrupts included."),
-        _maybe("steal_ratio", "float64", "ratio", "Taken by the hypervisor for other guests."),
+        optional("system_ratio", "float64", "In the kernel, interrupts included."),
+        optional("steal_ratio", "float64", "Taken by the hypervisor for other guests."),
     ),
 )
 
@@ -54,36 +41,31 @@ HOST = Table(
     (
         _TIME,
         _SPAN,
-        _maybe("memory_available_bytes", "int64", "bytes", "MemAvailable of /proc/meminfo."),
-        _maybe(
+        optional("memory_available_bytes", "int64", "MemAvailable of /proc/meminfo."),
+        optional(
             "pressure_cpu_some_ns",
             "int64",
-            "ns",
             "Time in which at least one task waited for a core (PSI cpu some, total).",
         ),
-        _maybe(
+        optional(
             "pressure_memory_some_ns",
             "int64",
-            "ns",
             "Time in which at least one task waited for memory (PSI memory some, total).",
         ),
-        _maybe(
+        optional(
             "pressure_io_some_ns",
             "int64",
-            "ns",
             "Time in which at least one task waited for I/O (PSI io some, total).",
         ),
-        _maybe(
+        optional(
             "cgroup_throttled_ns",
             "int64",
-            "ns",
             "Time in which this job's cgroup was held back by its CPU quota, total; summed over "
             "cores as the kernel counts it.",
         ),
-        _maybe(
+        optional(
             "cgroup_throttled_count",
             "int64",
-            "count",
             "Quota periods in which this job's cgroup was held back, total.",
         ),
     ),
@@ -96,37 +78,33 @@ PROCESS = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="rank", type="int32", doc="Rank that the process belongs to."),
-        Column(name="pid", type="int64", doc="The rank's own process."),
-        _maybe(
+        column("rank", "int32", "Rank that the process belongs to."),
+        column("pid", "int64", "The rank's own process."),
+        optional(
             "cpu_ratio",
             "float64",
-            "ratio",
             "CPU time over wall time since the previous sample, children included; 2.0 is two "
             "cores. Children count from when they were found, at most a second after they began.",
         ),
-        _maybe("child_cpu_ratio", "float64", "ratio", "The children's share of cpu_ratio."),
-        _maybe(
+        optional("child_cpu_ratio", "float64", "The children's share of cpu_ratio."),
+        optional(
             "run_delay_ns",
             "int64",
-            "ns",
             "Time in which the rank's main thread could run but had to wait for a core, total.",
         ),
-        _maybe(
+        optional(
             "rss_bytes",
             "int64",
-            "bytes",
             "Resident set size, summed over the rank and its children; shared pages count in each.",
         ),
-        _maybe(
+        optional(
             "pss_bytes",
             "int64",
-            "bytes",
             "Proportional set size of the rank and its children: shared pages are divided among "
             "those who share. Read at most once a second, null in the samples between.",
         ),
-        _maybe("thread_count", "int32", "count", "Threads of the rank and its children."),
-        _maybe("child_count", "int32", "count", "Processes that descend from the rank."),
+        optional("thread_count", "int32", "Threads of the rank and its children."),
+        optional("child_count", "int32", "Processes that descend from the rank."),
     ),
 )
 
@@ -138,18 +116,13 @@ PROCESS_THREAD = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="rank", type="int32", doc="Rank that the thread belongs to."),
-        Column(name="pid", type="int64", doc="The rank's own process."),
-        Column(name="tid", type="int64", doc="The thread, as in `host_span`."),
-        Column(name="name", type="string", doc="Name of the thread when it was first seen."),
-        Column(name="run_ns", type="int64", unit="ns", doc="On a core."),
-        Column(
-            name="run_delay_ns",
-            type="int64",
-            unit="ns",
-            doc="Ready to run, and waiting for a core.",
-        ),
-        Column(name="slice_count", type="int64", unit="count", doc="Times that it was put on one."),
+        column("rank", "int32", "Rank that the thread belongs to."),
+        column("pid", "int64", "The rank's own process."),
+        column("tid", "int64", "The thread, as in `host_span`."),
+        column("name", "string", "Name of the thread when it was first seen."),
+        ns("run_ns", "On a core."),
+        ns("run_delay_ns", "Ready to run, and waiting for a core."),
+        count("slice_count", "Times that it was put on one."),
     ),
 )
 
@@ -161,15 +134,15 @@ PROCESS_EVENT = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="rank", type="int32", doc="Rank that the process belongs to."),
-        Column(name="pid", type="int64", doc="The rank's own process."),
-        _maybe("context_switch_count", "int64", "count", "Times that a thread left its core."),
-        _maybe("migration_count", "int64", "count", "Times that a thread went to another core."),
-        _maybe("page_fault_count", "int64", "count", "Page faults."),
-        _maybe("major_fault_count", "int64", "count", "Page faults that had to read from a disk."),
-        _maybe("cycle_count", "int64", "count", "Cycles of the cores."),
-        _maybe("instruction_count", "int64", "count", "Instructions that were completed."),
-        _maybe("cache_miss_count", "int64", "count", "Misses of the last cache."),
+        column("rank", "int32", "Rank that the process belongs to."),
+        column("pid", "int64", "The rank's own process."),
+        optional("context_switch_count", "int64", "Times that a thread left its core."),
+        optional("migration_count", "int64", "Times that a thread went to another core."),
+        optional("page_fault_count", "int64", "Page faults."),
+        optional("major_fault_count", "int64", "Page faults that had to read from a disk."),
+        optional("cycle_count", "int64", "Cycles of the cores."),
+        optional("instruction_count", "int64", "Instructions that were completed."),
+        optional("cache_miss_count", "int64", "Misses of the last cache."),
     ),
 )
 
@@ -180,9 +153,9 @@ NIC = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="interface", type="string", doc="Name of the interface."),
-        _maybe("rx_bytes", "int64", "bytes", "Received, total."),
-        _maybe("tx_bytes", "int64", "bytes", "Sent, total."),
+        column("interface", "string", "Name of the interface."),
+        optional("rx_bytes", "int64", "Received, total."),
+        optional("tx_bytes", "int64", "Sent, total."),
     ),
 )
 
@@ -193,8 +166,8 @@ CORE_CLOCK = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="core_id", type="int32", doc="Core as the kernel numbers it."),
-        Column(name="clock_hz", type="int64", unit="hz", doc="Clock now."),
+        column("core_id", "int32", "Core as the kernel numbers it."),
+        column("clock_hz", "int64", "Clock now."),
     ),
 )
 
@@ -205,14 +178,9 @@ CORE_CYCLE = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="core_id", type="int32", doc="Core as the kernel numbers it."),
-        Column(
-            name="clock_ratio",
-            type="float64",
-            unit="ratio",
-            doc="Mean clock while it ran, of its nominal clock.",
-        ),
-        _maybe("clock_hz", "int64", "hz", "The same in Hz, where the nominal clock is told."),
+        column("core_id", "int32", "Core as the kernel numbers it."),
+        column("clock_ratio", "float64", "Mean clock while it ran, of its nominal clock."),
+        optional("clock_hz", "int64", "The same in Hz, where the nominal clock is told."),
     ),
 )
 
@@ -223,8 +191,8 @@ HOST_ENERGY = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="domain", type="string", doc="Domain, for example package-0/dram."),
-        Column(name="energy_j", type="float64", unit="j", doc="Energy since sampling began."),
+        column("domain", "string", "Domain, for example package-0/dram."),
+        column("energy_j", "float64", "Energy since sampling began."),
     ),
 )
 
@@ -236,30 +204,26 @@ FABRIC_PORT = Table(
     (
         _TIME,
         _SPAN,
-        Column(
-            name="device", type="string", doc="Name of the device, for example mlx5_0 or rdmap0s6."
-        ),
-        Column(name="port_id", type="int32", doc="Port of the device."),
-        _maybe("tx_bytes", "int64", "bytes", "Sent, total (words of 4 bytes made bytes)."),
-        _maybe("rx_bytes", "int64", "bytes", "Received, total."),
-        _maybe("rdma_read_bytes", "int64", "bytes", "Read by RDMA (EFA), total."),
-        _maybe("rdma_write_bytes", "int64", "bytes", "Written by RDMA (EFA), total."),
-        _maybe("retransmitted_bytes", "int64", "bytes", "Sent again (EFA), total."),
-        _maybe("tx_wait_count", "int64", "count", "Ticks in which data waited for credits."),
-        _maybe("tx_discard_count", "int64", "count", "Packets that were not sent."),
-        _maybe("link_down_count", "int64", "count", "Times that the link went down."),
-        _maybe("symbol_error_count", "int64", "count", "Symbol errors on the link."),
-        _maybe("cnp_sent_count", "int64", "count", "Congestion notifications sent as receiver."),
-        _maybe("cnp_handled_count", "int64", "count", "Congestion notifications obeyed as sender."),
-        _maybe("ecn_marked_count", "int64", "count", "Packets that came marked by a switch."),
-        _maybe("out_of_sequence_count", "int64", "count", "Packets that came out of order."),
-        _maybe("sequence_error_count", "int64", "count", "Negative acknowledgements for order."),
-        _maybe("timeout_count", "int64", "count", "Acknowledgements that did not come in time."),
-        _maybe(
-            "receiver_not_ready_count", "int64", "count", "Receiver-not-ready retries exceeded."
-        ),
-        _maybe("adaptive_retransmit_count", "int64", "count", "Adaptive retransmissions (RoCE)."),
-        _maybe("out_of_buffer_count", "int64", "count", "Packets dropped for want of a buffer."),
+        column("device", "string", "Name of the device, for example mlx5_0 or rdmap0s6."),
+        column("port_id", "int32", "Port of the device."),
+        optional("tx_bytes", "int64", "Sent, total (words of 4 bytes made bytes)."),
+        optional("rx_bytes", "int64", "Received, total."),
+        optional("rdma_read_bytes", "int64", "Read by RDMA (EFA), total."),
+        optional("rdma_write_bytes", "int64", "Written by RDMA (EFA), total."),
+        optional("retransmitted_bytes", "int64", "Sent again (EFA), total."),
+        optional("tx_wait_count", "int64", "Ticks in which data waited for credits."),
+        optional("tx_discard_count", "int64", "Packets that were not sent."),
+        optional("link_down_count", "int64", "Times that the link went down."),
+        optional("symbol_error_count", "int64", "Symbol errors on the link."),
+        optional("cnp_sent_count", "int64", "Congestion notifications sent as receiver."),
+        optional("cnp_handled_count", "int64", "Congestion notifications obeyed as sender."),
+        optional("ecn_marked_count", "int64", "Packets that came marked by a switch."),
+        optional("out_of_sequence_count", "int64", "Packets that came out of order."),
+        optional("sequence_error_count", "int64", "Negative acknowledgements for order."),
+        optional("timeout_count", "int64", "Acknowledgements that did not come in time."),
+        optional("receiver_not_ready_count", "int64", "Receiver-not-ready retries exceeded."),
+        optional("adaptive_retransmit_count", "int64", "Adaptive retransmissions (RoCE)."),
+        optional("out_of_buffer_count", "int64", "Packets dropped for want of a buffer."),
     ),
 )
 
@@ -270,12 +234,12 @@ PAUSE = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="interface", type="string", doc="Name of the interface."),
-        Column(name="priority", type="int32", doc="Priority, 0 to 7."),
-        _maybe("rx_pause_count", "int64", "count", "Pause frames received: told to stop."),
-        _maybe("tx_pause_count", "int64", "count", "Pause frames sent: told others to stop."),
-        _maybe("rx_pause_ns", "int64", "ns", "Time in which sending was paused, total."),
-        _maybe("tx_pause_ns", "int64", "ns", "Time in which others were paused, total."),
+        column("interface", "string", "Name of the interface."),
+        column("priority", "int32", "Priority, 0 to 7."),
+        optional("rx_pause_count", "int64", "Pause frames received: told to stop."),
+        optional("tx_pause_count", "int64", "Pause frames sent: told others to stop."),
+        optional("rx_pause_ns", "int64", "Time in which sending was paused, total."),
+        optional("tx_pause_ns", "int64", "Time in which others were paused, total."),
     ),
 )
 
@@ -286,15 +250,10 @@ CORE_WAIT = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="tid", type="int64", doc="The thread, as the kernel numbers it."),
-        _maybe("step", "int64", None, "Step that had just ended; null before the first."),
-        Column(
-            name="run_delay_ns",
-            type="int64",
-            unit="ns",
-            doc="Time in which the thread could run but had to wait for a core, total.",
-        ),
-        _maybe("run_ns", "int64", "ns", "Time in which the thread ran, total."),
+        column("tid", "int64", "The thread, as the kernel numbers it."),
+        optional("step", "int64", "Step that had just ended; null before the first."),
+        ns("run_delay_ns", "Time in which the thread could run but had to wait for a core, total."),
+        optional("run_ns", "int64", "Time in which the thread ran, total."),
     ),
 )
 
@@ -305,25 +264,22 @@ DEVICE_MEMORY = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="device_id", type="int32", doc="Device ordinal."),
-        _maybe("step", "int64", None, "Step that had just ended; null outside of steps."),
-        _maybe("allocated_bytes", "int64", "bytes", "Held by tensors."),
-        _maybe("reserved_bytes", "int64", "bytes", "Held by the allocator."),
-        _maybe("max_allocated_bytes", "int64", "bytes", "Peak in tensors since the process began."),
-        _maybe("max_reserved_bytes", "int64", "bytes", "Peak in the allocator since then."),
+        column("device_id", "int32", "Device ordinal."),
+        optional("step", "int64", "Step that had just ended; null outside of steps."),
+        optional("allocated_bytes", "int64", "Held by tensors."),
+        optional("reserved_bytes", "int64", "Held by the allocator."),
+        optional("max_allocated_bytes", "int64", "Peak in tensors since the process began."),
+        optional("max_reserved_bytes", "int64", "Peak in the allocator since then."),
     ),
 )
 
 _DEVICE = (
-    Column(
-        name="device_id",
-        type="int32",
-        doc="Device ordinal as the driver numbers it, where no UUID tells better.",
+    column(
+        "device_id", "int32", "Device ordinal as the driver numbers it, where no UUID tells better."
     ),
-    _maybe(
+    optional(
         "device_uuid",
         "string",
-        None,
         "UUID of the device as its driver writes it; joins samples to ranks.",
     ),
 )
@@ -336,23 +292,18 @@ DEVICE_CLOCK = Table(
         _TIME,
         _SPAN,
         *_DEVICE,
-        _maybe(
-            "sm_clock_hz",
-            "int64",
-            "hz",
-            "Current SM (gfx) clock; mean over the dies of one device.",
+        optional(
+            "sm_clock_hz", "int64", "Current SM (gfx) clock; mean over the dies of one device."
         ),
-        _maybe("memory_clock_hz", "int64", "hz", "Current memory clock."),
-        _maybe(
+        optional("memory_clock_hz", "int64", "Current memory clock."),
+        optional(
             "power_w",
             "float64",
-            "w",
             "Board (socket) power: instant where the driver tells it, else its running average.",
         ),
-        _maybe(
+        optional(
             "event_reasons",
             "int64",
-            None,
             "Why the clock is where it is, bits as NVML's clocks event reasons; unknown bits kept.",
         ),
     ),
@@ -366,8 +317,8 @@ CLOCK = Table(
     (
         _TIME,
         _SPAN,
-        Column(name="monotonic_ns", type="int64", unit="ns", doc="CLOCK_MONOTONIC at time_ns."),
-        _maybe("monotonic_raw_ns", "int64", "ns", "CLOCK_MONOTONIC_RAW at time_ns; not slewed."),
+        ns("monotonic_ns", "CLOCK_MONOTONIC at time_ns."),
+        optional("monotonic_raw_ns", "int64", "CLOCK_MONOTONIC_RAW at time_ns; not slewed."),
     ),
 )
 
@@ -380,55 +331,47 @@ DEVICE_COUNTER = Table(
         _TIME,
         _SPAN,
         *_DEVICE,
-        _maybe("energy_j", "float64", "j", "Energy, total."),
-        _maybe("power_average_w", "float64", "w", "Board power, averaged by the driver (1 s)."),
-        _maybe("temperature_c", "float64", "c", "Temperature of the chip."),
-        _maybe("memory_temperature_c", "float64", "c", "Temperature of the memory."),
-        _maybe(
+        optional("energy_j", "float64", "Energy, total."),
+        optional("power_average_w", "float64", "Board power, averaged by the driver (1 s)."),
+        optional("temperature_c", "float64", "Temperature of the chip."),
+        optional("memory_temperature_c", "float64", "Temperature of the memory."),
+        optional(
             "device_utilization_ratio",
             "float64",
-            "ratio",
             "Share of the driver's last period in which any kernel ran; says nothing of how many "
             "units it used.",
         ),
-        _maybe(
+        optional(
             "memory_utilization_ratio",
             "float64",
-            "ratio",
             "Share of the driver's last period in which memory was read or written.",
         ),
-        _maybe("memory_used_bytes", "int64", "bytes", "Device memory in use, by all processes."),
-        _maybe("pcie_tx_bytes", "int64", "bytes", "Sent over PCIe, total; may wrap."),
-        _maybe("pcie_rx_bytes", "int64", "bytes", "Received over PCIe, total; may wrap."),
-        _maybe(
+        optional("memory_used_bytes", "int64", "Device memory in use, by all processes."),
+        optional("pcie_tx_bytes", "int64", "Sent over PCIe, total; may wrap."),
+        optional("pcie_rx_bytes", "int64", "Received over PCIe, total; may wrap."),
+        optional(
             "pcie_bytes",
             "int64",
-            "bytes",
             "Over PCIe in both directions since sampling began, of drivers that tell only their "
             "sum: their accumulated rate times the time.",
         ),
-        _maybe("link_tx_bytes", "int64", "bytes", "Sent over all NVLink (XGMI) links, total."),
-        _maybe("link_rx_bytes", "int64", "bytes", "Received over all of them, total."),
-        _maybe("link_error_count", "int64", "count", "CRC errors and replays of the links, total."),
-        _maybe("ecc_corrected_count", "int64", "count", "Corrected memory errors since start."),
-        _maybe("ecc_uncorrected_count", "int64", "count", "Uncorrected memory errors since start."),
-        _maybe("pcie_replay_count", "int64", "count", "PCIe replays, total."),
-        _maybe("pcie_nak_count", "int64", "count", "PCIe packets refused by either end, total."),
-        _maybe(
-            "pcie_recovery_count",
-            "int64",
-            "count",
-            "Times that the PCIe link had to recover, total.",
-        ),
-        _maybe("power_throttle_ns", "int64", "ns", "Time below the wanted clock for power, total."),
-        _maybe("thermal_throttle_ns", "int64", "ns", "The same for temperature, total."),
-        _maybe("sync_boost_throttle_ns", "int64", "ns", "The same for sync boost, total."),
-        _maybe("board_limit_throttle_ns", "int64", "ns", "The same for the board's limit, total."),
-        _maybe("reliability_throttle_ns", "int64", "ns", "The same for reliability, total."),
-        _maybe("application_clock_ns", "int64", "ns", "Time held at application clocks, total."),
-        _maybe("software_thermal_ns", "int64", "ns", "Time slowed by the driver for heat, total."),
-        _maybe("hardware_thermal_ns", "int64", "ns", "Time slowed by the chip for heat, total."),
-        _maybe("power_brake_ns", "int64", "ns", "Time slowed by the board's power brake, total."),
+        optional("link_tx_bytes", "int64", "Sent over all NVLink (XGMI) links, total."),
+        optional("link_rx_bytes", "int64", "Received over all of them, total."),
+        optional("link_error_count", "int64", "CRC errors and replays of the links, total."),
+        optional("ecc_corrected_count", "int64", "Corrected memory errors since start."),
+        optional("ecc_uncorrected_count", "int64", "Uncorrected memory errors since start."),
+        optional("pcie_replay_count", "int64", "PCIe replays, total."),
+        optional("pcie_nak_count", "int64", "PCIe packets refused by either end, total."),
+        optional("pcie_recovery_count", "int64", "Times that the PCIe link had to recover, total."),
+        optional("power_throttle_ns", "int64", "Time below the wanted clock for power, total."),
+        optional("thermal_throttle_ns", "int64", "The same for temperature, total."),
+        optional("sync_boost_throttle_ns", "int64", "The same for sync boost, total."),
+        optional("board_limit_throttle_ns", "int64", "The same for the board's limit, total."),
+        optional("reliability_throttle_ns", "int64", "The same for reliability, total."),
+        optional("application_clock_ns", "int64", "Time held at application clocks, total."),
+        optional("software_thermal_ns", "int64", "Time slowed by the driver for heat, total."),
+        optional("hardware_thermal_ns", "int64", "Time slowed by the chip for heat, total."),
+        optional("power_brake_ns", "int64", "Time slowed by the board's power brake, total."),
     ),
 )
 
@@ -441,8 +384,8 @@ ENERGY_WINDOW = Table(
         _TIME,
         _SPAN,
         *_DEVICE,
-        Column(name="window", type="string", doc="Name of the span."),
-        Column(name="energy_j", type="float64", unit="j", doc="Energy of the device in it."),
+        column("window", "string", "Name of the span."),
+        column("energy_j", "float64", "Energy of the device in it."),
     ),
 )
 
@@ -454,17 +397,17 @@ DEVICE_ACTIVITY = Table(
         _TIME,
         _SPAN,
         *_DEVICE,
-        _maybe("sm_utilization_ratio", "float64", "ratio", "SMs that were busy, mean over time."),
-        _maybe("sm_occupancy_ratio", "float64", "ratio", "Warps resident of what would fit."),
-        _maybe("tensor_utilization_ratio", "float64", "ratio", "Tensor cores' busy share."),
-        _maybe("dram_utilization_ratio", "float64", "ratio", "Memory bandwidth used of its peak."),
-        _maybe("fp64_utilization_ratio", "float64", "ratio", "FP64 units' busy share."),
-        _maybe("fp32_utilization_ratio", "float64", "ratio", "FP32 units' busy share."),
-        _maybe("fp16_utilization_ratio", "float64", "ratio", "FP16 units' busy share."),
-        _maybe("pcie_tx_bytes_per_s", "float64", "bytes_per_s", "Sent over PCIe."),
-        _maybe("pcie_rx_bytes_per_s", "float64", "bytes_per_s", "Received over PCIe."),
-        _maybe("link_rx_bytes_per_s", "float64", "bytes_per_s", "Received over all links."),
-        _maybe("link_tx_bytes_per_s", "float64", "bytes_per_s", "Sent over all links."),
+        optional("sm_utilization_ratio", "float64", "SMs that were busy, mean over time."),
+        optional("sm_occupancy_ratio", "float64", "Warps resident of what would fit."),
+        optional("tensor_utilization_ratio", "float64", "Tensor cores' busy share."),
+        optional("dram_utilization_ratio", "float64", "Memory bandwidth used of its peak."),
+        optional("fp64_utilization_ratio", "float64", "FP64 units' busy share."),
+        optional("fp32_utilization_ratio", "float64", "FP32 units' busy share."),
+        optional("fp16_utilization_ratio", "float64", "FP16 units' busy share."),
+        optional("pcie_tx_bytes_per_s", "float64", "Sent over PCIe."),
+        optional("pcie_rx_bytes_per_s", "float64", "Received over PCIe."),
+        optional("link_rx_bytes_per_s", "float64", "Received over all links."),
+        optional("link_tx_bytes_per_s", "float64", "Sent over all links."),
     ),
 )
 
@@ -476,27 +419,26 @@ DEVICE_LIMIT = Table(
         _TIME,
         _SPAN,
         *_DEVICE,
-        _maybe("name", "string", None, "Name as the driver writes it."),
-        _maybe("pci_address", "string", None, "Domain:bus:device.function."),
-        _maybe("driver_version", "string", None, "Version of the driver."),
-        _maybe("sm_clock_max_hz", "int64", "hz", "Largest SM clock."),
-        _maybe("sm_clock_boost_hz", "int64", "hz", "Largest boost clock that the board allows."),
-        _maybe("sm_clock_application_hz", "int64", "hz", "Application clock that was set."),
-        _maybe("memory_clock_max_hz", "int64", "hz", "Largest memory clock."),
-        _maybe(
+        optional("name", "string", "Name as the driver writes it."),
+        optional("pci_address", "string", "Domain:bus:device.function."),
+        optional("driver_version", "string", "Version of the driver."),
+        optional("sm_clock_max_hz", "int64", "Largest SM clock."),
+        optional("sm_clock_boost_hz", "int64", "Largest boost clock that the board allows."),
+        optional("sm_clock_application_hz", "int64", "Application clock that was set."),
+        optional("memory_clock_max_hz", "int64", "Largest memory clock."),
+        optional(
             "power_basis",
             "string",
-            None,
             "What `device_clock.power_w` is: instant, or averaged by the driver, and over how long "
             "where it is known.",
         ),
-        _maybe("power_limit_w", "float64", "w", "Power limit in force."),
-        _maybe("power_limit_default_w", "float64", "w", "Power limit by default."),
-        _maybe("power_limit_max_w", "float64", "w", "Largest power limit that can be set."),
-        _maybe("memory_bytes", "int64", "bytes", "Device memory."),
-        _maybe("pcie_generation", "int32", None, "PCIe generation in use."),
-        _maybe("pcie_lane_count", "int32", "count", "PCIe lanes in use."),
-        _maybe("mig", "bool", None, "Whether the device is partitioned (MIG; DPX, CPX …)."),
+        optional("power_limit_w", "float64", "Power limit in force."),
+        optional("power_limit_default_w", "float64", "Power limit by default."),
+        optional("power_limit_max_w", "float64", "Largest power limit that can be set."),
+        optional("memory_bytes", "int64", "Device memory."),
+        optional("pcie_generation", "int32", "PCIe generation in use."),
+        optional("pcie_lane_count", "int32", "PCIe lanes in use."),
+        optional("mig", "bool", "Whether the device is partitioned (MIG; DPX, CPX …)."),
     ),
 )
 
@@ -505,12 +447,71 @@ STEP_WORK = Table(
     1,
     "What a rank worked through in a step, as the program counted it: prof.step(tokens=…).",
     (
-        Column(name="time_ns", type="int64", unit="ns", doc="Unix time of the middle of the step."),
-        Column(name="span_ns", type="int64", unit="ns", doc="How long the step took."),
-        Column(name="step", type="int64", doc="Number of the step, as in `step`."),
-        Column(name="tokens_count", type="int64", unit="count", doc="Tokens of this rank."),
+        ns("time_ns", "Unix time of the middle of the step."),
+        ns("span_ns", "How long the step took."),
+        column("step", "int64", "Number of the step, as in `step`."),
+        count("tokens_count", "Tokens of this rank."),
     ),
 )
+
+DEVICE_DIE = Table(
+    "device_die",
+    1,
+    "Clocks of the parts of a device, where its driver tells them apart (AMD's dies).",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        column("domain", "string", "gfx (compute dies, XCDs) or soc."),
+        column("die_id", "int32", "Number of the die within its domain."),
+        column("clock_hz", "int64", "Clock now."),
+    ),
+)
+
+DEVICE_LINK = Table(
+    "device_link",
+    1,
+    "Links between devices one by one (XGMI). Counters are totals; difference them.",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        column("link_id", "int32", "Number of the link at this device."),
+        optional("tx_bytes", "int64", "Sent over it, total."),
+        optional("rx_bytes", "int64", "Received over it, total."),
+        optional("up", "bool", "Whether the link is up."),
+    ),
+)
+
+DEVICE_PARTITION = Table(
+    "device_partition",
+    1,
+    "How a device is partitioned, once: several devices of a run may be parts of one socket.",
+    (
+        _TIME,
+        _SPAN,
+        *_DEVICE,
+        optional("pci_address", "string", "Domain:bus:device.function of the part."),
+        optional("compute_partition", "string", "SPX, DPX, TPX, QPX or CPX."),
+        optional("memory_partition", "string", "NPS1, NPS2, NPS4 or NPS8."),
+        optional("partition_id", "int32", "Number of the part within its socket."),
+    ),
+)
+
+DEVICE_BUFFERED = Table(
+    "device_buffered",
+    1,
+    "Samples that the driver took itself and kept, where they are finer than polling. Clocks are "
+    "written when they change: each value holds until the next.",
+    (
+        ns("time_ns", "Unix time as the driver noted it, in µs."),
+        ns("span_ns", "Resolution of that time: 1 µs."),
+        *_DEVICE,
+        column("quantity", "string", "power_w, sm_clock_hz or memory_clock_hz."),
+        column("value", "float64", "In the unit that the quantity names."),
+    ),
+)
+
 
 TELEMETRY_TABLES = (
     CPU_CORE,
@@ -534,3 +535,5 @@ TELEMETRY_TABLES = (
     CLOCK,
     STEP_WORK,
 )
+
+SENSOR_TABLES = (DEVICE_DIE, DEVICE_LINK, DEVICE_PARTITION, DEVICE_BUFFERED)

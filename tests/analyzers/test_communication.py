@@ -109,14 +109,14 @@ def test_a_late_loader_is_named_with_what_it_cost() -> None:
     assert late[0]["excess_ns"] == 600
     assert late[0]["collective_count"] == late[0]["late_collective_count"] == 2
     assert late[0]["share_ratio"] == late[0]["late_ratio"] == 1.0
-    found = worst(attribution)
+    found = worst(view(attribution, "stragglers"))
     assert found is not None
     assert (found.rank, found.cause, found.excess_ns) == (1, "idle.preparation.data", 600)
 
 
 def test_a_late_loader_is_named_in_the_last_steps_alone() -> None:
     """As where the first of the traced steps are of another kind."""
-    late = worst(attributed([loading_rank(0), loading_rank(300)]).of_steps([1]))
+    late = worst(view(attributed([loading_rank(0), loading_rank(300)]).of_steps([1]), "stragglers"))
     assert late is not None
     assert (late.rank, late.cause, late.excess_ns) == (1, "idle.preparation.data", 300)
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.views.energy import Meter, meter_of, meter_of_power
+from chopper.analyzers.events.meter import Meter, meter_of, meter_of_power
 from chopper.attribution import Attribution
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
-from chopper.tables import TABLES
-from chopper.views import view
+from chopper.views import VIEWS, view
 from chopper.wording import ranges
 from tests.analyzers.make import kernel, kernels, spans, table
 
@@ -387,5 +386,5 @@ def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
 
 def test_a_run_without_telemetry_has_no_energy() -> None:
     attribution: Attribution = chopper.attribute(a_run())
-    assert view(attribution, "energy").schema.names == TABLES["energy"].arrow.names
+    assert view(attribution, "energy").schema.names == VIEWS["energy"].table.arrow.names
     assert view(attribution, "energy").num_rows == 0

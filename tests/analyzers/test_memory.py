@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.views.memory_determinism import memory_determinism, memory_steps, similarity
+from chopper.analyzers.views.memory_determinism import memory_determinism
+from chopper.analyzers.views.memory_steps import memory_steps, similarity
 from chopper.storage.manifest import Device
 from chopper.views import view
 from tests.analyzers.make import table

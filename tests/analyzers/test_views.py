@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
-from chopper.analyzers.views.events import Events, busy_of, grouped
+from chopper.analyzers.events.device import Events
+from chopper.analyzers.events.groups import Groups, busy_of, statistics_of
 from chopper.analyzers.views.launches import overhead_of
 from chopper.analyzers.views.queue_depth import depths
 from chopper.attribution import Attribution
@@ -29,7 +30,6 @@ from chopper.hardware import calibration
 from chopper.hardware.devices import lookup
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
-from chopper.tables import TABLES
 from chopper.views import VIEWS, view
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table
 from tests.conftest import find_traces_dir
@@ -497,9 +497,10 @@ def test_busy_time_is_the_union(rows: list[tuple[int, int, int]]) -> None:
 )
 def test_groups_have_their_own_statistics(rows: list[tuple[int, int, int]]) -> None:
     a, b, value = (np.array(c, dtype=np.int64) for c in zip(*rows, strict=True))
-    found = grouped([a, b], value)
-    assert len(found.first) == len({(x, y) for x, y, _ in rows})
-    for i, first in enumerate(found.first):
+    groups = Groups([a, b])
+    found = statistics_of(groups, value)
+    assert len(groups) == len({(x, y) for x, y, _ in rows})
+    for i, first in enumerate(groups.first):
         mine = [v for x, y, v in rows if (x, y) == (a[first], b[first])]
         assert (found.count[i], found.sum[i]) == (len(mine), sum(mine))
         assert (found.min[i], found.max[i]) == (min(mine), max(mine))
@@ -509,11 +510,9 @@ def test_groups_have_their_own_statistics(rows: list[tuple[int, int, int]]) -> N
 
 
 def test_every_view_is_declared_and_its_empty_run_is_valid() -> None:
-    for name in VIEWS:
-        assert name in TABLES
     empty = attributed(spans(), kernels())
     for name in VIEWS:
-        assert view(empty, name).schema.names == [c.name for c in TABLES[name].columns]
+        assert view(empty, name).schema.names == [c.name for c in VIEWS[name].table.columns]
     with pytest.raises(UsageError, match="one of"):
         view(empty, "nothing")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chopper.analyzers.views.energy import meter_of
+from chopper.analyzers.events.meter import meter_of
 from chopper.collectors import procfs
 from chopper.collectors.host._power import CoreClockSource, RaplSource
 from chopper.collectors.sampler import Sink

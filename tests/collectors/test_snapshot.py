@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import chopper
-from chopper.analyzers.views.memory import memory_holders, memory_over_time, memory_segments
+from chopper.analyzers.views.memory_holders import memory_holders
+from chopper.analyzers.views.memory_over_time import memory_over_time
+from chopper.analyzers.views.memory_segments import memory_segments
 from chopper.cli import cli
 from chopper.collectors import allocator_history
 from chopper.collectors.allocator_history import AllocatorHistoryCollector

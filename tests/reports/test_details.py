@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from chopper import wording as fmt
 from chopper.cli import cli
 from chopper.reports import details, text
-from chopper.tables import TABLES
-from chopper.views import VIEWS, view
+from chopper.views import VIEWS, in_sections, view
 from tests.reports.make import GEMM, HOSTILE, Shape, make
 
 EXACT = make()
@@ -21,7 +20,9 @@ EXACT = make()
 
 def test_every_view_with_rows_is_in_the_page() -> None:
     tables = details.tables(EXACT)
-    assert [t["id"] for t in tables] == [n for n in VIEWS if view(EXACT, n).num_rows]
+    assert [t["id"] for t in tables] == [
+        v.name for v in in_sections() if view(EXACT, v.name).num_rows
+    ]
     kernels = next(t for t in tables if t["id"] == "kernels")
     table = view(EXACT, "kernels")
     by_label = {c["label"]: c for c in kernels["columns"]}
@@ -75,7 +76,7 @@ def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
 
 
 def test_an_empty_view_says_why() -> None:
-    shown = text.render_view(VIEWS["cpu_use"], TABLES["cpu_use"].empty())
+    shown = text.render_view(VIEWS["cpu_use"], VIEWS["cpu_use"].table.empty())
     assert f"No rows: {VIEWS['cpu_use'].needs}." in " ".join(shown.split())
 
 
@@ -90,7 +91,7 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
         ENERGY_ROW | {"source": "device 1", "scope": "phase", "phase": "forward", "reason": "why"},
         *(ENERGY_ROW | {"source": f"device {i}", "reason": reason} for i in range(2, 8)),
     ]
-    table = pa.Table.from_pylist(rows, schema=TABLES["energy"].arrow)
+    table = pa.Table.from_pylist(rows, schema=VIEWS["energy"].table.arrow)
     shown = " ".join(text.render_view(VIEWS["energy"], table, width=80).split())
     told = (
         f"– run, device 1, ranks 0; run, device 2, ranks 0; run, device 3, ranks 0; run, device 4, "
@@ -105,7 +106,7 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
 def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
     row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
     row |= {"source": "reasons", "start_ns": 1}
-    table = pa.Table.from_pylist([row], schema=TABLES["throttle_episodes"].arrow)
+    table = pa.Table.from_pylist([row], schema=VIEWS["throttle_episodes"].table.arrow)
     shown = text.render_view(VIEWS["throttle_episodes"], table).splitlines()
     assert any(line.startswith("rank  reason ") for line in shown)
 
@@ -117,9 +118,9 @@ def test_top_limits_the_rows_of_a_view() -> None:
 
 
 def test_a_row_of_nulls_is_shown() -> None:
-    row: dict[str, object] = {c.name: None for c in TABLES["utilization"].columns}
+    row: dict[str, object] = {c.name: None for c in VIEWS["utilization"].table.columns}
     row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
-    table = pa.Table.from_pylist([row], schema=TABLES["utilization"].arrow)
+    table = pa.Table.from_pylist([row], schema=VIEWS["utilization"].table.arrow)
     assert "theoretical" in text.render_view(VIEWS["utilization"], table)
 
 

@@ -1,4 +1,9 @@
-"""Episodes in which something held the clock down, and the kernels that they hit."""
+"""When the clock was held down, why, and which kernels it hit.
+
+A reading stands for the time half-way to its neighbours, but not for a hole in the readings. Of
+several reasons at once the first of power, heat and a set clock counts. Episodes count wherever
+there are samples, traced or not.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,22 @@ import pyarrow as pa
 from chopper import wording as fmt
 from chopper.analyzers.causes.clock import CLOCK_LABELS, HOLE_FACTOR, ClockSeries
 from chopper.analyzers.causes.factors import set_clock_hz
+from chopper.analyzers.events.groups import (
+    Groups,
+    real_or_null,
+    reals,
+    sum_by,
+    whole_or_null,
+)
 from chopper.analyzers.trace.columns import dictionary, ints, nullable
 from chopper.analyzers.trace.samples import of_rank, per_device
-from chopper.analyzers.views.clocks import Clocked, clocked
-from chopper.analyzers.views.events import group_of
-from chopper.tables import TABLES
+from chopper.analyzers.views import View
+from chopper.tables import TABLES, Table, column, count, ns, optional
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.clocked import Clocked
+    from chopper.analyzers.events.groups import Texts
 
 _HELD = ["power_cap", "thermal", "application"]
 _COLUMNS = [CLOCK_LABELS.index(label) for label in _HELD]
@@ -29,6 +42,49 @@ _COUNTED = (
     ("application_clock_ns", "sync_boost_throttle_ns"),
 )
 _KERNELS_NAMED = 3
+
+VIEW = View(
+    __doc__,
+    title="Throttle episodes",
+    section="Clocks",
+    needs="no clock reading names a reason that held it (power, heat, a set clock), or none was recorded with its reasons",
+    table=Table(
+        "throttle_episodes",
+        2,
+        "Times in which the driver said that it held the clock, and what ran then. A reading stands for "
+        "the time half-way to its neighbours. Where a driver gives no reasons, its counters of throttled "
+        "time tell the episodes, to the time between their readings.",
+        (
+            column("rank", "int32", "Rank."),
+            optional("device_id", "int32", "Device ordinal of the rank."),
+            column("reason", "string", "power_cap, thermal or application."),
+            ns("dur_ns", "How long it lasted."),
+            optional(
+                "loss_ns",
+                "int64",
+                "Attributed to the clock of kernels in the middle of which it held; null where none is "
+                "in the trace.",
+            ),
+            optional("clock_mean_hz", "int64", "Mean SM clock."),
+            optional("clock_low_hz", "int64", "Lowest reading."),
+            optional("power_mean_w", "float64", "Mean power of the board."),
+            optional(
+                "held_ns",
+                "int64",
+                "Of it, throttled by the driver's own count of time; null where it counts none.",
+            ),
+            count("kernel_count", "Computing kernels that it hit."),
+            ns("time_ns", "Their exclusive time."),
+            optional("op", "string", "Operator that lost most; without a loss, that ran longest."),
+            optional(
+                "kernels", "text", "The three kernels that lost most, with their share of the loss."
+            ),
+            optional("step", "int32", "Index of the step in which its first kernel ran."),
+            column("source", "string", "reasons, or counters."),
+            ns("start_ns", "Start, Unix time."),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -44,36 +100,27 @@ class _Episodes:
     source: str
 
 
-def throttle_episodes(attribution: Attribution) -> pa.Table:
-    """Uninterrupted readings with one reason, most attributed loss first.
-
-    DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_EVENT, PIECE -> THROTTLE_EPISODES. A reading stands for the
-    time half-way to its neighbours, but not for a hole in the readings. Of several reasons at once the first of power, heat and a set
-    clock counts. Episodes count wherever there are samples, traced or not.
-    """
-    found = clocked(attribution)
+def throttle_episodes(run: Attributed, clocked: Clocked | None) -> pa.Table:
+    """DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_EVENT, PIECE -> THROTTLE_EPISODES, most loss first."""
     parts = []
-    for rank in attribution.run.ranks:
-        run = attribution.run
-        clocks = dict(per_device(run, rank, "device_clock"))
-        counters = dict(per_device(run, rank, "device_counter"))
+    for rank in run.recording.ranks:
+        clocks = dict(per_device(run.recording, rank, "device_clock"))
+        counters = dict(per_device(run.recording, rank, "device_counter"))
         for number in dict.fromkeys([*clocks, *counters]):
             samples = clocks.get(number, TABLES["device_clock"].empty())
             counted = counters.get(number, TABLES["device_counter"].empty())
-            factors = attribution.factors.get(rank)
+            factors = run.factors.get(rank)
             set_hz = set_clock_hz(
-                of_rank(run, rank, "device_limit"),
+                of_rank(run.recording, rank, "device_limit"),
                 np.zeros(0) if factors is None else factors.reference_hz,
             )
             episodes = _of_reasons(samples, set_hz)
             if episodes is None:
                 episodes = _of_counters(counted, samples)
             if episodes is not None and len(episodes.reason):
-                device = run.part(rank).device_id if number is None else number
-                parts.append(_table(found, rank, device, episodes, counted))
-    if not parts:
-        return TABLES["throttle_episodes"].empty()
-    table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+                device = run.recording.part(rank).device_id if number is None else number
+                parts.append(_table(clocked, rank, device, episodes, counted))
+    table = VIEW.table.joined(parts)
     return table.sort_by([("loss_ns", "descending"), ("dur_ns", "descending")])
 
 
@@ -147,8 +194,7 @@ def _grown(counters: pa.Table) -> np.ndarray:
     found = np.full((max(counters.num_rows - 1, 0), len(_HELD)), np.nan)
     for i, names in enumerate(_COUNTED):
         for name in names:
-            total = counters[name].to_numpy(zero_copy_only=False).astype(np.float64)
-            change = np.diff(total)
+            change = np.diff(reals(counters, name))
             # A total that went backwards was reset: nothing is known of that gap.
             good = change >= 0
             found[good, i] = np.fmax(found[good, i], change[good])
@@ -183,39 +229,32 @@ def _table(
     episodes: _Episodes,
     counters: pa.Table,
 ) -> pa.Table:
-    count = len(episodes.reason)
-    columns: dict[str, pa.Array] = {
-        "rank": pa.array(np.full(count, rank)),
-        "device_id": pa.array([device] * count, type=pa.int32()),
-        "reason": dictionary(episodes.reason, _HELD),
-        "start_ns": pa.array(episodes.start_ns),
-        "dur_ns": pa.array(episodes.end_ns - episodes.start_ns),
-        "clock_mean_hz": _hertz(episodes.clock_hz),
-        "clock_low_hz": _hertz(episodes.low_hz),
-        "power_mean_w": pa.array(episodes.power_w, mask=np.isnan(episodes.power_w)),
-        "held_ns": nullable(_counted(counters, episodes)),
-        "source": dictionary(np.zeros(count, np.int64), [episodes.source]),
-    }
-    columns |= _hit(found, rank, episodes)
-    declared = TABLES["throttle_episodes"].arrow
-    return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in declared], schema=declared)
-
-
-def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, pa.Array]:
-    """What the episodes cost: the kernels whose middle lies in them."""
-    count = len(episodes.reason)
-    loss, busy, hits = (np.zeros(count, dtype=np.int64) for _ in range(3))
-    if found is None:
-        nothing = pa.array([None] * count, type=pa.string())
-        none = np.full(count, -1, dtype=np.int64)
-        return {
-            "loss_ns": nullable(none),
-            "time_ns": pa.array(busy),
-            "kernel_count": pa.array(hits),
-            "op": dictionary(none, []),
-            "kernels": nothing,
-            "step": nullable(none),
+    size = len(episodes.reason)
+    return VIEW.table.of(
+        {
+            "rank": np.full(size, rank),
+            "device_id": [device] * size,
+            "reason": dictionary(episodes.reason, _HELD),
+            "start_ns": episodes.start_ns,
+            "dur_ns": episodes.end_ns - episodes.start_ns,
+            "clock_mean_hz": whole_or_null(episodes.clock_hz),
+            "clock_low_hz": whole_or_null(episodes.low_hz),
+            "power_mean_w": real_or_null(episodes.power_w),
+            "held_ns": nullable(_counted(counters, episodes)),
+            "source": dictionary(np.zeros(size, np.int64), [episodes.source]),
+            **_hit(found, rank, episodes),
         }
+    )
+
+
+def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, object]:
+    """What the episodes cost: the kernels whose middle lies in them."""
+    size = len(episodes.reason)
+    if found is None:
+        none = pa.nulls(size, pa.int64())
+        zero = np.zeros(size, dtype=np.int64)
+        texts = {"op": dictionary(zero - 1, []), "kernels": [None] * size}
+        return {"loss_ns": none, "time_ns": zero, "kernel_count": zero, "step": none, **texts}
     events = found.events
     mine = np.flatnonzero(events.rank[found.rows] == rank)
     rows = found.rows[mine]
@@ -223,43 +262,39 @@ def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, pa.
     at = np.searchsorted(episodes.start_ns, middle, side="right") - 1
     inside = (at >= 0) & (middle < episodes.end_ns[np.maximum(at, 0)])
     at, mine, rows = at[inside], mine[inside], rows[inside]
+    loss = np.zeros(size, dtype=np.int64)
     np.add.at(loss, at, found.loss_ns[mine])
-    np.add.at(busy, at, found.time_ns[mine])
-    np.add.at(hits, at, 1)
+    kernels = np.bincount(at, minlength=size)
     # Where nothing was lost, what ran longest stands for what was hit.
     weight = np.where(loss[at] > 0, found.loss_ns[mine], found.time_ns[mine])
-    op = _most(at, events.op[0][rows], weight, count)
+    step = np.full(size, -1, dtype=np.int64)
+    step[at[::-1]] = events.step[rows][::-1]
     return {
-        "loss_ns": pa.array(loss, mask=hits == 0),
-        "time_ns": pa.array(busy),
-        "kernel_count": pa.array(hits),
-        "op": dictionary(op, events.op[1]),
-        "kernels": pa.array(_named(at, events.kernel, rows, weight, count), type=pa.string()),
-        "step": nullable(_first(at, events.step[rows], count)),
+        "loss_ns": pa.array(loss, mask=kernels == 0),
+        "time_ns": sum_by(at, found.time_ns[mine], size),
+        "kernel_count": kernels,
+        "op": dictionary(_most(at, events.op[0][rows], weight, size), events.op[1]),
+        "kernels": _named(at, events.kernel, rows, weight, size),
+        "step": nullable(step),
     }
 
 
 def _named(
-    episode: np.ndarray,
-    kernel: tuple[np.ndarray, list[str]],
-    rows: np.ndarray,
-    weight: np.ndarray,
-    count: int,
+    episode: np.ndarray, kernel: Texts, rows: np.ndarray, weight: np.ndarray, count: int
 ) -> list[str | None]:
     """The kernels with most weight of each episode and their shares, as text."""
     texts: list[list[str]] = [[] for _ in range(count)]
     some = np.flatnonzero(weight > 0)
-    if len(some):
-        codes, names = kernel
-        group, first = group_of([episode[some], codes[rows[some]]])
-        total = np.bincount(group, weights=weight[some])
-        of = episode[some][first]
-        whole = np.bincount(of, weights=total, minlength=count)
-        order = np.lexsort((-total, of))
-        place = np.arange(len(order)) - np.searchsorted(of[order], of[order])
-        for i in order[place < _KERNELS_NAMED].tolist():
-            name = fmt.kernel_name(names[codes[rows[some[first[i]]]]])
-            texts[of[i]].append(f"{name} {fmt.ratio(total[i] / whole[of[i]])}")
+    codes, names = kernel[0][rows[some]], kernel[1]
+    groups = Groups([episode[some], codes])
+    total = np.bincount(groups.of_row, weights=weight[some])
+    of = episode[some][groups.first]
+    whole = np.bincount(of, weights=total, minlength=count)
+    order = np.lexsort((-total, of))
+    place = np.arange(len(order)) - np.searchsorted(of[order], of[order])
+    for i in order[place < _KERNELS_NAMED].tolist():
+        name = fmt.kernel_name(names[codes[groups.first[i]]])
+        texts[of[i]].append(f"{name} {fmt.ratio(total[i] / whole[of[i]])}")
     return ["; ".join(parts) or None for parts in texts]
 
 
@@ -267,23 +302,10 @@ def _most(episode: np.ndarray, op: np.ndarray, weight: np.ndarray, count: int) -
     """Operator with most weight in each episode, -1 where none has any."""
     found = np.full(count, -1, dtype=np.int64)
     some = np.flatnonzero(weight > 0)
-    if not len(some):
-        return found
-    group, first = group_of([episode[some], op[some]])
-    total = np.bincount(group, weights=weight[some])
-    order = np.lexsort((total, episode[some][first]))
+    groups = Groups([episode[some], op[some]])
+    total = np.bincount(groups.of_row, weights=weight[some])
+    first = some[groups.first]
+    order = np.lexsort((total, episode[first]))
     # Of several assignments to one place the last one stays: the largest.
-    found[episode[some][first][order]] = op[some][first][order]
+    found[episode[first][order]] = op[first][order]
     return found
-
-
-def _first(episode: np.ndarray, step: np.ndarray, count: int) -> np.ndarray:
-    """Step of the first kernel of each episode, -1 for none."""
-    found = np.full(count, -1, dtype=np.int64)
-    found[episode[::-1]] = step[::-1]
-    return found
-
-
-def _hertz(values: np.ndarray) -> pa.Array:
-    unknown = np.isnan(values)
-    return pa.array(np.rint(np.where(unknown, 0, values)).astype(np.int64), mask=unknown)

@@ -1,0 +1,1 @@
+"""Events of all ranks as arrays: what views, comparison and estimates group by."""

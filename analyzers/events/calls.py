@@ -1,0 +1,119 @@
+"""Calls of operators and their statistics: what the views of operators share.
+
+A call's time is the time in which device events that it launched itself (as their innermost
+operator) ran: their union, as TraceLens' *direct kernel time* has it. What others ran beside them
+counts in full, so the sums over calls can exceed the attributed time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.events.groups import Groups, Statistics, busy_of, text_rows, whole_or_null
+from chopper.tables import ns, optional
+
+if TYPE_CHECKING:
+    from chopper.analyzers.events.device import Events
+
+SHARE = optional("share_ratio", "float64", "Share of the sum of times over all rows.")
+RATES = (
+    optional("compute_rate_flop_per_s", "float64", "FLOP over the time of the device events."),
+    optional("memory_rate_bytes_per_s", "float64", "Bytes over the time of the device events."),
+)
+SPREAD = (
+    ns("median_ns", "Median time of one call."),
+    ns("min_ns", "Time of the fastest call."),
+    ns("max_ns", "Time of the slowest call."),
+    ns("std_ns", "Standard deviation of the time over calls (n − 1); 0 for a single one."),
+)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of operators.
+
+    Attributes:
+        groups: call of each event.
+        busy_ns: time of each call.
+    """
+
+    groups: Groups
+    busy_ns: np.ndarray
+
+
+def calls_of(events: Events) -> Calls:
+    """Group events by operator call; an event without an operator is a call of its own."""
+    alone = events.op_row < 0
+    groups = Groups([events.rank, np.where(alone, -1 - events.row, events.op_row)])
+    return Calls(groups, busy_of(groups.of_row, len(groups), events.start_ns, events.dur_ns))
+
+
+def time_columns(found: Statistics) -> dict[str, np.ndarray]:
+    """Columns of calls and their times; one row per group."""
+    total = int(found.sum.sum())
+    share = found.sum / total if total else np.full(len(found.sum), np.nan)
+    return {
+        "call_count": found.count,
+        "time_ns": found.sum,
+        "share_ratio": pa.array(share, from_pandas=True),
+        "mean_ns": found.mean,
+        "median_ns": found.median,
+        "min_ns": found.min,
+        "max_ns": found.max,
+        "std_ns": found.std,
+    }
+
+
+def work_columns(
+    events: Events, group: np.ndarray, time_ns: np.ndarray, divisor: np.ndarray | int
+) -> dict[str, pa.Array]:
+    """Columns of modelled work; null where it is not known of all products of a group.
+
+    Args:
+        events: events of the run.
+        group: group of each event.
+        time_ns: time of each group.
+        divisor: work is told per so many calls.
+    """
+    size = len(time_ns)
+    flop = _sum_if_known(events.work_flop, events.modelled, group, size)
+    traffic = _sum_if_known(events.work_bytes, events.modelled, group, size)
+    ideal_ns = _sum_if_known(events.ideal_ns, events.math, group, size)
+    roofline_ns = _sum_if_known(events.roofline_ns, events.modelled, group, size)
+    seconds = np.where(time_ns > 0, time_ns, np.nan) / 1e9
+    with np.errstate(divide="ignore", invalid="ignore"):
+        intensity = np.where(traffic > 0, flop / traffic, np.nan)
+    return {
+        "dtype": text_rows((_main_dtype(events, group, size), events.dtype[1]), np.arange(size)),
+        "math_flop": whole_or_null(flop / divisor),
+        "traffic_bytes": whole_or_null(traffic / divisor),
+        "compute_rate_flop_per_s": pa.array(flop / seconds, from_pandas=True),
+        "memory_rate_bytes_per_s": pa.array(traffic / seconds, from_pandas=True),
+        "flop_per_byte": pa.array(intensity, from_pandas=True),
+        "ideal_ns": whole_or_null(ideal_ns / divisor),
+        "roofline_ns": whole_or_null(roofline_ns / divisor),
+    }
+
+
+def _main_dtype(events: Events, group: np.ndarray, size: int) -> np.ndarray:
+    """Data type in which most of each group's time was spent, -1 for none."""
+    codes, names = events.dtype
+    known = codes >= 0
+    time = np.bincount(
+        group[known] * len(names) + codes[known],
+        weights=events.dur_ns[known],
+        minlength=size * len(names),
+    ).reshape(size, len(names))
+    # Arguments tell the type, and the kernel which arithmetic stands in for it: most time.
+    return np.where(time.any(axis=1), time.argmax(axis=1), -1) if names else np.full(size, -1)
+
+
+def _sum_if_known(values: np.ndarray, of: np.ndarray, group: np.ndarray, size: int) -> np.ndarray:
+    """Sum by group over the events ``of``; NaN for groups with none, or with one unknown."""
+    total: np.ndarray = np.bincount(group[of], weights=values[of], minlength=size)
+    some = np.bincount(group[of], minlength=size) > 0
+    return np.where(some, total, np.nan)

@@ -1,0 +1,116 @@
+"""Computing events with the clock, power and limits of the device while they ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.events.groups import rows_of, sum_by
+from chopper.analyzers.trace.columns import ints, strings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.device import Events
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """Computing events with exclusive time on devices that were sampled.
+
+    Attributes:
+        events: all events; ``rows`` picks those.
+        time_ns: exclusive time of each.
+        loss_ns, error_ns: attributed clock loss, and how far it may be off.
+        at_reference_ns: the time at the reference clock; as it is where that is not known.
+        judged: mask of the rows whose clock and reference are both known.
+        clock_hz, clock_error_hz, power_w, sensitivity: NaN where not known.
+        labels: (rows, labels) share of the time under each, of what is ``told``.
+        told: share of the time whose reason the readings name.
+    """
+
+    events: Events
+    rows: np.ndarray
+    time_ns: np.ndarray
+    loss_ns: np.ndarray
+    error_ns: np.ndarray
+    at_reference_ns: np.ndarray
+    judged: np.ndarray
+    clock_hz: np.ndarray
+    clock_error_hz: np.ndarray
+    power_w: np.ndarray
+    sensitivity: np.ndarray
+    labels: np.ndarray
+    told: np.ndarray
+
+
+def clocked_of(run: Attributed, events: Events) -> Clocked | None:
+    """Return the sampled computing events of a run, None without samples."""
+    sampled = [r for r, f in run.factors.items() if f.clocks.readers]
+    if not sampled:
+        return None
+    time = time_of(events, run.pieces, "compute.")
+    loss = time_of(events, run.pieces, "compute.clock.")
+    rows = np.flatnonzero(np.isin(events.rank, sampled) & (time > 0))
+    clock = np.full(len(events), np.nan)
+    error, power, sensitivity = clock.copy(), clock.copy(), clock.copy()
+    slower, unsure = np.zeros(len(events)), np.zeros(len(events))
+    labels, told = np.zeros((len(events), len(CLOCK_LABELS))), np.zeros(len(events))
+    judged = np.zeros(len(events), dtype=bool)
+    for rank in sampled:
+        mine = rows[events.rank[rows] == rank]
+        factors, of = run.factors[rank], events.row[mine]
+        clock[mine] = factors.clocks.clock_hz[of]
+        error[mine] = factors.clocks.error_hz[of]
+        sensitivity[mine] = factors.sensitivity[of]
+        ln = np.log(factors.reference_hz[of] / clock[mine])
+        judged[mine] = np.isfinite(ln)
+        slower[mine] = np.nan_to_num(sensitivity[mine] * ln)
+        relative = error[mine] / clock[mine]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = factors.sensitivity_error[of] / sensitivity[mine] + relative / ln
+        unsure[mine] = np.where(np.isfinite(share), share, 0.0)
+        for device, series in factors.clocks.readers.items():
+            some = mine[(events.device_id[mine] == device) & ~np.isnan(clock[mine])]
+            at = series.place(events.start_ns[some], (events.start_ns + events.dur_ns)[some])
+            power[some] = series.mean_power(at)
+            labels[some], read = series.label_time(at)
+            told[some] = _without_rounding(read - labels[some, -1])
+    return Clocked(
+        events=events,
+        rows=rows,
+        time_ns=time[rows],
+        loss_ns=loss[rows],
+        error_ns=loss[rows] * unsure[rows],
+        at_reference_ns=time[rows] * np.exp(-slower[rows]),
+        judged=judged[rows],
+        clock_hz=clock[rows],
+        clock_error_hz=error[rows],
+        power_w=power[rows],
+        sensitivity=sensitivity[rows],
+        labels=labels[rows],
+        told=told[rows],
+    )
+
+
+def time_of(events: Events, pieces: pa.Table, prefix: str) -> np.ndarray:
+    """Return the exclusive time of each event in causes whose id begins with a prefix."""
+    codes, causes = strings(pieces, "cause")
+    row = ints(pieces, "event_row")
+    wanted = np.array([cause.startswith(prefix) for cause in causes])[codes] & (row >= 0)
+    at = rows_of([events.rank, events.row], [ints(pieces, "rank")[wanted], row[wanted]])
+    known = at >= 0
+    return sum_by(at[known], ints(pieces, "time_ns")[wanted][known], len(events))
+
+
+def _without_rounding(shares: np.ndarray) -> np.ndarray:
+    """Shares without what rounding left of none and of all."""
+    most = np.where(shares > 1 - _ROUNDING, 1.0, shares)
+    found: np.ndarray = np.where(shares < _ROUNDING, 0.0, most)
+    return found

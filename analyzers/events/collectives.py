@@ -1,0 +1,120 @@
+"""Matched collectives of a run, and what is known of their events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.events.groups import rows_of, sum_by
+from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
+from chopper.analyzers.trace.columns import ints, nullable, strings
+from chopper.tables import TABLES
+
+if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
+
+WAIT = "communication.wait"
+CAUSES = (
+    WAIT,
+    "communication.transfer.at_peak",
+    "communication.transfer.below_peak",
+    "communication.transfer.no_peak",
+    "communication.unseparated",
+)
+"""Leaf causes of communication."""
+
+
+class Members:
+    """The matched rows of the `communication` table, collective by collective.
+
+    Attributes:
+        table: those rows, sorted by collective, then rank.
+        first: first row of each collective.
+        of: collective of each row, dense.
+        rank, row, arrival_ns, left_ns, ready_ns: columns; ``row`` is the device event's.
+        wait_ns: how long each rank waited; 0 for one that left before the last rank came.
+        straggler: row of the rank that came last, per collective.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        matched = table.filter(table["instance_id"].is_valid())
+        order = np.lexsort((ints(matched, "rank"), ints(matched, "instance_id")))
+        self.table = matched.take(pa.array(order)).combine_chunks()
+        instance = ints(self.table, "instance_id")
+        new = np.ones(len(instance), dtype=bool)
+        new[1:] = instance[1:] != instance[:-1]
+        self.first = np.flatnonzero(new)
+        self.of = np.cumsum(new) - 1
+        self.rank = ints(self.table, "rank")
+        self.row = ints(self.table, "event_row")
+        self.arrival_ns = ints(self.table, "arrival_ns")
+        self.left_ns = ints(self.table, "left_ns")
+        self.ready_ns = ints(self.table, "ready_ns")
+        until = np.minimum(self.ready_ns, self.left_ns)
+        stayed = self.left_ns >= self.ready_ns - LEFT_EARLY_NS
+        self.wait_ns = np.where(stayed, np.maximum(until - self.arrival_ns, 0), 0)
+        by_arrival = np.lexsort((self.arrival_ns, self.of))
+        self.straggler = by_arrival[np.append(self.first[1:], len(instance))[: len(self)] - 1]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def rank_count(self) -> np.ndarray:
+        """Ranks that took part in each collective."""
+        return np.diff(np.append(self.first, len(self.of)))
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Sum of a column of the rows per collective."""
+        return np.add.reduceat(values, self.first) if len(self) else values[:0]
+
+
+def members_of(run: Attributed) -> Members:
+    """Return the matched collectives of a run."""
+    return Members(run.communication)
+
+
+def time_of_events(pieces: pa.Table, rank: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the exclusive time of events in each leaf of `communication`. PIECE -> int64 arrays."""
+    codes, names = strings(pieces, "cause")
+    found = {}
+    for cause in CAUSES:
+        code = names.index(cause) if cause in names else -2
+        mine = pieces.select(["rank", "event_row", "time_ns"]).filter(pa.array(codes == code))
+        at = rows_of([rank, row], [ints(mine, "rank"), ints(mine, "event_row")])
+        known = at >= 0
+        found[cause] = sum_by(at[known], ints(mine, "time_ns")[known], len(rank))
+    return found
+
+
+def details_of(run: Attributed, rank: np.ndarray, row: np.ndarray) -> pa.Table:
+    """Phase, layer, operator and step number of events. -> phase, layer, op, step."""
+    parts = [TABLES["event_link"].empty().select(["phase", "layer", "op"])]
+    places = []
+    for one in np.unique(rank):
+        at = np.flatnonzero(rank == one)
+        parts.append(run.links[int(one)].select(parts[0].column_names).take(row[at]))
+        places.append(at)
+    place = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
+    found = pa.concat_tables(parts).unify_dictionaries().take(np.argsort(place)).combine_chunks()
+    return found.append_column("step", nullable(_step_numbers(run, rank, row)))
+
+
+def _step_numbers(run: Attributed, rank: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Number of the step window that holds each event's start, -1 for none."""
+    windows = run.windows
+    ranks, start = ints(windows, "rank"), ints(windows, "start_ns")
+    end, number = ints(windows, "end_ns"), ints(windows, "number")
+    found = np.full(len(rank), -1, dtype=np.int64)
+    for one in np.unique(rank):
+        at = np.flatnonzero(rank == one)
+        mine = np.flatnonzero(ranks == one)
+        if not len(mine):
+            continue
+        begun = ints(run.joined[int(one)].device_event, "start_ns")[row[at]]
+        window = np.searchsorted(start[mine], begun, side="right") - 1
+        safe = mine[np.maximum(window, 0)]
+        found[at] = np.where((window >= 0) & (begun < end[safe]), number[safe], -1)
+    return found

@@ -1,0 +1,127 @@
+"""Device events of all ranks inside their step windows, as arrays that views group by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.events.groups import reals
+from chopper.analyzers.trace.columns import dictionary, ints, strings
+
+if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.groups import Texts
+
+_INTEGERS = (
+    *("rank", "row", "step", "start_ns", "dur_ns", "device_id", "stream_id", "launch_row"),
+    "op_row",
+)
+_TEXTS = ("kernel", "op", "phase", "work_class", "dtype")
+_REALS = ("work_flop", "work_bytes", "ideal_ns", "roofline_ns")
+_FLAGS = ("math", "modelled")
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.int64()) for name in _INTEGERS),
+        *((name, pa.dictionary(pa.int32(), pa.string())) for name in _TEXTS),
+        *((name, pa.float64()) for name in _REALS),
+        *((name, pa.bool_()) for name in _FLAGS),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Events:
+    """Device events of all ranks that lie in a step window, rank after rank, each in its order.
+
+    Attributes:
+        rank: rank of each event.
+        row: its row in that rank's `device_event`.
+        step: index of its window.
+        start_ns, dur_ns: start (Unix time) and duration.
+        device_id, stream_id: the stream that it ran on.
+        launch_row, op_row: rows of that rank's `host_span`, -1 where there is none.
+        kernel, op, phase, work_class: codes and values; code -1 is null.
+        work_flop, work_bytes, ideal_ns, roofline_ns: of the work model, NaN where unknown.
+        math: model math (a product, convolution or attention).
+        modelled: math or memory-bound work; the work model knows the operator.
+        dtype: codes and values of the arithmetic, values in alphabetical order; -1 is unknown.
+    """
+
+    rank: np.ndarray
+    row: np.ndarray
+    step: np.ndarray
+    start_ns: np.ndarray
+    dur_ns: np.ndarray
+    device_id: np.ndarray
+    stream_id: np.ndarray
+    launch_row: np.ndarray
+    op_row: np.ndarray
+    kernel: Texts
+    op: Texts
+    phase: Texts
+    work_class: Texts
+    work_flop: np.ndarray
+    work_bytes: np.ndarray
+    ideal_ns: np.ndarray
+    roofline_ns: np.ndarray
+    math: np.ndarray
+    modelled: np.ndarray
+    dtype: Texts
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def of_class(events: Events, work_class: str) -> np.ndarray:
+    """Return the mask of the events of a work class: compute, communication or copy."""
+    codes, names = events.work_class
+    mask: np.ndarray = codes == (names.index(work_class) if work_class in names else -2)
+    return mask
+
+
+def events_of(run: Attributed) -> Events:
+    """Return the device events of an attributed run inside its windows."""
+    parts = [_of_rank(run, rank) for rank in run.recording.ranks]
+    table = pa.concat_tables([_SCHEMA.empty_table(), *parts])
+    columns: dict[str, Any] = {name: ints(table, name) for name in _INTEGERS}
+    columns |= {name: strings(table, name) for name in _TEXTS}
+    columns |= {name: reals(table, name) for name in _REALS}
+    columns |= {name: table[name].to_numpy() for name in _FLAGS}
+    codes, names = columns["dtype"]
+    number = np.append(np.argsort(np.argsort(names)), -1).astype(np.int64)
+    return Events(**columns | {"dtype": (number[codes], sorted(names))})
+
+
+def _of_rank(run: Attributed, rank: int) -> pa.Table:
+    """One row per event of the rank inside a step window."""
+    links = run.links.get(rank)
+    if links is None or not links.num_rows:
+        return _SCHEMA.empty_table()
+    events = run.joined[rank].device_event
+    work = run.work.get(rank)
+    row = np.flatnonzero(links["step_index"].is_valid().to_numpy())
+    columns = {
+        "rank": np.full(len(row), rank, dtype=np.int64),
+        "row": row,
+        "step": ints(links, "step_index")[row],
+        "launch_row": ints(links, "launch_row")[row],
+        "op_row": ints(links, "op_row")[row],
+        "kernel": events["name"].take(row),
+        **{name: links[name].take(row) for name in ("op", "phase", "work_class")},
+        **{n: ints(events, n)[row] for n in ("start_ns", "dur_ns", "device_id", "stream_id")},
+    }
+    if work is None:
+        no = np.zeros(len(row), dtype=np.bool_)
+        columns |= {"math": no, "modelled": no, "dtype": dictionary(np.full(len(row), -1), [])}
+        columns |= dict.fromkeys(_REALS, np.full(len(row), np.nan))
+    else:
+        columns |= {
+            "math": work.math[row],
+            "modelled": (work.math | work.vector)[row],
+            "dtype": dictionary(work.dtype[row], work.dtypes),
+            **{name: getattr(work, name)[row] for name in _REALS},
+        }
+    return pa.table(columns, schema=_SCHEMA)

@@ -1,0 +1,165 @@
+"""Exact sums and statistics by group, and numbers of tables with NaN for what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.trace.columns import dictionary, distinct_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Texts = tuple[np.ndarray, list[str]]
+"""Codes and the texts that they stand for; code -1 is null."""
+
+
+def reals(table: pa.Table, name: str) -> np.ndarray:
+    """Return a numeric column as float64, NaN for null."""
+    values: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
+
+
+def real_or_null(values: np.ndarray) -> pa.Array:
+    """Return floats as an Arrow array, null for NaN."""
+    return pa.array(values, mask=np.isnan(values))
+
+
+def whole_or_null(values: np.ndarray) -> pa.Array:
+    """Return floats rounded to int64, null for NaN."""
+    unknown = np.isnan(values)
+    return pa.array(np.rint(np.where(unknown, 0, values)).astype(np.int64), mask=unknown)
+
+
+def text_rows(texts: Texts, rows: np.ndarray) -> pa.DictionaryArray:
+    """Return the texts of the given rows."""
+    return dictionary(texts[0][rows], texts[1])
+
+
+def sum_by(group: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """Return the exact int64 sum of the values of each of ``size`` groups."""
+    total = np.zeros(size, dtype=np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+class Groups:
+    """Rows that agree in several integer keys, numbered in the order of the keys.
+
+    Attributes:
+        first: first row of each group.
+        of_row: group of each row.
+    """
+
+    def __init__(self, keys: Sequence[np.ndarray]) -> None:
+        self.first, self.of_row = distinct_rows(keys)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @cached_property
+    def count(self) -> np.ndarray:
+        """Rows of each group."""
+        return np.bincount(self.of_row, minlength=len(self))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Return the exact int64 sum of each group."""
+        return sum_by(self.of_row, values, len(self))
+
+    def mean(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return the weighted mean of each group, over the values that are not NaN."""
+        known = ~np.isnan(values)
+        weight = weights[known].astype(np.float64)
+        whole = np.bincount(self.of_row[known], weights=weight, minlength=len(self))
+        total = np.bincount(self.of_row[known], weights=weight * values[known], minlength=len(self))
+        mean: np.ndarray = np.full(len(self), np.nan)
+        np.divide(total, whole, out=mean, where=whole > 0)
+        return mean
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Exact statistics of the integer values of each group.
+
+    Attributes:
+        count, sum, min, max: as named.
+        median: of an even number, half-way between the two in the middle, rounded down.
+        mean, std: rounded; std is the sample's (n − 1), 0 for one value.
+    """
+
+    count: np.ndarray
+    sum: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    median: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+
+def statistics_of(groups: Groups, values: np.ndarray) -> Statistics:
+    """Return statistics of integer values by group."""
+    count = groups.count
+    if not len(count):
+        return Statistics(*(np.zeros(0, np.int64) for _ in range(7)))
+    ordered = values[np.lexsort((values, groups.of_row))]
+    begin = np.cumsum(count) - count
+    total = np.add.reduceat(ordered, begin)
+    mean = total / count
+    squares = np.add.reduceat((ordered - np.repeat(mean, count)) ** 2, begin)
+    std = np.sqrt(squares / np.maximum(count - 1, 1))
+    return Statistics(
+        count=count,
+        sum=total,
+        min=ordered[begin],
+        max=ordered[begin + count - 1],
+        median=(ordered[begin + (count - 1) // 2] + ordered[begin + count // 2]) // 2,
+        mean=np.rint(mean).astype(np.int64),
+        std=np.rint(std).astype(np.int64),
+    )
+
+
+def rows_of(keys: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the row of each wanted combination among the keys, the first of several; -1 for none.
+
+    Args:
+        keys: integer columns of the same length.
+        wanted: as many columns, of another length.
+    """
+    _, number = distinct_rows([np.concatenate(pair) for pair in zip(keys, wanted, strict=True)])
+    size = len(keys[0])
+    row = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
+    row[number[:size][::-1]] = np.arange(size)[::-1]
+    return row[number[size:]]
+
+
+def busy_of(group: np.ndarray, size: int, start_ns: np.ndarray, dur_ns: np.ndarray) -> np.ndarray:
+    """Return the length of the union of each group's intervals: overlaps count once."""
+    if not len(group):
+        return np.zeros(size, dtype=np.int64)
+    order = np.lexsort((start_ns, group))
+    start, end, of = start_ns[order], (start_ns + dur_ns)[order], group[order]
+    begins = np.concatenate([[True], of[1:] != of[:-1]])
+    latest = running_max(end, begins)
+    before = np.where(begins, start, np.concatenate([start[:1], latest[:-1]]))
+    return sum_by(of, np.maximum(end - np.maximum(start, before), 0), size)
+
+
+def running_max(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Return the cumulative maximum, which begins anew where ``begins`` is set.
+
+    ``begins`` is set at the first value.
+    """
+    low = int(values.min())
+    # Shifted by more than their range per group, groups cannot see each other's maxima.
+    width = int(values.max()) - low + 1
+    group = np.cumsum(begins) - 1
+    if int(group[-1] + 1) * width >= 1 << 62:
+        parts = np.split(values, np.flatnonzero(begins)[1:])
+        return np.concatenate([np.maximum.accumulate(part) for part in parts])
+    shifted = values - low + group * width
+    out: np.ndarray = np.maximum.accumulate(shifted) - group * width + low
+    return out

@@ -1,0 +1,34 @@
+"""Ranks that share a device or a host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.analyzers.trace.samples import socket_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from chopper.analyzers.trace.recording import Recording
+
+
+def ranks_by_socket(recording: Recording) -> list[tuple[int, ...]]:
+    """Group the ranks that compute on parts of one device."""
+    return _grouped(recording.ranks, lambda rank: socket_of(recording, rank))
+
+
+def ranks_by_host(recording: Recording) -> list[tuple[int, ...]]:
+    """Group the ranks of a host; a rank whose host is not known stands alone."""
+
+    def host(rank: int) -> Hashable:
+        name = recording.part(rank).hostname
+        return rank if name is None else name
+
+    return _grouped(recording.ranks, host)
+
+
+def _grouped(ranks: list[int], key: Callable[[int], Hashable]) -> list[tuple[int, ...]]:
+    found: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(key(rank), []).append(rank)
+    return [tuple(members) for members in found.values()]

@@ -1,0 +1,60 @@
+"""SM clock, power, and what held the clock down, by operator, shapes and kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.analyzers.events.arguments import input_dims
+from chopper.analyzers.events.groups import Groups, text_rows
+from chopper.analyzers.views import View
+from chopper.analyzers.views._clocks import (
+    AT_REFERENCE,
+    COLUMNS,
+    NO_CLOCKS,
+    clock_columns,
+    most_time_first,
+)
+from chopper.tables import Table, column, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.clocked import Clocked
+
+VIEW = View(
+    __doc__,
+    title="Clocks by kernel",
+    section="Clocks",
+    needs=NO_CLOCKS,
+    table=Table(
+        "clock_by_kernel",
+        1,
+        "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over all ranks. "
+        "Power is the whole board's while they ran, never the kernel's own: the sensor averages over "
+        "many of them.",
+        (
+            optional("op", "string", "Operator; null for kernels that no operator launched."),
+            optional("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
+            *COLUMNS,
+            AT_REFERENCE,
+            column("kernel", "string", "Kernel."),
+        ),
+    ),
+)
+
+
+def clock_by_kernel(run: Attributed, clocked: Clocked | None) -> pa.Table:
+    """PIECE, DEVICE_CLOCK -> CLOCK_BY_KERNEL, most time first."""
+    if clocked is None:
+        return VIEW.table.empty()
+    events, rows = clocked.events, clocked.rows
+    dims = input_dims(run, events, rows)
+    groups = Groups([events.op[0][rows], dims[0], events.kernel[0][rows]])
+    columns = {
+        "op": text_rows(events.op, rows[groups.first]),
+        "input_dims": text_rows(dims, groups.first),
+        "kernel": text_rows(events.kernel, rows[groups.first]),
+        **clock_columns(clocked, groups),
+    }
+    return most_time_first(VIEW.table.of(columns))

@@ -1,0 +1,57 @@
+"""SM clock, power, and what held the clock down, by rank and phase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.analyzers.events.groups import Groups, text_rows
+from chopper.analyzers.views import View
+from chopper.analyzers.views._clocks import (
+    AT_REFERENCE,
+    COLUMNS,
+    NO_CLOCKS,
+    clock_columns,
+    most_time_first,
+)
+from chopper.tables import Table, column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.events.clocked import Clocked
+
+VIEW = View(
+    __doc__,
+    title="Clocks by phase",
+    section="Clocks",
+    needs=NO_CLOCKS,
+    table=Table(
+        "clock_by_phase",
+        1,
+        "SM clock, power and what held the clock, by rank and phase. Percentiles are of the kernels' "
+        "mean clocks, weighted by their time.",
+        (
+            column("rank", "int32", "Rank."),
+            column(
+                "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
+            ),
+            *COLUMNS,
+            AT_REFERENCE,
+        ),
+    ),
+)
+
+
+def clock_by_phase(clocked: Clocked | None) -> pa.Table:
+    """PIECE, DEVICE_CLOCK -> CLOCK_BY_PHASE, most time first."""
+    if clocked is None:
+        return VIEW.table.empty()
+    events = clocked.events
+    rank, phase = events.rank[clocked.rows], events.phase[0][clocked.rows]
+    groups = Groups([rank, phase])
+    columns = {
+        "rank": rank[groups.first],
+        "phase": text_rows(events.phase, clocked.rows[groups.first]),
+        **clock_columns(clocked, groups),
+    }
+    return most_time_first(VIEW.table.of(columns))

@@ -1,0 +1,68 @@
+"""SM clock by step, and what the step would take at the reference clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.events.clocked import clocked_of
+from chopper.analyzers.events.device import events_of
+from chopper.analyzers.events.groups import Groups, rows_of
+from chopper.analyzers.trace.columns import ints, nullable
+from chopper.analyzers.views import View
+from chopper.analyzers.views._clocks import COLUMNS, NO_CLOCKS, clock_columns
+from chopper.tables import Table, column, ns, optional
+
+if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Clocks by step",
+    section="Clocks",
+    needs=NO_CLOCKS,
+    table=Table(
+        "clock_by_step",
+        1,
+        "SM clock by rank and step, and what the step would take at the reference clock.",
+        (
+            column("rank", "int32", "Rank."),
+            optional("number", "int64", "Step; null for a whole trace."),
+            ns("observed_ns", "Length of the step."),
+            optional(
+                "at_reference_ns",
+                "int64",
+                "Its length less what its kernels would be faster at the reference clock (more, where "
+                "they ran above it); idle and communication as they were. Null as the loss.",
+            ),
+            *COLUMNS,
+        ),
+    ),
+)
+
+
+def clock_by_step(run: Attributed) -> pa.Table:
+    """PIECE, WINDOW, DEVICE_CLOCK -> CLOCK_BY_STEP, steps of all kinds, in order."""
+    run = run.whole
+    found = clocked_of(run, events_of(run))
+    if found is None:
+        return VIEW.table.empty()
+    rank, step = found.events.rank[found.rows], found.events.step[found.rows]
+    groups = Groups([rank, step])
+    columns = clock_columns(found, groups)
+    windows = run.windows
+    keys = [ints(windows, name) for name in ("rank", "step_index")]
+    at = rows_of(keys, [rank[groups.first], step[groups.first]])
+    observed = (ints(windows, "end_ns") - ints(windows, "start_ns"))[at]
+    reference = pa.array(columns["at_reference_ns"])
+    known = np.asarray(reference.is_valid())
+    saved = np.asarray(columns["time_ns"]) - np.asarray(reference.fill_null(0))
+    columns |= {
+        "rank": rank[groups.first],
+        "number": nullable(ints(windows, "number")[at]),
+        "observed_ns": observed,
+        "at_reference_ns": pa.array(observed - saved, mask=~known),
+    }
+    return VIEW.table.of(columns)

@@ -1,0 +1,68 @@
+"""How much kernels slow down as the SM clock falls, with its error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.events.groups import real_or_null, whole_or_null
+from chopper.analyzers.views import View
+from chopper.analyzers.views._clocks import NO_CLOCKS
+from chopper.analyzers.views._works import COLUMNS, works_of
+from chopper.tables import Table, column, count, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Dependence on the clock",
+    section="Clocks",
+    needs=NO_CLOCKS,
+    table=Table(
+        "clock_sensitivity",
+        1,
+        "How much kernels depend on the SM clock: duration grows as clock to the power of minus so "
+        "much. Where one work ran at several clocks, the slope decides, else its place under the "
+        "roofline.",
+        (
+            *COLUMNS,
+            ns("time_ns", "Device time of all instances."),
+            column("sensitivity_ratio", "float64", "What is used, 0 to 1."),
+            column("sensitivity_error_ratio", "float64", "Its standard error."),
+            optional("slope_ratio", "float64", "Slope that the run shows; null without enough."),
+            optional("slope_error_ratio", "float64", "Its standard error."),
+            column("roofline_ratio", "float64", "Ideal over roofline time."),
+            count("count", "Instances."),
+            count("used_count", "Instances that ran alone at a known clock."),
+            optional("clock_low_hz", "int64", "Lowest of their clocks."),
+            optional("clock_high_hz", "int64", "Highest of their clocks."),
+        ),
+    ),
+)
+
+
+def clock_sensitivity(run: Attributed) -> pa.Table:
+    """DEVICE_EVENT, DEVICE_CLOCK -> CLOCK_SENSITIVITY of ranks with clock samples, most time first."""
+    parts = []
+    for rank, factors in run.factors.items():
+        if not factors.clocks.readers:
+            continue
+        works = works_of(run, rank, factors)
+        of = factors.by_signature
+        rows = np.flatnonzero(works.count > 0)
+        columns = {
+            "sensitivity_ratio": of.value[rows],
+            "sensitivity_error_ratio": of.error[rows],
+            "slope_ratio": real_or_null(of.slope[rows]),
+            "slope_error_ratio": real_or_null(of.slope_error[rows]),
+            "roofline_ratio": of.roofline[rows],
+            "used_count": of.used_count[rows],
+            "clock_low_hz": whole_or_null(of.clock_low_hz[rows]),
+            "clock_high_hz": whole_or_null(of.clock_high_hz[rows]),
+        }
+        parts.append(works.table(VIEW.table, rows, columns))
+    return VIEW.table.joined(parts).sort_by([("time_ns", "descending")])

@@ -1,0 +1,117 @@
+"""Each matched collective: waiting, who came last, transfer, bandwidths.
+
+With arrivals a_r and ends e_r of the ranks r of a collective, in one clock:
+
+    ready = max a_r                      the last rank, the straggler, is there
+    waiting = Σ_r (min(ready, e_r) − a_r)     rank-time
+    transfer = max e_r − ready
+    algbw = S / transfer,  busbw = algbw · bus factor    (nccl-tests, PERFORMANCE.md)
+
+A rank with e_r well before ready (the root of a broadcast) waited for nobody. S is the whole array:
+what one rank puts into an all-reduce, what comes out of an all-gather, what goes into a
+reduce-scatter. The bus factor is 2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter,
+all-gather, all-to-all, gather and scatter, 1 for broadcast, reduce and a pair.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.events.collectives import WAIT, details_of, time_of_events
+from chopper.analyzers.events.groups import real_or_null, reals
+from chopper.analyzers.views import View
+from chopper.hardware.ceilings import MOST_OF_A_PEAK
+from chopper.tables import Table, column, count, ns, optional
+
+if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.collectives import Members
+
+_ABOVE_LINK = "withheld: more than the link can carry; its peak, the size or the times are wrong"
+
+VIEW = View(
+    __doc__,
+    title="Collectives",
+    section="Communication",
+    needs="no collective was seen on all ranks of its group (give the traces of all ranks)",
+    table=Table(
+        "collectives",
+        1,
+        "One row per collective that was matched on all ranks of its group. Times of ranks are in one "
+        "clock; bandwidths as nccl-tests define them.",
+        (
+            column(
+                "collective",
+                "string",
+                "Normalized name: allreduce, reducescatter, sendrecv or another one.",
+            ),
+            optional("ranks", "string", "Global ranks that took part."),
+            optional("step", "int64", "Step number, where the straggler's event began."),
+            ns("waiting_ns", "What the ranks waited for the last one, summed over them."),
+            column("straggler_rank", "int32", "Rank that came last."),
+            ns(
+                "exposed_waiting_ns", "The part of the waiting that nothing hid, summed over ranks."
+            ),
+            ns("transfer_ns", "From the last arrival to the last end."),
+            optional("message_bytes", "int64", "Size: the whole array."),
+            optional("bus_bytes_per_s", "float64", "Bus bandwidth."),
+            optional("at_peak_ratio", "float64", "Bus bandwidth over the link's peak."),
+            ns("exposed_ns", "Waiting and transfer that nothing hid, summed over ranks."),
+            optional("algorithm_bytes_per_s", "float64", "Size over transfer time."),
+            column("phase", "string", "Phase of the straggler's event."),
+            optional("layer", "string", "Layer of the straggler's event."),
+            optional("op", "string", "Operator of the straggler's event."),
+            optional("group", "string", "Name of the process group."),
+            optional("sequence_id", "int64", "Number within the group, where recorded."),
+            count("rank_count", "Ranks that took part."),
+            ns("first_arrival_ns", "When the first rank came, Unix time."),
+            ns("last_arrival_ns", "When the last rank came, Unix time."),
+            ns("last_end_ns", "When the last rank left, Unix time."),
+            optional("reason", "text", "Why the share of the link's peak is null."),
+        ),
+    ),
+)
+
+
+def collectives(run: Attributed, members: Members) -> pa.Table:
+    """COMMUNICATION, PIECE, EVENT_LINK -> COLLECTIVES, the most exposed first."""
+    found = members
+    if not len(found):
+        return VIEW.table.empty()
+    time = time_of_events(run.pieces, found.rank, found.row)
+    exposed_ns = found.total(np.sum(list(time.values()), axis=0))
+    ready = found.ready_ns[found.first]
+    left = np.maximum.reduceat(found.left_ns, found.first)
+    transfer = np.maximum(left - ready, 0)
+    one = found.table.take(found.first)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.where(transfer > 0, reals(one, "message_bytes") / transfer * 1e9, np.nan)
+    bus = rate * reals(one, "bus_factor")
+    at_peak = bus / reals(one, "link_bytes_per_s")
+    beyond = at_peak > MOST_OF_A_PEAK
+    at_peak[beyond] = np.nan
+    last = found.straggler
+    details = details_of(run, found.rank[last], found.row[last])
+    copied = ("collective", "ranks", "group", "sequence_id", "message_bytes")
+    columns = {
+        **{name: one[name] for name in copied},
+        **{name: details[name] for name in ("step", "phase", "layer", "op")},
+        "waiting_ns": found.total(found.wait_ns),
+        "straggler_rank": found.rank[last],
+        "exposed_waiting_ns": found.total(time[WAIT]),
+        "exposed_ns": exposed_ns,
+        "transfer_ns": transfer,
+        "algorithm_bytes_per_s": real_or_null(rate),
+        "bus_bytes_per_s": real_or_null(bus),
+        "at_peak_ratio": real_or_null(at_peak),
+        "rank_count": found.rank_count,
+        "first_arrival_ns": np.minimum.reduceat(found.arrival_ns, found.first),
+        "last_arrival_ns": ready,
+        "last_end_ns": left,
+        "reason": [_ABOVE_LINK if b else None for b in beyond.tolist()],
+    }
+    order = np.lexsort((ready, -transfer, -exposed_ns))
+    return VIEW.table.of(columns).take(order).combine_chunks()

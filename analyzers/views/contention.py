@@ -1,0 +1,70 @@
+"""Kernels that ran beside others, against the same work alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.events.groups import real_or_null, whole_or_null
+from chopper.analyzers.views import View
+from chopper.analyzers.views._works import COLUMNS, time_in_cause, works_of
+from chopper.tables import Table, count, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Contention",
+    section="Clocks",
+    needs="no kernel whose ideal time is known ran beside another one",
+    table=Table(
+        "contention",
+        1,
+        "Kernels that ran beside others: what the same work takes alone and together, clocks made "
+        "equal.",
+        (
+            *COLUMNS,
+            optional("slowdown_ratio", "float64", "Mean slowdown; null without a baseline."),
+            ns("loss_ns", "Attributed to contention; 0 where the slowdown is within noise."),
+            optional("alone_ns", "int64", "Median of those that ran alone; null below three."),
+            optional("overlapped_ns", "int64", "Median of the others."),
+            count("alone_count", "Instances that ran alone."),
+            count("overlapped_count", "Instances that did not."),
+            optional(
+                "bound_ns",
+                "int64",
+                "Without a baseline: time beyond the instance that overlapped least. Contention took "
+                "at least that.",
+            ),
+            count("count", "Instances."),
+            ns("time_ns", "Device time of all instances."),
+        ),
+    ),
+)
+
+
+def contention(run: Attributed) -> pa.Table:
+    """DEVICE_EVENT, PIECE -> CONTENTION: works that ran beside others, most loss first."""
+    parts = []
+    for rank, factors in run.factors.items():
+        works = works_of(run, rank, factors)
+        of = factors.contention
+        rows = np.flatnonzero(of.overlapped_count > 0)
+        loss = time_in_cause(run.pieces, rank, "compute.contention", len(works.signature))
+        bound = np.where(np.isnan(of.baseline_ns), of.bound_ns, np.nan)
+        columns = {
+            "alone_count": of.alone_count[rows],
+            "alone_ns": whole_or_null(of.baseline_ns[rows]),
+            "overlapped_count": of.overlapped_count[rows],
+            "overlapped_ns": whole_or_null(of.overlapped_ns[rows]),
+            "slowdown_ratio": real_or_null(of.ratio[rows]),
+            "loss_ns": works.sum(loss)[rows],
+            "bound_ns": whole_or_null(bound[rows]),
+        }
+        parts.append(works.table(VIEW.table, rows, columns))
+    table = VIEW.table.joined(parts)
+    return table.sort_by([("loss_ns", "descending"), ("bound_ns", "descending")])

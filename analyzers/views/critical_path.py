@@ -1,0 +1,55 @@
+"""What everything waited for, from the first step to the end of the last: by cause and name.
+
+From a replay: its longest chain of dependencies to the end of the last step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chopper.analyzers.replay.path import causes_of
+from chopper.analyzers.views import View
+from chopper.errors import InputError
+from chopper.replaying.replay import replay_of
+from chopper.tables import Table, column, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Critical path",
+    section="Critical path",
+    needs="the run cannot be replayed: it has no device events, or their launches were not recorded",
+    table=Table(
+        "critical_path",
+        1,
+        "The critical path of a run by leaf cause, and by what ran or was waited for: a replay's "
+        "longest chain of dependencies to the end of the last step. Its times sum to the path.",
+        (
+            column("cause", "string", "Id of a leaf cause."),
+            column("name", "string", "Operator, kernel or host work."),
+            ns("time_ns", "Time on the path."),
+            optional("share_ratio", "float64", "Of the path."),
+        ),
+    ),
+)
+
+
+def critical_path(run: Attributed) -> pa.Table:
+    """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH by cause and name, most time first."""
+    try:
+        replay = replay_of(run)
+    except InputError:
+        return VIEW.table.empty()
+    found = causes_of(replay.unmodified, replay.critical_path(), replay.facts)
+    rows = sorted(((c, n, round(t)) for (c, n), t in found.items()), key=lambda row: -row[2])
+    total = sum(time for _, _, time in rows)
+    return VIEW.table.of_rows(
+        [
+            {"cause": cause, "name": name, "time_ns": time, "share_ratio": time / max(total, 1)}
+            for cause, name, time in rows
+        ]
+    )

@@ -1,0 +1,64 @@
+"""What everything waited for, in order of time: rank, cause and name of each stretch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.trace.columns import dictionary, nullable
+from chopper.analyzers.views import View
+from chopper.errors import InputError
+from chopper.replaying.path import lanes_of
+from chopper.tables import Table, column, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Critical path in time",
+    section="Critical path",
+    needs="the run cannot be replayed: it has no device events, or their launches were not recorded",
+    table=Table(
+        "critical_path_timeline",
+        1,
+        "The critical path of a run in order of time: which rank everything waited for, and for what. "
+        "Stretches of the host lie on it where it was the host that was waited for.",
+        (
+            column("rank", "int32", "Rank on which the stretch lies."),
+            ns("start_ns", "Start, from that of the path, in the clock of the rank."),
+            ns("dur_ns", "Duration."),
+            column(
+                "cause", "string", "Id of a leaf cause: of what ran, the one with most of its time."
+            ),
+            column("name", "string", "Operator, kernel, host span, or what a wait led to."),
+            optional("event_row", "int64", "Device event that ran."),
+            optional("span_row", "int64", "Host span that ran."),
+        ),
+    ),
+)
+
+
+def critical_path_timeline(run: Attributed) -> pa.Table:
+    """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH_TIMELINE, in order of time."""
+    try:
+        lanes = lanes_of(run)
+    except InputError:
+        return VIEW.table.empty()
+    begin = min((int(lane.start_ns[0]) for lane in lanes.values() if len(lane.event)), default=0)
+    parts = []
+    for rank, lane in lanes.items():
+        columns = {
+            "rank": np.full(len(lane.event), rank),
+            "start_ns": lane.start_ns - begin,
+            "dur_ns": lane.end_ns - lane.start_ns,
+            "cause": dictionary(lane.cause, lane.causes),
+            "name": dictionary(lane.name, lane.names),
+            "event_row": nullable(np.where(lane.runs, lane.event, -1)),
+            "span_row": nullable(lane.span),
+        }
+        parts.append(VIEW.table.of(columns))
+    return VIEW.table.joined(parts).sort_by("start_ns")

@@ -1,0 +1,107 @@
+"""By collective, group, phase and layer: what no computing hid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from chopper.analyzers.events.collectives import CAUSES, details_of, time_of_events
+from chopper.analyzers.events.groups import Groups, text_rows
+from chopper.analyzers.events.steps import windows_of
+from chopper.analyzers.trace.columns import ints, matching, strings
+from chopper.analyzers.trace.intervals import union
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, count, ns, optional
+
+if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Exposed and hidden communication",
+    section="Communication",
+    needs="nothing communicated",
+    table=Table(
+        "exposed_communication",
+        1,
+        "Communication by group, collective, phase and layer, summed over ranks and steps: what no "
+        "computing hid, and what it did.",
+        (
+            column(
+                "collective",
+                "string",
+                "Normalized name: allreduce, reducescatter, sendrecv or another one.",
+            ),
+            optional("ranks", "string", "Global ranks that take part."),
+            column("phase", "string", "Phase of the events."),
+            optional("layer", "string", "Layer of the events."),
+            count("event_count", "Events."),
+            ns("exposed_ns", "Time in which no computing ran beside it."),
+            column("share_ratio", "float64", "Exposed, of the observed time."),
+            ns("hidden_ns", "Time in which computing ran beside it."),
+            ns("elapsed_ns", "Time that the events ran; more than both where they overlap."),
+            ns("waiting_ns", "Of the exposed: before the last rank came."),
+            ns("at_peak_ns", "Of the exposed: what the bytes need at the link's peak."),
+            ns("below_peak_ns", "Of the exposed: transfer beyond that."),
+            ns("no_peak_ns", "Of the exposed: transfer, peak or bytes unknown."),
+            ns("unseparated_ns", "Of the exposed: not matched, wait and transfer together."),
+            optional("group", "string", "Name of the process group."),
+        ),
+    ),
+)
+
+
+def exposed_communication(run: Attributed) -> pa.Table:
+    """COMMUNICATION, PIECE, EVENT_LINK -> EXPOSED_COMMUNICATION, the most exposed first."""
+    table = run.communication.combine_chunks()
+    rank, row = ints(table, "rank"), ints(table, "event_row")
+    ran, hidden = _hidden(run, rank, row)
+    inside = ran >= 0
+    table, rank, row = table.filter(pa.array(inside)), rank[inside], row[inside]
+    details = details_of(run, rank, row)
+    keys = {name: strings(table, name) for name in ("ranks", "group", "collective")}
+    keys |= {name: strings(details, name) for name in ("phase", "layer")}
+    groups = Groups([codes for codes, _ in keys.values()])
+    time = time_of_events(run.pieces, rank, row)
+    wait, at_peak, below_peak, no_peak, unseparated = (groups.sum(time[c]) for c in CAUSES)
+    exposed = wait + at_peak + below_peak + no_peak + unseparated
+    elapsed = groups.sum(ran[inside])
+    columns = {
+        **{name: text_rows(texts, groups.first) for name, texts in keys.items()},
+        "event_count": groups.count,
+        "exposed_ns": exposed,
+        "share_ratio": exposed / max(run.observed_ns, 1),
+        "hidden_ns": groups.sum(hidden[inside]),
+        "elapsed_ns": elapsed,
+        "waiting_ns": wait,
+        "at_peak_ns": at_peak,
+        "below_peak_ns": below_peak,
+        "no_peak_ns": no_peak,
+        "unseparated_ns": unseparated,
+    }
+    return VIEW.table.of(columns).take(np.lexsort((-elapsed, -exposed)))
+
+
+def _hidden(run: Attributed, rank: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Time that each event ran inside the windows, -1 outside of them, and of it under computing."""
+    ran = np.full(len(rank), -1, dtype=np.int64)
+    hidden = np.zeros(len(rank), dtype=np.int64)
+    for one in np.unique(rank).tolist():
+        windows = windows_of(run, one)
+        if not windows.num_rows:
+            continue
+        low, high = int(ints(windows, "start_ns").min()), int(ints(windows, "end_ns").max())
+        events = run.joined[one].device_event
+        start = ints(events, "start_ns")
+        end = start + ints(events, "dur_ns")
+        work_class = strings(run.links[one], "work_class")
+        computing = matching(*work_class, "compute".__eq__)
+        at = np.flatnonzero(rank == one)
+        begin = np.clip(start[row[at]], low, high)
+        stop = np.clip(end[row[at]], low, high)
+        seen = (end[row[at]] > low) & (start[row[at]] < high)
+        ran[at] = np.where(seen, stop - begin, -1)
+        hidden[at] = union(start[computing], end[computing]).within(begin, stop)
+    return ran, hidden

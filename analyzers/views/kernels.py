@@ -1,0 +1,51 @@
+"""Kernels, copies and memsets by name and launching operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.events.calls import SHARE, SPREAD, time_columns
+from chopper.analyzers.events.groups import Groups, statistics_of, text_rows
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, count, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.events.device import Events
+
+VIEW = View(
+    __doc__,
+    title="Kernels",
+    section="Operators",
+    table=Table(
+        "kernels",
+        1,
+        "Device events by name and by the operator that launched them, over all ranks and steps.",
+        (
+            column("kernel", "string", "Name as recorded."),
+            optional("op", "string", "Operator that launched it; null: none recorded."),
+            count("call_count", "Device events."),
+            ns("time_ns", "Sum of their durations, what ran beside them included."),
+            SHARE,
+            ns("mean_ns", "Mean duration."),
+            column("work_class", "string", "compute, communication or copy."),
+            *SPREAD,
+        ),
+    ),
+)
+
+
+def kernels(events: Events) -> pa.Table:
+    """DEVICE_EVENT, EVENT_LINK -> KERNELS, most time first."""
+    groups = Groups([events.kernel[0], events.op[0]])
+    found = statistics_of(groups, events.dur_ns)
+    columns = {
+        "kernel": text_rows(events.kernel, groups.first),
+        "op": text_rows(events.op, groups.first),
+        "work_class": text_rows(events.work_class, groups.first),
+        **time_columns(found),
+    }
+    return VIEW.table.of(columns).take(np.argsort(-found.sum, kind="stable"))

@@ -1,0 +1,136 @@
+"""How long before the last rank each rank begins, by step.
+
+The lead of an event is the latest start over the ranks less its own start, in one clock
+(arXiv 2512.08242). Collectives are matched as for waiting; computing kernels by step, name and
+order, where all ranks ran equally many of that name in that step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.events.collectives import details_of
+from chopper.analyzers.events.device import of_class
+from chopper.analyzers.events.steps import traced_steps
+from chopper.analyzers.trace.columns import distinct_rows, ints
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, count, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.events.collectives import Members
+    from chopper.analyzers.events.device import Events
+
+VIEW = View(
+    __doc__,
+    title="Lead of ranks",
+    section="Communication",
+    needs="one rank only, or ranks that ran nothing in common",
+    table=Table(
+        "lead",
+        1,
+        "Latest start over the ranks less this rank's start, of the same collective or kernel.",
+        (
+            column("rank", "int32", "Rank."),
+            optional("step", "int64", "Step number."),
+            column("kind", "string", "collective or kernel."),
+            ns("median_ns", "Median lead."),
+            ns("p95_ns", "95th percentile of the lead."),
+            column("last_ratio", "float64", "Share of them in which this rank came last."),
+            count("event_count", "Events compared."),
+        ),
+    ),
+)
+
+
+def lead(run: Attributed, events: Events, members: Members) -> pa.Table:
+    """COMMUNICATION, DEVICE_EVENT -> LEAD, by rank and step, the greatest first."""
+    found = VIEW.table.of_rows([*_of_collectives(run, members), *_of_kernels(run, events)])
+    return found.sort_by([("median_ns", "descending"), ("rank", "ascending")])
+
+
+def _of_collectives(run: Attributed, members: Members) -> list[dict[str, object]]:
+    if not len(members):
+        return []
+    ahead = members.ready_ns - members.arrival_ns
+    details = details_of(run, members.rank, members.row)
+    return _by_rank_and_step("collective", members.rank, ints(details, "step"), ahead)
+
+
+def _of_kernels(run: Attributed, events: Events) -> list[dict[str, object]]:
+    rows = np.flatnonzero(of_class(events, "compute"))
+    if len(run.recording.ranks) < 2 or not len(rows):
+        return []
+    rank = events.rank[rows]
+    start = events.start_ns[rows] - _offsets_ns(run)[rank]
+    step = _step_numbers(run, rank, events.step[rows])
+    order = np.lexsort((start, rank, events.kernel[0][rows], step))
+    rank, start, step = rank[order], start[order], step[order]
+    _, name = distinct_rows([step, events.kernel[0][rows][order]])
+    # Kernels of one name, step and rank follow each other.
+    _, sequence = distinct_rows([name, rank])
+    new = np.ones(len(sequence), dtype=bool)
+    new[1:] = sequence[1:] != sequence[:-1]
+    first = np.flatnonzero(new)
+    each = np.diff(np.append(first, len(sequence)))
+    occurrence = np.arange(len(sequence)) - np.repeat(first, each)
+    names = int(name.max()) + 1
+    low = np.full(names, len(sequence) + 1, dtype=np.int64)
+    high = np.zeros(names, dtype=np.int64)
+    np.minimum.at(low, name[first], each)
+    np.maximum.at(high, name[first], each)
+    on_all = np.bincount(name[first], minlength=names) == len(run.recording.ranks)
+    keep = np.flatnonzero(((low == high) & on_all)[name])
+    if not len(keep):
+        return []
+    _, instance = distinct_rows([name[keep], occurrence[keep]])
+    latest = np.full(int(instance.max()) + 1, np.iinfo(np.int64).min, dtype=np.int64)
+    np.maximum.at(latest, instance, start[keep])
+    return _by_rank_and_step("kernel", rank[keep], step[keep], latest[instance] - start[keep])
+
+
+def _offsets_ns(run: Attributed) -> np.ndarray:
+    """How far each rank's clock is ahead of the others', by number of the rank."""
+    found = np.zeros(max(run.recording.ranks, default=0) + 1, dtype=np.int64)
+    table = run.communication
+    rank, row, arrival = (ints(table, name) for name in ("rank", "event_row", "arrival_ns"))
+    for one, at in zip(*np.unique(rank, return_index=True), strict=True):
+        start = run.joined[int(one)].device_event["start_ns"][int(row[at])].as_py()
+        found[one] = start - arrival[at]
+    return found
+
+
+def _step_numbers(run: Attributed, rank: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Step numbers of events from the index of their step within their rank; -1 for none."""
+    found = np.full(len(rank), -1, dtype=np.int64)
+    if (ints(run.windows, "number") < 0).all():
+        return found
+    for one in np.unique(rank).tolist():
+        traced = traced_steps(run, one).number
+        at = np.flatnonzero((rank == one) & (index >= 0) & (index < len(traced)))
+        found[at] = traced[index[at]]
+    return found
+
+
+def _by_rank_and_step(
+    kind: str, rank: np.ndarray, step: np.ndarray, ahead: np.ndarray
+) -> list[dict[str, object]]:
+    first, group = distinct_rows([rank, step])
+    order = np.argsort(group, kind="stable")
+    bounds = np.cumsum(np.bincount(group, minlength=len(first)))[:-1]
+    return [
+        {
+            "rank": int(rank[at]),
+            "step": None if step[at] < 0 else int(step[at]),
+            "kind": kind,
+            "event_count": len(rows),
+            "median_ns": int(np.median(ahead[rows])),
+            "p95_ns": int(np.quantile(ahead[rows], 0.95)),
+            "last_ratio": float((ahead[rows] <= 0).mean()),
+        }
+        for at, rows in zip(first, np.split(order, bounds), strict=True)
+    ]

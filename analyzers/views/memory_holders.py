@@ -1,0 +1,83 @@
+"""Memory in use by the line of Python that allocated it.
+
+A block's line is the innermost Python line of the stack that allocated it, else its innermost line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.analyzers.events.allocations import DEVICE, device_text
+from chopper.analyzers.events.groups import Groups
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views import View
+from chopper.analyzers.views._blocks import is_held
+from chopper.tables import Table, column, count, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Who holds memory",
+    section="Memory",
+    needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",
+    table=Table(
+        "memory_holders",
+        1,
+        "Memory in use when a snapshot was taken, by the line of Python that allocated it.",
+        (
+            column("rank", "int32", "Rank."),
+            column("device", "string", "`device N`."),
+            column("held_bytes", "int64", "Held by its tensors."),
+            column("share_ratio", "float64", "Of all in use on the device."),
+            count("block_count", "Blocks."),
+            column("largest_bytes", "int64", "The largest of them."),
+            optional("where", "text", "file:line: function; null where no stack was recorded."),
+        ),
+    ),
+)
+
+
+def memory_holders(run: Attributed) -> pa.Table:
+    """ALLOCATOR_BLOCK -> MEMORY_HOLDERS, most memory first."""
+    rows: list[dict[str, Any]] = []
+    for rank in run.recording.ranks:
+        blocks = run.recording.table(rank, "allocator_block")
+        blocks = blocks.filter(is_held(blocks))
+        codes, stacks = strings(blocks, "frames")
+        lines = [_line(stack) for stack in stacks]
+        names = sorted(set(lines))
+        number = {name: i for i, name in enumerate(names)}
+        line = np.array([*(number[name] for name in lines), -1], dtype=np.int64)[codes]
+        device, size = ints(blocks, "device_id"), ints(blocks, "size_bytes", null=0)
+        devices = Groups([device])
+        in_use = devices.sum(size)
+        groups = Groups([device, line])
+        largest = np.zeros(len(groups), dtype=np.int64)
+        np.maximum.at(largest, groups.of_row, size)
+        held = groups.sum(size)
+        for i, first in enumerate(groups.first.tolist()):
+            total = int(in_use[devices.of_row[first]])
+            rows.append(
+                {
+                    "rank": rank,
+                    "device": device_text(DEVICE, device[first]),
+                    "held_bytes": int(held[i]),
+                    "share_ratio": int(held[i]) / total if total else 0.0,
+                    "block_count": int(groups.count[i]),
+                    "largest_bytes": int(largest[i]),
+                    "where": names[line[first]] if line[first] >= 0 else None,
+                }
+            )
+    rows.sort(key=lambda r: -r["held_bytes"])
+    return VIEW.table.of_rows(rows)
+
+
+def _line(stack: str) -> str:
+    frames = stack.split("\n")
+    return next((frame for frame in frames if ".py:" in frame), frames[0])

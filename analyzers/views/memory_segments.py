@@ -1,0 +1,109 @@
+"""What the allocator held from the driver, and how fragmented it was.
+
+A gap is unusable for a request that is larger than it: the largest gap says what still fits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.analyzers.events.allocations import DEVICE, device_text
+from chopper.analyzers.events.groups import Groups, rows_of
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views import View
+from chopper.analyzers.views._blocks import is_held
+from chopper.tables import Table, column, count, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Memory segments",
+    section="Memory",
+    needs="no snapshot of the allocator (record with memory=True, or import one beside the trace)",
+    table=Table(
+        "memory_segments",
+        1,
+        "What the allocator held from the driver when a snapshot was taken, and the gaps in it.",
+        (
+            column("rank", "int32", "Rank."),
+            column("device", "string", "`device N`."),
+            optional("kind", "string", "small (blocks of up to 1 MiB) or large."),
+            optional("stream_id", "int64", "Stream that the segments serve."),
+            count("segment_count", "Segments."),
+            column("reserved_bytes", "int64", "Their size."),
+            column("allocated_bytes", "int64", "Of that, held by tensors."),
+            optional("fragmentation_ratio", "float64", "(reserved − allocated) / reserved."),
+            count("gap_count", "Gaps between tensors, free segments included."),
+            column("largest_gap_bytes", "int64", "The largest: more needs a new segment."),
+            column(
+                "whole_free_bytes",
+                "int64",
+                "In segments that no tensor uses: torch.cuda.empty_cache() returns these.",
+            ),
+            optional(
+                "rounding_bytes",
+                "int64",
+                "Held beyond what was asked for; null where that was not recorded.",
+            ),
+        ),
+    ),
+)
+
+
+def memory_segments(run: Attributed) -> pa.Table:
+    """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK -> MEMORY_SEGMENTS, by rank, device, kind and stream."""
+    rows: list[dict[str, Any]] = []
+    for rank in run.recording.ranks:
+        segments = run.recording.table(rank, "allocator_segment")
+        if segments.num_rows:
+            blocks = run.recording.table(rank, "allocator_block")
+            rows += [{"rank": rank} | row for row in _rows(segments, blocks)]
+    rows.sort(key=lambda r: -r["reserved_bytes"])
+    return VIEW.table.of_rows(rows)
+
+
+def _rows(segments: pa.Table, blocks: pa.Table) -> list[dict[str, Any]]:
+    kinds, kind_names = strings(segments, "kind")
+    device, stream = ints(segments, "device_id"), ints(segments, "stream_id")
+    total = ints(segments, "total_bytes", null=0)
+    allocated = ints(segments, "allocated_bytes", null=0)
+    groups = Groups([device, kinds, stream])
+    segment = rows_of(
+        [device, ints(segments, "address_id")],
+        [ints(blocks, "device_id"), ints(blocks, "segment_address_id")],
+    )
+    group_of_block = np.append(groups.of_row, -1)[segment]
+    size = ints(blocks, "size_bytes", null=0)
+    requested = ints(blocks, "requested_bytes", null=0)
+    held = is_held(blocks)
+    rows = []
+    for i, first in enumerate(groups.first.tolist()):
+        mine = groups.of_row == i
+        gaps = size[(group_of_block == i) & ~held]
+        live = (group_of_block == i) & held
+        rounding = int(size[live].sum() - requested[live].sum())
+        reserved_bytes, allocated_bytes = int(total[mine].sum()), int(allocated[mine].sum())
+        rows.append(
+            {
+                "device": device_text(DEVICE, device[first]),
+                "kind": kind_names[kinds[first]] if kinds[first] >= 0 else None,
+                "stream_id": stream[first],
+                "segment_count": int(mine.sum()),
+                "reserved_bytes": reserved_bytes,
+                "allocated_bytes": allocated_bytes,
+                "fragmentation_ratio": 1 - allocated_bytes / reserved_bytes
+                if reserved_bytes
+                else None,
+                "gap_count": len(gaps),
+                "largest_gap_bytes": int(gaps.max(initial=0)),
+                "whole_free_bytes": int(total[mine & (allocated == 0)].sum()),
+                "rounding_bytes": max(0, rounding) if (requested[live] > 0).any() else None,
+            }
+        )
+    return rows

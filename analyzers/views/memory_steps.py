@@ -1,0 +1,147 @@
+"""Each step's allocations: likeness to the step before, sizes, peaks, clock.
+
+A step's sequence is what its allocations and frees were, in order: one signed size after the other.
+Two steps are identical when their sequences are; their similarity is Dice's coefficient of their
+multisets of three successive events (1: the same runs of three equally often; 0: none in common),
+which is linear where an edit distance is quadratic.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chopper.analyzers.events.allocations import CPU, MemoryEvents, known_bytes, memory_events
+from chopper.analyzers.events.steps import TracedSteps, traced_steps
+from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.samples import of_rank
+from chopper.analyzers.views import View
+from chopper.tables import Table, column, count, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+
+VIEW = View(
+    __doc__,
+    title="Memory, step by step",
+    section="Memory",
+    needs="the allocator's events of steps were not recorded (profile with memory=True)",
+    table=Table(
+        "memory_steps",
+        1,
+        "Allocations of each traced step by rank and device, and the device's clock in it.",
+        (
+            column("rank", "int32", "Rank."),
+            column("device", "string", "`device N`, or `host`."),
+            column("step", "int64", "Number of the step."),
+            optional(
+                "similarity_ratio",
+                "float64",
+                "To the step before: Dice's coefficient of runs of three successive events.",
+            ),
+            optional(
+                "same_as_previous", "bool", "The same sizes in the same order as the step before."
+            ),
+            count("event_count", "Allocations and frees."),
+            count("distinct_sizes_count", "Different sizes of blocks among them."),
+            column("requested_bytes", "int64", "Bytes allocated."),
+            optional("peak_allocated_bytes", "int64", "Most that tensors held."),
+            optional("peak_reserved_bytes", "int64", "Most that the allocator held."),
+            count("clock_count", "Clock samples in the step."),
+            optional("clock_mean_hz", "int64", "Mean of the device's clock."),
+            optional("clock_std_hz", "int64", "Standard deviation of its samples."),
+            column("sequence", "text", "Hash of the signed sizes in order: equal for equal steps."),
+        ),
+    ),
+)
+
+
+def memory_steps(run: Attributed) -> pa.Table:
+    """MEMORY_EVENT or ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_STEPS."""
+    return VIEW.table.of_rows(rows_of_steps(run))
+
+
+def rows_of_steps(run: Attributed) -> list[dict[str, Any]]:
+    """Return the rows of the view, in order of rank, device and step."""
+    rows: list[dict[str, Any]] = []
+    for rank in run.recording.ranks:
+        steps = traced_steps(run, rank)
+        clock = of_rank(run.recording, rank, "device_clock")
+        for events in memory_events(run, rank) if len(steps) else []:
+            rows += ({"rank": rank} | row for row in _of_device(clock, events, steps))
+    return rows
+
+
+def _of_device(clock: pa.Table, events: MemoryEvents, steps: TracedSteps) -> list[dict[str, Any]]:
+    """One row per step."""
+    rows: list[dict[str, Any]] = []
+    # Stable: in time order within each step.
+    order = np.argsort(events.step, kind="stable")
+    bounds = np.searchsorted(events.step[order], np.arange(len(steps) + 1))
+    clock_time, clock_hz = _readings(clock, events)
+    before: np.ndarray | None = None
+    for i, number in enumerate(steps.number.tolist()):
+        mine = order[bounds[i] : bounds[i + 1]]
+        size = events.bytes_count[mine]
+        low, high = np.searchsorted(clock_time, (steps.start_ns[i], steps.end_ns[i]))
+        rows.append(
+            {
+                "device": events.device,
+                "step": number,
+                "event_count": len(size),
+                "distinct_sizes_count": len(np.unique(np.abs(size))),
+                "requested_bytes": int(size[size > 0].sum()),
+                "peak_allocated_bytes": known_bytes(events.allocated_bytes[mine].max(initial=-1)),
+                "peak_reserved_bytes": known_bytes(events.reserved_bytes[mine].max(initial=-1)),
+                "sequence": blake2b(size.tobytes(), digest_size=8).hexdigest(),
+                "same_as_previous": None if before is None else np.array_equal(before, size),
+                "similarity_ratio": None if before is None else similarity(before, size),
+                **_clock(clock_hz[low:high]),
+            }
+        )
+        before = size
+    return rows
+
+
+def similarity(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Dice's coefficient of the multisets of three successive sizes; 1 for two empty steps."""
+    if not len(a) and not len(b):
+        return 1.0
+    one, other = _threes(a), _threes(b)
+    keys, code = np.unique(np.concatenate([one, other]), return_inverse=True)
+    counts_a = np.bincount(code[: len(one)], minlength=len(keys))
+    counts_b = np.bincount(code[len(one) :], minlength=len(keys))
+    return float(2 * np.minimum(counts_a, counts_b).sum() / (len(one) + len(other)))
+
+
+def _threes(size: np.ndarray) -> np.ndarray:
+    """A number for each three successive events, the ends included."""
+    # splitmix64's finalizer: sizes are multiples of large powers of two.
+    x = np.concatenate([[0, 0], size, [0, 0]]).astype(np.int64).view(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    with np.errstate(over="ignore"):
+        found: np.ndarray = (x[:-2] * np.uint64(3) + x[1:-1]) * np.uint64(5) + x[2:]
+    return found
+
+
+def _readings(clocks: pa.Table, events: MemoryEvents) -> tuple[np.ndarray, np.ndarray]:
+    """Times, ascending, and clocks of the readings of the device that the memory is on."""
+    clock = ints(clocks, "sm_clock_hz")
+    mine = (clock > 0) & (ints(clocks, "device_id") == events.device_id)
+    mine &= events.device_type != CPU
+    return ints(clocks, "time_ns")[mine], clock[mine].astype(np.float64)
+
+
+def _clock(values: np.ndarray) -> dict[str, Any]:
+    """Mean and deviation of the device's clock readings inside a step."""
+    return {
+        "clock_count": len(values),
+        "clock_mean_hz": round(float(values.mean())) if len(values) else None,
+        "clock_std_hz": round(float(values.std(ddof=1))) if len(values) > 1 else None,
+    }

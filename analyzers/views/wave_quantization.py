@@ -1,0 +1,109 @@
+"""Products whose blocks do not fill the device's units."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chopper.analyzers.causes import last_wave
+from chopper.analyzers.events.groups import real_or_null, text_rows, whole_or_null
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views import View
+from chopper.analyzers.views._works import COLUMNS, time_in_cause, works_of
+from chopper.tables import Table, column, count, ns, optional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
+    from chopper.hardware.ceilings import Ceiling
+
+_CAUSE = "compute.efficiency.wave_quantization"
+
+VIEW = View(
+    __doc__,
+    title="Last waves",
+    section="Clocks",
+    needs="no product's grid was recorded in blocks, the device is unknown, or all rounds are full",
+    table=Table(
+        "wave_quantization",
+        1,
+        "Products whose blocks do not fill their last round on the device's units.",
+        (
+            *COLUMNS,
+            column(
+                "slowdown_ratio",
+                "float64",
+                "Blocks of the fullest unit over the mean, less what the roofline has of it already.",
+            ),
+            ns("loss_ns", "Attributed to it."),
+            column("grid", "string", "Blocks per grid as recorded."),
+            optional("block", "string", "Threads per block as recorded."),
+            count("blocks_count", "Blocks."),
+            count("units_count", "Units (SMs) of the device."),
+            optional("resident_count", "int64", "Blocks that one unit holds at a time."),
+            optional("waves_ratio", "float64", "Blocks over those resident at a time."),
+            optional(
+                "slowdown_limit_ratio",
+                "float64",
+                "The loss if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
+            ),
+            count("count", "Instances."),
+            ns("time_ns", "Device time of all instances."),
+        ),
+    ),
+)
+
+
+def wave_quantization(run: Attributed) -> pa.Table:
+    """DEVICE_EVENT, PIECE -> WAVE_QUANTIZATION: products by grid, most loss first."""
+    parts = []
+    for rank, factors in run.factors.items():
+        ceilings = run.ceilings.get(rank)
+        ceiling = ceilings.theoretical if ceilings is not None else None
+        if ceiling is None or ceiling.units_count is None or not factors.wave_ln.any():
+            continue
+        works = works_of(run, rank, factors)
+        loss = time_in_cause(run.pieces, rank, _CAUSE, len(works.signature))
+        rows = np.flatnonzero((works.count > 0) & (factors.wave_ln[works.first] > 0))
+        one = works.first[rows]
+        events = works.events.take(one)
+        blocks = _extents(events, "grid")
+        resident = _resident(events, ceiling)
+        waves = blocks / (ceiling.units_count * resident)
+        columns = {
+            "grid": text_rows(strings(works.events, "grid"), one),
+            "block": text_rows(strings(works.events, "block"), one),
+            "blocks_count": blocks.astype(np.int64),
+            "units_count": np.full(len(rows), ceiling.units_count),
+            "resident_count": whole_or_null(resident),
+            "waves_ratio": real_or_null(waves),
+            "slowdown_ratio": np.exp(factors.wave_ln[one]),
+            "slowdown_limit_ratio": real_or_null(np.maximum(np.ceil(waves) / waves, 1.0)),
+            "loss_ns": works.sum(loss)[rows],
+        }
+        parts.append(works.table(VIEW.table, rows, columns))
+    return VIEW.table.joined(parts).sort_by([("loss_ns", "descending")])
+
+
+def _resident(events: pa.Table, ceiling: Ceiling) -> np.ndarray:
+    """Blocks that one unit holds at a time, NaN where that is not known."""
+    if ceiling.unit_limits is None:
+        return np.full(events.num_rows, np.nan)
+    threads = _extents(events, "block")
+    resident = last_wave.resident_blocks(
+        ceiling.unit_limits,
+        np.maximum(threads, 1),
+        np.maximum(ints(events, "registers_count"), 1),
+        np.maximum(ints(events, "shared_memory_bytes"), 0),
+    )
+    return np.where(threads > 0, resident, np.nan)
+
+
+def _extents(events: pa.Table, name: str) -> np.ndarray:
+    """Product of recorded grids or blocks; 0 where there is none."""
+    codes, values = strings(events, name)
+    extents = np.array([*(last_wave.extent(v) or 0 for v in values), 0], dtype=np.float64)
+    found: np.ndarray = extents[codes]
+    return found
