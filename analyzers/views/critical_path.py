@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from chopper.analyzers.replay.path import causes_of
 from chopper.analyzers.views import View
-from chopper.errors import InputError
-from chopper.replaying.replay import replay_of
 from chopper.tables import Table, column, ns, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.replaying import Replay
 
 VIEW = View(
     __doc__,
@@ -38,11 +36,9 @@ VIEW = View(
 )
 
 
-def critical_path(run: Attributed) -> pa.Table:
+def critical_path(replay: Replay | str) -> pa.Table:
     """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH by cause and name, most time first."""
-    try:
-        replay = replay_of(run)
-    except InputError:
+    if isinstance(replay, str):
         return VIEW.table.empty()
     found = causes_of(replay.unmodified, replay.critical_path(), replay.facts)
     rows = sorted(((c, n, round(t)) for (c, n), t in found.items()), key=lambda row: -row[2])

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.replay.path import lane_of
 from chopper.analyzers.trace.columns import dictionary, nullable
 from chopper.analyzers.views import View
-from chopper.errors import InputError
-from chopper.replaying.path import lanes_of
 from chopper.tables import Table, column, ns, optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.replaying import Replay
 
 VIEW = View(
     __doc__,
@@ -42,12 +41,12 @@ VIEW = View(
 )
 
 
-def critical_path_timeline(run: Attributed) -> pa.Table:
+def critical_path_timeline(replay: Replay | str) -> pa.Table:
     """HOST_SPAN, DEVICE_EVENT, PIECE -> CRITICAL_PATH_TIMELINE, in order of time."""
-    try:
-        lanes = lanes_of(run)
-    except InputError:
+    if isinstance(replay, str):
         return VIEW.table.empty()
+    path = replay.critical_path()
+    lanes = {f.node.rank: lane_of(path, i, replay.facts) for i, f in enumerate(replay.facts)}
     begin = min((int(lane.start_ns[0]) for lane in lanes.values() if len(lane.event)), default=0)
     parts = []
     for rank, lane in lanes.items():

@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper.analyzers.replay.path import Lane, lane_of
-from chopper.replaying.replay import replay_of
+from chopper.errors import InputError
+from chopper.replaying.replay import Replay, replay_of
 
 if TYPE_CHECKING:
     from chopper.attribution import Attribution
+
+
+def replay_or_reason(run: Attribution) -> Replay | str:
+    """Return the replay of a run, or why it cannot be replayed."""
+    try:
+        return replay_of(run)
+    except InputError as exc:
+        return str(exc)
 
 
 def lanes_of(attribution: Attribution) -> dict[int, Lane]:
