@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import chopper
-from chopper.analyzers.estimates.project import Projection, Reach, operator_class, project
+from chopper.analyzers.estimates.project import Projection, operator_class, project
 from chopper.analyzers.work import family
-from chopper.hardware import reach
+from chopper.hardware import achievable
+from chopper.hardware.achievable import Reach
 from chopper.hardware.devices import DevicePeaks, lookup
 from chopper.views import view
 
@@ -69,7 +70,7 @@ class Recorded:
 
 def known(device: DevicePeaks, others: list[Recorded]) -> Reach:
     """What other runs on the device reached; where they had nothing large, what the program knows."""
-    shipped = reach.of(device)
+    shipped = achievable.of(device)
     best = [r.best() for r in others if r.device.id == device.id]
     products, memory = (max((b[i] for b in best), default=0.0) for i in (0, 1))
     return Reach(
@@ -112,7 +113,7 @@ def main() -> None:
             continue
         others = [r for m, runs in by_model.items() if m != model for r in runs]
         for here, there in permutations(pair, 2):
-            shipped = carried(here, there, reach.of(here.device), reach.of(there.device))
+            shipped = carried(here, there, achievable.of(here.device), achievable.of(there.device))
             left_out = carried(here, there, known(here.device, others), known(there.device, others))
             rows.append(
                 {

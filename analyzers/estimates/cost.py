@@ -13,28 +13,10 @@ import msgspec
 
 from chopper.analyzers.estimates import Estimate
 from chopper.errors import UsageError
+from chopper.hardware.prices import Priced, Prices
 from chopper.quantities import between, positive
 
 _J_PER_KWH = 3.6e6
-
-
-class Priced(msgspec.Struct, kw_only=True, frozen=True):
-    """A number with its source."""
-
-    value: float
-    source: str
-
-
-class Prices(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A dated list of prices, all in one currency."""
-
-    schema: str = "chopper.prices/1"
-    date: str
-    currency: str
-    electricity_per_kwh: Priced
-    pue_ratio: Priced
-    devices: dict[str, Priced] = {}
-    """Device id → price of one device for one hour."""
 
 
 class Cost(Estimate, kw_only=True, frozen=True):

@@ -24,6 +24,7 @@ from chopper.analyzers.estimates.scaling import (
     waits,
 )
 from chopper.errors import InputError, UsageError
+from chopper.hardware.achievable import Reach
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 
 if TYPE_CHECKING:
@@ -36,14 +37,6 @@ _MOST_FIXED_NS = 10_000.0
 _MOST_NAMED = 4
 _SMALL_RATIO = 0.25
 """A class's fixed time is read off operators that reach less than this of the roofline."""
-
-
-class Reach(msgspec.Struct, kw_only=True, frozen=True):
-    """Share of a device's peak rates that well-shaped work reaches."""
-
-    products: float
-    memory: float
-    source: str
 
 
 class OfClass(msgspec.Struct, kw_only=True, frozen=True):

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from chopper.errors import JSON_ERRORS, InputError
 from chopper.storage.files import read_bytes
 
-if TYPE_CHECKING:
-    from chopper.analyzers.estimates.cost import Prices
+
+class Priced(msgspec.Struct, kw_only=True, frozen=True):
+    """A number with its source."""
+
+    value: float
+    source: str
+
+
+class Prices(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A dated list of prices, all in one currency."""
+
+    schema: str = "chopper.prices/1"
+    date: str
+    currency: str
+    electricity_per_kwh: Priced
+    pue_ratio: Priced
+    devices: dict[str, Priced] = {}
+    """Device id → price of one device for one hour."""
 
 
 def load(path: Path | None = None) -> Prices:
-    """The list in a file, None for the one that comes with the program.
+    """Read a list of prices from a file; None reads the one that comes with the program.
 
     Raises:
-        InputError: it cannot be read, a field is missing, unknown or wrong, or a price is not positive.
+        InputError: it cannot be read; a field is missing, unknown or wrong; or a price is not
+            positive.
     """
-    from chopper.analyzers.estimates.cost import Prices
-
     where = "prices.json" if path is None else str(path)
     try:
         data = (

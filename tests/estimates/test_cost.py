@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from chopper.analyzers.estimates.cost import (
-    Priced,
     break_even_ratio,
     compare,
     cost,
@@ -16,6 +15,7 @@ from chopper.analyzers.estimates.cost import (
 )
 from chopper.errors import InputError, UsageError
 from chopper.hardware import prices
+from chopper.hardware.prices import Priced
 
 H100, GB200 = 1.42, 2.27
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from chopper import quantities
 from chopper.analyzers.estimates import formulas, limits
-from chopper.analyzers.estimates.cost import Priced, compare, cost
+from chopper.analyzers.estimates.cost import compare, cost
 from chopper.analyzers.estimates.network import (
     INTERCONNECTS,
     bus_factor,
@@ -27,6 +27,7 @@ from chopper.analyzers.estimates.network import (
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.cli import cli
 from chopper.hardware import prices
+from chopper.hardware.prices import Priced
 from chopper.models.architectures import named
 
 GB = 10**9

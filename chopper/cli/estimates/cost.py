@@ -11,8 +11,6 @@ from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.cost import (
     Against,
     Cost,
-    Priced,
-    Prices,
     compare,
     cost,
     projected_tokens_per_s,
@@ -21,6 +19,7 @@ from chopper.cli import _options
 from chopper.cli._attributed import attributed
 from chopper.errors import UsageError
 from chopper.hardware import devices, prices
+from chopper.hardware.prices import Priced, Prices
 from chopper.models import architectures
 from chopper.reports.estimates.cost import page
 

@@ -13,7 +13,7 @@ from chopper.cli import _options
 from chopper.cli._attributed import attributed
 from chopper.cli.estimates.network import read_topology
 from chopper.errors import UsageError
-from chopper.hardware import reach
+from chopper.hardware import achievable
 from chopper.hardware.devices import DevicePeaks, lookup, named
 from chopper.quantities import between
 from chopper.reports.estimates.project import page
@@ -127,7 +127,7 @@ def _captured(module: str, options: Options) -> Projection:
         operators=captured["operators"],
         element_bytes=captured["element_bytes"],
         target=target,
-        target_reach=reach.of(target),
+        target_reach=achievable.of(target),
         target_clock_hz=_clock_hz(options),
     )
 
@@ -177,8 +177,8 @@ def _recorded(run: str, options: Options) -> Projection:
         windows_count=_windows_count(attribution),
         recorded=recorded,
         target=target,
-        recorded_reach=reach.of(recorded) if recorded else None,
-        target_reach=reach.of(target) if target else None,
+        recorded_reach=achievable.of(recorded) if recorded else None,
+        target_reach=achievable.of(target) if target else None,
         target_clock_hz=_clock_hz(options),
         checked=checked,
         checked_windows_count=checked_windows_count,

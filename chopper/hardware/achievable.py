@@ -1,4 +1,4 @@
-"""What well-shaped work reaches of a device's peaks: the list that comes with the program."""
+"""Shares of a device's peak rates that well-shaped work reaches: the list in ``achievable.json``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from chopper.analyzers.estimates.project import Reach
     from chopper.hardware.devices import DevicePeaks
+
+
+class Reach(msgspec.Struct, kw_only=True, frozen=True):
+    """Share of a device's peak rates that well-shaped work reaches."""
+
+    products: float
+    """Of FLOP/s, by matrix products."""
+    memory: float
+    """Of the memory's bandwidth."""
+    source: str
 
 
 @cache
 def _table() -> dict[str, dict[str, Reach]]:
-    from chopper.analyzers.estimates.project import Reach
-
     data = msgspec.json.decode(files("chopper").joinpath("data", "achievable.json").read_bytes())
     return {
         part: {name: msgspec.convert(value, Reach) for name, value in data[part].items()}
@@ -25,6 +32,6 @@ def _table() -> dict[str, dict[str, Reach]]:
 
 
 def of(device: DevicePeaks) -> Reach:
-    """Of a device of the table; where it is not listed, of its vendor's, and the source says so."""
+    """Look a device of the table up; a device that is not listed has its vendor's reach."""
     table = _table()
     return table["devices"].get(device.id) or table["vendors"][device.vendor]
