@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.collectors.formats._build import (
+from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.recording import (
     Recording,
     Text,
     by_number,
@@ -20,12 +21,11 @@ from chopper.collectors.formats._build import (
     constant,
     triples,
 )
-from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding
 
 if TYPE_CHECKING:
-    from chopper.collectors.formats._sqlite import Database
+    from chopper.collectors.formats.database import Database
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -92,13 +92,7 @@ def read(database: Database) -> Recording:
 
 
 def _tool(database: Database) -> str:
-    facts = dict(
-        zip(
-            database.texts("META_DATA_EXPORT", "name"),
-            database.texts("META_DATA_EXPORT", "value"),
-            strict=False,
-        )
-    )
+    facts = database.facts("META_DATA_EXPORT", "name", "value")
     version = facts.get("EXPORT_PRODUCT_VERSION")
     schema = facts.get("EXPORT_SCHEMA_VERSION")
     return (

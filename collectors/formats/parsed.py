@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from chopper.arrow import to_arrow as from_list
 from chopper.collectors.formats.arrays import NO_VALUE, strings, to_arrow, to_numpy
 from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
@@ -93,6 +94,29 @@ def sorted_table(
         else:
             arrays.append(numbers(value[order], column.type))
     return pa.Table.from_arrays(arrays, schema=declared.arrow), moved
+
+
+def table_of_rows(name: str, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """Return the declared table of rows, their cells in the order of its columns."""
+    declared = TABLES[name].arrow
+    return pa.table(
+        {f.name: from_list([row[i] for row in rows], f.type) for i, f in enumerate(declared)},
+        schema=declared,
+    )
+
+
+def step_table(
+    numbers: Sequence[int | None], start_ns: np.ndarray, end_ns: np.ndarray, source: str
+) -> pa.Table:
+    """Return STEP of traced steps.
+
+    Args:
+        numbers: of the steps.
+        start_ns, end_ns: of each step.
+        source: what told them apart.
+    """
+    bounds = zip(numbers, start_ns.tolist(), end_ns.tolist(), strict=True)
+    return table_of_rows("step", [(*bound, source, True, True) for bound in bounds])
 
 
 _OUTER_FIRST = ("annotation", "python", "cpu_op", "runtime", "driver")

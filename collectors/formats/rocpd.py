@@ -8,21 +8,31 @@ its event.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chopper.collectors.formats._build import Recording, Text, blocks_of, by_number, triples
-from chopper.collectors.formats._rows import counters_table, lookup, taken
 from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.recording import (
+    Recording,
+    blocks_of,
+    by_number,
+    constant,
+    counters_table,
+    json_member,
+    lookup,
+    streams_or_queues,
+    taken,
+    triples,
+    units_count,
+)
 from chopper.errors import InputError
 from chopper.storage.manifest import Device
 
 if TYPE_CHECKING:
-    from chopper.collectors.formats._sqlite import Database
+    from chopper.collectors.formats.database import Database
 
 _SUFFIXED = re.compile(r"rocpd_(kernel_dispatch|region)((?:_[0-9A-Fa-f_-]+)?)")
 _MOST_RECORDINGS = 4096
@@ -48,7 +58,7 @@ def read(database: Database) -> Recording:
     suffixes = sorted({m[2] for table in database.tables if (m := _SUFFIXED.fullmatch(table))})[
         :_MOST_RECORDINGS
     ]
-    version = _fact(database, suffixes[0], "schema_version")
+    version = database.facts(f"rocpd_metadata{suffixes[0]}", "tag", "value").get("schema_version")
     tool = "a rocpd database of rocprofv3" + (f", schema {version}" if version else "")
     made = Recording(path=database.path, tool=tool, boot_clock=True)
     for suffix in suffixes:
@@ -62,11 +72,6 @@ def read(database: Database) -> Recording:
         _one(database, made, suffix)
     made.findings += database.findings
     return made
-
-
-def _fact(db: Database, suffix: str, tag: str) -> str | None:
-    table = f"rocpd_metadata{suffix}"
-    return dict(zip(db.texts(table, "tag"), db.texts(table, "value"), strict=False)).get(tag)
 
 
 def _one(db: Database, made: Recording, suffix: str) -> None:
@@ -100,8 +105,8 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
         rows["end"],
         pid=pid_of(rows["pid"]),
         device_id=_ordinal(rows["agent_id"], ordinals),
-        stream_id=_streams(rows),
-        kind=_constant("kernel", rows["start"]),
+        stream_id=streams_or_queues(rows["stream_id"], rows["queue_id"]),
+        kind=constant("kernel", len(rows["start"])),
         name=by_number(rows["kernel_id"], kernels),
         correlation_id=_correlation(rows["event_id"], events),
         grid=triples(*grid),
@@ -123,8 +128,8 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
         copies["end"],
         pid=pid_of(copies["pid"]),
         device_id=np.where(target >= 0, target, source),
-        stream_id=_streams(copies),
-        kind=_constant("memcpy", copies["start"]),
+        stream_id=streams_or_queues(copies["stream_id"], copies["queue_id"]),
+        kind=constant("memcpy", len(copies["start"])),
         name=by_number(copies["name_id"], {n: copy_name(s) for n, s in strings.items()}),
         correlation_id=_correlation(copies["event_id"], events),
         bytes_count=copies["size"],
@@ -135,10 +140,6 @@ def copy_name(text: str) -> str:
     """A direction as rocprofv3 writes it, as Kineto names copies."""
     plain = text.upper().removeprefix("MEMORY_COPY_")
     return _COPY_NAMES.get(plain, f"Memcpy ({text})")
-
-
-def _constant(kind: str, like: np.ndarray) -> Text:
-    return np.ones(len(like), dtype=np.int32), [None, kind]
 
 
 def _real(ids: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -153,13 +154,6 @@ def _correlation(event: np.ndarray, events: dict[str, np.ndarray]) -> np.ndarray
     # A stack id is what calls and what they launched share where correlation ids are left at 0.
     stack = taken(events["stack_id"], row)
     return np.where(found > 0, found, np.where(stack > 0, stack, NO_VALUE))
-
-
-def _streams(rows: dict[str, np.ndarray]) -> np.ndarray:
-    """Streams where the recording tells several apart, else queues."""
-    streams = rows["stream_id"]
-    several = len(np.unique(streams)) > 1
-    return streams if several or (rows["queue_id"] == NO_VALUE).all() else rows["queue_id"]
 
 
 def _agents(db: Database, made: Recording, table: str) -> dict[int, int]:
@@ -185,19 +179,13 @@ def _agents(db: Database, made: Recording, table: str) -> dict[int, int]:
             Device(
                 device_id=ordinal,
                 name=name or None,
-                multiprocessor_count=_units(details[i] if i < len(details) else None),
+                multiprocessor_count=units_count(
+                    json_member(details[i] if i < len(details) else None, "cu_count")
+                ),
             )
         )
     made.devices.sort(key=lambda d: d.device_id)
     return found
-
-
-def _units(details: str | None) -> int | None:
-    try:
-        count = json.loads(details or "{}").get("cu_count")
-    except (ValueError, AttributeError, RecursionError):
-        return None
-    return count if isinstance(count, int) and 0 < count < 1 << 20 else None
 
 
 def _ordinal(agents: np.ndarray, ordinals: dict[int, int]) -> np.ndarray:
@@ -262,10 +250,7 @@ def _messages(db: Database, region: str, wanted: np.ndarray) -> dict[int, str]:
     details = db.texts(f"rocpd_event{suffix}", "extdata")
     for number, text in zip(events, details, strict=False):
         if number in numbers and text and "message" in text:
-            try:
-                message = json.loads(text).get("message")
-            except (ValueError, AttributeError, RecursionError):
-                continue
+            message = json_member(text, "message")
             if isinstance(message, str) and message:
                 found[number] = message
     table = f"rocpd_arg{suffix}"

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.collectors.formats._build import (
+from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.recording import (
     Recording,
     blocks_of,
     coded,
     constant,
+    rows_of,
+    streams_or_queues,
     traces_of,
     triples,
+    units_count,
 )
-from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.collectors.formats.unpack import DAMAGE, head_of, lines
 from chopper.errors import InputError
@@ -201,7 +204,7 @@ def _agents(made: Recording, tables: list[_Table]) -> dict[int, int]:
                 Device(
                     device_id=ordinals[node],
                     name=known_as,
-                    multiprocessor_count=units if 0 < units < 1 << 20 else None,
+                    multiprocessor_count=units_count(units),
                 )
             )
     return ordinals
@@ -239,12 +242,10 @@ def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int)
         grid = [blocks_of(table.whole("grd", "gridsize"), size), one, one]
     names = [without_suffixes(cell) or None for cell in table.text("kernelname") or ()]
     own = table.whole("pid", "processid")
-    streams, queues = table.whole("streamid"), table.whole("queueid")
-    several = len(np.unique(streams)) > 1
     columns = {
         "pid": np.where(own == NO_VALUE, pid, own),
         "device_id": _device(table.text("agentid", "gpuid"), table.count, ordinals),
-        "stream_id": streams if several or (queues == NO_VALUE).all() else queues,
+        "stream_id": streams_or_queues(table.whole("streamid"), table.whole("queueid")),
         "correlation_id": _correlations(table),
         "registers_count": table.whole("vgprcount", "archvgpr"),
         "shared_memory_bytes": table.whole(
@@ -260,17 +261,11 @@ def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int)
         start[first],
         end[first],
         kind=constant("kernel", int(first.sum())),
-        name=_cut(coded(names), first),
-        grid=_cut(triples(*grid), first),
-        block=_cut(triples(*block), first),
+        name=rows_of(coded(names), first),
+        grid=rows_of(triples(*grid), first),
+        block=rows_of(triples(*block), first),
         **{name: values[first] for name, values in columns.items()},
     )
-
-
-def _cut(
-    column: tuple[np.ndarray, list[str | None]], mask: np.ndarray
-) -> tuple[np.ndarray, list[str | None]]:
-    return column[0][mask], column[1]
 
 
 def _correlations(table: _Table) -> np.ndarray:

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from chopper.collectors.formats._build import (
+from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.json_text import read_bytes
+from chopper.collectors.formats.recording import (
     Recording,
     blocks_of,
     by_number,
     coded,
     constant,
+    counters_table,
     traces_of,
     triples,
+    units_count,
 )
-from chopper.collectors.formats._rows import counters_table
-from chopper.collectors.formats.arrays import NO_VALUE
-from chopper.collectors.formats.kineto._bytes import read_bytes
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
@@ -264,12 +265,11 @@ def _agents(made: Recording, agents: list[_Agent]) -> dict[Int, int]:
     gpus.sort(key=lambda a: (a.logical_node_type_id or 0, a.node_id or 0))
     for ordinal, agent in enumerate(gpus):
         if all(d.device_id != ordinal for d in made.devices):
-            units = agent.cu_count
             made.devices.append(
                 Device(
                     device_id=ordinal,
                     name=agent.product_name or agent.name or None,
-                    multiprocessor_count=units if units and 0 < units < 1 << 20 else None,
+                    multiprocessor_count=units_count(agent.cu_count),
                 )
             )
     return {agent.id.handle: ordinal for ordinal, agent in enumerate(gpus)}

@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats._build import Recording, Text, blocks_of, by_number, coded, triples
-from chopper.collectors.formats._rows import lookup, taken
 from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.parsed import table_of_rows
+from chopper.collectors.formats.recording import (
+    Recording,
+    Text,
+    blocks_of,
+    by_number,
+    coded,
+    lookup,
+    rows_of,
+    taken,
+    triples,
+)
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from chopper.collectors.formats._sqlite import Database
+    from chopper.collectors.formats.database import Database
 
 _COPIES = {
     "CopyDeviceToHost": "Memcpy DtoH (Device -> Host)",
@@ -46,14 +56,7 @@ def read(database: Database) -> Recording:
     Raises:
         InputError: a table or column without which nothing can be said is missing.
     """
-    facts = dict(
-        zip(
-            database.texts("rocpd_metadata", "tag"),
-            database.texts("rocpd_metadata", "value"),
-            strict=False,
-        )
-    )
-    version = facts.get("schema_version")
+    version = database.facts("rocpd_metadata", "tag", "value").get("schema_version")
     tool = "a rocmProfileData database" + (f", schema {version}" if version else "")
     for table, column in (
         ("rocpd_op", "start"),
@@ -171,9 +174,9 @@ def _operations(
         ops["start"][work],
         ops["end"][work],
         kind=(kind[work], [None, "kernel", "memcpy", "memset"]),
-        name=(name[0][work], name[1]),
-        grid=_cut(triples(grid["X"], grid["Y"], grid["Z"]), work),
-        block=_cut(triples(block["X"], block["Y"], block["Z"]), work),
+        name=rows_of(name, work),
+        grid=rows_of(triples(grid["X"], grid["Y"], grid["Z"]), work),
+        block=rows_of(triples(block["X"], block["Y"], block["Z"]), work),
         **{column: values[work] for column, values in columns.items()},
     )
     made.devices = [
@@ -208,19 +211,9 @@ def _monitor(db: Database, made: Recording) -> None:
     if not found:
         return
     found.sort()
-    declared = TABLES["counter"]
-    made.tables["counter"] = declared.validate(
-        pa.table(
-            {
-                "time_ns": pa.array([f[0] for f in found], pa.int64()),
-                "track": pa.array([f"GPU {f[1]}" for f in found]).cast(
-                    declared.arrow.field("track").type
-                ),
-                "name": pa.array([f[2] for f in found]).cast(declared.arrow.field("name").type),
-                "value": pa.array([f[3] for f in found], pa.float64()),
-            },
-            schema=declared.arrow,
-        )
+    made.tables["counter"] = table_of_rows(
+        "counter",
+        [(time_ns, f"GPU {device}", kind, value) for time_ns, device, kind, value in found],
     )
     clocks = [f for f in found if f[2] == "sclk" and f[3] > 0]
     monitored = sorted({f[1] for f in clocks})
@@ -267,7 +260,3 @@ def _only(values: np.ndarray) -> int:
         return -1
     found, counts = np.unique(values, return_counts=True)
     return int(found[np.argmax(counts)])
-
-
-def _cut(column: Text, mask: np.ndarray) -> Text:
-    return column[0][mask], column[1]

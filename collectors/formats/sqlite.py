@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chopper.collectors.formats import nsys, rocpd, rpd
-from chopper.collectors.formats._build import traces_of
-from chopper.collectors.formats._sqlite import MAGIC, opened
+from chopper.collectors.formats.database import MAGIC, opened
+from chopper.collectors.formats.recording import traces_of
 from chopper.errors import InputError
 
 if TYPE_CHECKING:

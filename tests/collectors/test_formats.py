@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import chopper
 from chopper.attribution import LEVELS, Attribution
 from chopper.cli import cli
-from chopper.collectors.formats._build import torch_range
+from chopper.collectors.formats.recording import torch_range
 from chopper.collectors.formats.sqlite import read as read_database
 from chopper.errors import InputError
 from chopper.storage.run import Run

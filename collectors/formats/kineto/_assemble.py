@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.arrow import to_arrow as from_list
 from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
-from chopper.collectors.formats.kineto._processes import Part, main_and_others, parts_of_file
+from chopper.collectors.formats.cleaning import far_in_time, integer, main_and_others
+from chopper.collectors.formats.kineto._processes import Part, parts_of_file
 from chopper.collectors.formats.kineto._reader import FileReader
-from chopper.collectors.formats.kineto._values import integer, text_of
-from chopper.collectors.formats.parsed import ParsedTrace, numbers, sorted_table
+from chopper.collectors.formats.kineto._values import text_of
+from chopper.collectors.formats.parsed import (
+    ParsedTrace,
+    numbers,
+    sorted_table,
+    step_table,
+    table_of_rows,
+)
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding, Severity
 from chopper.tables import TABLES
@@ -49,10 +55,6 @@ _COUNT_MESSAGES: dict[str, tuple[Severity, str]] = {
     ),
     "event.duplicate": ("warning", "events were recorded twice; the repetitions were dropped"),
 }
-
-
-_DAY_NS = 24 * 3600 * 10**9
-"""A trace is held in memory while it is recorded: none is a day long."""
 
 
 def read_trace(path: Path) -> list[ParsedTrace]:
@@ -96,19 +98,6 @@ def _what_else(reader: FileReader) -> str:
             hint if code == "event.without_category" else ""
         )
     return "; was the profiler active while the program worked?"
-
-
-def far_in_time(
-    host: dict[str, Any], device: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Masks of the events that lie more than a day from the middle of the trace, if any do."""
-    starts = host["start_ns"], device["start_ns"]
-    both = np.concatenate(starts)
-    if int(both.max()) - int(both.min()) <= _DAY_NS:
-        return None
-    middle = np.partition(both, len(both) // 2)[len(both) // 2]
-    far = np.abs(starts[0] - middle) > _DAY_NS, np.abs(starts[1] - middle) > _DAY_NS
-    return far if far[0].any() or far[1].any() else None
 
 
 def _count_findings(reader: FileReader, source: str) -> list[Finding]:
@@ -267,32 +256,29 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
         ("host_span", reader.host.collectives, host_rows),
     ):
         rows += [(source, int(moved[i]), a) for i, a in found if moved[i] >= 0]
-    declared = TABLES["collective"]
     rows.sort(key=lambda r: (r[0], r[1]))
-    values: dict[str, list[Any]] = {
-        "source": [r[0] for r in rows],
-        "row": [r[1] for r in rows],
-        "collective": [a.collective for _, _, a in rows],
-        "in_elements_count": [integer(a.in_elements) for _, _, a in rows],
-        "out_elements_count": [integer(a.out_elements) for _, _, a in rows],
-        "dtype": [text_of(a.dtype) for _, _, a in rows],
-        "group_size_count": [integer(a.group_size) for _, _, a in rows],
-        "group_name": [text_of(a.group_name) for _, _, a in rows],
-        "group_ranks": [text_of(a.group_ranks) for _, _, a in rows],
-        "sequence_id": [integer(a.collective_sequence) for _, _, a in rows],
-        "first_rank_id": [integer(a.first_rank) for _, _, a in rows],
-        "rank_stride_count": [integer(a.rank_stride) for _, _, a in rows],
-        "source_rank_id": [integer(a.source_rank) for _, _, a in rows],
-        "target_rank_id": [integer(a.target_rank) for _, _, a in rows],
-    }
-    return pa.table(
-        {f.name: from_list(values[f.name], f.type) for f in declared.arrow},
-        schema=declared.arrow,
+    return table_of_rows("collective", [(source, row, *_cells(a)) for source, row, a in rows])
+
+
+def _cells(a: Args) -> tuple[Any, ...]:
+    """Return what a collective's arguments say, in the order of COLLECTIVE's columns."""
+    return (
+        a.collective,
+        integer(a.in_elements),
+        integer(a.out_elements),
+        text_of(a.dtype),
+        integer(a.group_size),
+        text_of(a.group_name),
+        text_of(a.group_ranks),
+        integer(a.collective_sequence),
+        integer(a.first_rank),
+        integer(a.rank_stride),
+        integer(a.source_rank),
+        integer(a.target_rank),
     )
 
 
 def _threads(reader: FileReader) -> pa.Table:
-    declared = TABLES["thread"]
     processes = {pid: n for (pid, _, k), n in reader.names.items() if k == "process_name"}
     rows: list[tuple[int, int, str | None, str | None]] = [
         (pid, tid, processes.get(pid), name)
@@ -302,15 +288,11 @@ def _threads(reader: FileReader) -> pa.Table:
     named = {pid for pid, *_ in rows}
     rows += [(pid, -1, name, None) for pid, name in processes.items() if pid not in named]
     rows.sort(key=lambda r: (r[0], r[1]))
-    return pa.table(
-        {f.name: from_list([row[i] for row in rows], f.type) for i, f in enumerate(declared.arrow)},
-        schema=declared.arrow,
-    )
+    return table_of_rows("thread", rows)
 
 
 def _steps(host: pa.Table, pid: int | None) -> pa.Table:
     """`ProfilerStep#N` spans of the rank's process."""
-    declared = TABLES["step"]
     names = host["name"].combine_chunks()
     numbers = {
         i: int(m.group(1))
@@ -333,17 +315,7 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
             seen.add(n)
             keep.append(i)
     found = [numbers[int(codes[rows[i]])] for i in keep]
-    return pa.table(
-        {
-            "number": from_list(found, pa.int64()),
-            "start_ns": to_arrow(start[keep]),
-            "end_ns": to_arrow(end[keep]),
-            "source": from_list(["profiler_step"] * len(keep), declared.arrow.field("source").type),
-            "traced": from_list([True] * len(keep), pa.bool_()),
-            "profiled": from_list([True] * len(keep), pa.bool_()),
-        },
-        schema=declared.arrow,
-    )
+    return step_table(found, start[keep], end[keep], "profiler_step")
 
 
 def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
@@ -369,19 +341,10 @@ def _synchronization(reader: FileReader, base_ns: int, device_id: int | None) ->
 
 
 def _counters(reader: FileReader, base_ns: int) -> pa.Table:
-    declared = TABLES["counter"]
     time_ns, rows = reader.counters
-    order = np.argsort(time_ns, kind="stable")
-    rows = [rows[i] for i in order]
-    return pa.table(
-        {
-            "time_ns": to_arrow(time_ns[order] + base_ns),
-            "track": from_list([r[0] for r in rows], declared.arrow.field("track").type),
-            "name": from_list([r[1] for r in rows], declared.arrow.field("name").type),
-            "value": from_list([r[2] for r in rows], pa.float64()),
-        },
-        schema=declared.arrow,
-    )
+    order = np.argsort(time_ns, kind="stable").tolist()
+    times = (time_ns + base_ns).tolist()
+    return table_of_rows("counter", [(times[i], *rows[i]) for i in order])
 
 
 def _devices(header: Header) -> list[Device]:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.cleaning import Counts, clean, number, usable_spans, usable_starts
 from chopper.collectors.formats.kineto._events import (
     NOTHING,
     Args,
@@ -17,18 +18,7 @@ from chopper.collectors.formats.kineto._events import (
     Event,
     ExactTimes,
 )
-from chopper.collectors.formats.kineto._values import (
-    Counts,
-    Ids,
-    clean,
-    ints,
-    no_ints,
-    number,
-    text_of,
-    to_ns,
-    usable_spans,
-    usable_starts,
-)
+from chopper.collectors.formats.kineto._values import Ids, ints, no_ints, text_of, to_ns
 
 NO_ARGS = Args()
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.cleaning import Counts, clean, number, usable_spans, usable_starts
 from chopper.collectors.formats.kineto._columns import CounterBuilder, Rows
 from chopper.collectors.formats.kineto._events import (
     DEVICE_CATEGORIES,
@@ -30,17 +31,12 @@ from chopper.collectors.formats.kineto._events import (
     Number,
 )
 from chopper.collectors.formats.kineto._values import (
-    Counts,
     Ids,
     Names,
     base_of,
-    clean,
     note_name,
-    number,
     text_of,
     threshold_of,
-    usable_spans,
-    usable_starts,
 )
 from chopper.collectors.formats.unpack import DAMAGE, pieces
 from chopper.limits import Intake

@@ -17,7 +17,6 @@ import numpy as np
 
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.storage.manifest import Finding
-from chopper.wording import device_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +26,6 @@ _LATE_NS = 10 * 10**9
 """No device event starts this long after its launch; an older launch is another's."""
 _PID_LIMIT = 1 << 22
 """Linux gives no higher process ids."""
-_TIMELINE_RATIO = 0.01
-"""A device with less of the busiest device's kernel time was touched, not used."""
 
 
 @dataclass
@@ -312,65 +309,3 @@ def _by_place(
     at = np.maximum(np.searchsorted(starts, device_place[rows], side="right") - 1, 0)
     found: np.ndarray = np.array([i for _, _, i in blocks])[at]
     return found
-
-
-def main_and_others(
-    device: dict[str, Any], rows: np.ndarray | None, source: str
-) -> tuple[int | None, list[int], list[Finding]]:
-    """The device that a process drives, the further ones, and what was left out.
-
-    A device counts when it ran at least 1 % of the kernel time of the busiest one; a stray copy
-    or a context opened on another device is no timeline.
-    """
-    ids, dur = device["device_id"], device["dur_ns"]
-    codes, kinds = device["kind"]
-    if rows is not None:
-        ids, dur, codes = ids[rows], dur[rows], codes[rows]
-    found, inverse = np.unique(ids, return_inverse=True)
-    if not len(found):
-        return None, [], []
-    is_kernel = np.isin(codes, [i for i, k in enumerate(kinds) if k == "kernel"])
-    busy = np.bincount(inverse, weights=dur * is_kernel)
-    all_work = np.bincount(inverse, weights=dur)
-    # The first of those that do most: equal partners keep their order from run to run.
-    work = busy if busy.any() else all_work
-    main = int(np.flatnonzero(work * 2 >= work.max())[0])
-    used = [
-        i for i in range(len(found)) if i != main and 0 < busy.max() * _TIMELINE_RATIO <= busy[i]
-    ]
-    left = [i for i in range(len(found)) if i != main and i not in used]
-    findings: list[Finding] = []
-    if used:
-        listed = ", ".join(device_name(found[i]) for i in sorted([main, *used]))
-        findings.append(
-            Finding(
-                code="trace.several_devices",
-                severity="info",
-                count=len(used) + 1,
-                message=f"{source}: one process drives {listed}; each is a timeline of its own",
-            )
-        )
-    unknown = int(np.isin(inverse, [i for i in (main, *used) if found[i] == -1]).sum())
-    if unknown:
-        findings.append(
-            Finding(
-                code="device.unknown",
-                severity="warning",
-                count=unknown,
-                message=f"{source}: {unknown} device events do not say which device ran them; they "
-                "are a timeline of their own, to which no log of a device is joined",
-            )
-        )
-    if left:
-        events = int(np.isin(inverse, left).sum())
-        listed = ", ".join(device_name(found[i]) for i in left)
-        findings.append(
-            Finding(
-                code="device.stray_events",
-                severity="info",
-                count=events,
-                message=f"{source}: {events} events ({sum(all_work[i] for i in left) / 1e6:.3f} ms)"
-                f" on {listed}, which the process does not compute on, are left out",
-            )
-        )
-    return int(found[main]), [int(found[i]) for i in used], findings

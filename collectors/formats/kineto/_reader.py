@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from chopper.collectors.formats.kineto._bytes import read_bytes
+from chopper.collectors.formats.cleaning import Counts
+from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.kineto._columns import (
     CounterBuilder,
     DeviceBuilder,
@@ -33,7 +34,6 @@ from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._repair import repair
 from chopper.collectors.formats.kineto._values import (
     EXACT_FLOAT_US,
-    Counts,
     Ids,
     Names,
     base_of,

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from chopper.collectors.formats.cleaning import Counts, clean
 from chopper.collectors.formats.kineto._events import Args, CounterEvent, Event, ExactTimes, Header
-from chopper.collectors.formats.kineto._values import Counts, clean
 
 _ARGUMENTS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
 _RAW = frozenset(

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.cleaning import LAST_NS, clean, integer
 from chopper.collectors.formats.kineto._events import (
     NOTHING,
     Event,
@@ -24,31 +25,15 @@ from chopper.collectors.formats.kineto._events import (
 )
 from chopper.errors import JSON_ERRORS
 
-MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
-"""Longer spans are overflows of the recorder: no step takes a month."""
 EXACT_FLOAT_US = float(1 << 43)
 """Above this a float64 of microseconds no longer tells nanoseconds apart."""
 
 _NUMBERED = re.compile(r"\s*(?:stream\s*)?(-?\d+)\s*", re.IGNORECASE)
-LAST_NS = 1 << 62
-"""Times beyond the year 2116, or as long before 1970, are no times."""
 
 RELATIVE_NS_THRESHOLD = 1e14
 """With a base, ``ts`` counts from it, less than a few months (8e12 µs); more is nanoseconds."""
 ABSOLUTE_NS_THRESHOLD = 9.2e15
 """Without a base, ``ts`` may be Unix microseconds (1.8e15); more is nanoseconds."""
-
-
-class Counts:
-    """Counts of repairs and oddities, turned into findings at the end."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, int] = {}
-
-    def add(self, code: str, count: int = 1) -> None:
-        """Count ``count`` more of ``code``."""
-        if count:
-            self.values[code] = self.values.get(code, 0) + count
 
 
 class Ids(dict[Any, int]):
@@ -83,36 +68,6 @@ class Ids(dict[Any, int]):
                 self.labels[found] = str(value)
         self[value] = found
         return found
-
-
-def _has_underscore(value: Any) -> bool:
-    """Whether a text is a number to Python only: 1_000 is none in any file."""
-    return isinstance(value, str) and "_" in value
-
-
-def number(value: Any) -> float | None:
-    """A finite float, or None for what is none."""
-    if isinstance(value, bool) or value is None or _has_underscore(value):
-        return None
-    try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return found if math.isfinite(found) else None
-
-
-def integer(value: Any) -> int | None:
-    """An integer of 64 bits, or None for what is none; strings are parsed."""
-    if isinstance(value, bool) or value is None or _has_underscore(value):
-        return None
-    try:
-        found = int(value)
-    except (TypeError, ValueError, OverflowError):
-        real = number(value)
-        if real is None:
-            return None
-        found = int(real)
-    return found if -(2**63) <= found < 2**63 else None
 
 
 def base_of(header: Header) -> int | None:
@@ -267,56 +222,3 @@ def text_of(value: Any) -> str | None:
                 return text
         return text
     return None if value is None else clean(str(value))
-
-
-def clean(text: str) -> str:
-    """Text that UTF-8 can hold: half a surrogate pair, as broken names have, is replaced."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def usable_starts(
-    counts: Counts, base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
-) -> np.ndarray:
-    """Mask of the events with a possible start, whichever way they were read; counts the others.
-
-    Args:
-        counts: where they are counted.
-        base_ns: what will be added to every start.
-        start: in ns.
-        ok: what could be read at all.
-        in_ns: what was recorded in ns instead of µs; None for nothing.
-    """
-    ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + base_ns) < LAST_NS)
-    counts.add("event.without_ts", int((~ok).sum()))
-    if in_ns is not None:
-        counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
-    return ok
-
-
-def usable_spans(
-    counts: Counts,
-    ok: np.ndarray,
-    named: np.ndarray,
-    dur: np.ndarray,
-    dur_ok: np.ndarray,
-    missing: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mask of the usable spans and all durations, repaired; counts the others and the repairs.
-
-    Args:
-        counts: where they are counted.
-        ok: spans with a usable start.
-        named: spans with a name.
-        dur: in ns.
-        dur_ok: what could be read.
-        missing: spans without a duration.
-    """
-    counts.add("event.without_name", int((ok & ~named).sum()))
-    ok = ok & named
-    negative = dur_ok & (dur < 0)
-    overflow = (~dur_ok & ~missing) | (dur_ok & (dur > MAX_DURATION_NS))
-    counts.add("event.without_dur", int((ok & missing).sum()))
-    counts.add("event.negative_duration", int((ok & negative).sum()))
-    counts.add("event.overflowing_duration", int((ok & overflow).sum()))
-    good = dur_ok & ~negative & ~overflow
-    return ok, dur if good.all() else np.where(good, dur, 0)

@@ -119,6 +119,10 @@ class Database:
             if text is not None
         }
 
+    def facts(self, table: str, key: str, value: str) -> dict[str | None, str | None]:
+        """Return texts by text: a table of what is known of the recording."""
+        return dict(zip(self.texts(table, key), self.texts(table, value), strict=False))
+
     def _rows(self, query: str, table: str) -> Iterator[list[tuple[Any, ...]]]:
         count = 0
         try:

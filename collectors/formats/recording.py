@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.arrow import to_arrow as from_list
-from chopper.collectors.formats.arrays import NO_VALUE, to_arrow, to_numpy
-from chopper.collectors.formats.kineto._assemble import far_in_time
-from chopper.collectors.formats.kineto._processes import main_and_others
-from chopper.collectors.formats.kineto._values import Counts, clean, usable_spans, usable_starts
-from chopper.collectors.formats.parsed import ParsedTrace, sorted_table
+from chopper.collectors.counters import table_of
+from chopper.collectors.formats.arrays import NO_VALUE, to_numpy
+from chopper.collectors.formats.cleaning import (
+    Counts,
+    clean,
+    far_in_time,
+    main_and_others,
+    usable_spans,
+    usable_starts,
+)
+from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, step_table, table_of_rows
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 Text = tuple[np.ndarray, list[str | None]]
@@ -42,6 +48,30 @@ def coded(values: Sequence[str | None]) -> Text:
     known: dict[str | None, int] = {None: 0}
     codes = np.array([known.setdefault(v, len(known)) for v in values], dtype=np.int32)
     return codes.reshape(-1), [None if v is None else clean(v) for v in known]
+
+
+def rows_of(column: Text, mask: np.ndarray) -> Text:
+    """Return the rows of a column of texts that a mask holds."""
+    return column[0][mask], column[1]
+
+
+def streams_or_queues(streams: np.ndarray, queues: np.ndarray) -> np.ndarray:
+    """Return streams where the recording tells several apart, else queues."""
+    several = len(np.unique(streams)) > 1
+    return streams if several or (queues == NO_VALUE).all() else queues
+
+
+def units_count(count: object) -> int | None:
+    """Return how many units a device has; None for a number that no device has."""
+    return count if isinstance(count, int) and 0 < count < 1 << 20 else None
+
+
+def json_member(text: str | None, key: str) -> Any:
+    """Return a member of a JSON object; None where the text is none, or has no such member."""
+    try:
+        return json.loads(text or "{}").get(key)
+    except (ValueError, AttributeError, RecursionError):
+        return None
 
 
 def constant(value: str | None, count: int) -> Text:
@@ -69,6 +99,47 @@ def blocks_of(threads: np.ndarray, per_block: np.ndarray) -> np.ndarray:
     known = (threads > 0) & (per_block > 0)
     size = np.where(known, per_block, 1)
     return np.where(known, -(-np.where(known, threads, 1) // size), NO_VALUE)
+
+
+def lookup(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Row of each wanted key, the first of equal ones; -1 for none."""
+    if not len(keys):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
+    hit = (ordered[at] == wanted) & (wanted != NO_VALUE)
+    return np.where(hit, order[at], -1)
+
+
+def taken(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Values of rows; ``NO_VALUE`` where there is no row."""
+    if not len(values):
+        return np.full(len(rows), NO_VALUE, dtype=np.int64)
+    return np.where(rows >= 0, values[np.maximum(rows, 0)], NO_VALUE)
+
+
+def counters_table(
+    source: str, found: Iterable[tuple[int, str | None, str | None, object]]
+) -> pa.Table:
+    """KERNEL_COUNTER from (dispatch, kernel, counter, value); instances of a counter are added up."""
+    sums: dict[tuple[int, str, str], float | None] = {}
+    for dispatch, kernel, counter, cell in found:
+        if kernel is None or counter is None:
+            continue
+        try:
+            value = float(cell)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        key = (dispatch, kernel, counter)
+        before = sums.get(key, 0.0)
+        sums[key] = None if before is None or not math.isfinite(value) else before + value
+    return table_of(
+        [
+            (source, dispatch, kernel, 0, None, counter, value, None)
+            for (dispatch, kernel, counter), value in sums.items()
+        ]
+    )
 
 
 class _Rows:
@@ -289,7 +360,9 @@ def _of_process(
                     **recording.tables,
                     "host_span": host_table,
                     "device_event": device_table,
-                    "thread": _threads(recording),
+                    "thread": table_of_rows(
+                        "thread", sorted(set(recording.threads), key=lambda r: (r[0], r[1]))
+                    ),
                     "step": steps_of(host_table),
                     "collective": TABLES["collective"].empty(),
                     "memory_event": recording.tables.get(
@@ -312,15 +385,6 @@ def _of_process(
         )
     traces[0].findings += findings
     return traces
-
-
-def _threads(recording: Recording) -> pa.Table:
-    declared = TABLES["thread"]
-    rows = sorted(set(recording.threads), key=lambda r: (r[0], r[1]))
-    return pa.table(
-        {f.name: from_list([row[i] for row in rows], f.type) for i, f in enumerate(declared.arrow)},
-        schema=declared.arrow,
-    )
 
 
 def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]) -> list[Finding]:
@@ -465,7 +529,6 @@ def steps_of(host: pa.Table) -> pa.Table:
     Of kinds of ranges that do not lie within each other, the one with numbers is taken, then the
     one that covers most time; ranges without numbers count from 0.
     """
-    declared = TABLES["step"]
     names = host["name"].combine_chunks()
     kinds: dict[int, tuple[str, int | None]] = {}
     for code, name in enumerate(names.dictionary.to_pylist()):
@@ -499,17 +562,7 @@ def steps_of(host: pa.Table) -> pa.Table:
     if None in numbers or len(set(numbers)) < len(numbers):
         numbers = list(range(len(best)))
     at = np.array(best, dtype=np.int64)
-    return pa.table(
-        {
-            "number": from_list(numbers, pa.int64()),
-            "start_ns": to_arrow(start[at]),
-            "end_ns": to_arrow(start[at] + dur[at]),
-            "source": from_list(["range"] * len(best), declared.arrow.field("source").type),
-            "traced": from_list([True] * len(best), pa.bool_()),
-            "profiled": from_list([True] * len(best), pa.bool_()),
-        },
-        schema=declared.arrow,
-    )
+    return step_table(numbers, start[at], start[at] + dur[at], "range")
 
 
 def _apart(rows: np.ndarray, start: np.ndarray, dur: np.ndarray) -> np.ndarray:

@@ -1,0 +1,190 @@
+"""Checks and repairs that the rows of every recorder need: numbers, texts, times, devices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from chopper.storage.manifest import Finding
+from chopper.wording import device_name
+
+MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
+"""Longer spans are overflows of the recorder: no step takes a month."""
+LAST_NS = 1 << 62
+"""Times beyond the year 2116, or as long before 1970, are no times."""
+_DAY_NS = 24 * 3600 * 10**9
+"""A trace is held in memory while it is recorded: none is a day long."""
+_TIMELINE_RATIO = 0.01
+"""A device with less of the busiest device's kernel time was touched, not used."""
+
+
+class Counts:
+    """Counts of repairs and oddities, turned into findings at the end."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+
+    def add(self, code: str, count: int = 1) -> None:
+        """Count ``count`` more of ``code``."""
+        if count:
+            self.values[code] = self.values.get(code, 0) + count
+
+
+def _has_underscore(value: Any) -> bool:
+    """Whether a text is a number to Python only: 1_000 is none in any file."""
+    return isinstance(value, str) and "_" in value
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None for what is none."""
+    if isinstance(value, bool) or value is None or _has_underscore(value):
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def integer(value: Any) -> int | None:
+    """An integer of 64 bits, or None for what is none; strings are parsed."""
+    if isinstance(value, bool) or value is None or _has_underscore(value):
+        return None
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
+        real = number(value)
+        if real is None:
+            return None
+        found = int(real)
+    return found if -(2**63) <= found < 2**63 else None
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair, as broken names have, is replaced."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def usable_starts(
+    counts: Counts, base_ns: int, start: np.ndarray, ok: np.ndarray, in_ns: np.ndarray | None
+) -> np.ndarray:
+    """Mask of the events with a possible start, whichever way they were read; counts the others.
+
+    Args:
+        counts: where they are counted.
+        base_ns: what will be added to every start.
+        start: in ns.
+        ok: what could be read at all.
+        in_ns: what was recorded in ns instead of µs; None for nothing.
+    """
+    ok = ok & (np.abs(start) < LAST_NS) & (np.abs(start + base_ns) < LAST_NS)
+    counts.add("event.without_ts", int((~ok).sum()))
+    if in_ns is not None:
+        counts.add("event.nanosecond_unit", int((ok & in_ns).sum()))
+    return ok
+
+
+def usable_spans(
+    counts: Counts,
+    ok: np.ndarray,
+    named: np.ndarray,
+    dur: np.ndarray,
+    dur_ok: np.ndarray,
+    missing: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mask of the usable spans and all durations, repaired; counts the others and the repairs.
+
+    Args:
+        counts: where they are counted.
+        ok: spans with a usable start.
+        named: spans with a name.
+        dur: in ns.
+        dur_ok: what could be read.
+        missing: spans without a duration.
+    """
+    counts.add("event.without_name", int((ok & ~named).sum()))
+    ok = ok & named
+    negative = dur_ok & (dur < 0)
+    overflow = (~dur_ok & ~missing) | (dur_ok & (dur > MAX_DURATION_NS))
+    counts.add("event.without_dur", int((ok & missing).sum()))
+    counts.add("event.negative_duration", int((ok & negative).sum()))
+    counts.add("event.overflowing_duration", int((ok & overflow).sum()))
+    good = dur_ok & ~negative & ~overflow
+    return ok, dur if good.all() else np.where(good, dur, 0)
+
+
+def far_in_time(
+    host: dict[str, Any], device: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Masks of the events that lie more than a day from the middle of the trace, if any do."""
+    starts = host["start_ns"], device["start_ns"]
+    both = np.concatenate(starts)
+    if int(both.max()) - int(both.min()) <= _DAY_NS:
+        return None
+    middle = np.partition(both, len(both) // 2)[len(both) // 2]
+    far = np.abs(starts[0] - middle) > _DAY_NS, np.abs(starts[1] - middle) > _DAY_NS
+    return far if far[0].any() or far[1].any() else None
+
+
+def main_and_others(
+    device: dict[str, Any], rows: np.ndarray | None, source: str
+) -> tuple[int | None, list[int], list[Finding]]:
+    """The device that a process drives, the further ones, and what was left out.
+
+    A device counts when it ran at least 1 % of the kernel time of the busiest one; a stray copy
+    or a context opened on another device is no timeline.
+    """
+    ids, dur = device["device_id"], device["dur_ns"]
+    codes, kinds = device["kind"]
+    if rows is not None:
+        ids, dur, codes = ids[rows], dur[rows], codes[rows]
+    found, inverse = np.unique(ids, return_inverse=True)
+    if not len(found):
+        return None, [], []
+    is_kernel = np.isin(codes, [i for i, k in enumerate(kinds) if k == "kernel"])
+    busy = np.bincount(inverse, weights=dur * is_kernel)
+    all_work = np.bincount(inverse, weights=dur)
+    # The first of those that do most: equal partners keep their order from run to run.
+    work = busy if busy.any() else all_work
+    main = int(np.flatnonzero(work * 2 >= work.max())[0])
+    used = [
+        i for i in range(len(found)) if i != main and 0 < busy.max() * _TIMELINE_RATIO <= busy[i]
+    ]
+    left = [i for i in range(len(found)) if i != main and i not in used]
+    findings: list[Finding] = []
+    if used:
+        listed = ", ".join(device_name(found[i]) for i in sorted([main, *used]))
+        findings.append(
+            Finding(
+                code="trace.several_devices",
+                severity="info",
+                count=len(used) + 1,
+                message=f"{source}: one process drives {listed}; each is a timeline of its own",
+            )
+        )
+    unknown = int(np.isin(inverse, [i for i in (main, *used) if found[i] == -1]).sum())
+    if unknown:
+        findings.append(
+            Finding(
+                code="device.unknown",
+                severity="warning",
+                count=unknown,
+                message=f"{source}: {unknown} device events do not say which device ran them; they "
+                "are a timeline of their own, to which no log of a device is joined",
+            )
+        )
+    if left:
+        events = int(np.isin(inverse, left).sum())
+        listed = ", ".join(device_name(found[i]) for i in left)
+        findings.append(
+            Finding(
+                code="device.stray_events",
+                severity="info",
+                count=events,
+                message=f"{source}: {events} events ({sum(all_work[i] for i in left) / 1e6:.3f} ms)"
+                f" on {listed}, which the process does not compute on, are left out",
+            )
+        )
+    return int(found[main]), [int(found[i]) for i in used], findings
