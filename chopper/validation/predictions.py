@@ -151,12 +151,7 @@ def _change(name: str, magnitude: str, without: Plan) -> tuple[dict[str, Any], P
 
 @lru_cache(maxsize=128)
 def _attributed(plan: Plan) -> Attribution:
-    from chopper.replaying import replay_of
-
-    with run_model(plan) as (_, attribution):
-        # Tables are read while the folder is there.
-        replay_of(attribution)
-    return attribution
+    return run_model(plan)[1]
 
 
 def described(change: dict[str, Any]) -> str:

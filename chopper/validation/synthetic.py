@@ -8,7 +8,6 @@ attribution.
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from chopper.validation.model.writer import write
 from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from chopper.attribution import Attribution
     from chopper.validation.model.plan import Plan
@@ -174,21 +173,20 @@ class _Outcome:
 
 @lru_cache(maxsize=128)
 def _run(plan: Plan) -> _Outcome:
-    with run_model(plan) as (recording, attribution):
-        pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])
+    recording, attribution = run_model(plan)
+    pieces = attribution.pieces.group_by("cause").aggregate([("time_ns", "sum")])
     time_ns = dict(zip(pieces["cause"].to_pylist(), pieces["time_ns_sum"].to_pylist(), strict=True))
     return _Outcome(ledger(recording), time_ns, refusals(attribution))
 
 
-@contextmanager
-def run_model(plan: Plan) -> Iterator[tuple[Recording, Attribution]]:
-    """Run the model, write what it did as a recorded run, which is there in the block, attribute it."""
+def run_model(plan: Plan) -> tuple[Recording, Attribution]:
+    """Run the model, write what it did as a recorded run, and attribute that."""
     from chopper.api import attribute
 
     recording = simulate(plan)
     with scratch("validate") as folder:
         write(recording, folder)
-        yield recording, attribute(folder).whole
+        return recording, attribute(folder).whole
 
 
 def refusals(attribution: Attribution) -> dict[str, str]:

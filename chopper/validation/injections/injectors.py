@@ -1,4 +1,4 @@
-"""What is injected into a training: one class per cause.
+"""Injectors into a training: one class per cause.
 
 In each step an injector does its work when the plan says so, and writes down how long that took by
 its own clock, which is all that the score knows of it.
@@ -19,14 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chopper.validation.injections.plan import (
-    ARRIVAL,
-    BASELINE,
-    MEETING,
-    Job,
-    Plan,
-    Truth,
-)
+from chopper.validation.injections.plan import ARRIVAL, BASELINE, MEETING, Plan, Truth
 from chopper.workloads import link
 
 if TYPE_CHECKING:
@@ -64,13 +57,11 @@ class Injector:
     Args:
         plan: what to inject.
         rank: of this process.
-        job: for those that need more than this process.
     """
 
-    def __init__(self, plan: Plan, rank: int, job: Job) -> None:
+    def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
         self.rank = rank
-        self.job = job
         self.levels = plan.levels()
         self.sequence = type(self).sequence * plan.scale
         self.step = 0
@@ -96,10 +87,6 @@ class Injector:
         finally:
             self.add(name, time.perf_counter_ns() - _run_delay_ns() - begin_ns)
 
-    def arrive(self) -> None:
-        """Write down when this rank comes to the collective: ranks of one host share this clock."""
-        self.add(ARRIVAL, time.perf_counter_ns())
-
     def start(self) -> None:
         """Called once, before the recording."""
 
@@ -107,7 +94,7 @@ class Injector:
         """Called once, after the recording."""
 
     def loader(self, loader: Any) -> Any:
-        """What the loop iterates over."""
+        """Return what the loop iterates over."""
         return loader
 
     batch = 2
@@ -198,29 +185,15 @@ class _SlowWorkers(Injector):
         return super().item(index)
 
     def loader(self, loader: Any) -> Any:
-        return _Clocked(loader, self)
+        batches = iter(loader)
+        for _ in self.levels:
+            with self.clock():
+                batch = next(batches)
+            yield batch
 
 
-class _Clocked:
-    """An iterable whose waits are measured."""
-
-    def __init__(self, iterable: Any, injector: Injector) -> None:
-        self._iterable = iterable
-        self._injector = injector
-
-    def __iter__(self) -> Iterator[Any]:
-        items = iter(self._iterable)
-        while True:
-            with self._injector.clock():
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
-            yield item
-
-
-class _SlowRank(Injector):
-    """Rank 1 sleeps before the gradients' collective. Amounts in seconds."""
+class _LateRank(Injector):
+    """Rank 1 comes late to the gradients' collective."""
 
     def before_reduce(self) -> None:
         import torch.distributed as dist
@@ -229,11 +202,22 @@ class _SlowRank(Injector):
         dist.barrier()  # both ranks begin here, so the other one waits for nearly all of it
         with self.clock():
             if self.rank == 1 and self.amount:
-                time.sleep(self.amount)
-        self.arrive()
+                self.hold_up()
+        # Ranks of one host share this clock.
+        self.add(ARRIVAL, time.perf_counter_ns())
+
+    def hold_up(self) -> None:
+        """Take the time by which rank 1 is late."""
 
 
-class _ExtraWork(Injector):
+class _SlowRank(_LateRank):
+    """Rank 1 sleeps. Amounts in seconds."""
+
+    def hold_up(self) -> None:
+        time.sleep(self.amount)
+
+
+class _ExtraWork(_LateRank):
     """Rank 1 multiplies matrices that nobody asked for. Amounts are their number."""
 
     def start(self) -> None:
@@ -241,20 +225,28 @@ class _ExtraWork(Injector):
 
         self._matrix = torch.ones(_MATRIX_ROWS, _MATRIX_ROWS)
 
-    def before_reduce(self) -> None:
+    def hold_up(self) -> None:
         import torch
-        import torch.distributed as dist
 
-        dist.barrier()
-        with self.clock():
-            if self.rank == 1:
+        for _ in range(int(self.amount)):
+            torch.mm(self._matrix, self._matrix)
+
+
+class _Repeated(Injector):
+    """Does something again and again before the forward pass. Amounts are how often."""
+
+    def before_forward(self) -> None:
+        if self.amount:
+            with self.clock():
                 for _ in range(int(self.amount)):
-                    torch.mm(self._matrix, self._matrix)
-        self.arrive()
+                    self.once()
+
+    def once(self) -> None:
+        """Do it once."""
 
 
-class _BlockingCollective(Injector):
-    """Both ranks reduce a value over the ranks and read it at once. Amounts are repetitions."""
+class _BlockingCollective(_Repeated):
+    """Both ranks reduce a value over the ranks and read it at once."""
 
     def start(self) -> None:
         import torch
@@ -265,11 +257,38 @@ class _BlockingCollective(Injector):
         import torch.distributed as dist
 
         dist.barrier()  # of every step: it is not what is injected
-        if self.amount:
-            with self.clock():
-                for _ in range(int(self.amount)):
-                    dist.all_reduce(self._value)
-                    self._value[0].item()
+        super().before_forward()
+
+    def once(self) -> None:
+        import torch.distributed as dist
+
+        dist.all_reduce(self._value)
+        self._value[0].item()
+
+
+class _ExtraCopies(_Repeated):
+    """A buffer is copied."""
+
+    def start(self) -> None:
+        import torch
+
+        self._source = torch.ones(_COPIED_ELEMENTS)
+        self._target = torch.zeros(_COPIED_ELEMENTS)
+
+    def once(self) -> None:
+        self._target.copy_(self._source)
+
+
+class _Item(_Repeated):
+    """A value is read out of a tensor."""
+
+    def start(self) -> None:
+        import torch
+
+        self._value = torch.ones(())
+
+    def once(self) -> None:
+        self._value.item()
 
 
 class _Collections(Injector):
@@ -298,22 +317,6 @@ class _Collections(Injector):
     def before_forward(self) -> None:
         for _ in range(int(self.amount)):
             gc.collect()
-
-
-class _ExtraCopies(Injector):
-    """A buffer is copied again and again. Amounts are the number of copies."""
-
-    def start(self) -> None:
-        import torch
-
-        self._source = torch.ones(_COPIED_ELEMENTS)
-        self._target = torch.zeros(_COPIED_ELEMENTS)
-
-    def before_forward(self) -> None:
-        if self.amount:
-            with self.clock():
-                for _ in range(int(self.amount)):
-                    self._target.copy_(self._source)
 
 
 class _Recomputation(Injector):
@@ -374,32 +377,17 @@ class _Recomputation(Injector):
             nonlocal since_ns
             if in_forward:
                 self.add("around", time.perf_counter_ns() - since_ns)
-            found = module(*inner)
+            output = module(*inner)
             since_ns = time.perf_counter_ns()
-            return found
+            return output
 
         # No random numbers are drawn: to keep their state would take as long as the work.
-        found = checkpoint(
+        output = checkpoint(
             run, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
         in_forward = False
         self.add("around", time.perf_counter_ns() - since_ns)
-        return found
-
-
-class _Item(Injector):
-    """A value is read out of a tensor again and again. Amounts are how often."""
-
-    def start(self) -> None:
-        import torch
-
-        self._value = torch.ones(())
-
-    def before_forward(self) -> None:
-        if self.amount:
-            with self.clock():
-                for _ in range(int(self.amount)):
-                    self._value.item()
+        return output
 
 
 class _BusyNeighbour(Injector):
@@ -436,8 +424,8 @@ class _BusyNeighbour(Injector):
         import torch.distributed as dist
 
         self._delay_ns = _run_delay_ns()
-        for place, spinner in enumerate(self._spinners):
-            spinner.send_signal(signal.SIGCONT if place < self.amount else signal.SIGSTOP)
+        for number, spinner in enumerate(self._spinners):
+            spinner.send_signal(signal.SIGCONT if number < self.amount else signal.SIGSTOP)
         dist.barrier()
 
     def after_step(self) -> None:

@@ -22,10 +22,7 @@ import msgspec
 from chopper.fresh_python import end_with_parent
 from chopper.storage.files import unpack_message
 from chopper.validation.injections.injectors import INJECTORS, VOCABULARY, Injector
-from chopper.validation.injections.plan import (
-    WARM_UP_STEPS,
-    Job,
-)
+from chopper.validation.injections.plan import WARM_UP_STEPS, Job
 from chopper.workloads import link
 
 if TYPE_CHECKING:
@@ -64,7 +61,7 @@ def main(argv: list[str]) -> None:
     touched = False
     try:
         for plan in job.plans:
-            injector = INJECTORS[plan.injection](plan, dist.get_rank(), job)
+            injector = INJECTORS[plan.injection](plan, dist.get_rank())
             if injector.on_touched_memory and not touched:
                 _touch_memory()
                 touched = True
