@@ -124,7 +124,7 @@ def summary(cases: Sequence[Prediction]) -> str:
 def timed(events: int) -> None:
     """Seconds of the graph with its unmodified replay, of one more replay, of every cause's."""
     import chopper
-    from chopper.replaying import Replay
+    from chopper.analyzers.replay.replay import Replay
 
     with tempfile.TemporaryDirectory(prefix="chopper-replay-") as work:
         _synthetic.write_run(Path(work) / "run", events)

@@ -24,20 +24,20 @@ from chopper._version import __version__
 
 if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
+    from chopper.analyzers.replay.answers import WhatIf
+    from chopper.api import AttributedRun as Attribution
     from chopper.api import attribute, compare, load, report, whatif
-    from chopper.attribution import Attribution
     from chopper.errors import ChopperError
     from chopper.recording.profile import Profile, profile
-    from chopper.replaying import WhatIf
     from chopper.storage.run import Run
 
 _LAZY = {
-    "Attribution": "chopper.attribution",
+    "Attribution": "chopper.api:AttributedRun",
     "ChopperError": "chopper.errors",
     "Comparison": "chopper.analyzers.compare.result",
     "Profile": "chopper.recording.profile",
     "Run": "chopper.storage.run",
-    "WhatIf": "chopper.replaying",
+    "WhatIf": "chopper.analyzers.replay.answers",
     "attribute": "chopper.api",
     "compare": "chopper.api",
     "load": "chopper.api",
@@ -67,7 +67,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        value = getattr(importlib.import_module(_LAZY[name]), name)
+        module, _, attribute_name = _LAZY[name].partition(":")
+        value = getattr(importlib.import_module(module), attribute_name or name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'chopper' has no attribute {name!r}")

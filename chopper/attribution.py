@@ -8,31 +8,25 @@ Where steps of several kinds were traced, all of it is of the kind that the step
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from chopper.causes import CAUSES, LEAVES, parents
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import Self
 
     import numpy as np
     import pandas as pd
     import pyarrow as pa
 
-    from chopper.analyzers.causes.factors import Factors
-    from chopper.analyzers.replay.path import Lane
-    from chopper.analyzers.trace.recording import Recording
-    from chopper.analyzers.work.of_events import EventWork
     from chopper.findings import Withheld
-    from chopper.hardware.ceilings import Ceiling, Ceilings
+    from chopper.hardware.ceilings import Ceilings
     from chopper.storage.manifest import Finding
-    from chopper.storage.run import Run
 
-SCHEMA = "chopper.attribution/2"
 Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-_BOOTSTRAP_RESAMPLES = 2000
 _SLOW_NEARBY = 1.3
 TRAINING = "training"
 FIRST = "first steps"
@@ -283,74 +277,54 @@ def _spread_dict(spread: Spread | None) -> dict[str, int] | None:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TraceTables:
-    """The trace tables of one rank, as they were joined."""
-
-    host_span: pa.Table
-    device_event: pa.Table
-    step: pa.Table
-    collective: pa.Table
-
-
-def _no_communication() -> pa.Table:
-    from chopper.tables import TABLES
-
-    return TABLES["communication"].empty()
-
-
-@dataclass
+@dataclass(frozen=True)
 class Attribution:
-    """Where every nanosecond of a run's steps went: of one kind of steps, the step time's.
+    """The attribution of every nanosecond of a run's steps to one cause.
+
+    It holds data only: whatever looks at it is a function of it.
 
     Attributes:
+        source: what the user named.
         pieces: the `piece` table of all ranks.
         windows: the `window` table of all ranks.
         gaps: the `gap` table of all ranks.
+        communication: the `communication` table of all ranks.
         links: rank → its `event_link` table, row by row with `device_event`.
         ranks: one summary per rank.
+        cause_rows: all causes with time in them, in the order of the tree.
+        step: how long a step takes, and which kinds of steps there are.
         findings: what the data can and cannot support, most severe first.
+        withheld: claims that the data does not support, with their reasons.
         coverage: shares (ratios, None for unknown) of what models and joins reached.
         bases: leaf cause → what it rests on.
-        work: rank → the work of its device events, row by row with `device_event`.
         ceilings: rank → what its device can do at most, theoretical and measured.
-        factors: rank → the measured factors of its device events, row by row with `device_event`.
-        withheld: claims that the data does not support, with their reasons.
-        communication: the `communication` table of all ranks.
+        all_kinds: the attribution of all traced steps, where this one is of some of them.
     """
 
-    run: Run
+    source: str
     pieces: pa.Table
     windows: pa.Table
     gaps: pa.Table
+    communication: pa.Table
     links: dict[int, pa.Table]
     ranks: list[RankSummary]
+    cause_rows: list[CauseRow]
+    step: StepTime
     findings: list[Finding]
+    withheld: list[Withheld]
     coverage: dict[str, float | None]
     bases: dict[str, Basis]
-    work: dict[int, EventWork] = field(default_factory=dict)
-    ceilings: dict[int, Ceilings] = field(default_factory=dict)
-    factors: dict[int, Factors] = field(default_factory=dict)
-    withheld: list[Withheld] = field(default_factory=list)
-    communication: pa.Table = field(default_factory=_no_communication)
-    _whole: Attribution | None = field(default=None, repr=False)
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    ceilings: dict[int, Ceilings]
+    all_kinds: Self | None = field(default=None, kw_only=True, repr=False)
+
+    if TYPE_CHECKING:  # Until all that reads more than these fields takes an `Attributed`.
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
-    def recording(self) -> Recording:
-        """The recorded tables and the manifest."""
-        return self.run
-
-    @property
-    def joined(self) -> dict[int, TraceTables]:
-        """Rank → its trace tables as they were joined."""
-        names = ("host_span", "device_event", "step", "collective")
-        return {r: TraceTables(*(self.run.table(r, name) for name in names)) for r in self.links}
-
-    @property
-    def whole(self) -> Attribution:
+    def whole(self) -> Self:
         """The attribution of all traced steps of all kinds; itself where they are of one kind."""
-        return self._whole or self
+        return self.all_kinds or self
 
     @property
     def observed_ns(self) -> int:
@@ -362,8 +336,13 @@ class Attribution:
         """Part of it that model math needs at the devices' peaks."""
         return sum(rank.ideal_ns for rank in self.ranks)
 
+    @property
+    def steps(self) -> int:
+        """Step windows of the rank that has most of them."""
+        return max((rank.steps for rank in self.ranks), default=0)
+
     def withholds(self, claim: str, rank: int | None = None) -> str | None:
-        """Why a claim is withheld, of one rank or of any; None when it is not.
+        """Return why a claim is withheld, of one rank or of any; None when it is not.
 
         Args:
             claim: an id of ``chopper.findings.CLAIMS``.
@@ -376,45 +355,17 @@ class Attribution:
                 return held.reason
         return None
 
-    @property
-    def steps(self) -> int:
-        """Step windows of the rank that has most of them."""
-        return max((rank.steps for rank in self.ranks), default=0)
-
     def causes(self) -> list[CauseRow]:
-        """All causes with time in them, parents before their leaves, in the order of the tree."""
-        if "causes" not in self._cache:
-            self._cache["causes"] = self._causes()
-        rows: list[CauseRow] = self._cache["causes"]
-        return rows
+        """Return all causes with time in them, parents before their leaves, in the tree's order."""
+        return [*self.cause_rows]
 
     def leaves(self) -> list[CauseRow]:
-        """Leaf causes with time in them, largest first; their times sum to ``observed_ns``."""
-        rows = [row for row in self.causes() if row.id in _LEAF_SET]
+        """Return leaf causes with time in them, largest first; they sum to ``observed_ns``."""
+        rows = [row for row in self.cause_rows if row.id in _LEAF_SET]
         return sorted(rows, key=lambda row: -row.time_ns)
 
-    def recoverable(self) -> dict[str, Recoverable]:
-        """What each cause would give back if it alone were gone, by a replay of the run.
-
-        Made when it is first asked for, not with the attribution: null with the reason where the
-        run cannot be replayed, or nothing takes the cause away. The values do not add up.
-        """
-        from chopper.replaying import recoverable
-
-        return recoverable(self)
-
-    def critical_lanes(self) -> dict[int, Lane]:
-        """Rank → where the critical path lies on it, as far as it does.
-
-        Raises:
-            InputError: the run cannot be replayed.
-        """
-        from chopper.replaying import lanes_of
-
-        return lanes_of(self)
-
     def by(self, level: Level) -> list[Group]:
-        """The same nanoseconds grouped by a level.
+        """Group the same nanoseconds by a level.
 
         Steps and ranks come in order, everything else largest first. A key of None gathers
         what has no value at this level (for example idle time without an operator).
@@ -422,264 +373,40 @@ class Attribution:
         Raises:
             UsageError: no such level.
         """
-        import numpy as np
-
         if level not in LEVELS:
             raise UsageError(f"level {level!r} unknown: one of {', '.join(LEVELS)}")
-        cause_codes, cause_names = _codes(self.pieces, "cause")
         if level == "cause":
             return [Group(row.id, row.time_ns, {row.id: row.time_ns}) for row in self.leaves()]
-        keys, names = self._level_codes(level)
-        time_ns = self.pieces["time_ns"].to_numpy()
-        width = max(len(cause_names), 1)
-        flat = _sum_by(keys * width + cause_codes, time_ns, len(names) * width)
-        totals = flat.reshape(len(names), width)
-        present = np.bincount(keys, minlength=len(names)) > 0
-        groups = [
-            Group(
-                name,
-                int(row.sum()),
-                {cause_names[i]: int(row[i]) for i in np.flatnonzero(row)},
-            )
-            for name, row, there in zip(names, totals, present, strict=True)
-            if there
-        ]
-        if level in ("step", "rank"):
-            return groups
-        return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
-
-    def _level_codes(self, level: str) -> tuple[np.ndarray, list[Any]]:
-        import numpy as np
-
-        if level in ("rank", "step"):
-            if level == "step":
-                return self._piece_steps()
-            values, codes = np.unique(self.pieces["rank"].to_numpy(), return_inverse=True)
-            return codes.astype(np.int64), [int(v) for v in values]
-        return _codes(self.pieces, level)
-
-    def _piece_steps(self) -> tuple[np.ndarray, list[int | None]]:
-        """Step of each piece: codes in step order, and the steps' numbers.
-
-        Ranks may have recorded different steps: the same number is the same step, whatever its
-        place. Windows without a number (a whole trace) are one step.
-        """
-        import numpy as np
-
-        windows = self.windows
-        numbers = windows["number"].to_pylist()
-        known = sorted({n for n in numbers if n is not None})
-        names: list[int | None] = [*known, None] if None in numbers else [*known]
-        code_of = {n: i for i, n in enumerate(names)}
-        if not len(numbers):
-            return np.zeros(0, np.int64), names
-        width = int(windows["step_index"].to_numpy().max()) + 1
-        place = windows["rank"].to_numpy().astype(np.int64) * width
-        place += windows["step_index"].to_numpy()
-        order = np.argsort(place)
-        codes = np.array([code_of[n] for n in numbers], dtype=np.int64)[order]
-        wanted = self.pieces["rank"].to_numpy().astype(np.int64) * width
-        wanted += self.pieces["step_index"].to_numpy()
-        return codes[np.searchsorted(place[order], wanted)], names
+        return groups_of(self.pieces, self.windows, level)
 
     def step_time(self) -> StepTime:
-        """How long a step takes with and without tracing, and which kinds of steps there are."""
-        from chopper.analyzers.causes.step_time import step_time
-
-        if "step_time" not in self._cache:
-            self._cache["step_time"] = step_time(self)
-        found: StepTime = self._cache["step_time"]
-        return found
-
-    def of_kind(self) -> Attribution:
-        """The part of it that the step time is of; itself where no other kind was traced."""
-        step = self.step_time()
-        mine = [kind.traced for kind in step.kinds if kind.name == step.kind]
-        return self.of_steps(mine[0]) if mine and mine[0] else self
-
-    def of_steps(self, numbers: Collection[int]) -> Attribution:
-        """The part of its ``whole`` in these steps; the whole itself where it has no others.
-
-        Args:
-            numbers: of steps; -1 for windows without a number.
-        """
-        import numpy as np
-        import pyarrow as pa
-
-        whole = self.whole
-        inside = np.isin(_window_numbers(whole.windows), [*numbers])
-        if inside.all():
-            return whole
-        windows = whole.windows.filter(pa.array(inside))
-        width = int(whole.windows["step_index"].to_numpy().max()) + 1
-
-        def within(table: pa.Table) -> pa.Table:
-            window, mine = (
-                t["rank"].to_numpy().astype(np.int64) * width + t["step_index"].to_numpy()
-                for t in (table, windows)
-            )
-            return table.filter(pa.array(np.isin(window, mine)))
-
-        links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
-        part = replace(
-            whole,
-            pieces=within(whole.pieces),
-            windows=windows,
-            gaps=within(whole.gaps),
-            links=links,
-            communication=_communication_within(whole, links),
-            _whole=whole,
-            _cache={"step_time": whole.step_time()},
-        )
-        by_rank = {g.key: g for g in part.by("rank")}
-        counts = windows["rank"].to_pylist()
-        part.ranks = [
-            replace(
-                r,
-                observed_ns=by_rank[r.rank].time_ns if r.rank in by_rank else 0,
-                ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0) if r.rank in by_rank else 0,
-                steps=counts.count(r.rank),
-            )
-            for r in whole.ranks
-        ]
-        return part
+        """Return how long a step takes with and without tracing, and which kinds there are."""
+        return self.step
 
     def step_time_ns(self) -> list[int]:
-        """Observed time of each step: the longest window over ranks, in step order."""
+        """Return the observed time of each step: the longest window over ranks, in step order."""
         longest: dict[int, int] = {}
         for number, start, end in zip(
-            self.windows["number"].to_pylist(),
+            _window_numbers(self.windows).tolist(),
             self.windows["start_ns"].to_pylist(),
             self.windows["end_ns"].to_pylist(),
             strict=True,
         ):
-            key = -1 if number is None else number
-            longest[key] = max(longest.get(key, 0), end - start)
+            longest[number] = max(longest.get(number, 0), end - start)
         return [longest[i] for i in sorted(longest)]
 
-    def _causes(self) -> list[CauseRow]:
-        import numpy as np
+    def of_kind(self) -> Self:
+        """Return the part that the step time is of; itself where no other kind was traced."""
+        traced = [kind.traced for kind in self.step.kinds if kind.name == self.step.kind]
+        return self.of_steps(traced[0]) if traced and traced[0] else self
 
-        codes, names = _codes(self.pieces, "cause")
-        step_codes, step_names = self._piece_steps()
-        steps, width = len(step_names), len(names)
-        time_ns = self.pieces["time_ns"].to_numpy()
-        leaf = _sum_by(step_codes * width + codes, time_ns, steps * width).reshape(steps, width)
-        per_step: dict[str, np.ndarray] = {}
-        for i, name in enumerate(names):
-            column = leaf[:, i]
-            for node in (name, *parents(name)):
-                per_step[node] = per_step[node] + column if node in per_step else column
-        shown = [c for c in CAUSES if c in per_step and per_step[c].any()]
-        intervals = _bootstrap_totals(np.stack([per_step[c] for c in shown])) if shown else None
-        observed = self.observed_ns
-        # A parent rests on the leaves with time in them, not on those that could have had some.
-        spent = [name for name in names if per_step[name].any()]
-        rows = []
-        for i, cause_id in enumerate(shown):
-            total = int(per_step[cause_id].sum())
-            basis = self._basis(cause_id, spent)
-            withheld = self._withheld_cause(cause_id)
-            rows.append(
-                CauseRow(
-                    id=cause_id,
-                    parent=CAUSES[cause_id].parent,
-                    label=CAUSES[cause_id].label,
-                    time_ns=total,
-                    share_ratio=total / observed if observed else None,
-                    ci95_ns=None if intervals is None or withheld else intervals[i],
-                    basis=basis.text if withheld is None else f"not supported: {withheld}",
-                    measured=basis.measured,
-                    withheld=withheld,
-                )
-            )
-        return rows
+    def of_steps(self, numbers: Collection[int]) -> Self:
+        """Return the part of ``whole`` in these steps; the whole itself where it has no others.
 
-    def _withheld_cause(self, cause_id: str) -> str | None:
-        for held in self.withheld:
-            if any(cause_id == c or cause_id.startswith(c + ".") for c in held.claim.causes):
-                return held.reason
-        return None
-
-    def _basis(self, cause_id: str, leaves: list[Any]) -> Basis:
-        if cause_id in self.bases:
-            return self.bases[cause_id]
-        under = [self.bases[c] for c in leaves if c.startswith(cause_id + ".") and c in self.bases]
-        if cause_id in _LEAF_SET or not under:
-            return Basis("recorded times", True)
-        return Basis("sum of the causes below it", all(b.measured for b in under))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form, schema ``chopper.attribution/2``."""
-        from chopper.storage import processes
-        from chopper.views import view
-
-        by_rank = {g.key: g.causes for g in self.by("rank")}
-        back = self.recoverable()
-        whole = self.whole
-        return {
-            "schema": SCHEMA,
-            "run": self.run.source,
-            "observed_ns": self.observed_ns,
-            "ideal_ns": None if self.withholds("compute.ideal") else self.ideal_ns,
-            "steps": self.steps,
-            "all_kinds": {
-                "observed_ns": whole.observed_ns,
-                "ideal_ns": None if whole.withholds("compute.ideal") else whole.ideal_ns,
-                "steps": whole.steps,
-                "causes_ns": {row.id: row.time_ns for row in whole.leaves()},
-            },
-            "step_time": self.step_time().to_dict(),
-            "step_time_ns": self.step_time_ns(),
-            "ranks": [
-                {
-                    "rank": r.rank,
-                    "label": r.label,
-                    "device": r.device,
-                    "peak_source": r.peak_source,
-                    "observed_ns": r.observed_ns,
-                    "ideal_ns": None if self.withholds("compute.ideal", r.rank) else r.ideal_ns,
-                    "steps": r.steps,
-                    "causes_ns": by_rank.get(r.rank, {}),
-                }
-                for r in self.ranks
-            ],
-            "processes": [
-                {"path": str(p.path), "pid": p.pid, "ranks": p.ranks, "steps": p.steps}
-                for p in (processes.described(self.run.path) if self.run.path else ())
-            ],
-            "causes": [
-                {
-                    "id": c.id,
-                    "parent": c.parent,
-                    "label": c.label,
-                    "time_ns": c.time_ns,
-                    "share_ratio": c.share_ratio,
-                    "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
-                    "basis": c.basis,
-                    "measured": c.measured,
-                    "recoverable_ns": back[c.id].time_ns,
-                    "recoverable_reason": back[c.id].reason,
-                    "withheld": c.withheld,
-                }
-                for c in self.causes()
-            ],
-            "ceilings": [_ceilings_dict(rank, c) for rank, c in self.ceilings.items()],
-            "utilization": view(self, "utilization").to_pylist() if self.ceilings else [],
-            "coverage": self.coverage,
-            "quality": [_finding_dict(f) for f in self.findings],
-            "withheld": [
-                {
-                    "claim": held.claim.id,
-                    "title": held.claim.title,
-                    "effect": held.claim.effect,
-                    "reason": held.reason,
-                    "codes": list(held.codes),
-                    "ranks": None if held.ranks is None else list(held.ranks),
-                }
-                for held in self.withheld
-            ],
-        }
+        Args:
+            numbers: of steps; -1 for windows without a number.
+        """
+        return _part(self.whole, numbers)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -698,7 +425,7 @@ class Attribution:
                     "basis": c.basis,
                     "measured": c.measured,
                 }
-                for c in self.causes()
+                for c in self.cause_rows
             ]
         )
 
@@ -708,44 +435,182 @@ class Attribution:
 
     def __repr__(self) -> str:
         return (
-            f"<chopper.Attribution of {self.run.source!r}: {self.observed_ns} ns over "
+            f"<chopper.Attribution of {self.source!r}: {self.observed_ns} ns over "
             f"{len(self.ranks)} rank(s) and {self.steps} step(s)>"
         )
 
 
+def groups_of(pieces: pa.Table, windows: pa.Table, level: str) -> list[Group]:
+    """Sum the time of pieces by a level and by leaf cause. PIECE, WINDOW -> groups."""
+    import numpy as np
+
+    cause_codes, cause_names = _codes(pieces, "cause")
+    keys, names = _level_codes(pieces, windows, level)
+    width = max(len(cause_names), 1)
+    flat = _sum_by(keys * width + cause_codes, pieces["time_ns"].to_numpy(), len(names) * width)
+    present = np.bincount(keys, minlength=len(names)) > 0
+    groups = [
+        Group(
+            name,
+            int(row.sum()),
+            {cause_names[i]: int(row[i]) for i in np.flatnonzero(row)},
+        )
+        for name, row, there in zip(names, flat.reshape(len(names), width), present, strict=True)
+        if there
+    ]
+    if level in ("step", "rank"):
+        return groups
+    return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
+
+
+def _level_codes(pieces: pa.Table, windows: pa.Table, level: str) -> tuple[np.ndarray, list[Any]]:
+    """Return the value of each piece at a level, as codes into the values."""
+    import numpy as np
+
+    if level == "step":
+        return _piece_steps(pieces, windows)
+    if level == "rank":
+        values, codes = np.unique(pieces["rank"].to_numpy(), return_inverse=True)
+        return codes.astype(np.int64), [int(v) for v in values]
+    return _codes(pieces, level)
+
+
+def _piece_steps(pieces: pa.Table, windows: pa.Table) -> tuple[np.ndarray, list[int | None]]:
+    """Return the step of each piece: codes in step order, and the steps' numbers.
+
+    Ranks may have recorded different steps: the same number is the same step, whatever its
+    place. Windows without a number (a whole trace) are one step.
+    """
+    import numpy as np
+
+    numbers = windows["number"].to_pylist()
+    known = sorted({n for n in numbers if n is not None})
+    names: list[int | None] = [*known, None] if None in numbers else [*known]
+    code_of = {n: i for i, n in enumerate(names)}
+    if not len(numbers):
+        return np.zeros(0, np.int64), names
+    width = int(windows["step_index"].to_numpy().max()) + 1
+    of_window = _window_keys(windows, width)
+    order = np.argsort(of_window)
+    codes = np.array([code_of[n] for n in numbers], dtype=np.int64)[order]
+    return codes[np.searchsorted(of_window[order], _window_keys(pieces, width))], names
+
+
+def _window_keys(table: pa.Table, width: int) -> np.ndarray:
+    """Return a number for the window of each row: of its rank and its step's index."""
+    import numpy as np
+
+    ranks = table["rank"].to_numpy().astype(np.int64)
+    keys: np.ndarray = ranks * width + table["step_index"].to_numpy()
+    return keys
+
+
+def cause_rows_of(
+    pieces: pa.Table, windows: pa.Table, bases: dict[str, Basis], withheld: list[Withheld]
+) -> list[CauseRow]:
+    """Sum the time of pieces by cause, with intervals over steps. PIECE, WINDOW -> causes."""
+    import numpy as np
+
+    from chopper.statistics import total_intervals
+
+    codes, names = _codes(pieces, "cause")
+    step_codes, step_names = _piece_steps(pieces, windows)
+    steps, width = len(step_names), len(names)
+    time_ns = pieces["time_ns"].to_numpy()
+    leaf = _sum_by(step_codes * width + codes, time_ns, steps * width).reshape(steps, width)
+    per_step: dict[str, np.ndarray] = {}
+    for i, name in enumerate(names):
+        column = leaf[:, i]
+        for node in (name, *parents(name)):
+            per_step[node] = per_step[node] + column if node in per_step else column
+    shown = [c for c in CAUSES if c in per_step and per_step[c].any()]
+    intervals = total_intervals(np.stack([per_step[c] for c in shown])) if shown else None
+    observed = int(time_ns.sum())
+    # A parent rests on the leaves with time in them, not on those that could have had some.
+    spent = [name for name in names if per_step[name].any()]
+    rows = []
+    for i, cause_id in enumerate(shown):
+        total = int(per_step[cause_id].sum())
+        basis = _basis(cause_id, spent, bases)
+        reason = _withheld_cause(cause_id, withheld)
+        rows.append(
+            CauseRow(
+                id=cause_id,
+                parent=CAUSES[cause_id].parent,
+                label=CAUSES[cause_id].label,
+                time_ns=total,
+                share_ratio=total / observed if observed else None,
+                ci95_ns=None if intervals is None or reason else intervals[i],
+                basis=basis.text if reason is None else f"not supported: {reason}",
+                measured=basis.measured,
+                withheld=reason,
+            )
+        )
+    return rows
+
+
+def _withheld_cause(cause_id: str, withheld: list[Withheld]) -> str | None:
+    """Return why a cause is withheld, None when it is not."""
+    for held in withheld:
+        if any(cause_id == c or cause_id.startswith(c + ".") for c in held.claim.causes):
+            return held.reason
+    return None
+
+
+def _basis(cause_id: str, leaves: list[Any], bases: dict[str, Basis]) -> Basis:
+    """Return what a cause rests on: of a parent, what the leaves below it do."""
+    if cause_id in bases:
+        return bases[cause_id]
+    under = [bases[c] for c in leaves if c.startswith(cause_id + ".") and c in bases]
+    if cause_id in _LEAF_SET or not under:
+        return Basis("recorded times", True)
+    return Basis("sum of the causes below it", all(b.measured for b in under))
+
+
+def _part(whole: A, numbers: Collection[int]) -> A:
+    """Return the part of an attribution in some of its steps; itself where it has no others."""
+    import numpy as np
+    import pyarrow as pa
+
+    inside = np.isin(_window_numbers(whole.windows), [*numbers])
+    if inside.all():
+        return whole
+    windows = whole.windows.filter(pa.array(inside))
+    width = int(whole.windows["step_index"].to_numpy().max()) + 1
+
+    def within(table: pa.Table) -> pa.Table:
+        kept = np.isin(_window_keys(table, width), _window_keys(windows, width))
+        return table.filter(pa.array(kept))
+
+    links = {rank: _links_within(table, rank, windows) for rank, table in whole.links.items()}
+    pieces = within(whole.pieces)
+    by_rank = {g.key: g for g in groups_of(pieces, windows, "rank")}
+    counts = windows["rank"].to_pylist()
+    return replace(
+        whole,
+        pieces=pieces,
+        windows=windows,
+        gaps=within(whole.gaps),
+        links=links,
+        communication=_communication_within(whole, links),
+        cause_rows=cause_rows_of(pieces, windows, whole.bases, whole.withheld),
+        ranks=[
+            replace(
+                r,
+                observed_ns=by_rank[r.rank].time_ns if r.rank in by_rank else 0,
+                ideal_ns=by_rank[r.rank].causes.get("compute.ideal", 0) if r.rank in by_rank else 0,
+                steps=counts.count(r.rank),
+            )
+            for r in whole.ranks
+        ],
+        all_kinds=whole,
+    )
+
+
+A = TypeVar("A", bound=Attribution)
+
+
 _LEAF_SET = frozenset(LEAVES)
-
-
-def _ceilings_dict(rank: int, ceilings: Ceilings) -> dict[str, Any]:
-    from chopper.hardware.devices import DTYPES
-
-    def one(ceiling: Ceiling | None, reason: str | None) -> dict[str, Any]:
-        return {
-            "flop_per_s": {}
-            if ceiling is None
-            else {d: rate for d in DTYPES if (rate := ceiling.flop_per_s(d)) is not None},
-            "memory_bytes_per_s": None if ceiling is None else ceiling.memory_bytes_per_s,
-            "link_bytes_per_s": None if ceiling is None else ceiling.link_bytes_per_s,
-            "source": None if ceiling is None else ceiling.source,
-            "reason": reason,
-        }
-
-    return {
-        "rank": rank,
-        "theoretical": one(ceilings.theoretical, ceilings.theoretical_reason),
-        "achievable": one(ceilings.achievable, ceilings.achievable_reason),
-    }
-
-
-def _finding_dict(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "severity": finding.severity,
-        "message": finding.message,
-        "rank": finding.rank,
-        "count": finding.count,
-        "withholds": list(finding.withholds),
-    }
 
 
 def _window_numbers(windows: pa.Table) -> np.ndarray:
@@ -802,30 +667,3 @@ def _sum_by(keys: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     out = np.zeros(size, dtype=np.int64)
     np.add.at(out, keys, values)
     return out
-
-
-def _bootstrap_totals(per_step: np.ndarray) -> list[tuple[int, int] | None]:
-    """95 % percentile interval of each row's total, resampling its steps.
-
-    Args:
-        per_step: (causes, steps) nanoseconds.
-
-    Returns:
-        One (low, high) per cause; None with fewer than two steps.
-    """
-    import numpy as np
-
-    causes, steps = per_step.shape
-    if steps < 2:
-        return [None] * causes
-    rng = np.random.default_rng(0)
-    values = per_step.T.astype(np.float64)
-    # In parts: 2000 resamples of 100 000 steps at once would take gigabytes.
-    totals = np.concatenate(
-        [
-            rng.multinomial(steps, np.full(steps, 1 / steps), size=size) @ values
-            for size in [_BOOTSTRAP_RESAMPLES // 20] * 20
-        ]
-    )
-    low, high = np.percentile(totals, [2.5, 97.5], axis=0)
-    return [(round(float(a)), round(float(b))) for a, b in zip(low, high, strict=True)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 Kind = Literal["parquet", "csv", "perfetto"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -31,7 +31,7 @@ _STREAM_ID, _STEPS_ID, _GAPS_ID = 2_000_000_000, 2_100_000_000, 2_100_000_001
 
 
 def export(
-    attribution: Attribution, kind: Kind, directory: str | Path, *, force: bool = False
+    attribution: Attributed, kind: Kind, directory: str | Path, *, force: bool = False
 ) -> list[Path]:
     """Write a run for other tools.
 
@@ -87,7 +87,7 @@ def check_place(place: Path, *, force: bool) -> Path:
     return place
 
 
-def tables(attribution: Attribution) -> Iterator[tuple[str, pa.Table]]:
+def tables(attribution: Attributed) -> Iterator[tuple[str, pa.Table]]:
     """Every table and view that has rows, by its path without extension."""
     from chopper.storage.layout import rank_dir_name
     from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
@@ -133,7 +133,7 @@ def _write(table: pa.Table, path: Path) -> None:
         csv.write_csv(table.cast(pa.schema(plain)), file)
 
 
-def _write_timeline(attribution: Attribution, path: Path) -> None:
+def _write_timeline(attribution: Attributed, path: Path) -> None:
     """Chrome's trace format; times are microseconds since the first event, exact to the ns."""
     attribution = attribution.whole
     starts = [
@@ -157,7 +157,7 @@ def _first(table: pa.Table) -> int | None:
     return table["start_ns"][0].as_py() if table.num_rows else None
 
 
-def _events(attribution: Attribution, zero: int) -> Iterator[dict[str, Any]]:
+def _events(attribution: Attributed, zero: int) -> Iterator[dict[str, Any]]:
     labels = {r.rank: r.label for r in attribution.ranks}
     for rank in attribution.run.ranks:
         yield _name(rank, 0, "process_name", labels.get(rank, f"rank {rank}"))
@@ -177,7 +177,7 @@ _READ = (
 """Readings of the rank's device that become counter tracks."""
 
 
-def _counters(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _counters(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     """Clock, power and temperature of the rank's device in its windows, one track each."""
     import pyarrow.compute as pc
 
@@ -218,7 +218,7 @@ def _span(
     }
 
 
-def _own_tracks(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _own_tracks(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     from chopper.causes import CAUSES
 
     for row in attribution.windows.to_pylist():
@@ -234,7 +234,7 @@ def _own_tracks(attribution: Attribution, rank: int, zero: int) -> Iterator[dict
             yield _span(rank, _GAPS_ID, "idle", label, row["start_ns"] - zero, length, args)
 
 
-def _host(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _host(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     spans = attribution.run.table(rank, "host_span")
     names = {(t["pid"], t["tid"]): t for t in attribution.run.table(rank, "thread").to_pylist()}
     tracks: dict[tuple[int, int], int] = {}
@@ -250,7 +250,7 @@ def _host(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, 
         yield _span(rank, tracks[pid, tid], category, name, start - zero, dur, args)
 
 
-def _device(attribution: Attribution, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _device(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from chopper.analyzers.trace.host_device import is_host_timeline

@@ -93,7 +93,7 @@ _SHARED = {
     "clocked": "chopper.analyzers.events.clocked:clocked_of",
     "events": "chopper.analyzers.events.device:events_of",
     "members": "chopper.analyzers.events.collectives:members_of",
-    "replay": "chopper.replaying.path:replay_or_reason",
+    "replay": "chopper.analyzers.replay.replay:replay_or_reason",
 }
 """Parameters of views besides ``run``, and the functions that make their values."""
 

@@ -485,11 +485,13 @@ def example_attribution() -> dict[str, Any]:
     """A small attribution in the documented form."""
     import pyarrow as pa
 
-    from chopper.attribution import Attribution, Basis, RankSummary
+    from chopper.analyzers.causes.step_time import step_time
+    from chopper.attribution import Attribution, Basis, RankSummary, Recoverable, cause_rows_of
     from chopper.findings import withheld
+    from chopper.reports.json import attribution_json
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
     from chopper.storage.run import Run
-    from chopper.tables.analysis import GAP, PIECE, WINDOW
+    from chopper.tables.analysis import COMMUNICATION, GAP, PIECE, WINDOW
 
     pieces = [
         {"rank": 0, "step_index": step, "cause": cause, "phase": "forward", "time_ns": time_ns}
@@ -516,11 +518,20 @@ def example_attribution() -> dict[str, Any]:
             withholds=("compute.clock",),
         ),
     ]
-    result = Attribution(
-        run=Run(manifest, None, source="runs/mine"),
-        pieces=pa.Table.from_pylist(pieces, schema=PIECE.arrow),
-        windows=pa.Table.from_pylist(windows, schema=WINDOW.arrow),
+    run = Run(manifest, None, source="runs/mine")
+    tables = (
+        pa.Table.from_pylist(pieces, schema=PIECE.arrow),
+        pa.Table.from_pylist(windows, schema=WINDOW.arrow),
+    )
+    bases = {"compute.ideal": Basis("FLOP ÷ datasheet peak", measured=False)}
+    claims = withheld(findings)
+    rows = cause_rows_of(*tables, bases, claims)
+    answer = Attribution(
+        source=run.source,
+        pieces=tables[0],
+        windows=tables[1],
         gaps=GAP.empty(),
+        communication=COMMUNICATION.empty(),
         links={},
         ranks=[
             RankSummary(
@@ -533,10 +544,14 @@ def example_attribution() -> dict[str, Any]:
                 steps=2,
             )
         ],
+        cause_rows=rows,
+        step=step_time(run, tables[1], {}),
         findings=findings,
-        withheld=withheld(findings),
+        withheld=claims,
         coverage={"launched": 1.0, "shapes": None},
-        bases={"compute.ideal": Basis("FLOP ÷ datasheet peak", measured=False)},
+        bases=bases,
+        ceilings={},
     )
-    document: dict[str, Any] = result.to_dict()
+    back = {row.id: Recoverable(None, "no device event was recorded") for row in rows}
+    document: dict[str, Any] = attribution_json(answer, back)
     return document

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.reports.page import Page
 
 FORMATS: tuple[str, ...] = ("html", "md", "json", "txt")
@@ -63,7 +63,7 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
     return out.encode("utf-8", "replace").decode("utf-8")
 
 
-def render(attribution: Attribution, format: str) -> str:
+def render(attribution: Attributed, format: str) -> str:
     """Return the report of a run as one string.
 
     Args:

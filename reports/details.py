@@ -11,7 +11,7 @@ from chopper.views import VIEWS, in_sections, views
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.tables import Column
 
 MAX_ROWS = 500
@@ -22,7 +22,7 @@ MAX_CHARACTERS = 300
 """Longer texts (shapes of a thousand tensors) are cut in the middle."""
 
 
-def tables(attribution: Attribution) -> list[dict[str, Any]]:
+def tables(attribution: Attributed) -> list[dict[str, Any]]:
     """All views that have rows, in the order of their sections.
 
     A column of numbers is a list of values; a column of words is a list of codes into its
@@ -53,7 +53,7 @@ def tables(attribution: Attribution) -> list[dict[str, Any]]:
     return found
 
 
-def command(attribution: Attribution, name: str) -> str:
+def command(attribution: Attributed, name: str) -> str:
     """What prints all rows of a view."""
     return f"chopper analyze {shlex.quote(attribution.run.source)} --view {name} --csv"
 

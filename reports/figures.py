@@ -22,7 +22,7 @@ from chopper.reports.series import LARGEST_DRAWN, Series, thin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.reports.story import Story
 
 Figure = dict[str, Any]
@@ -126,7 +126,7 @@ def bars(
     return {"data": [trace], "layout": layout}
 
 
-def waterfall(attribution: Attribution, story: Story) -> Figure:
+def waterfall(attribution: Attributed, story: Story) -> Figure:
     """Return a figure from ideal to observed: a bar per leaf cause, in the order of the tree.
 
     When the ideal is unknown the waterfall starts at 0.
@@ -164,7 +164,7 @@ def waterfall(attribution: Attribution, story: Story) -> Figure:
     return bars(drawn, axis=axis, span_ns=(0, observed * 1.02 or 1e6))
 
 
-def steps(attribution: Attribution, story: Story) -> Figure:
+def steps(attribution: Attributed, story: Story) -> Figure:
     """Causes of each step, stacked, in seconds; heights for the mean of ranks and for each.
 
     Returns:
@@ -234,7 +234,7 @@ def _cause_codes(pieces: Any) -> tuple[np.ndarray, list[str]]:
     return codes, names
 
 
-def _step_axis(attribution: Attribution) -> tuple[np.ndarray, list[str]]:
+def _step_axis(attribution: Attributed) -> tuple[np.ndarray, list[str]]:
     index = attribution.windows["step_index"].to_pylist()
     number = dict(zip(index, attribution.windows["number"].to_pylist(), strict=True))
     step = sorted(number)
@@ -243,7 +243,7 @@ def _step_axis(attribution: Attribution) -> tuple[np.ndarray, list[str]]:
     ]
 
 
-def _windows_per_step(attribution: Attribution, ranks: np.ndarray, step: np.ndarray) -> np.ndarray:
+def _windows_per_step(attribution: Attributed, ranks: np.ndarray, step: np.ndarray) -> np.ndarray:
     present = np.zeros((len(ranks), len(step)))
     r = np.searchsorted(ranks, attribution.windows["rank"].to_numpy())
     s = np.searchsorted(step, attribution.windows["step_index"].to_numpy())
@@ -286,7 +286,7 @@ def _drawable(value: np.ndarray) -> np.ndarray:
     return np.where(np.abs(value) < LARGEST_DRAWN, value, np.nan)
 
 
-def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
+def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
     """All telemetry over the run, one panel per quantity, traced steps shaded."""
     panels = list(dict.fromkeys(s.panel for s in series))
     if not panels:
@@ -361,7 +361,7 @@ def _legend(panel: str, labels: list[str]) -> str:
     return "   ".join(words)
 
 
-def _step_shades(attribution: Attribution, zero: int) -> list[Figure]:
+def _step_shades(attribution: Attributed, zero: int) -> list[Figure]:
     """A band for every traced step of the rank that has most; alternate steps are shaded."""
     windows = attribution.windows
     ranks = windows["rank"].to_numpy()

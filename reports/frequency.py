@@ -29,8 +29,8 @@ from chopper.reports.palette import color
 from chopper.views import view
 
 if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.clocked import Clocked
-    from chopper.attribution import Attribution
     from chopper.reports.story import Story
 
 _KERNELS = 12
@@ -64,7 +64,7 @@ class Frequency:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def build(attribution: Attribution, story: Story) -> Frequency | None:
+def build(attribution: Attributed, story: Story) -> Frequency | None:
     """The page of a run; None where no clock of a device was sampled."""
     readings = readings_of(attribution)
     found = clocked_of(attribution, events_of(attribution))
@@ -111,7 +111,7 @@ def _missing(
     return found
 
 
-def _reference(attribution: Attribution, found: Clocked | None) -> float | None:
+def _reference(attribution: Attributed, found: Clocked | None) -> float | None:
     """Clock that most of the computing time is measured against."""
     if found is None:
         return None
@@ -127,7 +127,7 @@ def _reference(attribution: Attribution, found: Clocked | None) -> float | None:
 
 
 def _lead(
-    attribution: Attribution,
+    attribution: Attributed,
     story: Story,
     found: Clocked | None,
     steps: list[dict[str, Any]],
@@ -157,7 +157,7 @@ def _lead(
 
 
 def _facts(
-    attribution: Attribution,
+    attribution: Attributed,
     story: Story,
     found: Clocked | None,
     steps: list[dict[str, Any]],
@@ -228,7 +228,7 @@ def _energy_fact(row: dict[str, Any], story: Story) -> tuple[str, str, str]:
     return label, fmt.joules(row["energy_per_step_j"]), words
 
 
-def _held(attribution: Attribution) -> list[tuple[str, str]]:
+def _held(attribution: Attributed) -> list[tuple[str, str]]:
     """Labels of the clock loss, largest first, with their shares of it."""
     rows = [r for r in attribution.leaves() if r.id.startswith("compute.clock.") and r.time_ns > 0]
     whole = sum(r.time_ns for r in rows)
@@ -240,7 +240,7 @@ def label_of(label: str) -> str:
     return CAUSES[f"compute.clock.{label}"].label
 
 
-def _kernel_rows(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
+def _kernel_rows(attribution: Attributed, story: Story) -> list[dict[str, Any]]:
     """Kernels that lost most; where nothing is lost, those furthest below the mean clock."""
     table = view(attribution, "clock_by_kernel")
     rows = [r for r in table.to_pylist() if r["clock_mean_hz"] is not None]

@@ -13,8 +13,8 @@ from chopper.reports.figures import MAX_BARS, plain
 from chopper.reports.palette import PHASES, color
 
 if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.clocked import Clocked
-    from chopper.attribution import Attribution
     from chopper.reports.story import Story
 
 Figure = dict[str, Any]
@@ -43,7 +43,7 @@ class Readings:
     power_basis: str | None
 
 
-def readings_of(attribution: Attribution) -> list[Readings]:
+def readings_of(attribution: Attributed) -> list[Readings]:
     """Of each rank's device, or of each that a log speaks of, where two or more have a clock."""
     found = []
     run = attribution.run

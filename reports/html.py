@@ -36,7 +36,8 @@ from chopper.reports.story import (
 )
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution, CauseRow, Group, Level, Recoverable
+    from chopper.analyzers.attributed import Attributed
+    from chopper.attribution import CauseRow, Group, Level, Recoverable
     from chopper.reports.story import TopCause
     from chopper.storage.manifest import CollectorReport, Overhead
 
@@ -69,7 +70,7 @@ _WIDE_RATIO = 0.045
 """Parts of the composition wide enough for a figure in them."""
 
 
-def render(attribution: Attribution) -> str:
+def render(attribution: Attributed) -> str:
     """The HTML report of an attribution."""
     plotly_script.prefetch()
     import jinja2
@@ -230,7 +231,7 @@ def _causes_of(group: Group, number: dict[str, int]) -> list[list[int]]:
     return sorted(found)
 
 
-def _windows_per_step(attribution: Attribution) -> dict[Any, int]:
+def _windows_per_step(attribution: Attributed) -> dict[Any, int]:
     counts: dict[Any, int] = {}
     for number in attribution.windows["number"].to_pylist():
         counts[number] = counts.get(number, 0) + 1
@@ -241,7 +242,7 @@ _NO_CALLS: tuple[int | None, int | None] = (None, None)
 
 
 def _calls(
-    attribution: Attribution, level: str
+    attribution: Attributed, level: str
 ) -> dict[str | int | None, tuple[int | None, int | None]]:
     """Per value of a level: its device events in the windows, and how long they ran.
 
@@ -337,7 +338,7 @@ def _more_findings(hidden: int, some_shown: bool) -> str | None:
     return f"{words} about the trace"
 
 
-def _windows_text(attribution: Attribution, story: Story) -> str:
+def _windows_text(attribution: Attributed, story: Story) -> str:
     if story.unit == "window":
         return fmt.plural(story.windows, "window")
     ranks = len(attribution.ranks)
@@ -345,12 +346,12 @@ def _windows_text(attribution: Attribution, story: Story) -> str:
     return f"{text} of {fmt.plural(ranks, 'rank')}" if ranks > 1 else text
 
 
-def _binned(attribution: Attribution) -> str | None:
+def _binned(attribution: Attributed) -> str | None:
     steps = len({int(i) for i in attribution.windows["step_index"].to_pylist()})
     return fmt.count(steps) if steps > figures.MAX_BARS else None
 
 
-def _composition(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
+def _composition(attribution: Attributed, story: Story) -> list[dict[str, Any]]:
     rows = sorted(attribution.leaves(), key=lambda r: LEAVES.index(r.id))
     return [
         {
@@ -371,7 +372,7 @@ def _composition(attribution: Attribution, story: Story) -> list[dict[str, Any]]
 _FAMILY_PARTS = 4
 
 
-def _families(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
+def _families(attribution: Attributed, story: Story) -> list[dict[str, Any]]:
     """Causes at the top of the tree, each with its largest leaves."""
     rows = [r for r in attribution.causes() if r.time_ns > 0]
     leaves = [r for r in attribution.leaves() if r.time_ns > 0]
@@ -411,7 +412,7 @@ def _families(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
     return families
 
 
-def _top_title(attribution: Attribution, story: Story) -> str:
+def _top_title(attribution: Attributed, story: Story) -> str:
     noun = "cause" if len(story.top) == 1 else "causes"
     if story.ideal_per_window_ns is not None:
         return f"The largest {noun} of the gap"
@@ -439,7 +440,7 @@ def _top(cause: TopCause) -> dict[str, Any]:
     }
 
 
-def _tree(attribution: Attribution, story: Story) -> list[dict[str, Any]]:
+def _tree(attribution: Attributed, story: Story) -> list[dict[str, Any]]:
     back = attribution.recoverable()
     rows = [row for row in attribution.causes() if row.time_ns > 0]
     return [_tree_row(row, back[row.id], story) for row in rows]
@@ -473,7 +474,7 @@ def _tree_row(row: CauseRow, back: Recoverable, story: Story) -> dict[str, Any]:
     }
 
 
-def _no_telemetry(attribution: Attribution) -> str:
+def _no_telemetry(attribution: Attributed) -> str:
     if attribution.run.manifest.kind == "imported":
         return "imported traces hold none. Record with chopper to see CPU, memory and network here."
     return "no telemetry collector ran; the collectors below say why."
@@ -515,7 +516,7 @@ _ENVIRONMENT = {
 }
 
 
-def _environment(attribution: Attribution) -> list[tuple[str, str, bool]]:
+def _environment(attribution: Attributed) -> list[tuple[str, str, bool]]:
     run = attribution.run.manifest
     facts: list[tuple[str, str, bool]] = [("Run", run.name, False)]
     if run.command:
@@ -559,7 +560,7 @@ def _few(values: list[str], limit: int = 4) -> str:
     return ", ".join(values[:limit]) + more
 
 
-def _devices(attribution: Attribution) -> list[tuple[str, str, bool]]:
+def _devices(attribution: Attributed) -> list[tuple[str, str, bool]]:
     counted: dict[str, int] = {}
     for part in attribution.run.manifest.ranks:
         for device in part.devices:
@@ -575,7 +576,7 @@ def _devices(attribution: Attribution) -> list[tuple[str, str, bool]]:
     return [("Device", text if n == 1 else f"{n} × {text}", False) for text, n in counted.items()]
 
 
-def _collectors(attribution: Attribution) -> list[dict[str, Any]]:
+def _collectors(attribution: Attributed) -> list[dict[str, Any]]:
     """One row per collector and outcome, ranks that agree together."""
     rows: dict[tuple[object, ...], tuple[CollectorReport, list[int]]] = {}
     for part in attribution.run.manifest.ranks:
@@ -630,7 +631,7 @@ def _pair(low: int | None, high: int | None) -> str:
     )
 
 
-def _overhead(attribution: Attribution) -> list[dict[str, str]]:
+def _overhead(attribution: Attributed) -> list[dict[str, str]]:
     rows = []
     step = attribution.step_time()
     for part in attribution.run.manifest.ranks:

@@ -24,8 +24,8 @@ from chopper.reports.pack import deflate_text, pack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Lane
-    from chopper.attribution import Attribution
 
 MAX_THREADS = 12
 MAX_DEPTH = 48
@@ -93,7 +93,7 @@ class Window:
 class RankColumns:
     """One rank's tables as numpy columns."""
 
-    def __init__(self, attribution: Attribution, rank: int) -> None:
+    def __init__(self, attribution: Attributed, rank: int) -> None:
         run = attribution.run
         self.rank = rank
         self.events = run.table(rank, "device_event")

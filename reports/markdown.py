@@ -10,7 +10,8 @@ from chopper.reports.story import KIND_HEADER, Views, kind_rows, tell, tracing_r
 from chopper.reports.text import group_label
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution, Level
+    from chopper.analyzers.attributed import Attributed
+    from chopper.attribution import Level
     from chopper.reports.story import KIND_HEADER, Story, kind_rows, tracing_rows
 
 _TOP = 15
@@ -29,7 +30,7 @@ def escape(text: str) -> str:
     return " ".join(printable(" ".join(text.split())).translate(_SPECIAL).split())
 
 
-def render(attribution: Attribution) -> str:
+def render(attribution: Attributed) -> str:
     """The Markdown report of an attribution."""
     views = Views(attribution)
     story = tell(views)
@@ -94,7 +95,7 @@ def _top(story: Story) -> list[str]:
     return [lines[0], "\n".join(lines[1:])]
 
 
-def _causes(attribution: Attribution, story: Story) -> str:
+def _causes(attribution: Attributed, story: Story) -> str:
     rows = []
     back = attribution.recoverable()
     for row in attribution.causes():
@@ -162,7 +163,7 @@ def _groups(views: Views, story: Story, level: Level, title: str) -> list[str]:
     return [f"## By {title.lower()}", table, *note]
 
 
-def _coverage(attribution: Attribution) -> list[str]:
+def _coverage(attribution: Attributed) -> list[str]:
     if not attribution.coverage:
         return []
     from chopper.reports.story import coverage_label

@@ -13,7 +13,7 @@ from chopper.analyzers.views.queue_depth import depths as depths_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.storage.run import Run
 
 
@@ -345,7 +345,7 @@ LARGEST_DRAWN = 1e30
 """Values beyond are holes in the curves: the page draws with 32 bits, and an axis spans them all."""
 
 
-def queues(attribution: Attribution) -> list[Series]:
+def queues(attribution: Attributed) -> list[Series]:
     """Launches that wait or run, all streams of a rank together; of the first few ranks."""
     found = []
     for rank in attribution.run.ranks[:_QUEUE_RANKS]:

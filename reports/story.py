@@ -17,7 +17,8 @@ from chopper.reports.labels import full_label, sentence
 from chopper.views import view
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution, CauseRow, Group, Level, StepKind, StepTime
+    from chopper.analyzers.attributed import Attributed
+    from chopper.attribution import CauseRow, Group, Level, StepKind, StepTime
     from chopper.storage.manifest import Finding
 
 _IDEAL = "compute.ideal"
@@ -109,7 +110,7 @@ class Story:
 class Views:
     """An attribution's groupings, each computed once."""
 
-    def __init__(self, attribution: Attribution) -> None:
+    def __init__(self, attribution: Attributed) -> None:
         self.attribution = attribution
         self._by: dict[str, list[Group]] = {}
 
@@ -161,7 +162,7 @@ def tell(views: Views) -> Story:
     )
 
 
-def _withheld(attribution: Attribution) -> str:
+def _withheld(attribution: Attributed) -> str:
     titles = [
         held.claim.title[:1].lower()
         + held.claim.title[1:]
@@ -175,12 +176,12 @@ def _withheld(attribution: Attribution) -> str:
     return f"Not claimed, for reasons among the findings: {', '.join(titles)}." if titles else ""
 
 
-def _unit(attribution: Attribution) -> str:
+def _unit(attribution: Attributed) -> str:
     numbers = attribution.windows["number"]
     return "window" if numbers.null_count == len(numbers) else "step"
 
 
-def _facts(attribution: Attribution, unit: str) -> tuple[str, ...]:
+def _facts(attribution: Attributed, unit: str) -> tuple[str, ...]:
     run = attribution.run.manifest
     facts = ["recorded run" if run.kind == "recorded" else "imported trace"]
     if run.workload:
@@ -211,7 +212,7 @@ def _facts(attribution: Attribution, unit: str) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def devices(attribution: Attribution) -> list[str]:
+def devices(attribution: Attributed) -> list[str]:
     """Names of the devices that ranks compute on, with their number where it is not one."""
     names: dict[str, int] = {}
     for rank in attribution.ranks:
@@ -220,7 +221,7 @@ def devices(attribution: Attribution) -> list[str]:
     return [name if n == 1 else f"{n} × {name}" for name, n in names.items()]
 
 
-def on_host(attribution: Attribution, rank: int) -> bool:
+def on_host(attribution: Attributed, rank: int) -> bool:
     """Whether a rank computed on the CPU: its device events are those of the host."""
     devices = attribution.run.table(rank, "device_event")["device_id"]
     return len(devices) > 0 and bool(devices[0].as_py() < 0)
@@ -229,7 +230,7 @@ def on_host(attribution: Attribution, rank: int) -> bool:
 _CEILINGS = {"theoretical": "Theoretical ceiling", "achievable": "Achievable ceiling"}
 
 
-def _ceilings(attribution: Attribution) -> tuple[list[str], str]:
+def _ceilings(attribution: Attributed) -> tuple[list[str], str]:
     """Both ceilings in words, and how much of them was used."""
     if not attribution.ceilings:
         return [], ""
@@ -264,7 +265,7 @@ def _mix(by_type: list[dict[str, Any]]) -> str:
     return ", ".join(f"{name} {fmt.ratio(share)}" for name, share in main)
 
 
-def _why_no_ideal(attribution: Attribution) -> str:
+def _why_no_ideal(attribution: Attributed) -> str:
     for finding in attribution.findings:
         if any(claim.startswith(_IDEAL) or claim == "compute" for claim in finding.withholds):
             return finding.message
@@ -285,7 +286,7 @@ def _why_no_ideal(attribution: Attribution) -> str:
 
 
 def _verdict(
-    attribution: Attribution,
+    attribution: Attributed,
     unit: str,
     observed: float,
     ideal: float | None,
@@ -411,7 +412,7 @@ def _mostly(kind: StepKind) -> str:
     return f"{full_label(cause)} ({fmt.ratio(time_ns / sum(kind.causes_ns.values()))})"
 
 
-def _largest(attribution: Attribution, number: int) -> list[CauseRow]:
+def _largest(attribution: Attributed, number: int) -> list[CauseRow]:
     rows = [r for r in attribution.leaves() if r.id != _IDEAL and r.time_ns > 0]
     known = [r for r in rows if r.id not in _UNKNOWN]
     unknown = [r for r in rows if r.id in _UNKNOWN]
@@ -462,7 +463,7 @@ def evidence(views: Views, cause: str) -> list[Evidence]:
     return found
 
 
-def _straggler(attribution: Attribution) -> list[Evidence]:
+def _straggler(attribution: Attributed) -> list[Evidence]:
     """Who came last, and what that rank spent longer on than the others."""
     from chopper.analyzers.views.stragglers import worst
 

@@ -18,8 +18,9 @@ from chopper.reports.story import KIND_HEADER, Story, Views, kind_rows, tell, tr
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.views import View
-    from chopper.attribution import Attribution, CauseRow, Group, Level, Recoverable
+    from chopper.attribution import CauseRow, Group, Level, Recoverable
 
 _MARK = {"error": ("✗", "bold red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 _MIN_WIDTH = 60
@@ -29,7 +30,7 @@ _VIEW_ROWS = 20
 
 
 def render(
-    attribution: Attribution,
+    attribution: Attributed,
     *,
     by: Level | None = None,
     top: int | None = None,
@@ -214,7 +215,7 @@ def _fitted(columns: list[_Column], width: int) -> list[_Column]:
     return chosen
 
 
-def _head(console: Console, attribution: Attribution, story: Story) -> None:
+def _head(console: Console, attribution: Attributed, story: Story) -> None:
     title = Text(story.title, style="bold")
     title.append("  " + " · ".join(story.facts), style="not bold dim")
     console.print(title)
@@ -270,7 +271,7 @@ def _bar(share: float, width: int) -> str:
     return "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
 
 
-def _causes(console: Console, attribution: Attribution, story: Story, width: int) -> None:
+def _causes(console: Console, attribution: Attributed, story: Story, width: int) -> None:
     rows = [r for r in attribution.causes() if r.time_ns > 0]
     if not rows:
         return

@@ -15,8 +15,8 @@ from chopper.reports.series import Series
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Lane
-    from chopper.attribution import Attribution
 
 DEVICE_BUDGET = 320_000
 """Device events embedded in one report, over all ranks and steps."""
@@ -49,7 +49,7 @@ class Timeline:
 
 
 def build(
-    attribution: Attribution,
+    attribution: Attributed,
     series: Iterable[Series] = (),
     *,
     device_budget: int = DEVICE_BUDGET,
@@ -104,7 +104,7 @@ def build(
     return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(paths))
 
 
-def _paths(attribution: Attribution) -> tuple[dict[int, Lane], list[str]]:
+def _paths(attribution: Attributed) -> tuple[dict[int, Lane], list[str]]:
     """Rank → what of the critical path lies on it; where there is none, a note why."""
     from chopper.errors import InputError
 
@@ -114,7 +114,7 @@ def _paths(attribution: Attribution) -> tuple[dict[int, Lane], list[str]]:
         return {}, [f"The critical path is not marked: {str(exc).rpartition('replayed: ')[2]}."]
 
 
-def _windows(attribution: Attribution) -> list[Window]:
+def _windows(attribution: Attributed) -> list[Window]:
     columns = attribution.windows.to_pydict()
     return [
         Window(*row)

@@ -13,8 +13,9 @@ from chopper.reports.palette import color
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from chopper.attribution import Attribution, Recoverable
-    from chopper.replaying import WhatIf
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.replay.answers import WhatIf
+    from chopper.attribution import Recoverable
 
 _PATH_ROWS = 8
 _RECOVERABLE_ROWS = 20
@@ -88,7 +89,7 @@ def _details(prediction: WhatIf) -> list[str]:
     return lines
 
 
-def _per_window(attribution: Attribution) -> dict[str, float]:
+def _per_window(attribution: Attributed) -> dict[str, float]:
     windows = max(int(attribution.windows.num_rows), 1)
     return {c.id: c.time_ns / windows for c in attribution.causes()}
 
@@ -108,7 +109,7 @@ def _causes(prediction: WhatIf) -> Section:
     return Section(title="Causes, per rank and step", blocks=(table,))
 
 
-def _recoverable(attribution: Attribution, saving: Mapping[str, Recoverable]) -> Section:
+def _recoverable(attribution: Attributed, saving: Mapping[str, Recoverable]) -> Section:
     """Show the predicted saving of each cause, the largest first."""
     windows = max(int(attribution.windows.num_rows), 1)
     leaves = [row for row in attribution.causes() if row.id in saving]

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from chopper.attribution import Attribution, RankSummary
+from chopper.api import AttributedRun
+from chopper.attribution import RankSummary
 from chopper.causes import LEAVES
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
+from tests.attributing import assembled
 from tests.kineto_writer import Trace
 
 T0_NS = 1_760_000_000_000_000_000
@@ -24,7 +26,7 @@ def attribution(
     ranks: int = 1,
     first: int = 0,
     name: str = "run",
-) -> Attribution:
+) -> AttributedRun:
     """Each rank spends ``times[cause][step]`` ns; all ranks do the same."""
     causes = list(times)
     assert set(causes) <= set(LEAVES)
@@ -60,12 +62,10 @@ def attribution(
         name=name,
         ranks=[m.RankManifest(rank=r, world_size=ranks) for r in range(ranks)],
     )
-    return Attribution(
-        run=Run(manifest, None, {}, source=f"runs/{name}"),
+    return assembled(
+        Run(manifest, None, {}, source=f"runs/{name}"),
         pieces=pa.Table.from_pylist(pieces, schema=TABLES["piece"].arrow),
         windows=pa.Table.from_pylist(windows, schema=TABLES["window"].arrow),
-        gaps=TABLES["gap"].empty(),
-        links={},
         ranks=[
             RankSummary(
                 rank=r,
@@ -78,9 +78,6 @@ def attribution(
             )
             for r in range(ranks)
         ],
-        findings=[],
-        coverage={},
-        bases={},
     )
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import chopper
 import chopper.reports.text
-from chopper.api import _on_one_host
 from chopper.findings import CHECKS
+from chopper.pipeline import share_a_clock
 from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.kineto_writer import Trace
@@ -273,10 +273,10 @@ def test_ranks_of_one_host_are_known_by_its_name_or_by_its_devices(devices, list
         for i, (device, host) in enumerate(zip(devices, hosts, strict=True))
     ]
     run = Run(RunManifest(kind="imported", name="", ranks=parts), None)
-    assert _on_one_host(run) is same
+    assert share_a_clock(run.manifest) is same
     apart = Finding(code="run.no_common_time", severity="warning", message="")
     run.manifest.findings.append(apart)
-    assert _on_one_host(run) is (same and hosts[0] is not None)
+    assert share_a_clock(run.manifest) is (same and hosts[0] is not None)
 
 
 # ---------------------------------------------------------------- steps

@@ -15,10 +15,11 @@ import pytest
 import chopper
 from chopper.analyzers.causes.exposed import copy_direction
 from chopper.analyzers.causes.states import exclusive_states
-from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY, link
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
+from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.trace.windows import Windows
 from chopper.views import view
+from tests.analyzers.make import joined as joined_tables
 from tests.conftest import find_traces_dir
 
 _TRACES = find_traces_dir()
@@ -40,12 +41,12 @@ def _events(path: Path) -> tuple[DeviceEvents, np.ndarray]:
     run = chopper.load(path)
     rank = run.ranks[0]
     events = DeviceEvents(run.table(rank, "device_event"))
-    links = link(
-        HostSpans(run.table(rank, "host_span")),
-        events,
+    links = joined_tables(
+        run.table(rank, "host_span"),
+        events.table,
         run.table(rank, "step"),
         run.table(rank, "collective"),
-    )
+    ).links()
     return events, links.work_class
 
 

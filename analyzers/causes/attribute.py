@@ -37,6 +37,7 @@ from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
+    from chopper.analyzers.trace.tables import DeviceEvents
     from chopper.storage.manifest import Finding
 
 
@@ -75,21 +76,12 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         joined: from :func:`join_rank`.
         matched: its collectives matched with the other ranks'; None when it is alone.
     """
-    given, links, windows = joined.given, joined.links, joined.windows
-    events = links.events
+    given, windows = joined.given, joined.windows
     declared = TABLES["piece"]
     if not len(windows):
         return _empty(joined)
-    # Layers and phases pass through large arrays: before what is kept has grown.
-    _ = links.layers, links.phase
-    links.host.forget("sequence_id", "forward_tid")
-    states, waiting = _states(joined, matched)
-    gaps = split_idle(states, links)
-    work = event_work(links, joined.ceiling)
-    # What is known of each event is found: the host's own arrays make room for what follows.
-    _ = links.sharding_copy, links.op_names
-    links.forget("span_phase")
-    links.host.forget("start_ns", "dur_ns", "end_ns", "kinds", "nesting")
+    states, waiting, gaps, work = _by_host(joined, matched)
+    links = joined.links()
     factors = measure(
         links,
         states,
@@ -100,7 +92,7 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         given.device_limit,
     )
     compute = split_compute(states, links, work, factors)
-    exposed = split_exposed(states, joined, matched, waiting)
+    exposed = split_exposed(states, links, joined, matched, waiting)
     columns = _Columns(links, given.rank)
     computing, preparing = _without_a_core(joined, states, compute, gaps)
     piece = pa.concat_tables(
@@ -148,13 +140,13 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     lengths = np.diff(windows.bounds_ns)[windows.recorded]
     return RankResult(
         rank=given.rank,
-        device_event=events.table,
-        event_link=links.table(windows),
-        communication=_communication(joined, matched),
+        device_event=joined.device_event,
+        event_link=joined.event_link,
+        communication=_communication(joined, links.events, matched),
         piece=piece,
         window=window,
         gap=gap,
-        findings=_findings(joined, compute.too_fast, compute.of_peak_ratio)
+        findings=check_rank(joined, links, compute.too_fast, compute.of_peak_ratio)
         + check_factors(given.rank, links, factors, compute),
         observed_ns=int(lengths.sum()),
         ideal_ns=pc.sum(piece["time_ns"].filter(is_ideal)).as_py() or 0,
@@ -175,6 +167,18 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     )
 
 
+def _by_host(
+    joined: JoinedRank, matched: Matched | None
+) -> tuple[States, np.ndarray, Gaps, EventWork]:
+    """Find what the host's spans tell: idle time by cause, and the work of device events.
+
+    The arrays of all host spans last no longer than this call.
+    """
+    links = joined.links()
+    states, waiting = _states(links, joined.windows, matched)
+    return states, waiting, split_idle(states, links), event_work(links, joined.ceiling)
+
+
 def _recorded(table: pa.Table, windows: Windows) -> pa.Table:
     """The rows of windows in which the trace was being taken, their indices counted anew."""
     step = ints(table, "step_index")
@@ -186,51 +190,24 @@ def _recorded(table: pa.Table, windows: Windows) -> pa.Table:
     )
 
 
-def _findings(joined: JoinedRank, too_fast: int, of_peak_ratio: float = 0.0) -> list[Finding]:
-    return check_rank(
-        joined.given.rank,
-        joined.links,
-        joined.windows,
-        no_peak_remedy=joined.given.no_peak_remedy,
-        devices_listed=joined.given.devices_listed,
-        host_only=joined.host_only,
-        ceiling=joined.ceiling,
-        too_fast=too_fast,
-        of_peak_ratio=of_peak_ratio,
-        settling_count=_settling_count(joined),
-        recorded=joined.given.recorded,
-    )
-
-
-def _settling_count(joined: JoinedRank) -> int:
-    """Steps that the trace covers, at least in part, and that do not count."""
-    step, events = joined.given.step, joined.links.events
-    if not step.num_rows or not len(events):
-        return 0
-    uncounted = step.filter(pc.invert(step["traced"]))
-    first_ns = int(events.start_ns.min())
-    begin_ns = int(joined.windows.bounds_ns[0])
-    ends = ints(uncounted, "end_ns")
-    return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
-
-
-def _communication(joined: JoinedRank, matched: Matched | None) -> pa.Table:
+def _communication(joined: JoinedRank, events: DeviceEvents, matched: Matched | None) -> pa.Table:
+    """Return the `communication` table of one rank."""
     peaks = link_peaks(joined.communication.kinds, joined.ceiling)
-    return communication_table(
-        joined.given.rank, joined.links, joined.communication, matched, peaks
-    )
+    return communication_table(joined.given.rank, events, joined.communication, matched, peaks)
 
 
 def _empty(joined: JoinedRank) -> RankResult:
+    """Return the attribution of a rank without windows."""
+    links = joined.links()
     return RankResult(
         rank=joined.given.rank,
-        device_event=joined.links.events.table,
-        event_link=joined.links.table(joined.windows),
-        communication=_communication(joined, None),
+        device_event=joined.device_event,
+        event_link=joined.event_link,
+        communication=_communication(joined, links.events, None),
         piece=TABLES["piece"].empty(),
         window=TABLES["window"].empty(),
         gap=TABLES["gap"].empty(),
-        findings=_findings(joined, 0),
+        findings=check_rank(joined, links),
         observed_ns=0,
         ideal_ns=0,
         steps=0,
@@ -238,17 +215,17 @@ def _empty(joined: JoinedRank) -> RankResult:
     )
 
 
-def _states(joined: JoinedRank, matched: Matched | None) -> tuple[States, np.ndarray]:
+def _states(links: Links, windows: Windows, matched: Matched | None) -> tuple[States, np.ndarray]:
     """Sweep the rank's events, matched collectives cut where the last rank came.
 
     Returns:
         The states, with ``event_row`` in rows of `device_event`, and per fragment whether it lies
         before the last rank came.
     """
-    events, work_class = joined.links.events, joined.links.work_class
+    events, work_class = links.events, links.work_class
     start, end = events.start_ns, events.end_ns
     if matched is None or not (matched.ready_ns >= 0).any():
-        states = exclusive_states(start, end, work_class, joined.windows)
+        states = exclusive_states(start, end, work_class, windows)
         return states, np.zeros(len(states.event_row), dtype=bool)
     ready = np.clip(matched.ready_ns, start, end)
     cut = (matched.ready_ns >= 0) & (ready > start)
@@ -258,7 +235,7 @@ def _states(joined: JoinedRank, matched: Matched | None) -> tuple[States, np.nda
         np.concatenate([start, ready[rows]]),
         np.concatenate([np.where(cut, ready, end), end[rows]]),
         np.concatenate([work_class, work_class[rows]]),
-        joined.windows,
+        windows,
     )
     origin = np.concatenate([np.arange(len(events)), rows])
     waits = np.concatenate([cut, np.zeros(len(rows), dtype=bool)])

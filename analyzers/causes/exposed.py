@@ -63,10 +63,13 @@ class Exposed:
 
 
 def split_exposed(
-    states: States, joined: JoinedRank, matched: Matched | None, waiting: np.ndarray
+    states: States,
+    links: Links,
+    joined: JoinedRank,
+    matched: Matched | None,
+    waiting: np.ndarray,
 ) -> Exposed:
     """Exposed communication and copies by cause."""
-    links = joined.links
     klass = links.work_class[states.event_row]
     copies = np.flatnonzero((klass == COPY) & (states.share_ns > 0))
     sent = np.flatnonzero((klass == COMMUNICATION) & (states.share_ns > 0))
@@ -82,7 +85,7 @@ def split_exposed(
     waits = sent[is_matched & waiting[sent]]
     transfers = sent[is_matched & ~waiting[sent]]
     alone = sent[~is_matched]
-    ideal = _transfer_ideal(states, joined, matched, transfers)
+    ideal = _transfer_ideal(states, links, joined, matched, transfers)
     known = ~np.isnan(ideal)
     share = states.share_ns[transfers]
     at_peak = np.minimum(np.floor(np.where(known, ideal, 0)), share).astype(np.int64)
@@ -102,11 +105,14 @@ def split_exposed(
 
 
 def _transfer_ideal(
-    states: States, joined: JoinedRank, matched: Matched | None, transfers: np.ndarray
+    states: States,
+    links: Links,
+    joined: JoinedRank,
+    matched: Matched | None,
+    transfers: np.ndarray,
 ) -> np.ndarray:
     """Time at link peak of each transfer's exposed part, NaN where unknown."""
-    ceiling, links = joined.ceiling, joined.links
-    peaks = link_peaks(joined.communication.kinds, ceiling)
+    peaks = link_peaks(joined.communication.kinds, joined.ceiling)
     if matched is None or not any(peaks):
         return np.full(len(transfers), np.nan)
     at_peak_s = np.full(len(links.events), np.nan)
@@ -153,7 +159,7 @@ def copy_direction(events: DeviceEvents) -> np.ndarray:
 
 def communication_table(
     rank: int,
-    links: Links,
+    events: DeviceEvents,
     communication: Communication,
     matched: Matched | None,
     link_bytes_per_s: list[float | None],
@@ -197,8 +203,8 @@ def communication_table(
             counts([k.size for k in kinds]),
             nullable(communication.sequence),
             nullable(instance),
-            pa.array(links.events.start_ns[rows] - offset),
-            pa.array(links.events.end_ns[rows] - offset),
+            pa.array(events.start_ns[rows] - offset),
+            pa.array(events.end_ns[rows] - offset),
             nullable(ready),
             counts([k.message_bytes for k in kinds]),
             floats([k.bus_ratio for k in kinds]),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.join import PHASES, backward_thread, main_thread
 from chopper.analyzers.trace.nesting import activity, cut
+from chopper.analyzers.trace.phases import PHASES
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.states import States
@@ -173,12 +173,12 @@ def _of_host(links: Links, parts: Parts) -> Grouping:
     host, span = links.host, parts.span
     if not len(host):
         nothing = np.full(len(span), -1, dtype=np.int64)
-        return Grouping(links.idle_phase(span, nothing, parts.start_ns), nothing, nothing)
+        return Grouping(links.program.idle(span, nothing, parts.start_ns), nothing, nothing)
     operators = host.of("cpu_op") & ~host.named(names.is_wrapper)
     operator = np.where(span >= 0, host.nesting.topmost(operators)[span], -1)
     operator[np.isin(parts.cause, (_DATA, _COMPILE, _GC))] = -1
-    phase = links.idle_phase(span, operator, parts.start_ns)
-    layer = np.where(span >= 0, links.span_layers[0][span], -1)
+    phase = links.program.idle(span, operator, parts.start_ns)
+    layer = np.where(span >= 0, links.span_layer[span], -1)
     return Grouping(phase, layer, np.where(operator >= 0, host.names[0][operator], -1))
 
 
@@ -187,7 +187,7 @@ def _previous_on_same_stream(links: Links, event: np.ndarray, gap_start: np.ndar
     events = links.events
     if not len(events):
         return np.zeros(len(event), dtype=bool)
-    place = events.device_id * (1 << 40) + events.stream_id
+    place = events.stream_key
     order = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[order]
     low = np.searchsorted(ends, gap_start, side="left")
@@ -213,7 +213,7 @@ def _may_wait_for_stream(links: Links, event: np.ndarray) -> np.ndarray:
     waits = host.of("runtime", "driver") & host.named(names.is_event_wait)
     if not waits.any() or not len(event):
         return np.ones(len(event), dtype=bool)
-    place = events.device_id * (1 << 40) + events.stream_id
+    place = events.stream_key
     order = np.argsort(place, kind="stable")
     previous = np.full(len(events), -1, dtype=np.int64)
     together = place[order[1:]] == place[order[:-1]]
@@ -246,16 +246,13 @@ class Parts(NamedTuple):
 
 def _preparation(links: Links, event: np.ndarray, start: np.ndarray, end: np.ndarray) -> Parts:
     """Split [start, end] of each late launch by what the host was doing."""
-    main = main_thread(links)
     thread = links.thread[event]
     on_communication = links.events.of("host_collective")[event]
-    thread = np.where((thread < 0) | on_communication, main, thread)
-    return host_parts(links, main, thread, start, end)
+    thread = np.where((thread < 0) | on_communication, links.main_thread, thread)
+    return host_parts(links, thread, start, end)
 
 
-def host_parts(
-    links: Links, main: int, thread: np.ndarray, start: np.ndarray, end: np.ndarray
-) -> Parts:
+def host_parts(links: Links, thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> Parts:
     """Split intervals of host time by what the host was doing.
 
     The thread of the interval speaks first. Where it was idle, or in plain Python (as the main
@@ -263,7 +260,6 @@ def host_parts(
 
     Args:
         links: of the rank.
-        main: number of the thread on which the program runs.
         thread: thread number per interval.
         start, end: the intervals.
     """
@@ -271,7 +267,7 @@ def host_parts(
     span_cause = _span_causes(host, on_host=bool(links.events.of("host_op").any()))
     blocking = _blocking_copies(links)
     span_cause[blocking] = _SYNC
-    engine = backward_thread(links, main)
+    main, engine = links.main_thread, links.backward_thread
     acts = activity(host.nesting)
     owner, part_start, part_end, span = cut(acts, thread, start, end)
     cause = np.where(span >= 0, span_cause[span], _UNOBSERVED)

@@ -6,9 +6,11 @@ withhold.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
@@ -17,9 +19,11 @@ from chopper.storage.manifest import Finding
 from chopper.wording import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper.analyzers.trace.join import Links
+    from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.windows import Windows
-    from chopper.hardware.ceilings import Ceiling
     from chopper.storage.manifest import Severity
 
 _FEW_LAUNCHES_RATIO = 0.2
@@ -29,54 +33,55 @@ _WHOLE_US_SLACK_NS = 1000
 
 
 def check_rank(
-    rank: int,
-    links: Links,
-    windows: Windows,
-    *,
-    no_peak_remedy: str,
-    devices_listed: bool,
-    host_only: bool,
-    ceiling: Ceiling | None,
-    too_fast: int,
-    of_peak_ratio: float,
-    settling_count: int = 0,
-    recorded: bool = False,
+    joined: JoinedRank, links: Links, too_fast: int = 0, of_peak_ratio: float = 0.0
 ) -> list[Finding]:
-    """All checks on one rank's trace.
+    """Check one rank's trace.
 
     Args:
-        rank: named in the findings.
-        links, windows: the rank's joined events and step windows.
-        no_peak_remedy: what to do when the peaks are not known.
-        devices_listed: the trace names devices.
-        host_only: the host's operators stand in for a device.
-        ceiling: peaks, None when they are not known.
+        joined: the rank.
+        links: its joined events.
         too_fast: kernels that ran faster than their peak.
         of_peak_ratio: what all products need at the peak, over the time that they took.
-        settling_count: steps that were traced so that ranks settle, and do not count.
-        recorded: chopper took the trace.
     """
     findings: list[Finding] = []
-
-    def add(
-        code: str, severity: Severity, message: str, count: int | None = None, *withholds: str
-    ) -> None:
-        findings.append(
-            Finding(
-                code=code,
-                severity=severity,
-                message=message,
-                rank=rank,
-                count=count,
-                withholds=withholds,
-            )
-        )
-
-    events = links.events
-    if not len(events):
+    add = partial(_add, findings, joined.given.rank)
+    if not len(links.events):
         add("trace.no_events", "error", "nothing ran that could be attributed", None, "attribution")
         return findings
-    if host_only and devices_listed:
+    _check_steps(add, joined)
+    _check_launches(add, joined, links)
+    _check_events(add, joined, links)
+    _check_peaks(add, joined, too_fast, of_peak_ratio)
+    _check_windows(add, joined, links)
+    return findings
+
+
+def _add(
+    findings: list[Finding],
+    rank: int,
+    code: str,
+    severity: Severity,
+    message: str,
+    count: int | None = None,
+    *withholds: str,
+) -> None:
+    """Append a finding of a rank."""
+    findings.append(
+        Finding(
+            code=code,
+            severity=severity,
+            message=message,
+            rank=rank,
+            count=count,
+            withholds=withholds,
+        )
+    )
+
+
+def _check_steps(add: Callable[..., None], joined: JoinedRank) -> None:
+    """Check that there is a device, and steps."""
+    windows = joined.windows
+    if joined.host_only and joined.given.devices_listed:
         add(
             "trace.no_device_events",
             "warning",
@@ -102,7 +107,12 @@ def check_rank(
             None,
             "confidence",
         )
-    double = int(links.double_backward.sum()) if len(links.host) else 0
+
+
+def _check_launches(add: Callable[..., None], joined: JoinedRank, links: Links) -> None:
+    """Check the joins of device events to their launches."""
+    events = links.events
+    double = joined.double_backward_count
     if double:
         add(
             "trace.double_backward",
@@ -111,7 +121,7 @@ def check_rank(
             "counted as backward, not as recomputation",
             double,
         )
-    missing = int((~links.has_launch).sum()) if not host_only else 0
+    missing = int((~links.has_launch).sum()) if not joined.host_only else 0
     if missing:
         share = missing / len(events)
         add(
@@ -122,7 +132,7 @@ def check_rank(
             missing,
             *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
         )
-    lost, launches = (0, 0) if host_only else _lost_kernels(links)
+    lost, launches = (0, 0) if joined.host_only else _lost_kernels(links)
     if lost:
         share = lost / launches
         add(
@@ -134,6 +144,10 @@ def check_rank(
             lost,
             *(("idle.causes",) if share > _FEW_LAUNCHES_RATIO else ()),
         )
+
+
+def _check_events(add: Callable[..., None], joined: JoinedRank, links: Links) -> None:
+    """Check streams, and that shapes were recorded."""
     overlapping, longest = _stream_overlaps(links)
     if overlapping:
         add(
@@ -144,8 +158,8 @@ def check_rank(
             overlapping,
         )
     if (
-        links.host.table.num_rows
-        and not links.host.table["input_dims"]
+        joined.host_span.num_rows
+        and not joined.host_span["input_dims"]
         .combine_chunks()
         .is_valid()
         .to_numpy(zero_copy_only=False)
@@ -157,17 +171,24 @@ def check_rank(
             "no shapes were recorded, so FLOP and bytes are unknown: "
             + (
                 "record without --no-shapes (chopper.profile: without shapes=False)"
-                if recorded
+                if joined.given.recorded
                 else "torch.profiler records them with record_shapes=True"
             ),
             None,
             "compute.ideal",
         )
-    if ceiling is None and not (host_only and devices_listed):
+
+
+def _check_peaks(
+    add: Callable[..., None], joined: JoinedRank, too_fast: int, of_peak_ratio: float
+) -> None:
+    """Check that peaks are known, and that nothing exceeds them."""
+    ceiling = joined.ceiling
+    if ceiling is None and not (joined.host_only and joined.given.devices_listed):
         add(
             "device.no_peak",
             "warning",
-            f"the peak is not known, so no ideal time is: {no_peak_remedy}",
+            f"the peak is not known, so no ideal time is: {joined.given.no_peak_remedy}",
             None,
             "compute.ideal",
         )
@@ -189,8 +210,13 @@ def check_rank(
             "FLOP count does not fit them; their ideal is capped at their time",
             too_fast,
         )
+
+
+def _check_windows(add: Callable[..., None], joined: JoinedRank, links: Links) -> None:
+    """Check that the windows hold what was traced, and are alike."""
+    windows = joined.windows
     if windows.after_ns or windows.before_ns:
-        add("trace.outside_steps", "info", _outside(windows, settling_count))
+        add("trace.outside_steps", "info", _outside(windows, _settling_count(joined, links)))
     if windows.empty_steps:
         add(
             "steps.empty",
@@ -226,7 +252,17 @@ def check_rank(
             f"steps differ in length (median {np.median(lengths) / 1e6:.1f} ms, longest "
             f"{lengths.max() / 1e6:.1f} ms): look at --by step",
         )
-    return findings
+
+
+def _settling_count(joined: JoinedRank, links: Links) -> int:
+    """Count the steps that the trace covers, at least in part, and that do not count."""
+    if not joined.step.num_rows:
+        return 0
+    uncounted = joined.step.filter(pc.invert(joined.step["traced"]))
+    first_ns = int(links.events.start_ns.min())
+    begin_ns = int(joined.windows.bounds_ns[0])
+    ends = ints(uncounted, "end_ns")
+    return int(((ends > first_ns) & (ints(uncounted, "start_ns") < begin_ns)).sum())
 
 
 def _outside(windows: Windows, settling_count: int) -> str:
@@ -280,7 +316,7 @@ def _stream_overlaps(links: Links) -> tuple[int, int]:
     events = links.events
     whole_us = not (events.start_ns % 1000).any() and not (events.dur_ns % 1000).any()
     slack = _WHOLE_US_SLACK_NS if whole_us else 0
-    place = events.device_id * (1 << 40) + events.stream_id
+    place = events.stream_key
     count = longest = 0
     for one in np.unique(place):
         rows = np.flatnonzero(place == one)

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.causes.core_wait import wait_of_steps
-from chopper.analyzers.compare.steps import warm_up_steps
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.intervals import innermost
 from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
 from chopper.statistics import MIN_STEPS, t_975
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from chopper.attribution import Attribution
+    import pyarrow as pa
+
+    from chopper.analyzers.trace.recording import Recording
 
 LONG = "long steps"
 _OPTIMIZER = "optimizer "
@@ -41,6 +42,10 @@ _LONG_MOST = 0.1
 """Where more of the steps are long, they recur within what a step is: they are no kind."""
 _UNEVEN = 1.2
 _NEARBY_STEPS = 5
+_WARM_UP_RATIO = 1.2
+_WARM_UP_DEVIATIONS = 5 * 1.4826
+"""Median absolute deviations to standard deviations of normal noise, five of them."""
+_LEAST_KEPT = 3
 _MAD_TO_MEDIAN_ERROR = 1.4826 * 1.2533
 """Median absolute deviation to the standard error of a median, times √n, for normal noise."""
 
@@ -66,12 +71,24 @@ class _Recorded:
     optimizers: list[str]
 
 
-def step_time(attribution: Attribution) -> StepTime:
-    """STEP, PROGRAM_PHASE, WINDOW, PIECE -> the step time with and without tracing, and kinds."""
-    recorded = _recorded(attribution)
+def step_time(
+    recording: Recording,
+    windows: pa.Table,
+    causes_by_step: Mapping[str | int | None, dict[str, int]],
+) -> StepTime:
+    """Find the step time with and without tracing, and the kinds of steps.
+
+    STEP, PROGRAM_PHASE, CORE_WAIT, WINDOW -> StepTime.
+
+    Args:
+        recording: the recorded steps and phases.
+        windows: of all ranks.
+        causes_by_step: step number → leaf cause → nanoseconds, summed over ranks.
+    """
+    recorded = _recorded(recording, windows)
     names = _kinds_of(recorded)
-    window_kind, window_ns = _windows(attribution, recorded, names)
-    kinds = _kinds(attribution, recorded, names, window_kind, window_ns)
+    window_kind, window_ns = _windows(windows, recorded, names)
+    kinds = _kinds(windows, causes_by_step, recorded, names, window_kind, window_ns)
     kind = _headline_kind(kinds)
     mine = next((k for k in kinds if k.name == kind), None)
     lengths = window_ns[window_kind == kind] if mine is not None else window_ns
@@ -96,28 +113,34 @@ def step_time(attribution: Attribution) -> StepTime:
         untraced=untraced,
         reason=reason,
         traced_ns=traced_ns,
-        traced_count=len(mine.traced) if mine is not None else attribution.steps,
+        traced_count=len(mine.traced) if mine is not None else _most_windows(windows),
         tracing_ns=tracing,
         tracing_ci95_ns=interval,
         nearby_ns=nearby,
         kinds=kinds,
-        outside=_outside(attribution),
+        outside=_outside(recording),
     )
 
 
-def _recorded(attribution: Attribution) -> _Recorded:
-    recorded = _host_steps(attribution)
-    return recorded if recorded.untraced.any() else _by_window(attribution, recorded)
+def _most_windows(windows: pa.Table) -> int:
+    """Windows of the rank that has most of them."""
+    return int(np.bincount(ints(windows, "rank")).max(initial=0))
 
 
-def _by_window(attribution: Attribution, recorded: _Recorded) -> _Recorded:
+def _recorded(recording: Recording, windows: pa.Table) -> _Recorded:
+    """Recorded steps over all ranks, as long as their windows where there is only a trace."""
+    recorded = _host_steps(recording)
+    return recorded if recorded.untraced.any() else _by_window(windows, recorded)
+
+
+def _by_window(window_table: pa.Table, recorded: _Recorded) -> _Recorded:
     """Steps as long as their windows, where all that is known is a trace.
 
     A host that runs ahead of its device takes another time for a step than the step takes.
     """
     windows: dict[int, list[int]] = {}
-    columns = (ints(attribution.windows, c) for c in ("start_ns", "end_ns"))
-    spans = zip(attribution.windows["number"].to_pylist(), *columns, strict=True)
+    columns = (ints(window_table, c) for c in ("start_ns", "end_ns"))
+    spans = zip(window_table["number"].to_pylist(), *columns, strict=True)
     for number, start_ns, end_ns in spans:
         windows.setdefault(number, []).append(int(end_ns - start_ns))
     length, own = recorded.length_ns.copy(), recorded.own_ns.copy()
@@ -129,17 +152,17 @@ def _by_window(attribution: Attribution, recorded: _Recorded) -> _Recorded:
     return replace(recorded, length_ns=length, own_ns=own)
 
 
-def _host_steps(attribution: Attribution) -> _Recorded:
+def _host_steps(recording: Recording) -> _Recorded:
     rows: dict[int, list[tuple[int, bool, set[str], int]]] = {}
     optimizers: dict[int, str] = {}
-    for rank in attribution.run.ranks:
-        table = attribution.run.table(rank, "step")
+    for rank in recording.ranks:
+        table = recording.table(rank, "step")
         start, end = ints(table, "start_ns"), ints(table, "end_ns")
-        during = _phases(attribution, rank, start, end)
+        during = _phases(recording, rank, start, end)
         profiled = table["profiled"].to_pylist()
         sources = zip(table["number"].to_pylist(), table["source"].to_pylist(), strict=True)
         optimizers.update({n: s for n, s in sources if s.startswith(_OPTIMIZER)})
-        wait, _ = wait_of_steps(attribution.run.table(rank, "core_wait"), ints(table, "number"))
+        wait, _ = wait_of_steps(recording.table(rank, "core_wait"), ints(table, "number"))
         for number, a, b, was, names, waited in zip(
             ints(table, "number").tolist(),
             start.tolist(),
@@ -163,12 +186,12 @@ def _host_steps(attribution: Attribution) -> _Recorded:
 
 
 def _phases(
-    attribution: Attribution, rank: int, start_ns: np.ndarray, end_ns: np.ndarray
+    recording: Recording, rank: int, start_ns: np.ndarray, end_ns: np.ndarray
 ) -> list[set[str]]:
     """Return, for each step, ``training`` and the names of the program phases that ran in it."""
     length = np.maximum(end_ns - start_ns, 1)
     shares: list[dict[str, float]] = [{} for _ in start_ns]
-    for name, a, b in _phase_pieces(attribution, rank):
+    for name, a, b in _phase_pieces(recording, rank):
         first = int(np.searchsorted(end_ns, a, side="right"))
         for i in range(first, int(np.searchsorted(start_ns, b))):
             part = (min(b, end_ns[i]) - max(a, start_ns[i])) / length[i]
@@ -179,9 +202,9 @@ def _phases(
     return names
 
 
-def _phase_pieces(attribution: Attribution, rank: int) -> Iterator[tuple[str, int, int]]:
+def _phase_pieces(recording: Recording, rank: int) -> Iterator[tuple[str, int, int]]:
     """Phase, start and end of each piece of a rank's time in which the phase is the innermost."""
-    table = attribution.run.table(rank, "program_phase")
+    table = recording.table(rank, "program_phase")
     names = table["name"].to_pylist()
     for row, *span in zip(*innermost(ints(table, "start_ns"), ints(table, "end_ns")), strict=True):
         yield names[row], int(span[0]), int(span[1])
@@ -225,25 +248,43 @@ def _tell_lengths(names: list[str], training: np.ndarray, recorded: _Recorded) -
                 names[i] = LONG
 
 
+def warm_up_steps(step_ns: np.ndarray) -> int:
+    """Count the leading steps that are not like the others.
+
+    A leading step is left out when it took longer than each later one, 20 % longer than their
+    median and five of their standard deviations (by the median absolute deviation) longer; three
+    always stay.
+    """
+    out = 0
+    while len(step_ns) - out > _LEAST_KEPT:
+        first, later = step_ns[out], step_ns[out + 1 :]
+        middle = float(np.median(later))
+        spread = float(np.median(np.abs(later - middle)))
+        limit = max(_WARM_UP_RATIO * middle, middle + _WARM_UP_DEVIATIONS * spread, later.max())
+        if first <= limit:
+            break
+        out += 1
+    return out
+
+
 def _windows(
-    attribution: Attribution, recorded: _Recorded, names: list[str]
+    windows: pa.Table, recorded: _Recorded, names: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(kind, length in ns) of each window of the attribution."""
-    windows = attribution.windows
+    """(kind, length in ns) of each window."""
     kind_of = dict(zip(recorded.numbers.tolist(), names, strict=True))
     kinds = [kind_of.get(n, TRAINING) for n in windows["number"].to_pylist()]
     return np.array(kinds, dtype=object), ints(windows, "end_ns") - ints(windows, "start_ns")
 
 
 def _kinds(
-    attribution: Attribution,
+    windows: pa.Table,
+    causes_by_step: Mapping[str | int | None, dict[str, int]],
     recorded: _Recorded,
     names: list[str],
     window_kind: np.ndarray,
     window_ns: np.ndarray,
 ) -> tuple[StepKind, ...]:
-    numbers = ints(attribution.windows, "number", null=-1)
-    by_step = {g.key: g.causes for g in attribution.by("step")} if len(numbers) else {}
+    numbers = ints(windows, "number", null=-1)
     whole = max(float(recorded.length_ns.sum()), 1.0)
     found = []
     for name in dict.fromkeys(names):
@@ -252,7 +293,7 @@ def _kinds(
         traced = sorted({int(n) for n in numbers[window_kind == name]})
         causes: dict[str, int] = {}
         for number in traced:
-            for cause, time_ns in by_step.get(number, {}).items():
+            for cause, time_ns in causes_by_step.get(number, {}).items():
                 causes[cause] = causes.get(cause, 0) + time_ns
         mine_ns = float(recorded.length_ns[mine].sum())
         found.append(
@@ -315,7 +356,7 @@ def _nearby(recorded: _Recorded, chosen: np.ndarray, traced: tuple[int, ...]) ->
     return round(float(np.median(near))) if len(near) >= MIN_STEPS else None
 
 
-def _outside(attribution: Attribution) -> Outside | None:
+def _outside(recording: Recording) -> Outside | None:
     """Time of the recording that no step holds; None where its bounds are not known.
 
     A step begins where the one before it ended, and the first one when the recording is set up:
@@ -323,8 +364,8 @@ def _outside(attribution: Attribution) -> Outside | None:
     """
     found: list[tuple[int, int, int]] = []
     phases: dict[str, int] = {}
-    for part in attribution.run.manifest.ranks:
-        table = attribution.run.table(part.rank, "step")
+    for part in recording.manifest.ranks:
+        table = recording.table(part.rank, "step")
         begin_ns, finish_ns = part.start_ns, part.end_ns
         known = begin_ns is not None and finish_ns is not None and finish_ns > begin_ns
         if not known or part.status == "imported" or not table.num_rows:
@@ -337,7 +378,7 @@ def _outside(attribution: Attribution) -> Outside | None:
         between = int(np.maximum(start[1:] - end[:-1], 0).sum())
         own = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
         found.append((after, own, finish_ns - begin_ns))
-        for name, a, b in _phase_pieces(attribution, part.rank):
+        for name, a, b in _phase_pieces(recording, part.rank):
             late = min(b, finish_ns) - max(a, last_ns)
             if late > 0:
                 phases[name] = phases.get(name, 0) + late

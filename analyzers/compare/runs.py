@@ -29,7 +29,7 @@ from chopper.statistics import (
 from chopper.wording import plural, ranges, some
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.statistics import Intervals
 
 _SLOW_STEP = 2.0
@@ -37,7 +37,7 @@ _SLOW_STEP = 2.0
 
 
 def compare(
-    a: Attribution, b: Attribution, *, allow_different: bool = False, all_steps: bool = False
+    a: Attributed, b: Attributed, *, allow_different: bool = False, all_steps: bool = False
 ) -> Comparison:
     """Compare two runs: what B's step does with its time that A's does not.
 
@@ -68,7 +68,7 @@ def compare(
     )
 
 
-def _of_one_kind(run: Attribution) -> Attribution:
+def _of_one_kind(run: Attributed) -> Attributed:
     """The steps that the run's step time is of, where steps of other kinds were traced too.
 
     Two runs seldom trace as many evaluations, and a mean over both kinds tells how many. Slow
@@ -162,7 +162,7 @@ def _ratios(intervals: Intervals | None, i: int) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def _side(attribution: Attribution, steps: Steps) -> Side:
+def _side(attribution: Attributed, steps: Steps) -> Side:
     run = attribution.run
     named = [
         same_work.device_of(attribution, r.rank) or "unknown device" for r in attribution.ranks
@@ -179,7 +179,7 @@ def _side(attribution: Attribution, steps: Steps) -> Side:
     )
 
 
-def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
+def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
     """The median step without a trace; None where a run has none of the other's kind."""
     times = [run.step_time() for run in runs]
     a, b = (time.untraced for time in times)
@@ -189,7 +189,7 @@ def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
     return _total(a.median_ns, b.median_ns, compare_medians(*lengths), 0)
 
 
-def _notes_of_kinds(runs: tuple[Attribution, Attribution]) -> list[str]:
+def _notes_of_kinds(runs: tuple[Attributed, Attributed]) -> list[str]:
     """Which traced steps are left out because they are of another kind; runs that differ in it."""
     notes = []
     kinds = [run.step_time().kind for run in runs]
@@ -246,7 +246,7 @@ class _Calls:
     variance: np.ndarray
 
 
-def _calls(attribution: Attribution, steps: Steps, level: str) -> _Calls:
+def _calls(attribution: Attributed, steps: Steps, level: str) -> _Calls:
     """Kernels or operators of a run's compared steps, summed over ranks, per rank window."""
     events, step = events_of(attribution, steps)
     codes, names = events.kernel if level == "kernel" else events.op
@@ -284,7 +284,7 @@ def _calls(attribution: Attribution, steps: Steps, level: str) -> _Calls:
 
 
 def _items(
-    runs: tuple[Attribution, Attribution], sides: tuple[Steps, Steps], level: str
+    runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps], level: str
 ) -> tuple[Item, ...]:
     """Kernels or operators of both runs, largest difference first."""
     found = [_calls(run, steps, level) for run, steps in zip(runs, sides, strict=True)]

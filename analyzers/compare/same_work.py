@@ -15,11 +15,11 @@ from chopper.analyzers.trace.columns import ints, strings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.compare.result import Status
     from chopper.analyzers.compare.steps import Steps
-    from chopper.attribution import Attribution
 
-    Pair = tuple[Attribution, Attribution]
+    Pair = tuple[Attributed, Attributed]
     Sides = tuple[Steps, Steps]
 
 FLOP_PASS_RATIO = 0.02
@@ -77,7 +77,7 @@ def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
     return tuple(sorted(checks, key=lambda c: (not c.withholds, order[c.status])))
 
 
-def device_of(attribution: Attribution, rank: int) -> str | None:
+def device_of(attribution: Attributed, rank: int) -> str | None:
     """What a rank computes on: its device's name, or the host's CPU; None for unknown."""
     summary = next(r for r in attribution.ranks if r.rank == rank)
     if summary.device is not None:
@@ -103,7 +103,7 @@ def _same(
     id: str,
     label: str,
     runs: Pair,
-    found: Callable[[Attribution], str | None],
+    found: Callable[[Attributed], str | None],
     note: str,
     *,
     explains: bool = False,
@@ -123,13 +123,13 @@ def _world_size(runs: Pair) -> Check:
     return _number("world_size", "World size", sizes[0], sizes[1], withholds=True, note=note)
 
 
-def _devices(attribution: Attribution) -> str | None:
+def _devices(attribution: Attributed) -> str | None:
     names = [device_of(attribution, r.rank) for r in attribution.ranks]
     known = sorted({n for n in names if n})
     return ", ".join(known) if known and None not in names else None
 
 
-def _dtypes(attribution: Attribution) -> str | None:
+def _dtypes(attribution: Attributed) -> str | None:
     flop: dict[str, float] = {}
     for work in attribution.work.values():
         rows = np.flatnonzero(work.math & (work.dtype >= 0) & ~np.isnan(work.work_flop))
@@ -140,19 +140,19 @@ def _dtypes(attribution: Attribution) -> str | None:
     return ", ".join(sorted(n for n, v in flop.items() if v >= _DTYPE_SHARE * total > 0)) or None
 
 
-def _peaks(attribution: Attribution) -> str | None:
+def _peaks(attribution: Attributed) -> str | None:
     if not attribution.ranks:
         return None
     return "yes" if all(r.peak_source for r in attribution.ranks) else "no"
 
 
-def _torch(attribution: Attribution) -> str | None:
+def _torch(attribution: Attributed) -> str | None:
     versions = {p.environment.get("torch") for p in attribution.run.manifest.ranks}
     known = sorted(v for v in versions if v)
     return ", ".join(known) if known and None not in versions else None
 
 
-def _recorded(attribution: Attribution) -> str | None:
+def _recorded(attribution: Attributed) -> str | None:
     words: dict[str, None] = {}
     for rank in attribution.run.ranks:
         host = attribution.run.table(rank, "host_span")
@@ -188,7 +188,7 @@ def _flop(runs: Pair, sides: Sides) -> Check:
     return Check("flop", "FLOP per step", _status(a, b, same=same), a, b, "flop", withholds, note)
 
 
-def _flop_per_step(attribution: Attribution, steps: Steps) -> tuple[int | None, str]:
+def _flop_per_step(attribution: Attributed, steps: Steps) -> tuple[int | None, str]:
     """(FLOP of model math per rank window, or None; why not)."""
     events, step = events_of(attribution, steps)
     phase, phases = events.phase
@@ -221,7 +221,7 @@ def _tokens(runs: Pair) -> Check:
     )
 
 
-def _tokens_per_step(attribution: Attribution) -> int | None:
+def _tokens_per_step(attribution: Attributed) -> int | None:
     """Indices that a traced step of one rank looks up in its largest table; None without one."""
     counted: dict[int, int] = {}
     windows = 0
@@ -244,12 +244,12 @@ def _tokens_per_step(attribution: Attribution) -> int | None:
     return round(counted[max(counted)] / max(windows, 1))
 
 
-def _ranks(attribution: Attribution) -> list[int]:
+def _ranks(attribution: Attributed) -> list[int]:
     """Ranks whose steps are compared."""
     return [r for r in attribution.run.ranks if r not in ranks_without_steps(attribution)]
 
 
-def _inside_steps(attribution: Attribution, rank: int) -> tuple[np.ndarray, int]:
+def _inside_steps(attribution: Attributed, rank: int) -> tuple[np.ndarray, int]:
     """(mask of the host spans that begin in the rank's compared steps, number of these)."""
     host = attribution.run.table(rank, "host_span")
     step = attribution.run.table(rank, "step")
@@ -308,7 +308,7 @@ def _operators(runs: Pair, flop: Check) -> Check:
     )
 
 
-def _operator_counts(attribution: Attribution) -> dict[str, float]:
+def _operator_counts(attribution: Attributed) -> dict[str, float]:
     """Calls of each operator per traced step of one rank, by the host's own steps."""
     found: dict[str, float] = {}
     windows = 0
@@ -361,7 +361,7 @@ def _speed(runs: Pair, sides: Sides) -> Check:
     )
 
 
-def _durations(attribution: Attribution, steps: Steps) -> dict[str, tuple[float, float]]:
+def _durations(attribution: Attributed, steps: Steps) -> dict[str, tuple[float, float]]:
     """Computing kernels by name: (total time, mean duration)."""
     events, step = events_of(attribution, steps)
     classes, names = events.work_class

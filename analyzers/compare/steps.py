@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.causes.step_time import warm_up_steps
 from chopper.analyzers.events.device import events_of as events_of_run
 from chopper.analyzers.trace.columns import ints, strings
 
 if TYPE_CHECKING:
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.events.device import Events
-    from chopper.attribution import Attribution
 
 _WHOLE = -1
 """Number of the only step of a rank without steps."""
-_WARM_UP_RATIO = 1.2
-_WARM_UP_DEVIATIONS = 5 * 1.4826
-"""Median absolute deviations to standard deviations of normal noise, five of them."""
-_LEAST_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Steps:
         return found
 
 
-def cut(attribution: Attribution, *, warm_up: bool) -> Steps:
+def cut(attribution: Attributed, *, warm_up: bool) -> Steps:
     """PIECE, WINDOW -> time by step and cause.
 
     Args:
@@ -83,7 +80,7 @@ def cut(attribution: Attribution, *, warm_up: bool) -> Steps:
     )
 
 
-def ranks_without_steps(attribution: Attribution) -> tuple[int, ...]:
+def ranks_without_steps(attribution: Attributed) -> tuple[int, ...]:
     """Return the ranks whose whole trace is one window while other ranks have steps."""
     numbers = ints(attribution.windows, "number", null=_WHOLE)
     whole = numbers == _WHOLE
@@ -92,26 +89,7 @@ def ranks_without_steps(attribution: Attribution) -> tuple[int, ...]:
     return tuple(np.unique(ints(attribution.windows, "rank")[whole]).tolist())
 
 
-def warm_up_steps(step_ns: np.ndarray) -> int:
-    """How many leading steps are not like the others.
-
-    A leading step is left out when it took longer than each later one, 20 % longer than their
-    median and five of their standard deviations (by the median absolute deviation) longer; three
-    always stay.
-    """
-    out = 0
-    while len(step_ns) - out > _LEAST_KEPT:
-        first, later = step_ns[out], step_ns[out + 1 :]
-        middle = float(np.median(later))
-        spread = float(np.median(np.abs(later - middle)))
-        limit = max(_WARM_UP_RATIO * middle, middle + _WARM_UP_DEVIATIONS * spread, later.max())
-        if first <= limit:
-            break
-        out += 1
-    return out
-
-
-def events_of(attribution: Attribution, steps: Steps) -> tuple[Events, np.ndarray]:
+def events_of(attribution: Attributed, steps: Steps) -> tuple[Events, np.ndarray]:
     """The run's device events, and the index of the compared step of each (-1 for none)."""
     found = events_of_run(attribution)
     code = np.full(len(found), -1, dtype=np.int64)
@@ -121,7 +99,7 @@ def events_of(attribution: Attribution, steps: Steps) -> tuple[Events, np.ndarra
     return found, code
 
 
-def step_codes(attribution: Attribution, steps: Steps, rank: int) -> np.ndarray:
+def step_codes(attribution: Attributed, steps: Steps, rank: int) -> np.ndarray:
     """For each traced step of a rank, the index of the compared step, -1 for none.
 
     A trace without steps has one, at index 0.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 SCALE_ASSUMPTIONS = (
     "the work per rank is the same at any number of ranks (weak scaling)",
@@ -303,7 +303,7 @@ def late_with(own_ns: np.ndarray, waited_ns: np.ndarray) -> LateWith | None:
     return LateWith(compute_ratio=compute, idle_ratio=idle, copy_ratio=copy)
 
 
-def recorded_step(attribution: Attribution) -> Step:
+def recorded_step(attribution: Attributed) -> Step:
     """The mean step of a run's ranks.
 
     Raises:

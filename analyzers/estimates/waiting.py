@@ -30,7 +30,7 @@ from chopper.analyzers.events.collectives import WAIT, details_of, members_of, t
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 _STEPS = 4
 """Of fewer steps, nothing tells what is always so from chance."""
@@ -175,7 +175,7 @@ def kept_ratio(places_ns: list[np.ndarray]) -> float:
     return max(1 - error / seen, 0.0) if seen else 0.0
 
 
-def places(attribution: Attribution) -> tuple[Place, ...]:
+def places(attribution: Attributed) -> tuple[Place, ...]:
     """The places of a step at which ranks waited, most waiting first; the rest is left out."""
     found = members_of(attribution)
     if not len(found):

@@ -10,7 +10,7 @@ import numpy as np
 from chopper.analyzers.attributed import links_of
 from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.trace.join import PHASES
+from chopper.analyzers.trace.phases import PHASES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,5 +150,5 @@ def phase_at(links: Links, time_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
             known = phase > (-1 if chosen is None else found[rows])
             found[rows[known]] = phase[known]
     open_ = found < 0
-    found[open_] = links.unmarked_phase(time_ns[open_])
+    found[open_] = links.program.unmarked(time_ns[open_])
     return found

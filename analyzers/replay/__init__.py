@@ -1,5 +1,5 @@
-"""What a run would have taken with something changed: a replay of its dependency graph.
+"""The dependency graph of a run, replayed with something changed.
 
-`graph` makes the graph from joined ranks, `changes` says what is different, `solve` runs it,
-`schedule` turns the outcome into windows and tables. See docs/concepts/replay.md.
+``whatif_options`` has the changes, ``replay`` the graph that is run again, ``answers`` what comes
+back.
 """

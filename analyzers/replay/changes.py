@@ -20,7 +20,8 @@ from chopper.analyzers.replay.scenario import Freed
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import link_peaks
 from chopper.analyzers.trace.columns import ints, matching, strings
-from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY, PHASES
+from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
+from chopper.analyzers.trace.phases import PHASES
 from chopper.analyzers.work import family
 from chopper.analyzers.work.kernels import kernel_families
 from chopper.causes import LEAVES
@@ -177,7 +178,7 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
             scenario.without_host(place, np.isin(parts.cause, wanted))
         _remove_computing(scenario, place, fact, leaves)
         if "compute.recompute" in leaves:
-            phase = np.append(node.joined.links.span_phase, -1)[parts.span]
+            phase = np.append(node.links.span_phase, -1)[parts.span]
             scenario.without_host(place, phase == PHASES.index("recompute"))
         _remove_communication(scenario, place, fact, asked, leaves)
         _remove_copies(scenario, place, node, leaves)
@@ -231,7 +232,7 @@ def _remove_communication(
     scenario: Scenario, place: int, fact: RankFacts, asked: set[str], leaves: set[str]
 ) -> None:
     node = fact.node
-    sent = node.joined.links.work_class == COMMUNICATION
+    sent = node.links.work_class == COMMUNICATION
     run = np.full(len(sent), -1, dtype=np.int64)
     if asked & {"communication", "communication.transfer"}:
         run[sent & node.coupled] = 0
@@ -251,7 +252,7 @@ def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[
     chosen = [i for i, c in enumerate(EXPOSED_CAUSES) if c.startswith("copy.") and c in leaves]
     if not chosen:
         return
-    links = node.joined.links
+    links = node.links
     hit = (links.work_class == COPY) & np.isin(copy_direction(links.events), chosen)
     if hit.any():
         scenario.scale(place, np.where(hit, 0.0, 1.0))
@@ -278,7 +279,7 @@ def set_clock(scenario: Scenario, facts: list[RankFacts], clock_hz: float | None
     """
     changed = concerned = 0
     for place, fact in enumerate(facts):
-        links = fact.node.joined.links
+        links = fact.node.links
         computing = links.work_class == COMPUTE
         concerned += int(links.events.dur_ns[computing].sum())
         factors = fact.factors
@@ -360,7 +361,7 @@ def set_link(
 
 def families(node: RankNodes) -> tuple[np.ndarray, list[str]]:
     """Family of each device event as codes into names, -1 for none."""
-    links = node.joined.links
+    links = node.links
     known = list(FAMILIES)
     op_codes, op_values = links.op_names
     of_op = np.array([_code(family(v), known) for v in op_values] + [-1])
@@ -389,7 +390,7 @@ def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: fl
             codes, known = families(node)
             hit = codes == known.index(what)
         else:
-            links = node.joined.links
+            links = node.links
             found = re.compile(what).search
             hit = matching(*links.events.names, found) | matching(*links.op_names, found)
         count += int(hit.sum())
@@ -410,7 +411,7 @@ def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> in
     whole = re.compile(f"(?:aten::)?(?:{name})")
     for place, fact in enumerate(facts):
         node = fact.node
-        links = node.joined.links
+        links = node.links
         host = links.host
         if not len(host):
             continue
@@ -450,7 +451,7 @@ def operator_names(facts: list[RankFacts]) -> list[str]:
     """Names of the operators of the run."""
     found: set[str] = set()
     for fact in facts:
-        host = fact.node.joined.links.host
+        host = fact.node.links.host
         if len(host):
             codes, values = host.names
             used = np.unique(codes[host.of("cpu_op") & ~host.named(names.is_wrapper)])

@@ -65,7 +65,7 @@ def without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
     window, length = moments[parts.owner], parts.end_ns - parts.start_ns
     _, sleep = wait_of_steps(node.joined.given.core_wait, windows.numbers)
     ran = np.flatnonzero(node.program.kind == OP_START)
-    run_ns = node.joined.links.events.dur_ns[node.program.row[ran]]
+    run_ns = node.links.events.dur_ns[node.program.row[ran]]
     count = len(windows) + 1
     spent = np.bincount(window, length, count) + np.bincount(moments[ran], run_ns, count)
     elsewhere = np.maximum(np.append(np.diff(windows.bounds_ns), 0) - spent, 0)
@@ -101,7 +101,7 @@ def _work(outcome: Outcome, place: int) -> tuple[np.ndarray, np.ndarray]:
     length = (parts.end_ns - parts.start_ns) * ~np.isin(parts.cause, _ASLEEP)
     ran = np.flatnonzero(program.kind == OP_START)
     event = program.row[ran]
-    run = node.joined.links.events.dur_ns[event], scenario.durations(place)[event]
+    run = node.links.events.dur_ns[event], scenario.durations(place)[event]
     part = scenario.part_ns(place) * ~np.isin(parts.cause, _ASLEEP)
 
     def total(of_parts: np.ndarray, of_events: np.ndarray) -> np.ndarray:

@@ -38,8 +38,10 @@ from chopper.analyzers.trace.columns import compact, row_set
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chopper.analyzers.trace.join import Links
     from chopper.analyzers.trace.joined import JoinedRank
     from chopper.analyzers.trace.match import Matched
+    from chopper.analyzers.trace.tables import DeviceEvents
 
 (
     PROGRAM,
@@ -82,6 +84,7 @@ class RankNodes:
 
     Attributes:
         joined, matched: what the rank is made of.
+        links: its joined events as arrays.
         program: its host.
         waits: its streams; None without a device.
         start, end: moment of each device event's start and end.
@@ -94,6 +97,7 @@ class RankNodes:
     """
 
     joined: JoinedRank
+    links: Links
     matched: Matched | None
     program: Program
     waits: Waits | None
@@ -194,23 +198,24 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
     owners: list[np.ndarray] = []
     moments = events = intervals = 0
     for number, (joined, matched) in enumerate(ranks):
-        node = _rank(joined, matched, edges, moments, events, intervals)
+        links = joined.links()
+        node = _rank(joined, links, matched, edges, moments, events, intervals)
         own = np.concatenate(
             [
                 node.program.time_ns,
-                joined.links.events.start_ns,
-                joined.links.events.end_ns,
+                links.events.start_ns,
+                links.events.end_ns,
             ]
         )
         if joined.host_only:
             own = own[: len(node.program)]
             beside = np.flatnonzero(node.start >= moments + len(own))
-            all_events = joined.links.events
+            all_events = links.events
             own = np.concatenate([own, all_events.start_ns[beside], all_events.end_ns[beside]])
         times.append(own - node.offset_ns)
         owners.append(np.full(len(own), number, dtype=np.int32))
         moments += len(own)
-        events += len(joined.links.events)
+        events += len(links.events)
         intervals += len(node.program)
         nodes.append(node)
     _recurring(nodes, edges)
@@ -222,6 +227,7 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
 
 def _rank(
     joined: JoinedRank,
+    links: Links,
     matched: Matched | None,
     edges: _Edges,
     base: int,
@@ -233,13 +239,12 @@ def _rank(
     Moments are numbered from ``base``: those of the program, then starts and ends of the device
     events (without a device only of those that the program does not run itself).
     """
-    links = joined.links
     events = links.events
     count = len(events)
     recorded = recorded_waits(links, joined.given.synchronization)
     told = program(links, recorded)
     moment = base + np.arange(len(told))
-    coupled, transfer = _coupled(joined, matched)
+    coupled, transfer = _coupled(links.events, matched)
     if joined.host_only:
         start, end = _host_moments(told, count, base)
     else:
@@ -261,14 +266,14 @@ def _rank(
     duration = np.where(coupled, transfer, events.dur_ns)
     edges.add(RUN, start, end, duration, event_base + row)
     # Synchronization, and waiting for collectives.
-    _waiting_host(told, joined, edges, moment, end, event_base)
+    _waiting_host(told, joined, links, edges, moment, end, event_base)
     call = np.zeros(count, dtype=np.int64)
     found: Waits | None = None
     if joined.host_only:
-        _beside(told, joined, edges, moment, start, end, event_base)
+        _beside(told, links, edges, moment, start, end, event_base)
     else:
         found = waits(links, joined.communication, recorded)
-        call = _launches(told, joined, found, edges, moment, start, event_base)
+        call = _launches(told, links, found, edges, moment, start, event_base)
         later = np.flatnonzero(found.previous >= 0)
         _after(
             edges,
@@ -286,6 +291,7 @@ def _rank(
         )
     return RankNodes(
         joined,
+        links,
         matched,
         told,
         found,
@@ -301,9 +307,8 @@ def _rank(
     )
 
 
-def _coupled(joined: JoinedRank, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
+def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray, np.ndarray]:
     """Which events wait for other ranks, and how long they run after that."""
-    events = joined.links.events
     if matched is None:
         return np.zeros(len(events), dtype=bool), np.zeros(len(events), dtype=np.int64)
     ready = matched.ready_ns
@@ -329,13 +334,14 @@ def _host_moments(told: Program, count: int, base: int) -> tuple[np.ndarray, np.
 def _waiting_host(
     told: Program,
     joined: JoinedRank,
+    links: Links,
     edges: _Edges,
     moment: np.ndarray,
     end: np.ndarray,
     event_base: int,
 ) -> None:
     """Edges to where the host goes on, from the ends that it waited for."""
-    events = joined.links.events
+    events = links.events
     at = np.flatnonzero(told.waits_for >= 0)
     source = told.waits_for[at]
     kind = COLLECTIVE_WAIT if joined.host_only else SYNCHRONIZE
@@ -352,8 +358,8 @@ def _waiting_host(
         return
     # The last event that each stream had been given before the call.
     asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
-    launch = joined.links.launch_ns
-    stream = compact(place_of(joined.links))[1]
+    launch = links.launch_ns
+    stream = compact(place_of(links))[1]
     by_stream = np.lexsort((launch, stream))
     for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
         at = np.searchsorted(launch[rows], asked, side="right") - 1
@@ -370,7 +376,7 @@ def _waiting_host(
 
 def _launches(
     told: Program,
-    joined: JoinedRank,
+    links: Links,
     found: Waits,
     edges: _Edges,
     moment: np.ndarray,
@@ -378,7 +384,6 @@ def _launches(
     event_base: int,
 ) -> np.ndarray:
     """Edges from launches to events; what the call takes of each."""
-    links = joined.links
     of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
     launches = told.kind == LAUNCHES
     of_row[told.row[launches]] = moment[launches]
@@ -393,13 +398,13 @@ def _launches(
     # Where the submission itself varies with the call, so does what goes with it.
     own = np.where(delay <= CALLS * length, np.maximum(delay - max(found.launch_ns, 0), 0), length)
     call[has] = np.maximum(own, np.minimum(length, weight))
-    _unlaunched(told, joined, found, edges, moment, start, event_base)
+    _unlaunched(told, links, found, edges, moment, start, event_base)
     return call
 
 
 def _unlaunched(
     told: Program,
-    joined: JoinedRank,
+    links: Links,
     found: Waits,
     edges: _Edges,
     moment: np.ndarray,
@@ -411,7 +416,6 @@ def _unlaunched(
     They follow the last moment of the program before them, where that lies after the launch of
     what ran before on the stream: there they must have been launched.
     """
-    links = joined.links
     events = links.events
     previous = found.previous
     rows = np.flatnonzero(~links.has_launch & (previous >= 0))
@@ -462,7 +466,7 @@ def _after(
 
 def _beside(
     told: Program,
-    joined: JoinedRank,
+    links: Links,
     edges: _Edges,
     moment: np.ndarray,
     start: np.ndarray,
@@ -470,14 +474,14 @@ def _beside(
     event_base: int,
 ) -> None:
     """Edges to what runs on threads of its own, without a device: collectives, other operators."""
-    events = joined.links.events
+    events = links.events
     if not len(told):
         return
     beside = np.flatnonzero(~np.isin(np.arange(len(events)), told.row[told.kind == OP_START]))
     collective = events.of("host_collective")[beside]
     issued = np.flatnonzero(told.kind == ISSUE)
     sent = beside[collective]
-    fifo = in_order(told, joined.links, sent)
+    fifo = in_order(told, links, sent)
     after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
     if len(issued):
         last = np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
@@ -488,7 +492,7 @@ def _beside(
         )
     ok = after >= 0
     beside, after = beside[ok], after[ok]
-    previous = previous_on_stream(joined.links)
+    previous = previous_on_stream(links)
     before = previous[beside]
     has = before >= 0
     free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
@@ -516,7 +520,7 @@ def _beside(
 def _recurring(nodes: list[RankNodes], edges: _Edges) -> None:
     """Edges to where the host, without a device, waited in other steps for the same collective."""
     alone = [node for node in nodes if node.joined.host_only]
-    found = recurring_waits([(node.program, node.joined.links) for node in alone]) if alone else []
+    found = recurring_waits([(node.program, node.links) for node in alone]) if alone else []
     for node, (event, at) in zip(alone, found, strict=True):
         none = np.zeros(len(event), dtype=np.int64)
         edges.add(COLLECTIVE_WAIT, node.end[event], node.moment[at], none, node.event_base + event)
@@ -534,7 +538,7 @@ def _couple(nodes: list[RankNodes], edges: _Edges, base: int) -> np.ndarray:
             continue
         instance = node.matched.instance
         rows = np.flatnonzero(instance >= 0)
-        arrived = node.joined.links.events.start_ns[rows] - node.offset_ns
+        arrived = node.links.events.start_ns[rows] - node.offset_ns
         np.maximum.at(ready, instance[rows], arrived)
     number = np.cumsum(ready > np.iinfo(np.int64).min) - 1
     for node in nodes:

@@ -142,7 +142,7 @@ def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tupl
 
 def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """What each event is called, as codes into names: its operator, or its kernel; "" for none."""
-    links = fact.node.joined.links
+    links = fact.node.links
     op_codes, op_values = links.op_names
     codes, values = links.events.names
     own = np.isin(links.work_class[event], [COMMUNICATION, COPY]) | (op_codes[event] < 0)
@@ -188,7 +188,7 @@ def _running(
             known, length[rows] * time[event[rows]] / np.maximum(total[event[rows]], 1), 0.0
         )
         _add(found, leaf, code, names, part)
-    links = fact.node.joined.links
+    links = fact.node.links
     klass = links.work_class[event[rows]]
     coupled = fact.node.coupled[event[rows]]
     hidden = ~known
@@ -246,7 +246,7 @@ def _preparing(
     interval, event = path.interval[rows], path.event[rows]
     np.add.at(on_path, interval, path.length_ns[rows])
     waited = event >= 0
-    since[interval[waited]] = fact.node.joined.links.events.end_ns[event[waited]]
+    since[interval[waited]] = fact.node.links.events.end_ns[event[waited]]
     kept = ~outcome.scenario.removed_parts(place) & (on_path[parts.owner] > 0)
     kept &= parts.start_ns >= since[parts.owner]
     owner, cause = parts.owner[kept], parts.cause[kept]
@@ -300,7 +300,7 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
     node = fact.node
     mine = np.flatnonzero(path.place == place)
     event_names, values = _names(fact, path.event[mine])
-    span_codes, span_values = node.joined.links.host.names
+    span_codes, span_values = node.links.host.names
     names = [*values, *span_values, "host"]
     causes = [*LEAVES]
     code = {leaf: i for i, leaf in enumerate(causes)}
@@ -356,7 +356,7 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
 
 def _main_cause(fact: RankFacts, code: dict[str, int]) -> np.ndarray:
     """The leaf in which each device event spends most, as a code; what runs hidden is unmodelled."""
-    links = fact.node.joined.links
+    links = fact.node.links
     found = np.full(len(fact.node.start), code["compute.unmodelled"])
     found[links.work_class == COMMUNICATION] = code["communication.unseparated"]
     found[links.work_class == COPY] = code["copy.other"]

@@ -16,7 +16,7 @@ import numpy as np
 from chopper.analyzers.causes.idle import IDLE_CAUSES, Parts, host_parts
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import row_set
-from chopper.analyzers.trace.join import Links, backward_thread, main_thread
+from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.nesting import innermost_at
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Program:
 def program(links: Links, recorded: Recorded) -> Program:
     """The program of one rank; of a wait that was recorded it is known what for."""
     on_host = bool(links.events.of("host_op", "host_collective").any())
-    main = main_thread(links)
+    main = links.main_thread
     time, kind, row, thread = _on_host(links, main) if on_host else _beside_device(links, main)
     inside = np.zeros(len(time), dtype=bool)
     if on_host and len(time):
@@ -102,7 +102,7 @@ def _beside_device(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, launches and synchronizations: (time, kind, row, thread), in order."""
     host = links.host
-    steps = links.steps_start_ns
+    steps = links.steps.start_ns
     launching = row_set(links.launch_row, len(host))
     launches = np.flatnonzero(launching)
     threads = np.flatnonzero(np.bincount(host.nesting.thread[launches]))
@@ -202,8 +202,8 @@ def _synchronize(
 def _on_host(links: Links, main: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, operators and issuing calls: (time, kind, row, thread), in order."""
     events = links.events
-    steps = links.steps_start_ns
-    engine = backward_thread(links, main)
+    steps = links.steps.start_ns
+    engine = links.backward_thread
     rows = np.flatnonzero(events.of("host_op") & np.isin(links.thread, [main, engine]))
     issues = issuing_calls(links)
     time = np.concatenate(
@@ -322,7 +322,7 @@ def _parts(
         order = np.argsort(owner, kind="stable")
         owner, start, stop = owner[order], start[order], stop[order]
     known = np.where(thread[owner] < 0, main, thread[owner])
-    found = host_parts(links, main, known, start, stop)
+    found = host_parts(links, known, start, stop)
     cause = found.cause
     launching = np.zeros(len(links.host) + 1, dtype=bool)
     if not links.events.of("host_op", "host_collective").any():

@@ -84,7 +84,7 @@ class Base:
     def _moments(self, *, ends: bool) -> np.ndarray:
         found = np.zeros(len(self.graph.time_ns), dtype=bool)
         for node in self.graph.ranks:
-            rows = np.flatnonzero(node.joined.links.work_class == COMMUNICATION)
+            rows = np.flatnonzero(node.links.work_class == COMMUNICATION)
             found[(node.end if ends else node.start)[rows]] = True
         return found
 
@@ -174,7 +174,7 @@ class Scenario:
     def durations(self, place: int) -> np.ndarray:
         """How long each event of a rank runs: of coupled ones, after the last arrival."""
         node = self.ranks[place]
-        events = node.joined.links.events
+        events = node.links.events
         run = observed = np.where(node.coupled, node.transfer_ns, events.dur_ns)
         if place in self.run_ns:
             run = np.where(self.run_ns[place] >= 0, self.run_ns[place], run)
@@ -244,8 +244,8 @@ class Scenario:
 
     def outside(self, place: int) -> np.ndarray:
         """Mask of the device events before the first step."""
-        links = self.ranks[place].joined.links
-        return (links.step < 0) & bool(len(links.steps_start_ns))
+        links = self.ranks[place].links
+        return (links.step < 0) & bool(len(links.steps.start_ns))
 
     def part_ns(self, place: int) -> np.ndarray:
         """What each host part of a rank takes."""
@@ -346,7 +346,7 @@ class Outcome:
         Those that were observed: a step that has nothing left keeps a window of no length.
         """
         node = self.scenario.ranks[place]
-        links = node.joined.links
+        links = node.links
         observed = node.joined.windows
         start, end = self.time_ns[node.start], self.time_ns[node.end]
         if place in self.scenario.gone:
@@ -354,7 +354,7 @@ class Outcome:
             kept = ~self.scenario.gone[place]
         else:
             kept = np.ones(len(start), dtype=bool)
-        steps = len(links.steps_start_ns)
+        steps = len(links.steps.start_ns)
         if not len(observed):
             return np.zeros(0, np.int64)
         step = self._steps(place) if node.joined.host_only and steps else links.step
@@ -382,15 +382,15 @@ class Outcome:
     def _steps(self, place: int) -> np.ndarray:
         """Step of each event without a device: what runs beside the program is of the step that it begins in."""
         node = self.scenario.ranks[place]
-        links, program = node.joined.links, node.program
+        links, program = node.links, node.program
         step: np.ndarray = links.step.copy()
         beside = np.ones(len(step), dtype=bool)
         beside[program.row[program.kind == OP_START]] = False
         begun = self.time_ns[node.start[beside]]
-        last = np.searchsorted(program.time_ns, links.steps_end_ns[-1], side="right") - 1
-        until = self.time_ns[node.moment[last]] + links.steps_end_ns[-1] - program.time_ns[last]
+        last = np.searchsorted(program.time_ns, links.steps.end_ns[-1], side="right") - 1
+        until = self.time_ns[node.moment[last]] + links.steps.end_ns[-1] - program.time_ns[last]
         found = np.searchsorted(self.time_ns[node.step], begun, side="right") - 1
-        step[beside] = np.where(begun >= until, len(links.steps_start_ns), found)
+        step[beside] = np.where(begun >= until, len(links.steps.start_ns), found)
         return step
 
 

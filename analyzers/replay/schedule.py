@@ -88,7 +88,7 @@ def _apart(warp: _Warp, node: RankNodes) -> _Warp:
     more, nothing would. Without a device, operators that take none would be none, and a step may end
     with one.
     """
-    links = node.joined.links
+    links = node.links
     host, steps = links.host, node.joined.given.step
     if not len(host):
         return warp
@@ -150,7 +150,7 @@ def _program_warp(outcome: Outcome, place: int) -> _Warp:
 
 def _device_warp(outcome: Outcome, place: int) -> _Warp:
     node = outcome.scenario.ranks[place]
-    events = node.joined.links.events
+    events = node.links.events
     return _Warp(
         np.concatenate([events.start_ns, events.end_ns]),
         np.concatenate([_new(outcome, node, node.start), _new(outcome, node, node.end)]),
@@ -160,17 +160,17 @@ def _device_warp(outcome: Outcome, place: int) -> _Warp:
 def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarray]:
     """Host spans with new times, and the old row of each."""
     node = outcome.scenario.ranks[place]
-    host = node.joined.links.host
+    host = node.links.host
     if not len(host):
         return node.joined.given.host_span, np.zeros(0, np.int64)
     # The nesting's times: children lie inside their parents, as the program's moments do.
     start, end = host.start_ns, host.end_ns
     new_start, new_end = warp(start), warp(end)
     if node.joined.host_only:
-        events = node.joined.links.events
+        events = node.links.events
         beside = np.flatnonzero(~np.isin(np.arange(len(events)), _run_by_program(node)))
         thread = host.nesting.thread
-        rows = node.joined.links.launch_row[beside]
+        rows = node.links.launch_row[beside]
         for number in np.unique(thread[rows]):
             mine = beside[thread[rows] == number]
             own = _Warp(
@@ -198,7 +198,7 @@ def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
     node = outcome.scenario.ranks[place]
     start = _new(outcome, node, node.start)
     end = _new(outcome, node, node.end)
-    links = node.joined.links
+    links = node.links
     earlier = ~links.has_launch & (links.step < 0)
     if earlier.any() and links.has_launch.any():
         # What began before all that was launched in the trace was launched before it, and still is.

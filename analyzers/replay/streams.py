@@ -16,7 +16,8 @@ import numpy as np
 
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import compact, row_set
-from chopper.analyzers.trace.join import COMMUNICATION, PHASES, Links
+from chopper.analyzers.trace.join import COMMUNICATION, Links
+from chopper.analyzers.trace.phases import PHASES
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.recorded import Recorded
@@ -96,7 +97,7 @@ def previous_on_stream(links: Links) -> np.ndarray:
 
 def place_of(links: Links) -> np.ndarray:
     """A number for the device and stream of each event."""
-    return links.events.device_id * (1 << 40) + links.events.stream_id
+    return links.events.stream_key
 
 
 def _seen(

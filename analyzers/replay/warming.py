@@ -119,7 +119,7 @@ def _after(node: RankNodes, removed: np.ndarray) -> _After:
 
 def _applied(node: RankNodes, removed: np.ndarray, after: _After, ratios: np.ndarray) -> Warming:
     program = node.program
-    parts, events = program.parts, node.joined.links.events
+    parts, events = program.parts, node.links.events
     factor = np.append(ratios, 1.0)[_bin(after.after_ns)]
     factor[after.wait == 0] = 1.0
     # Of the interval that holds the wait, what lies before that is not cold.
@@ -216,7 +216,7 @@ def _usual(signature: np.ndarray, own_ns: np.ndarray, warm: np.ndarray) -> np.nd
 
 def _told(node: RankNodes) -> np.ndarray:
     """Mask of the intervals of which it is known what was done: of operators, those with shapes."""
-    program, links = node.program, node.joined.links
+    program, links = node.program, node.links
     found = ~program.inside
     if len(links.host):
         row = links.launch_row[program.row[program.inside]]
@@ -229,7 +229,7 @@ def _signatures(node: RankNodes) -> np.ndarray:
 
     Operators are the same where their inputs are, too: layers of one name need not be of one size.
     """
-    program, links = node.program, node.joined.links
+    program, links = node.program, node.links
     of_op = np.isin(program.kind, (OP_START, OP_END))
     event = np.where(of_op, program.row, 0)
     parts = [links.events.names[0][event]]

@@ -150,7 +150,8 @@ class Communication:
         kinds: distinct descriptions.
         kind: code into ``kinds``.
         sequence: number within the group, -1 where not recorded.
-        entered_ns: when the rank entered it, Unix time.
+        entered_ns, left_ns: when the rank entered it, and when it was done, Unix time.
+        device_event_count: of the rank, those that do not communicate included.
     """
 
     event_row: np.ndarray
@@ -158,6 +159,8 @@ class Communication:
     kind: np.ndarray
     sequence: np.ndarray
     entered_ns: np.ndarray
+    left_ns: np.ndarray
+    device_event_count: int
 
     @property
     def bus_bytes(self) -> np.ndarray:
@@ -167,6 +170,7 @@ class Communication:
 
 def describe(
     links: Links,
+    annotation_row: np.ndarray,
     collective: pa.Table,
     rank: int,
     world_size: int | None,
@@ -176,6 +180,7 @@ def describe(
 
     Args:
         links: the rank's joined events.
+        annotation_row: innermost annotation of the user's around each event's launch, -1 for none.
         collective: recorded metadata.
         rank: whose events these are.
         world_size: ranks of the run, None when not known.
@@ -184,8 +189,8 @@ def describe(
     rows = np.flatnonzero(links.work_class == COMMUNICATION)
     recorded = _Recorded(collective)
     entry = recorded.of_events(links, rows)
-    name, called_names = _event_names(links, rows)
-    operator = np.where(entry < 0, _with_input(links, rows), -1)
+    name, called_names = _event_names(links, annotation_row[rows], rows)
+    operator = np.where(entry < 0, _with_input(links, annotation_row[rows], rows), -1)
     peer, entered_ns = _peers(links, rows)
     peer = np.where(entry < 0, peer, -1)
     columns = [recorded.alike[entry], name, peer]
@@ -214,7 +219,8 @@ def describe(
     # Sends and receives are numbered by each rank for itself.
     pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
     sequence = np.where(pairs[kind], -1, sequence)
-    return Communication(rows, kinds, kind, sequence, entered_ns)
+    left_ns = links.events.end_ns[rows]
+    return Communication(rows, kinds, kind, sequence, entered_ns, left_ns, len(links.events))
 
 
 def _peers(links: Links, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -298,22 +304,26 @@ def _first_number(types: list[str], given: list[str], kind: int, value: int) -> 
         return -1
 
 
-def _event_names(links: Links, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _event_names(
+    links: Links, annotation: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
     """Name of each collective: the backend's own span around the launch knows best."""
     codes, values = links.events.names
-    marks, marked = links.annotations
+    own = annotation
+    marked: list[str] = []
+    if len(links.host):
+        marks, marked = links.host.names
+        own = np.where(annotation >= 0, marks[annotation], -1)
     backend = np.array([v.startswith(("nccl:", "rccl:", "gloo:")) for v in marked] + [False])
-    own = marks[rows]
     return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
 
 
-def _with_input(links: Links, rows: np.ndarray) -> np.ndarray:
+def _with_input(links: Links, span: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Span that recorded each collective's input: its operator, or the backend's own span."""
     operator = links.op_row[rows]
     if not len(links.host):
         return operator
     sized = _has_size(links.host.input_dims)
-    span = links.annotation_row[rows]
     takes = ((operator < 0) | ~sized[operator]) & (span >= 0) & sized[span]
     return np.where(takes, span, operator)
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.trace.collectives import Communication, describe
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.host_device import host_as_device
-from chopper.analyzers.trace.join import Links, link
+from chopper.analyzers.trace.join import (
+    WORK_CLASSES,
+    Launches,
+    Links,
+    annotation_rows,
+    event_link_table,
+    launches_of,
+    link,
+)
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
-from chopper.analyzers.trace.windows import Windows, cut_windows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from chopper.hardware.ceilings import Ceiling
+from chopper.analyzers.trace.windows import (
+    Steps,
+    Windows,
+    cut_windows,
+    step_of_events,
+    traced_steps,
+)
+from chopper.hardware.ceilings import Ceiling, Ceilings
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class RankInput:
         core_wait: run delays of its thread, as declared; None when there are none.
         synchronization: what was waited for, as declared; None when the trace does not say.
         recorded: chopper took the trace.
+        ceilings: the theoretical and the measured ceiling of its device.
     """
 
     rank: int
@@ -57,61 +68,139 @@ class RankInput:
     core_wait: pa.Table | None = None
     synchronization: pa.Table | None = None
     recorded: bool = False
+    ceilings: Ceilings | None = None
 
 
 @dataclass(frozen=True)
 class JoinedRank:
-    """One rank with its events joined to the host: what ranks are matched by, then attributed."""
+    """One rank with its device events joined to the host.
+
+    Attributes:
+        given: what was joined; steps that hold no work of their own are none.
+        host_only: host times stand in for a device that was not recorded.
+        device_event: as given, or derived from host spans on a host-only trace.
+        event_link: the declared table, row by row with ``device_event``.
+        event_step: index of each event's step, -1 before the first, their number after the last.
+        sharding_copy: mask of the events that data parallelism copies with.
+        span_phase, span_layer: of each host span, codes into ``phases`` and ``layer_names``; -1
+            for none.
+        double_backward_count: operators of a backward that is differentiated itself.
+        windows: step windows.
+        communication: of the communication events.
+    """
 
     given: RankInput
     host_only: bool
-    links: Links
+    device_event: pa.Table
+    event_link: pa.Table
+    event_step: np.ndarray
+    sharding_copy: np.ndarray
+    span_phase: np.ndarray
+    phases: list[str]
+    span_layer: np.ndarray
+    layer_names: list[str]
+    double_backward_count: int
     windows: Windows
     communication: Communication
+
+    @property
+    def host_span(self) -> pa.Table:
+        """Spans of the host."""
+        return self.given.host_span
+
+    @property
+    def step(self) -> pa.Table:
+        """Steps, on the host."""
+        return self.given.step
+
+    @property
+    def collective(self) -> pa.Table:
+        """Recorded metadata of collectives."""
+        return self.given.collective
 
     @property
     def ceiling(self) -> Ceiling | None:
         """Peaks, unless host times stand in for a device that was not recorded."""
         return None if self.host_only and self.given.devices_listed else self.given.ceiling
 
+    def links(self) -> Links:
+        """Return the joined events as arrays, which last as long as the caller keeps them."""
+        table = self.event_link
+        work_class, classes = strings(table, "work_class")
+        layer, _ = strings(table, "layer")
+        return Links(
+            HostSpans(self.given.host_span),
+            DeviceEvents(self.device_event),
+            traced_steps(self.given.step),
+            Launches(ints(table, "launch_row"), ints(table, "op_row")),
+            self.event_step.astype(np.int64),
+            np.array([WORK_CLASSES.index(c) for c in classes] + [-1])[work_class],
+            strings(table, "phase")[0],
+            self.phases,
+            layer,
+            self.layer_names,
+            self.sharding_copy,
+            self.span_phase,
+            self.span_layer,
+        )
+
 
 def join_rank(given: RankInput) -> JoinedRank:
-    """HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE of one rank -> its links and windows."""
+    """Join the device events of one rank. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
     host = HostSpans(given.host_span)
     host_only = given.device_event.num_rows == 0
     host_rows = None
-    device_table = given.device_event
+    device_event = given.device_event
     if host_only:
-        device_table, host_rows = host_as_device(host)
-    events = DeviceEvents(device_table)
-    links, windows = _windowed(host, events, given, host_rows)
+        device_event, host_rows = host_as_device(host)
+    events = DeviceEvents(device_event)
+    launches = launches_of(host, events, host_rows)
+    windows = _windows(host, events, launches, traced_steps(given.step))
     if windows.numbers.size and windows.numbers[0] < 0 and _any_traced(given.step):
         # No step holds work of its own: the trace is one window, and its work belongs to that.
         given = replace(given, step=_untraced(given.step))
-        links, windows = _windowed(host, events, given, host_rows)
+        windows = _windows(host, events, launches, traced_steps(given.step))
+    links, double_backward_count = link(
+        host, events, launches, traced_steps(given.step), given.collective
+    )
+    annotation_row = annotation_rows(host, launches)
     return JoinedRank(
         given,
         host_only,
-        links,
+        device_event,
+        event_link_table(links, annotation_row, windows),
+        links.step.astype(np.int32),
+        links.sharding_copy,
+        links.span_phase,
+        links.phases,
+        links.span_layer,
+        links.layer_names,
+        double_backward_count,
         windows,
-        describe(links, given.collective, given.rank, given.world_size, given.process_groups),
+        describe(
+            links,
+            annotation_row,
+            given.collective,
+            given.rank,
+            given.world_size,
+            given.process_groups,
+        ),
     )
 
 
-def _windowed(
-    host: HostSpans, events: DeviceEvents, given: RankInput, host_rows: np.ndarray | None
-) -> tuple[Links, Windows]:
-    links = link(host, events, given.step, given.collective, host_rows)
-    traced = given.step.filter(given.step["traced"]) if given.step.num_rows else given.step
-    return links, cut_windows(links, ints(traced, "number"))
+def _windows(host: HostSpans, events: DeviceEvents, launches: Launches, steps: Steps) -> Windows:
+    """Cut the windows of steps by the events that were launched in them."""
+    launch_ns = launches.launch_ns(host, events)
+    return cut_windows(events, steps, step_of_events(events, steps, launch_ns, launches.has_launch))
 
 
 def _any_traced(step: pa.Table) -> bool:
+    """Return whether the trace covers any step."""
     return bool(pc.any(step["traced"]).as_py())
 
 
 def _untraced(step: pa.Table) -> pa.Table:
-    """The same steps, none of which the trace covers."""
+    """Return the same steps, none of which the trace covers."""
     traced = pa.array(np.zeros(step.num_rows, dtype=bool))
     return step.set_column(
         step.schema.get_field_index("traced"), step.schema.field("traced"), traced

@@ -17,8 +17,9 @@ import numpy as np
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from chopper.analyzers.trace.collectives import Communication, Key, Kind
-    from chopper.analyzers.trace.join import Links
 
 Group = tuple[tuple[int, ...], int, str]
 """A process group: its members as far as they are told, how many there are, its name."""
@@ -99,9 +100,7 @@ class Rows:
         )
 
 
-def match(
-    ranks: list[tuple[int, Links, Communication]], *, one_clock: bool = False
-) -> dict[int, Matched]:
+def match(ranks: Mapping[int, Communication], *, one_clock: bool = False) -> dict[int, Matched]:
     """Match collectives over the ranks of a run.
 
     A collective counts as matched when every rank of its group is here and took part. All ranks
@@ -109,16 +108,16 @@ def match(
     clocks; it is taken out before anybody is called late.
 
     Args:
-        ranks: (rank, its links, its communication).
+        ranks: rank → its communication.
         one_clock: the ranks are known to share a clock (one host): ends are not compared.
     """
     keys: dict[Key, int] = {}
-    rows = _keyed(ranks, keys)
-    names = [rank for rank, _, _ in ranks]
+    rows = _keyed(ranks.values(), keys)
+    names = list(ranks)
     misnumbered = _misnumbered(rows, list(keys), names, one_clock=one_clock)
     if misnumbered:
         keys = {}
-        rows = _keyed(ranks, keys, by_time=frozenset(misnumbered))
+        rows = _keyed(ranks.values(), keys, by_time=frozenset(misnumbered))
     sizes = np.array([key.size for key in keys], dtype=np.int64)
     position, instance = _instances(rows, sizes, one_clock=one_clock)
     found = rows[position]
@@ -132,11 +131,11 @@ def match(
     last[:] = np.iinfo(np.int64).min
     np.maximum.at(last, instance, found.start - offsets[found.rank])
     result = {}
-    for number, (rank, links, _) in enumerate(ranks):
+    for number, (rank, communication) in enumerate(ranks.items()):
         mine = found.rank == number
-        ready = np.full(len(links.events), -1, dtype=np.int64)
+        ready = np.full(communication.device_event_count, -1, dtype=np.int64)
         ready[found.event[mine]] = last[instance[mine]] + offsets[number]
-        of = np.full(len(links.events), -1, dtype=np.int64)
+        of = np.full(communication.device_event_count, -1, dtype=np.int64)
         of[found.event[mine]] = instance[mine]
         result[rank] = Matched(
             ready, of, int(offsets[number]), names[root[number]], tuple(misnumbered.values())
@@ -149,7 +148,7 @@ def _group_of(key: Key) -> Group:
 
 
 def _keyed(
-    ranks: list[tuple[int, Links, Communication]],
+    ranks: Iterable[Communication],
     keys: dict[Key, int],
     by_time: frozenset[Group] = frozenset(),
 ) -> Rows:
@@ -159,7 +158,7 @@ def _keyed(
         by_time: groups whose sequence numbers are not used.
     """
     parts = []
-    for number, (_, links, communication) in enumerate(ranks):
+    for number, communication in enumerate(ranks):
         agreed = np.array([_agreed_bytes(k) for k in communication.kinds] + [-1], dtype=np.int64)
         codes = np.full((2, len(communication.kinds) + 1), -1, dtype=np.int64)
         for i, kind in enumerate(communication.kinds):
@@ -174,7 +173,7 @@ def _keyed(
                 np.full(len(event), number, dtype=np.int64),
                 event,
                 communication.entered_ns,
-                links.events.end_ns[event],
+                communication.left_ns,
                 key,
                 np.where(has_number, communication.sequence, -1),
                 agreed[communication.kind],

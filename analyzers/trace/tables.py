@@ -133,11 +133,6 @@ class HostSpans(_Timed):
         """Ends of some spans, without computing those of all."""
         return self.start_ns[rows] + self.dur_ns[rows]
 
-    def forget(self, *columns: str) -> None:
-        """Let go of what was computed; it is computed again when asked for."""
-        for column in columns:
-            self.__dict__.pop(column, None)
-
 
 _FIRST_LANE = -1_000
 
@@ -169,6 +164,12 @@ class DeviceEvents(_Timed):
     def device_id(self) -> np.ndarray:
         """Devices."""
         return ints(self.table, "device_id")
+
+    @property
+    def stream_key(self) -> np.ndarray:
+        """A number for each stream of each device."""
+        key: np.ndarray = self.device_id * (1 << 40) + self.stream_id
+        return key
 
     @cached_property
     def kinds(self) -> tuple[np.ndarray, list[str]]:

@@ -12,16 +12,38 @@ keeps the windows tiling while they are attributed, and is left out of what is a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-if TYPE_CHECKING:
-    from chopper.analyzers.trace.join import Links
-
+from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.tables import DeviceEvents
 
 UNRECORDED = -2
 """Number of a window between two stretches of the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one rank that its trace covers, on the host.
+
+    Attributes:
+        start_ns, end_ns: ascending.
+        number: as the program counts.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    number: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def traced_steps(step: pa.Table) -> Steps:
+    """Return the steps that the trace covers. STEP -> Steps."""
+    traced = step.filter(step["traced"]) if step.num_rows else step
+    return Steps(*(ints(traced, name) for name in ("start_ns", "end_ns", "number")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +92,83 @@ def holes(numbers: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.n
     return np.flatnonzero(jumps & (start_ns[1:] > end_ns[:-1])) + 1
 
 
-def cut_windows(links: Links, numbers: np.ndarray) -> Windows:
-    """Windows of one rank from the steps of its device events.
+def step_of_events(
+    events: DeviceEvents, steps: Steps, launch_ns: np.ndarray, has_launch: np.ndarray
+) -> np.ndarray:
+    """Return the step that holds the launch of each event.
+
+    Without a launch it is that of the event before on the stream.
+
+    Returns:
+        Indices of steps: -1 before the first, ``len(steps)`` after the last.
+    """
+    if not len(steps):
+        return np.zeros(len(events), dtype=np.int64)
+    by_launch = np.searchsorted(steps.start_ns, launch_ns, side="right") - 1
+    after = launch_ns >= steps.end_ns[-1]
+    for i in holes(steps.number, steps.start_ns, steps.end_ns).tolist():
+        # Launched when the trace was ending or beginning again, within no step.
+        end_ns, start_ns = steps.end_ns[i - 1], steps.start_ns[i]
+        after |= (launch_ns >= end_ns) & (launch_ns < start_ns)
+    by_launch[after] = len(steps)
+    if has_launch.all() or not has_launch.any():
+        return by_launch
+    return _filled_by_stream(events, by_launch, has_launch)
+
+
+def _filled_by_stream(
+    events: DeviceEvents, by_launch: np.ndarray, has_launch: np.ndarray
+) -> np.ndarray:
+    """Give events without a launch the step of the event before them on their stream."""
+    found = by_launch.copy()
+    place = events.stream_key
+    order = np.argsort(place, kind="stable")
+    known = has_launch[order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = place[order][1:] != place[order][:-1]
+    index = np.where(known, np.arange(len(order)), -1)
+    group_start = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    previous = np.maximum.accumulate(index)
+    previous = np.where(previous >= group_start, previous, -1)
+    # Before anything that was launched inside the trace, it was launched before that began.
+    # Later, with no launch before it on its stream, only its own time can tell.
+    first = events.start_ns[has_launch].min()
+    filled = np.where(
+        previous >= 0,
+        by_launch[order[np.maximum(previous, 0)]],
+        np.where(events.start_ns[order] < first, -1, by_launch[order]),
+    )
+    found[order] = np.where(known, by_launch[order], filled)
+    return found
+
+
+def cut_windows(events: DeviceEvents, steps: Steps, step: np.ndarray) -> Windows:
+    """Cut device time into the windows of one rank's steps.
 
     Args:
-        links: the rank's joined events.
-        numbers: step numbers, one per step of ``links``.
+        events: of the rank.
+        steps: that the trace covers.
+        step: of each event, from :func:`step_of_events`.
     """
-    events = links.events
     if not len(events):
         return Windows(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     start, end = events.start_ns, events.end_ns
     first_ns, last_ns = int(start.min()), int(end.max())
-    steps = len(links.steps_start_ns)
-    step = links.step
-    inside = (step >= 0) & (step < steps)
-    if not steps or not inside.any():
+    inside = (step >= 0) & (step < len(steps))
+    if not len(steps) or not inside.any():
         return Windows(np.array([first_ns, last_ns]), np.array([-1]), 0, 0)
-    latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
+    latest = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
     np.maximum.at(latest, step[inside], end[inside])
-    begin = int(links.steps_start_ns[0])
+    begin = int(steps.start_ns[0])
     before = step < 0
     if before.any():
         begin = max(begin, int(end[before].max()))
     # A device event cannot precede the step that launched it, but clocks may disagree a little.
     begin = min(begin, int(start[inside].min())) if not before.any() else begin
-    after_hole = holes(numbers, links.steps_start_ns, links.steps_end_ns)
-    latest = np.insert(latest, after_hole, links.steps_start_ns[after_hole])
-    numbers = np.insert(numbers, after_hole, UNRECORDED)
-    own = np.insert(np.arange(steps), after_hole, UNRECORDED)
+    after_hole = holes(steps.number, steps.start_ns, steps.end_ns)
+    latest = np.insert(latest, after_hole, steps.start_ns[after_hole])
+    numbers = np.insert(steps.number, after_hole, UNRECORDED)
+    own = np.insert(np.arange(len(steps)), after_hole, UNRECORDED)
     bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
     # A step that ran nothing of its own ends where the one before it did: it owns no time.
     lasting = np.diff(bounds) > 0

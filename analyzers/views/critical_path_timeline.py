@@ -14,7 +14,7 @@ from chopper.tables import Table, column, ns, optional
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.replaying import Replay
+    from chopper.analyzers.replay.replay import Replay
 
 VIEW = View(
     __doc__,

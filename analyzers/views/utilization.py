@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper.analyzers.trace.columns import ints, matching, strings
-from chopper.analyzers.trace.join import phases_outside_training
+from chopper.analyzers.trace.phases import phases_outside_training
 from chopper.analyzers.views import View
 from chopper.analyzers.views._tokens import tokens_of
 from chopper.hardware.ceilings import MOST_OF_A_PEAK

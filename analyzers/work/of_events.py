@@ -11,7 +11,8 @@ from chopper.analyzers.causes.event_shapes import forward_rows, output_dims
 from chopper.analyzers.causes.event_work import match_instances
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import compact, distinct_rows, row_set
-from chopper.analyzers.trace.join import COMPUTE, PHASES
+from chopper.analyzers.trace.join import COMPUTE
+from chopper.analyzers.trace.phases import PHASES
 from chopper.analyzers.work import MATH_FAMILIES, Work, estimate, family, matmul_dtype
 from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.analyzers.work.libraries import FUNCTIONS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 
-def attributed(source: str) -> Attribution:
+def attributed(source: str) -> Attributed:
     """Return the attribution of a run or trace."""
     from chopper.api import attribute, load
     from chopper.cli._progress import progress

@@ -16,7 +16,8 @@ from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, summaries, view
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution, Level
+    from chopper.analyzers.attributed import Attributed
+    from chopper.attribution import Level
 
 
 _CAUSE_COLUMNS = (
@@ -114,7 +115,7 @@ def command(
         click.echo(f"next: chopper report {_quoted(sources)}", err=True)
 
 
-def _print_view(attribution: Attribution, name: str, top: int | None, kind: str) -> None:
+def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) -> None:
     """One view; JSON and CSV hold all rows unless told, text the first 20."""
     table = view(attribution, name)
     if kind != "text":
@@ -144,9 +145,9 @@ def _print_view(attribution: Attribution, name: str, top: int | None, kind: str)
     click.echo(rendered, nl=False, color=color)
 
 
-def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict[str, Any]:
+def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[str, Any]:
     """The documented form; with a level, its groups in their order."""
-    out = attribution.to_dict()
+    out: dict[str, Any] = attribution.to_dict()
     if by is not None:
         out["level"] = by
         for into, part in ((out, attribution), (out["all_kinds"], attribution.whole)):
@@ -156,7 +157,7 @@ def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict
     return out
 
 
-def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
+def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
     """Causes, one row each; with a level, one row per value and one column per leaf cause.
 
     Control characters in names are escaped: the table may go to a terminal.
@@ -200,7 +201,7 @@ def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
     return out.getvalue()
 
 
-def print_text(attribution: Attribution, by: Level | None, top: int | None) -> None:
+def print_text(attribution: Attributed, by: Level | None, top: int | None) -> None:
     """Write the attribution to stdout as text, as wide as the terminal."""
     from chopper.reports import text
 

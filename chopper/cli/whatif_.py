@@ -59,8 +59,10 @@ def command(
       chopper whatif trace.json.gz --faster gemm=2x --graphs
       chopper whatif runs/mine --link x2 --latency 5us
     """
+    from chopper import pipeline
+    from chopper.analyzers.replay.replay import replay_of
+    from chopper.analyzers.replay.whatif_options import changes_of
     from chopper.api import attribute, load
-    from chopper.replaying import changes_of, replay_of
 
     changes = changes_of(
         fix=fix,
@@ -77,8 +79,7 @@ def command(
     with progress("attributing"):
         attribution = attribute(run)
     with progress("replaying"):
-        replay = replay_of(attribution)
-        found = replay.whatif(changes)
+        found = pipeline.whatif(attribution, changes, replay_of(attribution))
     if as_json:
         print_json(found.to_dict())
         return

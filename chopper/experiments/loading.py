@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.storage.manifest import RunManifest
     from chopper.storage.run import Run
 
@@ -40,7 +40,7 @@ def load(path: Path) -> Experiment:
     """
     plan = read_plan(path)
     notes: list[str] = []
-    attributions: dict[str, list[Attribution]] = {}
+    attributions: dict[str, list[Attributed]] = {}
     measured: list[tuple[str, str, Labels, float]] = []
     for variant in plan.variants:
         attributions[variant.name] = []

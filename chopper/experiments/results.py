@@ -23,8 +23,8 @@ from chopper.storage.layout import EXPERIMENT
 if TYPE_CHECKING:
     import argparse
 
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.compare.result import Comparison
-    from chopper.attribution import Attribution
     from chopper.experiments.declarations import Needs, ShownView, Workload
     from chopper.statistics import Estimate
 
@@ -146,7 +146,7 @@ class Experiment:
     path: Path
     plan: Plan
     rows: tuple[Row, ...]
-    attributions: dict[str, list[Attribution]] = field(repr=False)
+    attributions: dict[str, list[Attributed]] = field(repr=False)
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
     """What is missing, and why."""
@@ -420,7 +420,7 @@ def _row(
     return Row(measure, labels, variant, tuple(values), stats.estimate(values), compared)
 
 
-def step_time_ns(attribution: Attribution) -> float | None:
+def step_time_ns(attribution: Attributed) -> float | None:
     """Mean over the steps of the longest window over ranks.
 
     Not the median: steps that come in flights (a batch from each worker, then a wait for the next)
@@ -432,6 +432,6 @@ def step_time_ns(attribution: Attribution) -> float | None:
     return statistics.fmean(steps) if steps else None
 
 
-def _median_run(attributions: list[Attribution]) -> Attribution:
+def _median_run(attributions: list[Attributed]) -> Attributed:
     order = sorted(attributions, key=lambda a: step_time_ns(a) or 0.0)
     return order[(len(order) - 1) // 2]

@@ -28,8 +28,8 @@ from chopper.validation.synthetic import refusals, run_model
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.attribution import Attribution
-    from chopper.replaying import WhatIf
+    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.replay.answers import WhatIf
     from chopper.validation.injections.plan import Truth
     from chopper.validation.model.plan import Plan
 
@@ -150,7 +150,7 @@ def _change(name: str, magnitude: str, without: Plan) -> tuple[dict[str, Any], P
 
 
 @lru_cache(maxsize=128)
-def _attributed(plan: Plan) -> Attribution:
+def _attributed(plan: Plan) -> Attributed:
     return run_model(plan)[1]
 
 

@@ -23,7 +23,7 @@ from chopper.validation.results import MAGNITUDES, REAL, Case, judged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.validation.injections.plan import Truth
     from chopper.validation.recordings import Recorded
     from chopper.validation.results import OnCase
@@ -200,7 +200,7 @@ def _excused(case: Case, other_cores: float) -> Case:
     )
 
 
-def per_step(attribution: Attribution) -> np.ndarray:
+def per_step(attribution: Attributed) -> np.ndarray:
     """Attributed time by rank, step number and leaf: (ranks, steps, LEAVES) nanoseconds.
 
     All of the phase ``recompute`` counts as recomputation: without a device, the dispatch and the
@@ -225,7 +225,7 @@ def per_step(attribution: Attribution) -> np.ndarray:
     return found
 
 
-def named_stragglers(attribution: Attribution) -> dict[int, int]:
+def named_stragglers(attribution: Attributed) -> dict[int, int]:
     """Step number → rank that came last at the collective that was waited for longest."""
     from chopper.views import view
 

@@ -22,7 +22,7 @@ from chopper.workloads import link
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.validation.injections.plan import Plan
 
 LINKED = "slow_link"
@@ -42,7 +42,7 @@ class Recorded:
 
     plan: Plan
     truths: list[Truth]
-    attribution: Attribution | None
+    attribution: Attributed | None
     other_cores: float
 
     @property

@@ -26,7 +26,7 @@ from chopper.validation.results import ALONE, MIXED, Bar, Case, judged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.validation.model.plan import Plan
     from chopper.validation.model.records import Recording
     from chopper.validation.results import OnCase
@@ -179,7 +179,7 @@ def _run(plan: Plan) -> _Outcome:
     return _Outcome(ledger(recording), time_ns, refusals(attribution))
 
 
-def run_model(plan: Plan) -> tuple[Recording, Attribution]:
+def run_model(plan: Plan) -> tuple[Recording, Attributed]:
     """Run the model, write what it did as a recorded run, and attribute that."""
     from chopper.api import attribute
 
@@ -189,7 +189,7 @@ def run_model(plan: Plan) -> tuple[Recording, Attribution]:
         return recording, attribute(folder).whole
 
 
-def refusals(attribution: Attribution) -> dict[str, str]:
+def refusals(attribution: Attributed) -> dict[str, str]:
     """Factor of compute → why the attribution did not measure it."""
     basis = attribution.bases[_NOT_CLAIMED].text
     return {match[1]: match[2] for match in _NOT_MEASURED.finditer(basis)}

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
-from chopper.analyzers.trace.joined import RankInput, join_rank
+from chopper.analyzers.trace.joined import JoinedRank, RankInput, join_rank
 from chopper.tables import TABLES
 
 
@@ -84,6 +84,27 @@ def steps(*bounds: tuple[int, int], first: int = 0) -> pa.Table:
             }
             for i, (a, b) in enumerate(bounds)
         ],
+    )
+
+
+def joined(
+    host: pa.Table,
+    device: pa.Table,
+    step: pa.Table | None = None,
+    collective: pa.Table | None = None,
+) -> JoinedRank:
+    """One rank whose device events are joined to the host."""
+    return join_rank(
+        RankInput(
+            rank=0,
+            host_span=host,
+            device_event=device,
+            step=TABLES["step"].empty() if step is None else step,
+            collective=TABLES["collective"].empty() if collective is None else collective,
+            ceiling=None,
+            no_peak_remedy="",
+            devices_listed=True,
+        )
     )
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import chopper
-from chopper.attribution import Attribution
+from chopper.analyzers.attributed import Attributed
 from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.clock_script import Script
@@ -26,7 +26,7 @@ STEPS, PRODUCTS = 4, 100
 
 
 @pytest.fixture(scope="module")
-def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attribution:
+def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attributed:
     """Four steps of products at 80 % of the peak; the clock falls after the second."""
     run, clocks = throttled(tmp_path_factory.mktemp("clocked"))
     run.put(0, "device_clock", clocks)
@@ -66,7 +66,7 @@ def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
     return run, table.set_column(0, table.schema.field("time_ns"), [moved])
 
 
-def test_causes_of_the_run(attribution: Attribution) -> None:
+def test_causes_of_the_run(attribution: Attributed) -> None:
     times = {row.id: row for row in attribution.causes()}
     assert attribution.coverage["clock_ratio"] == 1
     taken = IDEAL_NS / 0.8 * HIGH / LOW
@@ -77,7 +77,7 @@ def test_causes_of_the_run(attribution: Attribution) -> None:
     assert "no hardware counters" in times["compute.efficiency.rest"].basis
 
 
-def test_clocks_by_step(attribution: Attribution) -> None:
+def test_clocks_by_step(attribution: Attributed) -> None:
     rows = view(attribution, "clock_by_step").to_pylist()
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert [row["clock_mean_hz"] for row in rows] == pytest.approx([HIGH, HIGH, LOW, LOW], rel=0.01)
@@ -92,7 +92,7 @@ def test_clocks_by_step(attribution: Attribution) -> None:
 
 
 @pytest.mark.parametrize("name", ["clock_by_phase", "clock_by_operator"])
-def test_clocks_of_all_time(attribution: Attribution, name: str) -> None:
+def test_clocks_of_all_time(attribution: Attributed, name: str) -> None:
     (row,) = view(attribution, name).to_pylist()
     assert row.get("phase", "forward") == "forward"
     assert row.get("op", "aten::mm") == "aten::mm"
@@ -110,7 +110,7 @@ def test_clocks_of_all_time(attribution: Attribution, name: str) -> None:
     assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
 
 
-def test_clocks_of_each_work(attribution: Attribution) -> None:
+def test_clocks_of_each_work(attribution: Attributed) -> None:
     (row,) = view(attribution, "clock_by_kernel").to_pylist()
     (by_operator,) = view(attribution, "clock_by_operator").to_pylist()
     assert row["kernel"] == "ampere_bf16_s16816gemm"
@@ -119,7 +119,7 @@ def test_clocks_of_each_work(attribution: Attribution) -> None:
         assert row[name] == by_operator[name]
 
 
-def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attribution) -> None:
+def test_the_throttle_episode_hits_the_last_two_steps(attribution: Attributed) -> None:
     (row,) = view(attribution, "throttle_episodes").to_pylist()
     compute = {c.id: c.time_ns for c in attribution.causes()}
     assert row["reason"] == "power_cap"
@@ -173,7 +173,7 @@ def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
     assert rows[3]["observed_ns"] > 0
 
 
-def test_sensitivity_shows_what_it_rests_on(attribution: Attribution) -> None:
+def test_sensitivity_shows_what_it_rests_on(attribution: Attributed) -> None:
     (row,) = view(attribution, "clock_sensitivity").to_pylist()
     assert row["kernel"] == "ampere_bf16_s16816gemm"
     assert row["count"] == STEPS * PRODUCTS
@@ -183,7 +183,7 @@ def test_sensitivity_shows_what_it_rests_on(attribution: Attribution) -> None:
     assert (row["clock_low_hz"], row["clock_high_hz"]) == (LOW, HIGH)
 
 
-def test_last_waves(attribution: Attribution) -> None:
+def test_last_waves(attribution: Attributed) -> None:
     (row,) = view(attribution, "wave_quantization").to_pylist()
     assert (row["blocks_count"], row["units_count"], row["resident_count"]) == (160, 108, 16)
     assert row["slowdown_ratio"] == pytest.approx(2 / (160 / 108))
@@ -191,7 +191,7 @@ def test_last_waves(attribution: Attribution) -> None:
     assert row["loss_ns"] == compute["compute.efficiency.wave_quantization"]
 
 
-def test_nothing_ran_beside_anything(attribution: Attribution) -> None:
+def test_nothing_ran_beside_anything(attribution: Attributed) -> None:
     assert view(attribution, "contention").num_rows == 0
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import chopper
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views.overlap import correlations, ranks_within
 from chopper.analyzers.views.stragglers import worst
-from chopper.attribution import Attribution
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -24,7 +24,7 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32"
 
 def attributed(
     ranks: list[dict[str, pa.Table]], *, device: str | None = None, hosts: list[str] | None = None
-) -> Attribution:
+) -> Attributed:
     """Attribute ranks given as tables; all on one host, and on devices of a name with peaks."""
     devices = (
         [] if device is None else [m.Device(device_id=i, name=device) for i in range(len(ranks))]

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
+from chopper.analyzers.causes.step_time import warm_up_steps
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import apportion, compare
-from chopper.analyzers.compare.steps import warm_up_steps
 from chopper.causes import LEAVES
 from chopper.statistics import Sample, compare_means
 from tests.comparing import attribution, trace

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chopper
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.meter import Meter, meter_of, meter_of_power
-from chopper.attribution import Attribution
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.views import VIEWS, view
@@ -385,6 +385,6 @@ def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
 
 
 def test_a_run_without_telemetry_has_no_energy() -> None:
-    attribution: Attribution = chopper.attribute(a_run())
+    attribution: Attributed = chopper.attribute(a_run())
     assert view(attribution, "energy").schema.names == VIEWS["energy"].table.arrow.names
     assert view(attribution, "energy").num_rows == 0

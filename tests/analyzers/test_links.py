@@ -2,33 +2,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from chopper.analyzers.trace.join import PHASES, WORK_CLASSES, Links, link
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
-from chopper.analyzers.trace.windows import cut_windows
+from chopper.analyzers.trace.join import WORK_CLASSES
+from chopper.analyzers.trace.joined import JoinedRank
+from chopper.analyzers.trace.phases import PHASES
 from chopper.tables import TABLES
-from tests.analyzers.make import kernel, kernels, span, spans, steps
-
-
-def joined(host: pa.Table, device: pa.Table, step: pa.Table | None = None) -> Links:
-    return link(
-        HostSpans(host),
-        DeviceEvents(device),
-        TABLES["step"].empty() if step is None else step,
-        TABLES["collective"].empty(),
-    )
+from tests.analyzers.make import joined, kernel, kernels, span, spans, steps
 
 
 def launch(at: int, correlation: int, **more: Any) -> dict[str, Any]:
     return span(at, at + 1, "cudaLaunchKernel", "runtime", correlation_id=correlation, **more)
 
 
-def column(links: Links, name: str) -> list[Any]:
-    values: list[Any] = links.table(cut_windows(links, np.arange(len(links.steps_start_ns))))[
-        name
-    ].to_pylist()
+def column(rank: JoinedRank, name: str) -> list[Any]:
+    values: list[Any] = rank.event_link[name].to_pylist()
     return values
 
 
@@ -115,7 +101,7 @@ def test_classes_by_name_and_kind() -> None:
         kernels(*(kernel(i * 10, i * 10 + 5, n) for i, n in enumerate(names))),
     )
     assert column(links, "work_class") == list(names.values())
-    assert [WORK_CLASSES[c] for c in links.work_class] == list(names.values())
+    assert [WORK_CLASSES[c] for c in links.links().work_class] == list(names.values())
     assert set(column(links, "phase")) <= set(PHASES)
 
 

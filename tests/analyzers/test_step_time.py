@@ -12,16 +12,18 @@ import pyarrow.compute as pc
 import pytest
 
 import chopper
-from chopper._findings import of_steps
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import compare
-from chopper.attribution import Attribution, Outside
+from chopper.analyzers.findings import of_steps
+from chopper.api import AttributedRun
+from chopper.attribution import Outside
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.export import tables
 from chopper.reports import comparison, markdown, story, text
 from chopper.storage.manifest import Overhead
 from chopper.views import view
 from tests.analyzers.make import table
+from tests.attributing import again
 from tests.comparing import T0_NS, attribution
 
 MS = 1_000_000
@@ -33,7 +35,7 @@ def recorded(
     *,
     profiled: range | None = None,
     phases: Sequence[tuple[str, float, float]] = (),
-) -> Attribution:
+) -> AttributedRun:
     """A run whose steps took so long; in the traced ones half of the time was idle."""
     windows = [round(lengths_ms[i] * MS) for i in traced]
     found = attribution(
@@ -74,10 +76,10 @@ def recorded(
             ],
         ),
     )
-    return found
+    return again(found)
 
 
-def codes(found: Attribution) -> dict[str, str]:
+def codes(found: AttributedRun) -> dict[str, str]:
     return {f.code: f.message for f in of_steps(found)}
 
 
@@ -207,6 +209,7 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
             }
         )
     found.run.put(0, "core_wait", table("core_wait", rows))
+    found = again(found)
     step = found.step_time()
     assert {k.name for k in step.kinds} == {"training"}
     assert step.untraced is not None
@@ -334,6 +337,7 @@ def test_kinds_of_steps_of_a_trace_are_judged_by_their_windows() -> None:
     ):
         row["start_ns"], row["end_ns"] = T0_NS + start * MS, T0_NS + end * MS
     found.run.put(0, "step", table("step", rows))
+    found = again(found)
     (kind,) = found.step_time().kinds
     assert (kind.name, kind.time_ns, kind.share_ratio) == ("training", 120 * MS, 1.0)
 
@@ -344,6 +348,7 @@ def test_nested_phases_after_the_last_step_share_their_time() -> None:
     found = recorded([10] * 6, range(1, 3), profiled=range(1, 3), phases=phases)
     (part,) = found.run.manifest.ranks
     part.start_ns, part.end_ns = T0_NS, T0_NS + 160 * MS
+    found = again(found)
     outside = found.step_time().outside
     assert outside is not None
     assert outside.after_ns == sum(outside.phases_ns.values()) == 100 * MS
@@ -359,6 +364,7 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     part = found.run.manifest.ranks[0]
     part.start_ns, part.end_ns = T0_NS - 40 * MS, T0_NS + 125 * MS
     part.overhead = Overhead(setup_ns=40 * MS, close_ns=5 * MS)
+    found = again(found)
     assert found.step_time().outside == Outside(40 * MS, 45 * MS, 165 * MS, {"evaluation": 30 * MS})
     assert codes(found)["run.outside_steps"] == (
         "40.0 ms of the program's 120 ms (33%) come after the last step (of them evaluation 30.0 ms); "
@@ -366,7 +372,7 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     )
 
 
-def check_outside(found: Attribution) -> None:
+def check_outside(found: AttributedRun) -> None:
     """The steps, what follows the last one, and chopper's own work are all of the recording."""
     (part,) = found.run.manifest.ranks
     outside, overhead = found.step_time().outside, part.overhead
@@ -378,7 +384,7 @@ def check_outside(found: Attribution) -> None:
     assert outside.profiler_ns >= (overhead.close_ns or 0) > 0
 
 
-def check_kinds(found: Attribution) -> None:
+def check_kinds(found: AttributedRun) -> None:
     step = found.step_time()
     kinds = {k.name: k for k in step.kinds}
     assert kinds["training + evaluation"].numbers == (6, 13)

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper.analyzers.trace.join import COMMUNICATION, Links, link
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.work import estimate
 from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.hardware.ceilings import Ceiling
+from tests.analyzers.make import joined as joined_tables
 from tests.conftest import find_traces_dir
 
 pytestmark = pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")
@@ -57,12 +57,12 @@ class Joined(NamedTuple):
 def joined(traces_dir: Path, report: str) -> Joined:
     run = chopper.load(traces_dir / "tracelens" / f"{report}.json.gz")
     rank = run.ranks[0]
-    links = link(
-        HostSpans(run.table(rank, "host_span")),
-        DeviceEvents(run.table(rank, "device_event")),
+    links = joined_tables(
+        run.table(rank, "host_span"),
+        run.table(rank, "device_event"),
         run.table(rank, "step"),
         run.table(rank, "collective"),
-    )
+    ).links()
     return Joined(links, event_work(links, PEAK))
 
 

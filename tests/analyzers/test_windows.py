@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.trace.join import link
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
-from chopper.analyzers.trace.windows import Windows, cut_windows
+from chopper.analyzers.trace.windows import Windows
 from chopper.tables import TABLES
-from tests.analyzers.make import kernel, kernels, span, spans, steps
+from tests.analyzers.make import joined, kernel, kernels, span, spans, steps
 
 
 def launch(at: int, correlation: int, name: str = "cudaLaunchKernel"):
@@ -15,8 +12,7 @@ def launch(at: int, correlation: int, name: str = "cudaLaunchKernel"):
 
 
 def windows_of(host: pa.Table, device: pa.Table, step: pa.Table) -> Windows:
-    links = link(HostSpans(host), DeviceEvents(device), step, TABLES["collective"].empty())
-    return cut_windows(links, ints(step, "number"))
+    return joined(host, device, step).windows
 
 
 def test_a_step_ends_when_the_last_event_launched_in_it_ends() -> None:
@@ -91,7 +87,6 @@ def test_events_name_their_window_where_a_step_before_has_none() -> None:
     host = spans(launch(10, 1), launch(210, 2))
     device = kernels(kernel(20, 60, correlation_id=1), kernel(220, 260, correlation_id=2))
     step = steps((0, 100), (100, 200), (200, 300))
-    links = link(HostSpans(host), DeviceEvents(device), step, TABLES["collective"].empty())
-    windows = cut_windows(links, ints(step, "number"))
-    assert windows.numbers.tolist() == [0, 2]
-    assert links.table(windows)["step_index"].to_pylist() == [0, 1]
+    rank = joined(host, device, step)
+    assert rank.windows.numbers.tolist() == [0, 2]
+    assert rank.event_link["step_index"].to_pylist() == [0, 1]

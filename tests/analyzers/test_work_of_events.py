@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import chopper
 from chopper.analyzers.causes.event_work import match_instances
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.join import Links, link
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
+from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.views.unmodelled import CAUSES
 from chopper.analyzers.work.kernels import element_bytes, kernel_family
 from chopper.analyzers.work.of_events import (
@@ -30,6 +30,7 @@ from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import lookup
 from chopper.tables import TABLES
 from chopper.views import view
+from tests.analyzers.make import joined as joined_tables
 from tests.analyzers.make import kernel, kernels, span, spans
 
 # 1 FLOP and 1 byte per nanosecond: times can be read off the shapes.
@@ -43,12 +44,12 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 def works(
     host: pa.Table, device: pa.Table, ceiling: Ceiling | None = FAST_MEMORY
 ) -> tuple[Links, EventWork]:
-    links = link(
-        HostSpans(host),
-        DeviceEvents(device),
+    links = joined_tables(
+        host,
+        device,
         TABLES["step"].empty(),
         TABLES["collective"].empty(),
-    )
+    ).links()
     return links, event_work(links, ceiling)
 
 
@@ -178,12 +179,12 @@ def test_hidden_operators_are_found_again(traces_dir: Path, trace: str, grids: b
     run = chopper.load(traces_dir / f"{trace}.json.gz")
     rank = run.ranks[0]
     device = run.table(rank, "device_event")
-    links = link(
-        HostSpans(run.table(rank, "host_span")),
-        DeviceEvents(device),
+    links = joined_tables(
+        run.table(rank, "host_span"),
+        device,
         run.table(rank, "step"),
         run.table(rank, "collective"),
-    )
+    ).links()
     operators = operator_work(links, np.unique(links.op_row[links.op_row >= 0]))
     row = np.where(links.op_row >= 0, operators.row_of[links.op_row], -1)
     truth = np.where((row >= 0) & (links.work_class == 0), operators.signature[row], -1)
@@ -636,12 +637,12 @@ def test_coverage_of_real_traces(traces_dir: Path, trace: str) -> None:
     """Whatever the device: every type has a peak here, so that only the models are tested."""
     run = chopper.load(traces_dir / f"{trace}.json.gz")
     rank = run.ranks[0]
-    links = link(
-        HostSpans(run.table(rank, "host_span")),
-        DeviceEvents(run.table(rank, "device_event")),
+    links = joined_tables(
+        run.table(rank, "host_span"),
+        run.table(rank, "device_event"),
         run.table(rank, "step"),
         run.table(rank, "collective"),
-    )
+    ).links()
     work = event_work(links, UNIT)
     computing = links.work_class == 0
     known = computing & ~np.isnan(work.roofline_ns)

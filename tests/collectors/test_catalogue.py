@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper.attribution import LEVELS, Attribution
+from chopper.analyzers.attributed import Attributed
+from chopper.attribution import LEVELS
 from chopper.collectors.formats.kineto import read_trace
 from chopper.errors import InputError
 
@@ -59,11 +60,11 @@ NOTHING = {
 }
 
 
-def _said(found: Attribution) -> set[str]:
+def _said(found: Attributed) -> set[str]:
     return {f.code for f in found.findings if f.code.startswith(("event.", "trace."))}
 
 
-def _closed(found: Attribution) -> None:
+def _closed(found: Attributed) -> None:
     for level in LEVELS:
         groups = found.by(level)
         assert sum(g.time_ns for g in groups) == found.observed_ns

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import chopper
-from chopper.attribution import Attribution
+from chopper.analyzers.attributed import Attributed
 from chopper.collectors.base import CollectorContext
 from chopper.hardware.environment import clock_anchor
 from chopper.recording.finish import finalize
@@ -69,7 +69,7 @@ LEAD_MS = 800
 
 @dataclass(frozen=True)
 class Recorded:
-    attribution: Attribution
+    attribution: Attributed
     start_ns: np.ndarray
     end_ns: np.ndarray
     script: Script

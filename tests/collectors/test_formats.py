@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import chopper
-from chopper.attribution import LEVELS, Attribution
+from chopper.analyzers.attributed import Attributed
+from chopper.attribution import LEVELS
 from chopper.cli import cli
 from chopper.collectors.formats.recording import torch_range
 from chopper.collectors.formats.sqlite import read as read_database
@@ -43,7 +44,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, list[P
     return request.param, WRITERS[request.param](tmp_path)
 
 
-def closed(found: Attribution) -> None:
+def closed(found: Attributed) -> None:
     assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns
     for level in LEVELS:
         groups = found.by(level)

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 import chopper
-from chopper.attribution import LEVELS, Attribution
+from chopper.analyzers.attributed import Attributed
+from chopper.attribution import LEVELS
 from chopper.errors import InputError
 from tests.golden.fetch import blank, catalogue, fetch
 from tests.golden.numbers import EXPECTED, HEADER, Row, numbers
@@ -40,7 +41,7 @@ def public() -> list[str]:
     return list(dict.fromkeys(_ONE_RUN if n.startswith(_ONE_RUN) else n for n in wanted))
 
 
-def closes(attribution: Attribution) -> None:
+def closes(attribution: Attributed) -> None:
     """Causes sum to the observed time of each step, at every level."""
     windows = attribution.windows
     spans = windows["end_ns"].to_numpy() - windows["start_ns"].to_numpy()

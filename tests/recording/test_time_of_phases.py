@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import chopper
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views.utilization import utilization
-from chopper.attribution import Attribution, Level
+from chopper.attribution import Level
 from chopper.causes import CAUSES
 from tests.waiting import PATIENCE_S
 
@@ -43,7 +44,7 @@ def empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def attributed() -> Attribution:
+def attributed() -> Attributed:
     """All traced steps: which of them are alike depends on how long each took."""
     attribution = chopper.attribute("run").whole
     levels: tuple[Level, ...] = ("phase", "layer", "op", "kernel")
@@ -52,11 +53,11 @@ def attributed() -> Attribution:
     return attribution
 
 
-def times(attribution: Attribution, level: Level) -> dict[object, int]:
+def times(attribution: Attributed, level: Level) -> dict[object, int]:
     return {group.key: group.time_ns for group in attribution.by(level)}
 
 
-def computing(attribution: Attribution, phase: str) -> dict[str, int]:
+def computing(attribution: Attributed, phase: str) -> dict[str, int]:
     causes = {group.key: group.causes for group in attribution.by("phase")}.get(phase, {})
     return {cause: ns for cause, ns in causes.items() if cause.startswith("compute") and ns}
 
@@ -309,7 +310,7 @@ if __name__ == "__main__":
 """.replace("WAIT_S", str(_WAIT_S))
 
 
-def collectives_by_phase(kind: str) -> tuple[Attribution, dict[str, set[str]]]:
+def collectives_by_phase(kind: str) -> tuple[Attributed, dict[str, set[str]]]:
     """Train on two ranks; return the attribution, and the phases of each collective of rank 0."""
     Path("train.py").write_text(_TWO_RANKS)
     subprocess.run(

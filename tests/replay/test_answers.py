@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chopper.replaying.answers import summary
+from chopper.analyzers.replay.answers import summary
 
 _RUNS = 150
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper.replaying import replay_of
+from chopper.analyzers.replay.replay import replay_of
+from chopper.api import AttributedRun
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
 from chopper.validation.model.writer import write
@@ -30,7 +31,7 @@ KNOBS = {
 """Of the model: the cause that each makes, and how much at most."""
 
 
-def attributed(plan: Plan, folder: Path) -> chopper.Attribution:
+def attributed(plan: Plan, folder: Path) -> AttributedRun:
     write(simulate(plan), folder)
     return chopper.attribute(folder)
 

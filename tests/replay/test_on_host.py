@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 
 import chopper
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
+from chopper.analyzers.replay.replay import replay_of
 from chopper.analyzers.replay.scenario import Base, Scenario
-from chopper.replaying import replay_of
+from chopper.api import AttributedRun
 from tests.analyzers import make
 from tests.replay.make import base, run, tables
 
@@ -37,7 +39,7 @@ def given(*spans: dict[str, Any], until: int = 200) -> dict[str, pa.Table]:
 def waited_for(found: Base) -> list[str]:
     """Names of the collectives that the program waits for."""
     node = found.graph.ranks[0]
-    codes, values = node.joined.links.events.names
+    codes, values = node.links.events.names
     return [values[codes[row]] for row in node.program.waits_for if row >= 0]
 
 
@@ -87,25 +89,25 @@ def core_wait(*steps: tuple[int | None, int, int, int]) -> pa.Table:
 
 
 @pytest.fixture
-def contended() -> chopper.Attribution:
+def contended() -> AttributedRun:
     """100 ms of which the thread ran 80 and waited 20 for a core; half of it between operators."""
     told = given(op(0, 30), op(80, 100), until=100)
     told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 20, 80))
     return chopper.attribute(run(told))
 
 
-def times(attribution: chopper.Attribution) -> dict[str, int]:
+def times(attribution: Attributed) -> dict[str, int]:
     return {c.id: c.time_ns for c in attribution.leaves()}
 
 
-def test_waits_for_a_core_keep_their_label(contended: chopper.Attribution) -> None:
+def test_waits_for_a_core_keep_their_label(contended: AttributedRun) -> None:
     found = chopper.whatif(contended)
     assert times(found.attribution) == times(contended)
     assert times(contended)["idle.preparation.core_wait"] == 10 * MS
 
 
 def test_what_is_gone_takes_its_share_of_the_waiting_along(
-    contended: chopper.Attribution,
+    contended: AttributedRun,
 ) -> None:
     # 50 of 100 ms are gone, and with them half of the waiting.
     left = times(chopper.whatif(contended, fix="unobserved").attribution)
@@ -115,7 +117,7 @@ def test_what_is_gone_takes_its_share_of_the_waiting_along(
     assert times(chopper.whatif(contended, fix=both).attribution) == left
 
 
-def test_with_a_core_at_once_nothing_waits_for_one(contended: chopper.Attribution) -> None:
+def test_with_a_core_at_once_nothing_waits_for_one(contended: AttributedRun) -> None:
     # Of 20 ms, 10 lengthened operators and 10 what lies between them.
     found = chopper.whatif(contended, fix="core-wait")
     assert found.predicted_step_ns == pytest.approx(80 * MS, rel=1e-3)
@@ -146,7 +148,7 @@ def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: in
     assert found.predicted_step_ns == pytest.approx((100 - waited) * MS, rel=1e-3)
 
 
-def test_nothing_left_of_a_rank_is_refused(contended: chopper.Attribution) -> None:
+def test_nothing_left_of_a_rank_is_refused(contended: AttributedRun) -> None:
     with pytest.raises(chopper.errors.UsageError, match="nothing of what rank 0 ran would be left"):
         chopper.whatif(contended, without="mm")
     assert replay_of(contended).error_ratio == 0

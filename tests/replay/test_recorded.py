@@ -110,7 +110,7 @@ def test_the_host_waits_for_what_the_record_names() -> None:
 
 def test_a_stream_is_waited_for_up_to_the_call() -> None:
     found = recorded_waits(
-        joined(synchronized(record(50, "Stream Sync", 4, stream_id=7))).links,
+        joined(synchronized(record(50, "Stream Sync", 4, stream_id=7))).links(),
         make.table("synchronization", [record(50, "Stream Sync", 4, stream_id=7)]),
     )
     assert found.awaited.tolist() == [0]

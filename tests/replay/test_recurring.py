@@ -55,9 +55,9 @@ def test_a_wait_that_did_not_show_is_known_from_other_steps() -> None:
     assert np.count_nonzero(node.program.waits_for >= 0) == STEPS - 1
     # The result comes 50 ms later, so what uses it can no longer begin at 243.
     scenario = Scenario(found)
-    late = np.flatnonzero(node.joined.links.events.start_ns == 211 * MS)
+    late = np.flatnonzero(node.links.events.start_ns == 211 * MS)
     run_ns = np.full(len(node.start), -1)
-    run_ns[late[node.joined.links.events.of("host_collective")[late]]] = 55 * MS
+    run_ns[late[node.links.events.of("host_collective")[late]]] = 55 * MS
     scenario.run_ns[0] = run_ns
     outcome = scenario.solve()
     assert outcome.windows(0).tolist() == [0, 90 * MS, 190 * MS, 313 * MS, 413 * MS]

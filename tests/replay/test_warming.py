@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import chopper
 from chopper.analyzers.replay.scenario import Scenario
+from chopper.api import AttributedRun
 from tests.analyzers import make
 from tests.replay.make import run, tables
 
@@ -29,7 +30,7 @@ def trained(
     jitter: Any = None,
     made: Callable[..., dict[str, Any]] = make.op,
     sizes: Callable[[int], list[list[int]]] = lambda _: [[64, 64], [64, 64]],
-) -> chopper.Attribution:
+) -> AttributedRun:
     """Steps that wait for a batch, and whose first 2 ms of work after that take longer.
 
     Args:
@@ -55,7 +56,7 @@ def trained(
     return chopper.attribute(run(tables(spans, [], make.steps(*bounds))))
 
 
-def predicted_ms(of: chopper.Attribution) -> float:
+def predicted_ms(of: AttributedRun) -> float:
     return chopper.whatif(of, fix="data").predicted_step_ns / MS
 
 
@@ -106,7 +107,7 @@ def test_operators_of_unknown_sizes_tell_nothing() -> None:
 def test_nothing_comes_later_whatever_varies(seed: int, cold: float) -> None:
     jitter = np.random.default_rng(seed).lognormal(0.0, 0.2, 10 * OPS)
     of = trained(10, cold=cold, jitter=jitter)
-    from chopper.replaying import replay_of
+    from chopper.analyzers.replay.replay import replay_of
 
     replay = replay_of(of)
     scenario = Scenario(replay.base)

@@ -11,9 +11,12 @@ from click.testing import CliRunner, Result
 
 import chopper
 from benchmarks.replay import table
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.replay.replay import replay_of
+from chopper.analyzers.replay.whatif_options import causes_named, changes_of
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
-from chopper.replaying import causes_named, changes_of, replay_of
 from chopper.validation.model.job import simulate
 from chopper.validation.model.plan import Dose, Plan
 from chopper.validation.model.writer import write
@@ -100,7 +103,7 @@ def test_launched_as_a_graph_each_event_is_still_its_operators(
 ) -> None:
     found = chopper.whatif(attribution, graphs=True).attribution
 
-    def computing(of: chopper.Attribution) -> dict[str, int]:
+    def computing(of: Attributed) -> dict[str, int]:
         return {c.id: c.time_ns for c in of.leaves() if c.id.startswith("compute.")}
 
     assert "compute.efficiency.rest" in computing(attribution)
@@ -331,7 +334,8 @@ def test_a_prediction_outside_its_bar_is_marked() -> None:
 @pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")
 @pytest.mark.parametrize("name", _real())
 def test_real_traces_are_given_back_within_one_percent(traces_dir: Path, name: str) -> None:
-    replay = replay_of(chopper.attribute(traces_dir / name))
+    run = pipeline.attribute(chopper.load(traces_dir / name))
+    replay = replay_of(run)
     assert replay.error_ratio <= 0.01
-    found = replay.whatif(changes_of(fix=["idle.preparation"]))
+    found = pipeline.whatif(run, changes_of(fix=["idle.preparation"]), replay)
     assert 0 <= found.saved_ratio <= 1

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.attribution import Attribution, Basis, RankSummary
+from chopper.api import AttributedRun
+from chopper.attribution import Basis, RankSummary
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
+from tests.attributing import assembled
 
 T0_NS = 1_760_000_000_000_000_000
 _COMPUTE_STREAM, _COMM_STREAM, _COPY_STREAM = 7, 20, 24
@@ -179,7 +181,7 @@ class _Program:
         self.size = len(rows)
 
 
-def make(shape: Shape | None = None, source: str = "runs/synthetic") -> Attribution:
+def make(shape: Shape | None = None, source: str = "runs/synthetic") -> AttributedRun:
     """Build the run and its attribution."""
     shape = shape or Shape()
     program = _Program(shape)
@@ -195,8 +197,8 @@ def make(shape: Shape | None = None, source: str = "runs/synthetic") -> Attribut
         links[rank] = made.links
         summaries.append(made.summary)
     model = Basis("FLOP from recorded shapes, peak from the datasheet", False)
-    return Attribution(
-        run=run,
+    return assembled(
+        run,
         pieces=pa.concat_tables(pieces).unify_dictionaries(),
         windows=pa.concat_tables(windows),
         gaps=pa.concat_tables(gaps).unify_dictionaries(),

@@ -14,7 +14,7 @@ import pytest
 
 import chopper
 from chopper import reports
-from chopper.attribution import Attribution
+from chopper.analyzers.attributed import Attributed
 from chopper.export import export
 from chopper.reports import frequency, series, timeline
 from chopper.reports.series import Series, thin, with_gaps
@@ -35,7 +35,7 @@ MS = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def page(attribution: Attribution) -> frequency.Frequency:  # noqa: F811
+def page(attribution: Attributed) -> frequency.Frequency:  # noqa: F811
     run = attribution.run
     first = run.table(0, "device_clock")["time_ns"][0].as_py()
     run.put(
@@ -164,7 +164,7 @@ def test_the_kernels_that_lost_most_come_first(page: frequency.Frequency) -> Non
 
 
 @pytest.mark.usefixtures("page")
-def test_the_page_is_in_the_report(attribution: Attribution) -> None:  # noqa: F811
+def test_the_page_is_in_the_report(attribution: Attributed) -> None:  # noqa: F811
     html = reports.render(attribution, "html")
     assert '<section id="frequency"' in html
     assert '<a href="#frequency">Frequency</a>' in html
@@ -180,7 +180,7 @@ def test_without_clocks_there_is_no_page() -> None:
     assert "#frequency" not in html
 
 
-def test_what_held_the_clock_stands_under_the_timeline(attribution: Attribution) -> None:  # noqa: F811
+def test_what_held_the_clock_stands_under_the_timeline(attribution: Attributed) -> None:  # noqa: F811
     made = timeline.build(attribution, series.collect(attribution.run))
     last = made.windows[-1]
     rows = unpack(made.packs[last["id"]])[0]["rows"]
@@ -191,7 +191,7 @@ def test_what_held_the_clock_stands_under_the_timeline(attribution: Attribution)
     assert not [row for row in first if row["type"] == "clock"]
 
 
-def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attribution) -> None:  # noqa: F811
+def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attributed) -> None:  # noqa: F811
     made = timeline.build(attribution, series.collect(attribution.run))
     meta, arrays = unpack(made.telemetry)
     panels = [one["panel"] for one in meta["series"]]
@@ -205,7 +205,7 @@ def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attribution)
 
 
 def test_the_exported_timeline_has_tracks_of_clock_and_power(
-    attribution: Attribution,  # noqa: F811
+    attribution: Attributed,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     (path,) = export(attribution, "perfetto", tmp_path / "out")
@@ -239,7 +239,7 @@ def test_thinning_keeps_the_holes() -> None:
     assert np.isnan(cut.value).sum() == 1
 
 
-def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribution) -> None:  # noqa: F811
+def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attributed) -> None:  # noqa: F811
     from chopper.api import attribute
     from chopper.storage import manifest as m
     from chopper.storage.run import Run

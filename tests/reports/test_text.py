@@ -6,7 +6,7 @@ import re
 import pytest
 
 from chopper import reports
-from chopper.attribution import Attribution
+from chopper.api import AttributedRun
 from chopper.causes import CAUSES, LEAVES
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
@@ -55,7 +55,7 @@ def evil():
     ranks = [dataclasses.replace(r, device=_EVIL, label=_EVIL + str(r.rank)) for r in made.ranks]
     groups = {level: made.by(level) for level in ("op", "kernel", "phase", "layer")}
 
-    class Evil(Attribution):
+    class Evil(AttributedRun):
         def by(self, level):
             found = groups.get(level)
             if found is None:

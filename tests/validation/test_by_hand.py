@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper.attribution import Attribution
+from chopper.analyzers.attributed import Attributed
 from chopper.views import view
 from tests.kineto_writer import Trace
 
@@ -31,14 +31,14 @@ def product(trace: Trace, host: int, start: int, length: int, tid: int | None = 
     return start + length
 
 
-def attributed(path: Path, *traces: Trace) -> Attribution:
+def attributed(path: Path, *traces: Trace) -> Attributed:
     path.mkdir()
     for i, trace in enumerate(traces):
         (path / f"rank{i}.json").write_bytes(trace.encode())
     return chopper.attribute(path)
 
 
-def sums(attribution: Attribution, rank: int) -> dict[str, int]:
+def sums(attribution: Attributed, rank: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in attribution.pieces.select(["rank", "cause", "time_ns"]).to_pylist():
         if row["rank"] == rank:
@@ -46,7 +46,7 @@ def sums(attribution: Attribution, rank: int) -> dict[str, int]:
     return found
 
 
-def more(injected: Attribution, plain: Attribution, rank: int = 0) -> dict[str, int]:
+def more(injected: Attributed, plain: Attributed, rank: int = 0) -> dict[str, int]:
     a, b = sums(injected, rank), sums(plain, rank)
     return {c: a.get(c, 0) - b.get(c, 0) for c in {*a, *b} if a.get(c, 0) != b.get(c, 0)}
 

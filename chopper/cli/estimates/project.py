@@ -20,7 +20,7 @@ from chopper.reports.estimates.project import page
 from chopper.views import view
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
 
 __all__ = ["Options", "estimate", "page"]
 
@@ -188,15 +188,15 @@ def _recorded(run: str, options: Options) -> Projection:
     )
 
 
-def _causes_ns(attribution: Attribution) -> dict[str, int]:
+def _causes_ns(attribution: Attributed) -> dict[str, int]:
     return {row.id: row.time_ns for row in attribution.leaves()}
 
 
-def _windows_count(attribution: Attribution) -> int:
+def _windows_count(attribution: Attributed) -> int:
     return max(1, sum(rank.steps for rank in attribution.ranks))
 
 
-def _check_device_events(attribution: Attribution, source: str) -> None:
+def _check_device_events(attribution: Attributed, source: str) -> None:
     """Refuse a run whose operators have the host's time only, whatever device it names."""
     from chopper.analyzers.trace.host_device import is_host_timeline
 
@@ -216,7 +216,7 @@ def _check_device_events(attribution: Attribution, source: str) -> None:
         )
 
 
-def _device_of(attribution: Attribution, source: str) -> DevicePeaks:
+def _device_of(attribution: Attributed, source: str) -> DevicePeaks:
     """Return the one device of a run, which has to be in the table."""
     names = sorted({rank.device for rank in attribution.ranks if rank.device})
     if len(names) != 1:
@@ -230,7 +230,7 @@ def _device_of(attribution: Attribution, source: str) -> DevicePeaks:
     return device
 
 
-def _stated_device(attribution: Attribution, source: str, name: str) -> DevicePeaks:
+def _stated_device(attribution: Attributed, source: str, name: str) -> DevicePeaks:
     """Return the device that the user says a run was recorded on, unless the run says another."""
     stated = named(name)
     own = [lookup(rank.device) for rank in attribution.ranks if rank.device]

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper import api
 from chopper import wording as fmt
+from chopper.analyzers.replay.answers import WhatIf, summary
+from chopper.analyzers.replay.applying import apply
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
-from chopper.analyzers.replay.path import LAG, causes_of, path_of
+from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
 from chopper.analyzers.replay.scenario import Base, Scenario
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.replay.schedule import tables
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.columns import ints, row_set
+from chopper.analyzers.trace.tables import HostSpans
 from chopper.attribution import Recoverable
 from chopper.causes import LEAVES
 from chopper.errors import InputError
-from chopper.replaying import traces
-from chopper.replaying.answers import WhatIf, summary
-from chopper.replaying.applying import apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
+
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Path as CriticalPath
     from chopper.analyzers.replay.scenario import Outcome
-    from chopper.attribution import Attribution
-    from chopper.replaying.asked import Changes
-    from chopper.storage.run import Run
+    from chopper.analyzers.replay.whatif_options import Changes
+    from chopper.analyzers.trace.joined import JoinedRank
 
 ERROR_RATIO = 0.01
 """An unmodified replay that is further from the observed time says nothing about changes."""
+_LAUNCHED_RATIO = 0.5
 _SAID_LAUNCHED_RATIO = 0.99
 _LAG_RATIO = 0.1
 _COUPLED_RATIO = 0.5
@@ -46,28 +52,29 @@ class Replay:
         InputError: the run cannot be replayed: what it lacks.
     """
 
-    def __init__(self, attribution: Attribution) -> None:
-        whole = attribution.whole
+    def __init__(self, run: Attributed) -> None:
+        self.run = run
         # Steps depend on those before them: all kinds are replayed, and one is counted.
-        other = None if whole is attribution else replay_of(whole)
-        self.attribution = attribution
-        self.base: Base = other.base if other else _base_of(attribution.run)
+        self.base: Base = _base_of(run)
         self.unmodified: Outcome = self.base.outcome
-        self.facts: list[RankFacts] = other.facts if other else _facts_of(attribution, self.base)
-        ranks = ints(attribution.windows, "rank")
-        numbers = ints(attribution.windows, "number")
-        self.counted: list[np.ndarray] = [
-            np.isin(node.joined.windows.numbers, numbers[ranks == node.rank])
-            for node in self.base.graph.ranks
-        ]
+        self.facts: list[RankFacts] = _facts_of(run.whole, self.base)
+        self.counted: list[np.ndarray] = _counted(run, self.base)
         """Mask of the windows of each rank that the attribution is of."""
-        self.error_ratio: float = other.error_ratio if other else self._error()
+        self.error_ratio: float = self._error()
         if self.error_ratio > ERROR_RATIO:
             raise InputError(
-                f"{attribution.run.source}: cannot be replayed: unchanged, the replay is "
+                f"{run.source}: cannot be replayed: unchanged, the replay is "
                 f"{self.error_ratio:.1%} off (bar {ERROR_RATIO:.0%}); the order of its events "
                 "contradicts what they depend on"
             )
+
+    def counting(self, run: Attributed) -> Replay:
+        """Return the same replay, with the windows of another part of the run counted."""
+        other = copy(self)
+        for name in ("coupled_ratio", "notes"):
+            other.__dict__.pop(name, None)
+        other.run, other.counted = run, _counted(run, self.base)
+        return other
 
     def scenario(self) -> Scenario:
         """A scenario without changes."""
@@ -97,8 +104,8 @@ class Replay:
         """What limits every prediction for this run."""
         graph = self.base.graph
         notes = []
-        if self.attribution.whole is not self.attribution:
-            step = self.attribution.step_time()
+        if self.run.whole is not self.run:
+            step = self.run.step_time()
             others = ", ".join(
                 f"{len(k.traced)} of {k.name}"
                 for k in step.kinds
@@ -120,7 +127,7 @@ class Replay:
                 f"{graph.contradicted / edges:.1%} of the dependencies were observed in another order "
                 "and are left out"
             )
-        beside = [n.joined.links for n in graph.ranks if not n.joined.host_only]
+        beside = [n.links for n in graph.ranks if not n.joined.host_only]
         count = sum(len(links.events) for links in beside)
         launched = sum(int(links.has_launch.sum()) for links in beside)
         if launched < _SAID_LAUNCHED_RATIO * count:
@@ -198,7 +205,7 @@ class Replay:
         found: dict[str, Recoverable] = {}
         # A parent whose only leaf with time is its child gives back the same.
         by_leaves: dict[frozenset[str], int] = {}
-        rows = self.attribution.causes()
+        rows = self.run.causes()
         spent = {row.id for row in rows if row.time_ns}
         for row in rows:
             why = row.withheld or not_fixable(row.id) or self._needs_all_ranks(row.id)
@@ -220,49 +227,24 @@ class Replay:
             return "no collective was seen on all ranks of its group"
         return None
 
-    def whatif(self, changes: Changes) -> WhatIf:
-        """The run with changes, beside what was observed."""
-        applied = apply(changes, self)
+    def predict(self, changes: Changes) -> Prediction:
+        """Replay the run with changes.
+
+        Raises:
+            UsageError: a change that this run has no data for, or that names nothing in it.
+        """
+        spent = {row.id for row in self.run.causes() if row.time_ns}
+        applied = apply(changes, self.scenario(), self.facts, self.coupled_ratio, spent)
         outcome = applied.scenario.solve()
         observed = self.step_times(self.unmodified)
         predicted = self.step_times(outcome)
-        pairs = {n: (observed[n], predicted.get(n, 0)) for n in observed}
-        mean_observed, mean_predicted, interval, saved = summary(list(pairs.values()))
-        alike = self.reference(outcome)
-        run = self.attribution.run
-        replayed = api.attribute(traces.replayed(self, outcome, alike)).of_steps(
-            [-1 if number is None else number for number in pairs]
-        )
-        closed = sum(replayed.step_time_ns()) / max(len(pairs), 1)
-        if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
-            off = (closed - mean_predicted) / max(mean_predicted, 1.0)
-            applied.notes.append(
-                f"the causes of the changed run are of steps {abs(off):.1%} {'longer' if off > 0 else 'shorter'} "
-                "than predicted: events without a launch are placed by their time, which cuts the steps elsewhere"
-            )
-        if warmed := list(outcome.scenario.warmed.values()):
-            waits = sum(w.waits_count for w in warmed)
-            each = fmt.duration(sum(w.saved_ns for w in warmed) / waits)
-            applied.notes.append(
-                f"the host's work after {fmt.plural(waits, 'wait')} that are gone "
-                f"is taken to be as quick as later in the same steps, when caches are warm: {each} less after each"
-            )
-        path = causes_of(outcome, self.critical_path(outcome), self.facts)
-        rows = sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2])
-        return WhatIf(
-            source=run.source,
-            changes=applied.said,
-            observed_step_ns=mean_observed,
-            predicted_step_ns=mean_predicted,
-            predicted_ci95_ns=interval,
-            saved_ci95_ns=saved,
-            steps=pairs,
-            error_ratio=self.error_ratio,
-            notes=[*self.notes, *applied.notes],
-            attribution=replayed,
-            observed=self.attribution,
-            reference_rank=None if alike is None else self.base.graph.ranks[alike].rank,
-            path=rows,
+        return Prediction(
+            self,
+            outcome,
+            self.reference(outcome),
+            {n: (observed[n], predicted.get(n, 0)) for n in observed},
+            applied.said,
+            applied.notes,
         )
 
     def critical_path(self, outcome: Outcome | None = None) -> CriticalPath:
@@ -278,15 +260,91 @@ class Replay:
         return path.within(windows)
 
 
-def _base_of(run: Run) -> Base:
-    """The dependency graph of a run.
+@dataclass(frozen=True)
+class Prediction:
+    """A replay with changes.
+
+    Attributes:
+        replay: of the run.
+        outcome: when everything comes.
+        reference: place of the rank that all are taken to be like; None unless ranks are uncoupled.
+        steps: number → (observed, predicted) nanoseconds.
+        said: the changes in words.
+        notes: what limits the prediction.
+    """
+
+    replay: Replay
+    outcome: Outcome
+    reference: int | None
+    steps: dict[int | None, tuple[int, int]]
+    said: list[str]
+    notes: list[str]
+
+    def tables(self) -> dict[int, dict[str, pa.Table]]:
+        """Return the tables of the changed run by rank and name."""
+        ranks = self.replay.base.graph.ranks
+        if self.reference is not None:
+            alike = tables(self.outcome, self.reference)
+            return {node.rank: alike for node in ranks}
+        return {node.rank: tables(self.outcome, place) for place, node in enumerate(ranks)}
+
+    def answer(self, attribution: Attributed) -> WhatIf:
+        """Put the changed run beside the observed one.
+
+        Args:
+            attribution: of :meth:`tables`, in any steps.
+        """
+        replay = self.replay
+        replayed = attribution.of_steps([-1 if number is None else number for number in self.steps])
+        mean_observed, mean_predicted, interval, saved = summary(list(self.steps.values()))
+        path = causes_of(self.outcome, replay.critical_path(self.outcome), replay.facts)
+        return WhatIf(
+            source=replay.run.source,
+            changes=self.said,
+            observed_step_ns=mean_observed,
+            predicted_step_ns=mean_predicted,
+            predicted_ci95_ns=interval,
+            saved_ci95_ns=saved,
+            steps=self.steps,
+            error_ratio=replay.error_ratio,
+            notes=[*replay.notes, *self.notes, *self._limits(replayed, mean_predicted)],
+            attribution=replayed,
+            observed=replay.run,
+            reference_rank=None
+            if self.reference is None
+            else replay.base.graph.ranks[self.reference].rank,
+            path=sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2]),
+        )
+
+    def _limits(self, replayed: Attributed, mean_predicted: float) -> list[str]:
+        """Say how far the attributed steps are from the predicted ones, and what was warmed."""
+        notes = []
+        closed = sum(replayed.step_time_ns()) / max(len(self.steps), 1)
+        if abs(closed - mean_predicted) > ERROR_RATIO * max(mean_predicted, 1.0):
+            off = (closed - mean_predicted) / max(mean_predicted, 1.0)
+            notes.append(
+                f"the causes of the changed run are of steps {abs(off):.1%} "
+                f"{'longer' if off > 0 else 'shorter'} than predicted: events without a launch are "
+                "placed by their time, which cuts the steps elsewhere"
+            )
+        if warmed := list(self.outcome.scenario.warmed.values()):
+            waits = sum(w.waits_count for w in warmed)
+            each = fmt.duration(sum(w.saved_ns for w in warmed) / waits)
+            notes.append(
+                f"the host's work after {fmt.plural(waits, 'wait')} that are gone "
+                "is taken to be as quick as later in the same steps, when caches are warm: "
+                f"{each} less after each"
+            )
+        return notes
+
+
+def _base_of(run: Attributed) -> Base:
+    """Build the dependency graph of a run.
 
     Raises:
         InputError: the run cannot be replayed: what it lacks.
     """
-    joined, _ = api._join(run)
-    matched = api._match(run, joined)
-    usable = [j for j in joined if len(j.windows)]
+    usable = [j for j in run.joined.values() if len(j.windows)]
     if not usable:
         raise InputError(
             f"{run.source}: cannot be replayed: no device event and no operator was recorded"
@@ -296,11 +354,20 @@ def _base_of(run: Run) -> Base:
             f"{run.source}: cannot be replayed: it was traced in several windows, and what ran "
             "between them is not known; name the trace of one of them"
         )
-    traces.check_launches(run.source, usable)
-    return Base(build([(j, matched.get(j.given.rank)) for j in usable]))
+    _check_launches(run.source, usable)
+    return Base(build([(j, run.matched.get(j.given.rank)) for j in usable]))
 
 
-def _facts_of(attribution: Attribution, base: Base) -> list[RankFacts]:
+def _counted(run: Attributed, base: Base) -> list[np.ndarray]:
+    """Return a mask of the windows of each rank that the attribution is of."""
+    ranks, numbers = ints(run.windows, "rank"), ints(run.windows, "number")
+    return [
+        np.isin(node.joined.windows.numbers, numbers[ranks == node.rank])
+        for node in base.graph.ranks
+    ]
+
+
+def _facts_of(attribution: Attributed, base: Base) -> list[RankFacts]:
     ranks = attribution.pieces["rank"].to_numpy()
     alone = len(attribution.ranks) == 1
     return [
@@ -313,32 +380,63 @@ def _facts_of(attribution: Attribution, base: Base) -> list[RankFacts]:
     ]
 
 
-def replay_of(attribution: Attribution) -> Replay:
-    """The replay of an attribution, made once.
+def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
+    """Refuse traces whose device events hang on nothing.
+
+    Raises:
+        InputError: most device events have no launch, or graphs have no kernels.
+    """
+    with_device = [j for j in joined if not j.host_only]
+    events = sum(j.device_event.num_rows for j in with_device)
+    launched = events - sum(j.event_link["launch_row"].null_count for j in with_device)
+    if events and launched < _LAUNCHED_RATIO * events:
+        raise InputError(
+            f"{source}: cannot be replayed: {launched} of {events} device events have a recorded "
+            "launch; record the host's runtime calls too (CPU activities)"
+        )
+    for j in with_device:
+        host = HostSpans(j.host_span)
+        graphs = host.named(names.is_graph_launch) if len(host) else np.zeros(0, bool)
+        if not graphs.any():
+            continue
+        launching = row_set(ints(j.event_link, "launch_row"), len(host))
+        empty = int((graphs & ~launching).sum())
+        # The last launches of a trace may have run after it.
+        if empty > 0.1 * int(graphs.sum()) and empty > 1:
+            raise InputError(
+                f"{source}: cannot be replayed: {empty} of {graphs.sum()} graph launches of rank "
+                f"{j.given.rank} have no kernels in the trace; record graphs node by node"
+            )
+
+
+def replay_of(run: Attributed) -> Replay:
+    """Build the dependency graph of an attributed run and replay it unchanged.
 
     Raises:
         InputError: the run cannot be replayed.
     """
-    cache = attribution._cache
-    if "replay" not in cache:
-        cache["replay"] = Replay(attribution)
-    found: Replay = cache["replay"]
-    return found
+    return Replay(run)
 
 
-def recoverable(attribution: Attribution) -> dict[str, Recoverable]:
-    """What each cause would give back if it were gone; null with the reason where not known."""
-    cache = attribution._cache
-    if "recoverable" not in cache:
-        try:
-            cache["recoverable"] = replay_of(attribution).recoverable()
-        except InputError as exc:
-            reason = str(exc).partition(": ")[2]
-            cache["recoverable"] = {
-                row.id: Recoverable(None, reason) for row in attribution.causes()
-            }
-    found: dict[str, Recoverable] = cache["recoverable"]
-    return found
+def replay_or_reason(run: Attributed) -> Replay | str:
+    """Return the replay of a run, or why it cannot be replayed."""
+    try:
+        return Replay(run)
+    except InputError as exc:
+        return str(exc).partition(": ")[2]
 
 
-__all__ = ["ERROR_RATIO", "Replay", "recoverable", "replay_of"]
+def recoverable(run: Attributed, replay: Replay | str) -> dict[str, Recoverable]:
+    """Predict what removing each cause alone would save; null with the reason where not known."""
+    if isinstance(replay, str):
+        return {row.id: Recoverable(None, replay) for row in run.causes()}
+    return replay.recoverable()
+
+
+def lanes_of(replay: Replay) -> dict[int, Lane]:
+    """Return, by rank, the part of the critical path that lies on it."""
+    path = replay.critical_path()
+    return {
+        fact.node.rank: lane_of(path, place, replay.facts)
+        for place, fact in enumerate(replay.facts)
+    }

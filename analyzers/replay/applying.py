@@ -15,9 +15,9 @@ from chopper.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chopper.analyzers.replay.changes import RankFacts
     from chopper.analyzers.replay.scenario import Scenario
-    from chopper.replaying.asked import Changes
-    from chopper.replaying.replay import Replay
+    from chopper.analyzers.replay.whatif_options import Changes
 
 _SAID_CLOCK_RATIO = 0.95
 
@@ -27,34 +27,37 @@ class Applied:
     """A scenario while changes are applied to it.
 
     Attributes:
-        replay: of the run.
         scenario: what is changed.
+        facts: of the ranks.
+        coupled_ratio: share of the communication that is matched on all ranks; None without any.
+        spent: causes with time in them.
         said: the changes in words.
         notes: what limits the prediction.
     """
 
-    replay: Replay
     scenario: Scenario
+    facts: list[RankFacts]
+    coupled_ratio: float | None
+    spent: set[str]
     said: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def fix(self, causes: Sequence[str]) -> None:
         """Causes take no time."""
-        if "communication.wait" in causes and not self.replay.coupled_ratio:
+        if "communication.wait" in causes and not self.coupled_ratio:
             raise UsageError(
                 "--fix straggler: no collective was seen on all ranks of its group; give the "
                 "traces of all ranks"
             )
-        change.remove_causes(self.scenario, self.replay.facts, causes)
-        spent = {row.id for row in self.replay.attribution.causes() if row.time_ns}
+        change.remove_causes(self.scenario, self.facts, causes)
         for cause in causes:
             self.said.append(f"without {CAUSES[cause].label.lower()} ({cause})")
-            if cause not in spent:
+            if cause not in self.spent:
                 self.notes.append(f"{cause}: takes no time in this run")
 
     def clock(self, clock_hz: float | None) -> None:
         """The device's clock; None for that of each peak."""
-        reached = change.set_clock(self.scenario, self.replay.facts, clock_hz)
+        reached = change.set_clock(self.scenario, self.facts, clock_hz)
         if not reached.changed_ns:
             raise UsageError(
                 "--clock: no clock of the device was sampled in this run, or nothing tells how "
@@ -70,13 +73,12 @@ class Applied:
 
     def link(self, changes: Changes) -> None:
         """Bandwidth and latency between ranks."""
-        facts = self.replay.facts
-        link = change.observed_link(facts)
+        link = change.observed_link(self.facts)
         if link.bytes_per_s is None:
             raise UsageError(
                 "--link: no collective whose size is known was seen on all ranks of its group"
             )
-        ceilings = [f.node.joined.ceiling for f in facts]
+        ceilings = [f.node.joined.ceiling for f in self.facts]
         peaks = {c.link_bytes_per_s for c in ceilings if c is not None}
         peak = next(iter(peaks)) if len(peaks) == 1 else None
         ratio = changes.bandwidth_ratio or 1.0
@@ -95,7 +97,7 @@ class Applied:
                 "--latency: the run's messages are all of about one size, which does not tell a "
                 "link's latency from its bandwidth"
             )
-        change.set_link(self.scenario, facts, link, ratio, latency)
+        change.set_link(self.scenario, self.facts, link, ratio, latency)
         if ratio != 1.0:
             self.said.append(f"link bandwidth {fmt.factor(ratio)}")
         if latency is not None:
@@ -104,15 +106,15 @@ class Applied:
 
     def faster(self, what: str, times: float) -> None:
         """Kernels of a family, or found by a regular expression, are so many times as fast."""
-        facts, families = self.replay.facts, ", ".join(change.FAMILIES)
+        families = ", ".join(change.FAMILIES)
         try:
-            count = change.make_faster(self.scenario, facts, what, times)
+            count = change.make_faster(self.scenario, self.facts, what, times)
         except re.error as exc:
             raise UsageError(
                 f"--faster {what!r}: neither a family ({families}) nor a regular expression ({exc})"
             ) from exc
         if not count:
-            hint = _hint(what, [*change.FAMILIES, *change.operator_names(facts)])
+            hint = _hint(what, [*change.FAMILIES, *change.operator_names(self.facts)])
             raise UsageError(
                 f"--faster {what!r}: finds no kernel and no operator; expected a family "
                 f"({families}) or a regular expression of names{hint}"
@@ -123,19 +125,18 @@ class Applied:
 
     def without(self, name: str) -> None:
         """An operator is not called."""
-        facts = self.replay.facts
         try:
-            count = change.remove_operator(self.scenario, facts, name)
+            count = change.remove_operator(self.scenario, self.facts, name)
         except re.error as exc:
             raise UsageError(
                 f"--without {name!r}: no operator and no regular expression ({exc})"
             ) from exc
         if not count:
-            hint = _hint(name, change.operator_names(facts))
+            hint = _hint(name, change.operator_names(self.facts))
             raise UsageError(f"--without {name!r}: no operator of this run is called so{hint}")
         for place, gone in self.scenario.gone.items():
             node = self.scenario.ranks[place]
-            step, steps = node.joined.links.step, len(node.joined.links.steps_start_ns)
+            step, steps = node.links.step, len(node.links.steps.start_ns)
             inside = (step >= 0) & (step < steps)
             if gone[inside if inside.any() else slice(None)].all():
                 raise UsageError(
@@ -146,9 +147,9 @@ class Applied:
 
     def graphs(self) -> None:
         """Each step is launched as one graph."""
-        if any(f.node.joined.host_only for f in self.replay.facts):
+        if any(f.node.joined.host_only for f in self.facts):
             raise UsageError("--graphs: there is no device, so nothing is launched")
-        change.launch_graphs(self.scenario, self.replay.facts)
+        change.launch_graphs(self.scenario, self.facts)
         self.said.append("each step launched as one graph")
 
     def overlap(self) -> None:
@@ -157,13 +158,19 @@ class Applied:
         self.said.append("communication overlaps perfectly")
 
 
-def apply(changes: Changes, replay: Replay) -> Applied:
-    """A scenario with these changes.
+def apply(
+    changes: Changes,
+    scenario: Scenario,
+    facts: list[RankFacts],
+    coupled_ratio: float | None,
+    spent: set[str],
+) -> Applied:
+    """Apply changes to a scenario.
 
     Raises:
         UsageError: a change that this run has no data for, or that names nothing in it.
     """
-    applied = Applied(replay, replay.scenario())
+    applied = Applied(scenario, facts, coupled_ratio, spent)
     if changes.fix:
         applied.fix(changes.fix)
     if changes.clock_hz is not None or changes.reference_clock:

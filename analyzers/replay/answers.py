@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution, CauseRow
+    from chopper.analyzers.attributed import Attributed
+    from chopper.attribution import CauseRow
 
 SCHEMA = "chopper.whatif/1"
 
 
-@dataclass
+@dataclass(frozen=True)
 class WhatIf:
     """A changed run beside the observed one.
 
@@ -37,8 +38,8 @@ class WhatIf:
     steps: dict[int | None, tuple[int, int]]
     error_ratio: float
     notes: list[str]
-    attribution: Attribution
-    observed: Attribution
+    attribution: Attributed
+    observed: Attributed
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)
 

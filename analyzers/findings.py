@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.causes.attribute import RankResult
     from chopper.analyzers.trace.match import Matched
-    from chopper.attribution import Attribution
-    from chopper.storage.manifest import Finding
-    from chopper.storage.run import Run
+    from chopper.analyzers.trace.recording import Recording
+    from chopper.storage.manifest import Finding, RunManifest
 
 _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
@@ -105,13 +107,13 @@ def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Fi
     ]
 
 
-def of_samplers(run: Run) -> list[Finding]:
+def of_samplers(manifest: RunManifest) -> list[Finding]:
     """Holes that samplers left because they could not write as fast, and clocks that differ."""
     from chopper.storage.manifest import Finding
     from chopper.wording import duration
 
     found = []
-    for part in run.manifest.ranks:
+    for part in manifest.ranks:
         for report in part.collectors:
             dropped, kept = report.dropped_count or 0, report.samples_count or 0
             if dropped:
@@ -140,7 +142,7 @@ def of_samplers(run: Run) -> list[Finding]:
     return found
 
 
-def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
+def of_cores(recording: Recording, results: Iterable[RankResult]) -> list[Finding]:
     """Ranks that waited for a core: what else ran there lengthens everything that the host does."""
     from chopper.analyzers.trace.samples import core_wait_ratio, thread_wait
     from chopper.storage.manifest import Finding
@@ -151,8 +153,10 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
         if not windows.num_rows:
             continue
         bounds = (windows["start_ns"][0].as_py(), windows["end_ns"][windows.num_rows - 1].as_py())
-        ratio, which = core_wait_ratio(run, result.rank, *bounds), "its main thread"
-        worst = thread_wait(run, result.rank, _launching_threads(run, result.rank), *bounds)
+        ratio, which = core_wait_ratio(recording, result.rank, *bounds), "its main thread"
+        worst = thread_wait(
+            recording, result.rank, _launching_threads(recording, result.rank), *bounds
+        )
         if worst is not None and worst[1] > (ratio or 0.0):
             which, ratio = f"its thread {worst[0]}", worst[1]
         if ratio is not None and ratio >= _CORE_WAIT_RATIO:
@@ -168,7 +172,7 @@ def of_cores(run: Run, results: list[RankResult]) -> list[Finding]:
     return found
 
 
-def of_steps(attribution: Attribution) -> list[Finding]:
+def of_steps(attribution: Attributed) -> list[Finding]:
     """What tracing added, kinds of steps that no window caught, and time after the last step."""
     from chopper.attribution import FIRST
     from chopper.storage.manifest import Finding
@@ -235,7 +239,7 @@ def of_steps(attribution: Attribution) -> list[Finding]:
     return found
 
 
-def of_utilization(attribution: Attribution) -> list[Finding]:
+def of_utilization(attribution: Attributed) -> list[Finding]:
     """Ceilings that a rank's products exceed: its MFU and HFU are null."""
     from chopper.storage.manifest import Finding
     from chopper.views import view
@@ -256,13 +260,13 @@ def of_utilization(attribution: Attribution) -> list[Finding]:
     ]
 
 
-def _launching_threads(run: Run, rank: int) -> set[int]:
+def _launching_threads(recording: Recording, rank: int) -> set[int]:
     """Threads that the trace shows run operators or launch."""
     import numpy as np
 
     from chopper.analyzers.trace.columns import ints, matching, strings
 
-    spans = run.table(rank, "host_span")
+    spans = recording.table(rank, "host_span")
     codes, names = strings(spans, "category", narrow=True)
     working = matching(codes, names, ("cpu_op", "runtime", "driver").__contains__)
     return {int(tid) for tid in np.unique(ints(spans, "tid")[working])}

@@ -1,0 +1,299 @@
+"""Phases of a training step: of each host span, of device events, and of moments of the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from chopper.analyzers.trace import names
+from chopper.analyzers.trace.backward import NodeMakers, double_backward, numbered_in_backward
+from chopper.analyzers.trace.nesting import activity, innermost_at
+from chopper.analyzers.trace.tables import HostSpans
+
+PHASES = [
+    "forward",
+    "recompute",
+    "backward",
+    "optimizer",
+    "data",
+    "other",
+    "between",
+    "evaluation",
+    "generation",
+    "rollout",
+    "inference",
+    "checkpoint",
+]
+"""Phases that every run may have; those that a program names follow (`Phases.names`)."""
+_FORWARD, _RECOMPUTE, _BACKWARD, _OPTIMIZER, _DATA, _OTHER, _BETWEEN = range(7)
+_EVALUATION, _INFERENCE, _CHECKPOINT = map(PHASES.index, ("evaluation", "inference", "checkpoint"))
+
+BACKWARD = _BACKWARD
+
+
+@dataclass(frozen=True)
+class SpanPhases:
+    """Phases of the host spans of one rank.
+
+    Attributes:
+        names: all phases: PHASES, then those that only this program has.
+        of_span: code of each span by what encloses it; -1 where nothing tells.
+        double_backward_count: operators of a backward that is differentiated itself.
+    """
+
+    names: list[str]
+    of_span: np.ndarray
+    double_backward_count: int
+
+
+def span_phases(host: HostSpans, makers: NodeMakers) -> SpanPhases:
+    """Find the phase of every host span. HOST_SPAN -> phases."""
+    marked = (names.program_phase_of(name) for name in host.names[1])
+    phases = [*PHASES, *dict.fromkeys(n for n in marked if n is not None and n not in PHASES)]
+    if not len(host):
+        return SpanPhases(phases, np.zeros(0, np.int16), 0)
+    nesting = host.nesting
+    code_of = {name: code for code, name in enumerate(phases)}
+    own = host.classified(lambda _, name: _phase_of(name, code_of))
+    numbered = numbered_in_backward(host)
+    double = double_backward(host, numbered)
+    own[numbered & ~double] = _RECOMPUTE
+    # What backward differentiates is forward wherever it ran: in a closure inside of the
+    # optimizer's step, in a block that the program named, before the first module.
+    forward = host.named(names.is_forward)
+    nodes = np.unique(makers.operator)
+    enclosing = nesting.inherited(np.where(forward, -1, own))
+    nodes = nodes[~np.isin(enclosing[nodes], (_RECOMPUTE, _BACKWARD))]
+    own[nodes] = _FORWARD
+    inside = np.zeros(len(host), dtype=bool)
+    inside[nodes] = True
+    # A checkpointed function runs its forward without gradients.
+    unnamed = (own == _EVALUATION) | (own == _INFERENCE)
+    own[unnamed & nesting.within(inside)] = -1
+    undecided = forward & (enclosing >= _EVALUATION) & ~nesting.containing(inside)
+    own[undecided] = -1
+    of_span = nesting.inherited(own).astype(np.int16)
+    return SpanPhases(phases, of_span, int(double.sum()))
+
+
+def _phase_of(name: str, code_of: dict[str, int]) -> int:
+    """Return the phase that a span's name says, -1 for none."""
+    named = names.program_phase_of(name)
+    if named is not None:
+        return code_of[named]
+    if names.is_forward(name):
+        return _FORWARD
+    if name.startswith("chopper::recompute::"):
+        return _RECOMPUTE
+    if names.is_data_loading(name):
+        return _DATA
+    if names.is_optimizer(name):
+        return _OPTIMIZER
+    return _BACKWARD if names.is_backward(name) or names.is_gradient_reduction(name) else -1
+
+
+def phases_outside_training(present: set[str]) -> set[str]:
+    """Return the phases whose work is no part of a training step, among those that are present.
+
+    Where nothing is trained, forwards without gradients are the program's work.
+    """
+    outside = present.difference(PHASES[:_EVALUATION])
+    trains = not present.isdisjoint(("recompute", "backward", "optimizer"))
+    return outside if trains else outside.difference(PHASES[:_CHECKPOINT])
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of one rank's program at any moment.
+
+    Attributes:
+        host: its spans.
+        steps_start_ns: starts of its steps on the host.
+        names: of the phases.
+        of_span: phase of each span, a code into ``names``; -1 where nothing tells.
+    """
+
+    host: HostSpans
+    steps_start_ns: np.ndarray
+    names: list[str]
+    of_span: np.ndarray
+
+    def of_events(
+        self, span: np.ndarray, launch_ns: np.ndarray, is_host_collective: np.ndarray
+    ) -> np.ndarray:
+        """Return the phase of each device event.
+
+        Args:
+            span: its launch, or else its operator; -1 for neither.
+            launch_ns: start of its launch.
+            is_host_collective: mask of the collectives of a CPU backend.
+        """
+        known = span >= 0
+        found = np.full(len(span), -1, dtype=np.int64)
+        if len(self.host):
+            found[known] = self.of_span[span[known]]
+            # A CPU backend runs collectives on threads of its own: they are of the phase that
+            # the program was in.
+            foreign = (found < 0) & is_host_collective
+            found[foreign] = self._issuing(launch_ns[foreign])
+        unknown = found < 0
+        found[unknown] = self.unmarked(launch_ns[unknown])
+        found[~known & unknown] = _OTHER
+        return found
+
+    def _issuing(self, time_ns: np.ndarray) -> np.ndarray:
+        """Phase that the program was in when another thread began a collective; -1 for none.
+
+        The last gradients are reduced after the last node of backward.
+        """
+        found = self._at(time_ns)
+        before, behind = self._neighbours(time_ns)
+        last = (found < 0) & (before == _BACKWARD)
+        last &= (behind == _BACKWARD) | (behind == _OPTIMIZER)
+        return np.where(last, _BACKWARD, found)
+
+    def unmarked(self, time_ns: np.ndarray) -> np.ndarray:
+        """Phase of work at a time for which no span tells it.
+
+        Where forwards are marked, by what is marked before and after it: a loss follows a forward,
+        clipping of gradients follows backward, and what precedes a forward is between the phases.
+        Elsewhere all is forward before the end of the step's backward, and other after it.
+        """
+        if not self._marks_forward:
+            after = time_ns >= self._backward_end(time_ns)
+            return np.where(after, _OTHER, _FORWARD)
+        before, behind = self._neighbours(time_ns)
+        in_backward = (before == _BACKWARD) | (before == _RECOMPUTE)
+        resumes = (behind == _FORWARD) | (behind == _DATA)
+        return np.select([before == _FORWARD, in_backward & ~resumes], [_FORWARD, _OTHER], _BETWEEN)
+
+    @cached_property
+    def _marks_forward(self) -> bool:
+        return bool(len(self.host) and self.host.named(names.is_forward).any())
+
+    @cached_property
+    def _tops(self) -> np.ndarray:
+        """Outermost spans that have a phase, of all threads, in order of time."""
+        host = self.host
+        rows = np.flatnonzero((self.of_span >= 0) & (host.dur_ns > 0))
+        parent = host.nesting.parent[rows]
+        return rows[(parent < 0) | (self.of_span[np.maximum(parent, 0)] < 0)]
+
+    def _neighbours(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Phases of the last marked span that began by each time, and of the next; -1 for none."""
+        tops = self._tops
+        at = np.searchsorted(self.host.start_ns[tops], time_ns, side="right")
+        phase = np.concatenate([[-1], self.of_span[tops], [-1]])
+        return phase[at], phase[at + 1]
+
+    def idle(self, span: np.ndarray, operator: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+        """Phase of time in which a device waited for the host: of what the host did.
+
+        Args:
+            span: innermost span that was open on the host, -1 for none.
+            operator: innermost operator that was, -1 for none.
+            time_ns: start of the time.
+
+        Returns:
+            Codes into ``names``; ``between`` where the host was in none.
+        """
+        if not len(self.host):
+            return np.full(len(span), _BETWEEN, dtype=np.int64)
+        found = np.where(span >= 0, self.of_span[span], -1).astype(np.int64)
+        rows = np.flatnonzero(found < 0)
+        found[rows] = self._at(time_ns[rows])
+        rows = rows[found[rows] < 0]
+        works = operator[rows] >= 0
+        found[rows[works]] = self.unmarked(time_ns[rows[works]])
+        rows = rows[~works]
+        before, behind = self._sides(time_ns[rows])
+        found[rows] = np.where((before == behind) & (before >= 0), before, _BETWEEN)
+        return found
+
+    def _sides(self, time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Phases of what the host did before and after each time; -1 for nothing.
+
+        Before a time between two steps it did nothing: the end of an optimizer's step and the
+        zeroing of gradients that begins the next one enclose what the program does between them.
+        """
+        if self._marks_forward:
+            before, behind = self._neighbours(time_ns)
+            before[(before == _FORWARD) | self._steps_between(self._tops, time_ns)] = -1
+            return before, behind
+        host, nesting = self.host, self.host.nesting
+        operators = host.of("cpu_op")
+        top = nesting.parent < 0
+        rows = np.flatnonzero(
+            operators & (top | (nesting.nearest(operators)[np.maximum(nesting.parent, 0)] < 0))
+        )
+        own = self.of_span[rows].astype(np.int64)
+        open_ = own < 0
+        own[open_] = self.unmarked(host.start_ns[rows[open_]])
+        at = np.searchsorted(host.start_ns[rows], time_ns, side="right")
+        phase = np.concatenate([[-1], own, [-1]])
+        before, behind = phase[at], phase[at + 1]
+        before[self._steps_between(rows, time_ns)] = -1
+        return before, behind
+
+    def _steps_between(self, rows: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
+        """Mask of the times whose last span before and next one after begin in different steps.
+
+        Args:
+            rows: host spans, in order of time.
+            time_ns: the times.
+        """
+        start_ns = self.host.start_ns[rows]
+        step = np.searchsorted(self.steps_start_ns, start_ns, side="right")
+        step = np.concatenate([step[:1], step, step[-1:]])
+        at = np.searchsorted(start_ns, time_ns, side="right")
+        if not len(rows):
+            return np.zeros(len(time_ns), dtype=bool)
+        crossed: np.ndarray = step[at] != step[at + 1]
+        return crossed
+
+    def _at(self, time_ns: np.ndarray) -> np.ndarray:
+        """Phase that any marked span had at each time, innermost in time order; -1 none."""
+        host, tops = self.host, self._tops
+        if not len(tops):
+            return np.full(len(time_ns), -1, dtype=np.int64)
+        at = np.searchsorted(host.start_ns[tops], time_ns, side="right") - 1
+        row = tops[np.maximum(at, 0)]
+        # Of spans that overlap, the later one takes over: the profiler's next step begins before
+        # the optimizer's step that ended the last one returns.
+        inside = (at >= 0) & (host.nesting.end_ns[row] > time_ns)
+        phase = np.where(inside, self.of_span[row], -1)
+        if self._phases_within_phases and inside.any():
+            thread = host.nesting.thread[row[inside]]
+            innermost = innermost_at(activity(host.nesting), thread, time_ns[inside])
+            phase[inside] = self.of_span[innermost]
+        return phase
+
+    @cached_property
+    def _phases_within_phases(self) -> bool:
+        """Whether a phase runs within another, as what a closure of an optimizer does."""
+        parent = self.host.nesting.parent
+        around = np.where(parent >= 0, self.of_span[np.maximum(parent, 0)], -1)
+        return bool(((around >= 0) & (around != self.of_span)).any())
+
+    def _backward_end(self, time_ns: np.ndarray) -> np.ndarray:
+        """End of the last backward activity in the step around each time."""
+        never = np.iinfo(np.int64).max
+        steps = len(self.steps_start_ns)
+        ends = np.full(max(steps, 1) + 2, never, dtype=np.int64)
+        if len(self.host):
+            spans = np.flatnonzero(self.host.named(names.is_backward))
+            if len(spans):
+                index = (
+                    np.searchsorted(self.steps_start_ns, self.host.start_ns[spans], side="right")
+                    if steps
+                    else np.ones(len(spans), dtype=np.int64)
+                )
+                latest = np.full(len(ends), -1, dtype=np.int64)
+                np.maximum.at(latest, index, self.host.ends(spans))
+                ends = np.where(latest >= 0, latest, never)
+        if not steps:
+            return np.full(len(time_ns), ends[1], dtype=np.int64)
+        index = np.searchsorted(self.steps_start_ns, time_ns, side="right")
+        return ends[index]

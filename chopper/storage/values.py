@@ -1,0 +1,120 @@
+"""Values of the pipeline as bytes: frozen dataclasses of Arrow tables, arrays and plain values.
+
+A head in MessagePack describes the value; tables and arrays follow it as Arrow IPC streams. Reading
+creates dataclasses and structs of this package only, and runs no code that came with the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from chopper.errors import InputError
+
+_VERSION = 1
+
+
+class _Document(msgspec.Struct, array_like=True):
+    version: int
+    value: Any
+    buffers: list[bytes]
+
+
+def encode(value: Any) -> bytes:
+    """Write a value of a pipeline's stage.
+
+    Raises:
+        TypeError: it holds something that is neither data nor a table.
+    """
+    buffers: list[bytes] = []
+    return msgspec.msgpack.encode(_Document(_VERSION, _tree(value, buffers), buffers))
+
+
+def decode(data: bytes) -> Any:
+    """Read a value that :func:`encode` wrote.
+
+    Raises:
+        InputError: the bytes are no such value.
+    """
+    try:
+        document = msgspec.msgpack.decode(data, type=_Document)
+    except msgspec.DecodeError as exc:
+        raise InputError(f"not a value of the pipeline: {exc}") from exc
+    if document.version != _VERSION:
+        raise InputError(f"a value of the pipeline of version {document.version}, not {_VERSION}")
+    return _value(document.value, document.buffers)
+
+
+def _tree(value: Any, buffers: list[bytes]) -> Any:
+    """Describe a value by lists whose first element names its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, pa.Table):
+        return ["table", _stored(value, buffers)]
+    if isinstance(value, np.ndarray):
+        table = pa.table({"values": value.reshape(-1)})
+        return ["array", _stored(table, buffers), list(value.shape), str(value.dtype)]
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return [kind, [_tree(v, buffers) for v in value]]
+    if isinstance(value, dict):
+        return ["dict", [[_tree(k, buffers), _tree(v, buffers)] for k, v in value.items()]]
+    names = _fields(type(value))
+    parts = [[name, _tree(getattr(value, name), buffers)] for name in names]
+    return ["object", f"{type(value).__module__}:{type(value).__qualname__}", parts]
+
+
+def _fields(kind: type) -> list[str]:
+    """Return the names of the fields of a dataclass or a struct of this package."""
+    if kind.__module__.partition(".")[0] == "chopper":
+        if dataclasses.is_dataclass(kind):
+            return [field.name for field in dataclasses.fields(kind)]
+        if issubclass(kind, msgspec.Struct):
+            return [*kind.__struct_fields__]
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no value of the pipeline")
+
+
+def _stored(table: pa.Table, buffers: list[bytes]) -> int:
+    """Add a table to the buffers; return its number."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    buffers.append(sink.getvalue().to_pybytes())
+    return len(buffers) - 1
+
+
+def _value(tree: Any, buffers: list[bytes]) -> Any:
+    """Make the value that a tree describes."""
+    if not isinstance(tree, list):
+        return tree
+    kind, *rest = tree
+    if kind == "table":
+        return _table(buffers[rest[0]])
+    if kind == "array":
+        number, shape, dtype = rest
+        column = _table(buffers[number])["values"].combine_chunks()
+        return column.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(shape)
+    if kind in ("list", "tuple"):
+        values = [_value(v, buffers) for v in rest[0]]
+        return values if kind == "list" else tuple(values)
+    if kind == "dict":
+        return {_value(k, buffers): _value(v, buffers) for k, v in rest[0]}
+    module, _, name = rest[0].partition(":")
+    if module.partition(".")[0] != "chopper":
+        raise InputError(f"{rest[0]!r} is no value of the pipeline")
+    made = getattr(importlib.import_module(module), name)
+    _fields(made)
+    return made(**{field: _value(v, buffers) for field, v in rest[1]})
+
+
+def _table(data: bytes) -> pa.Table:
+    """Read a table."""
+    return pa.ipc.open_stream(data).read_all()
+
+
+__all__ = ["decode", "encode"]

@@ -1,0 +1,80 @@
+"""Attributed runs made by hand: tables of pieces and windows in the place of an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from chopper.analyzers.causes.step_time import step_time
+from chopper.analyzers.trace.joined import join_rank
+from chopper.api import AttributedRun
+from chopper.attribution import Basis, RankSummary, cause_rows_of, groups_of
+from chopper.findings import withheld
+from chopper.pipeline import rank_input
+from chopper.storage.manifest import Finding
+from chopper.storage.run import Run
+from chopper.tables import TABLES
+
+
+def assembled(
+    run: Run,
+    *,
+    pieces: pa.Table,
+    windows: pa.Table,
+    ranks: Sequence[RankSummary],
+    gaps: pa.Table | None = None,
+    links: dict[int, pa.Table] | None = None,
+    findings: Sequence[Finding] = (),
+    coverage: dict[str, float | None] | None = None,
+    bases: Mapping[str, Basis] | None = None,
+    claims: bool = False,
+    **made: Any,
+) -> AttributedRun:
+    """Make an attribution of a run in memory; its step time and intervals follow from the tables.
+
+    Args:
+        claims: withhold what the findings withhold.
+    """
+    held = withheld([*findings]) if claims else []
+    by_step = {g.key: g.causes for g in groups_of(pieces, windows, "step")}
+    values: dict[str, Any] = {
+        "source": run.source,
+        "pieces": pieces,
+        "windows": windows,
+        "gaps": TABLES["gap"].empty() if gaps is None else gaps,
+        "communication": TABLES["communication"].empty(),
+        "links": links or {},
+        "ranks": [*ranks],
+        "cause_rows": cause_rows_of(pieces, windows, dict(bases or {}), held),
+        "step": step_time(run, windows, by_step),
+        "findings": [*findings],
+        "withheld": held,
+        "coverage": coverage or {},
+        "bases": dict(bases or {}),
+        "ceilings": {},
+        "recording": run,
+        "joined": {rank: join_rank(rank_input(run, rank)) for rank in run.ranks},
+        "matched": {},
+        "work": {},
+        "factors": {},
+    }
+    return AttributedRun(**{**values, **made})
+
+
+def again(found: AttributedRun) -> AttributedRun:
+    """Make the attribution anew after tables of its recording were changed."""
+    run = found.recording
+    assert isinstance(run, Run)
+    return assembled(
+        run,
+        pieces=found.pieces,
+        windows=found.windows,
+        ranks=found.ranks,
+        gaps=found.gaps,
+        links=found.links,
+        findings=found.findings,
+        coverage=found.coverage,
+        bases=found.bases,
+    )
