@@ -1,8 +1,8 @@
-"""What the fast tier calls, said once: functions, arguments, and where the values lie.
+"""Plans of the fast tier: functions to call, their arguments, and the places of the values.
 
 A source finds library, devices and sensors through the vendor's binding and describes the calls of
-one sample as a :class:`Plan`. :class:`Background` runs it in C (``_fast.c``), in a thread that needs
-no GIL. Where that part could not be compiled, the source's own ``sample`` reads the same in Python.
+one sample as a :class:`Plan`. :class:`Background` runs it in C (``_fast.c``), in a thread that
+needs no GIL. Where that part was not compiled, the source's ``sample`` reads the same in Python.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AVAILABLE = Loop is not None
-"""Whether the part in C is there."""
+"""True where the part in C was compiled."""
 
 NUMBER, FIELD, MEAN, RESIDENCY, SUM, METRIC = range(6)
-"""How a column is made: the first place that is available (tagged 1: a signed one); the first
-``nvmlFieldValue_t`` that is not refused (tagged with what one unit is, 0 for the column's factor); the
-mean of the places tagged 1, else the first other; bits (the tags) of the places that grew, the one
-tagged 0 being the ticks in which they count; the sum of several ``nvmlFieldValue_t``; the one
-``nvmlGpmMetric_t``."""
+"""Kinds of columns, by the places they are made of.
+
+NUMBER: the first that is available (tagged 1: a signed one). FIELD: the first ``nvmlFieldValue_t``
+that is not refused (tagged with its unit, 0 for the column's factor). MEAN: the mean of those
+tagged 1, else the first other. RESIDENCY: bits (the tags) of those that grew; the one tagged 0
+counts the ticks. SUM: of several ``nvmlFieldValue_t``. METRIC: one ``nvmlGpmMetric_t``.
+"""
 
 SENSOR, DEVICE = 1, 2
-"""What an error code takes away. Codes that are not named cost one reading."""
+"""Losses by an error code. Codes that are not named cost one reading."""
 
 _RING_S = 8
 _RING_MIN = 1024
 
 
 class Interval(NamedTuple):
-    """What a driver computes between two snapshots of its counters."""
+    """A driver's function of two snapshots of its counters."""
 
     compute: int
     """``int f(buffer)``."""
@@ -48,7 +50,7 @@ class Interval(NamedTuple):
     """The two snapshots; they are swapped at each reading."""
     older_at: int
     newer_at: int
-    """Where the buffer names them."""
+    """Offsets in the buffer that names them."""
 
 
 class Call(NamedTuple):
@@ -61,12 +63,12 @@ class Call(NamedTuple):
     handle: int
     argument: int | None
     buffer: bytes
-    """What the buffer holds before the first call."""
+    """Content of the buffer before the first call."""
     interval: Interval | None = None
     every: int = 1
     """Made at one of so many samples; between them its columns are null."""
     turn: int = 0
-    """How many samples pass before it is made for the first time."""
+    """Samples before it is made for the first time."""
 
 
 class Column(NamedTuple):
@@ -74,11 +76,11 @@ class Column(NamedTuple):
 
     kind: int
     call: int
-    """Which of the device's calls writes it."""
+    """Index of the device's call that writes it."""
     places: tuple[tuple[int, int, int], ...]
     """Offset and width in bytes, and a tag."""
     factor: int | float
-    """What one unit is; a float makes the column one of floats."""
+    """One unit in the column's unit; a float makes the column one of floats."""
     nonzero: bool = False
     """0 says that it is not known."""
     sentinel: bool = False
@@ -88,7 +90,7 @@ class Column(NamedTuple):
 
 
 class PlannedDevice(NamedTuple):
-    """What is read of one device; ``columns`` has None where it offers nothing."""
+    """One device's calls and columns; a column that it does not offer is None."""
 
     id: int
     uuid: str | None
@@ -114,7 +116,7 @@ class Plan:
 
 
 def address(function: Any) -> int:
-    """Where a function that ctypes has bound lies in memory."""
+    """Return the address of a function that ctypes has bound."""
     found = cast(function, c_void_p).value
     assert found is not None
     return found
@@ -131,7 +133,7 @@ def content(structure: Any) -> bytes:
 
 
 class DeviceTotals(NamedTuple):
-    """How well one device was read."""
+    """Counts of one device's readings."""
 
     id: int
     samples: int

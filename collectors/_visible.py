@@ -1,4 +1,4 @@
-"""Which devices the environment lets a job use, as the vendors' runtimes read it."""
+"""Devices that the environment lets a job use, as the vendors' runtimes read it."""
 
 from __future__ import annotations
 

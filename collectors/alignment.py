@@ -1,4 +1,4 @@
-"""How far a trace's clock is from the clock that everything else is sampled by."""
+"""Distance of a trace's clock from the clock that everything else is sampled by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's caching allocator did, as it remembers it itself: a history of so many entries.
+"""The history that torch's caching allocator keeps of what it did, of so many entries.
 
 The allocator keeps it in a ring of its own, in C++, with the Python stack of each allocation; when
 the recording ends it is taken once and written as the tables that a snapshot file becomes.
@@ -52,7 +52,7 @@ class _History:
 
 
 def _history(device: str | None) -> _History:
-    """How to reach the history of the device that a rank computes on.
+    """Return the history of the device that a rank computes on.
 
     Raises:
         CollectorUnavailable: no torch, no accelerator, or one whose allocator keeps none.

@@ -1,4 +1,4 @@
-"""What a collector is: a source of telemetry or traces that one rank, or one host, starts and stops.
+"""Protocol of a collector: a source of telemetry or traces, started and stopped by a rank or host.
 
 A collector never harms the program that it watches. Whatever it raises is caught by the profile
 that runs it and noted in the manifest; the rest goes on.
@@ -20,18 +20,18 @@ Scope = Literal["rank", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a collector can run here, and if not, why and what would change that."""
+    """Answer of a collector that was asked to run: yes or no, why, and what would change that."""
 
     ok: bool
     reason: str | None = None
     """Why not, in words a user understands; for ``ok`` what limits it, if anything does."""
     remedy: str | None = None
-    """What the user can do about it."""
+    """Advice to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorContext:
-    """Where a collector runs and where it writes."""
+    """The rank that a collector runs in, and the folders that it writes to."""
 
     directory: Path
     """The rank's own folder in the run. Files are named ``<table>.arrow`` or ``trace*.json.gz``."""
@@ -55,8 +55,8 @@ class Collector(Protocol):
     called at most once, ``stop`` at most once and only after ``start`` was entered. All three are
     called by the thread that trains, outside of steps.
 
-    A collector that also has a method ``on_step(step: int) -> None`` is told at the end of each
-    step; it must return within microseconds.
+    A collector may also have ``on_step`` (see :class:`StepListener`), and for ``chopper doctor``
+    ``call_costs_ns(context) -> dict[str, int]``: the median cost of one reading of each source.
     """
 
     name: ClassVar[str]
@@ -81,7 +81,7 @@ class Collector(Protocol):
 
 @runtime_checkable
 class StepListener(Protocol):
-    """What a collector may have besides: it is called at the end of each step.
+    """Optional method of a collector: called at the end of each step.
 
     A profile calls ``on_step`` on every started collector that has it, on the thread that trains,
     between two steps. It must cost microseconds.
@@ -89,13 +89,4 @@ class StepListener(Protocol):
 
     def on_step(self, step: int) -> None:
         """Read what belongs to the step that has just ended."""
-        ...
-
-
-@runtime_checkable
-class Measurable(Protocol):
-    """What a collector may have besides: it can say what one reading costs, for ``doctor``."""
-
-    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Median cost of one reading of each of its sources, measured now."""
         ...

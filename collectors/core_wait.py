@@ -53,7 +53,7 @@ class CoreWaitCollector:
         return Availability(ok=True)
 
     def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:  # noqa: ARG002
-        """What one reading costs, median of some."""
+        """Return the median cost of one reading."""
         file = os.open(self._schedstat, os.O_RDONLY | os.O_CLOEXEC)
         try:
             costs = []

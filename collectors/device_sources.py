@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chopper.collectors.sampler import Sink
 
 Loss = Literal["sensor", "moment", "device", "library"]
-"""What an error takes away: this sensor, this reading, this device, or everything."""
+"""Loss by an error: of this sensor, this reading, this device, or everything."""
 
 
 class Device(Protocol):

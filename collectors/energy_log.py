@@ -29,7 +29,7 @@ _MOST_S = 1e10
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file is such a log, by its first line."""
+    """Return whether a file is such a log, by its first line."""
     return _is_log(_heading(head.decode("utf-8-sig", "replace")))
 
 

@@ -1,4 +1,4 @@
-"""What the network between hosts does: InfiniBand and RoCE ports, AWS EFA, Ethernet pause frames.
+"""The network between hosts: InfiniBand and RoCE ports, AWS EFA, Ethernet pause frames.
 
 RDMA traffic bypasses the kernel: /proc/net/dev does not see it. The ports' own counters do.
 """

@@ -120,7 +120,7 @@ class Budget:
         self._due_ns: int | None = None
 
     def due(self, now_ns: int) -> bool:
-        """Whether the reading may be made now."""
+        """Return whether the reading may be made now."""
         return self._due_ns is None or now_ns >= self._due_ns
 
     def charge(self, now_ns: int, cost_ns: int) -> None:

@@ -1,7 +1,7 @@
 """Find collectors: those of this folder declare themselves, other packages add theirs.
 
-A file (or a folder with an ``__init__.py``) of ``chopper/collectors`` is a collector when it says so
-in two lines, and has a class whose ``name`` is that name::
+A file (or a folder with an ``__init__.py``) of ``chopper/collectors`` is a collector when it says
+so in two lines, and has a class whose ``name`` is that name::
 
     NAME = "my_sensor"
     BY_DEFAULT = True

@@ -1,4 +1,4 @@
-"""What all collectors share that have a sampler process read their sources, once per host."""
+"""Base of the collectors whose sources a sampler process reads, once per host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SampledCollector(ABC):
     scope: ClassVar[Scope] = "host"
     _sampler: SamplerProcess | None = None
     _limits: str | None = None
-    """What ``probe`` said of devices that can be read, but not wholly."""
+    """Restrictions that ``probe`` saw on devices that can be read."""
 
     @abstractmethod
     def probe(self, context: CollectorContext) -> Availability:
@@ -67,7 +67,7 @@ class SampledCollector(ABC):
 
     @abstractmethod
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
-        """What its sampler reads, and how often."""
+        """Return what its sampler reads, and how often."""
 
     def try_sources(self, context: CollectorContext) -> tuple[dict[str, str], list[str], int]:
         """Open each source once, but for the clocks, which can be read anywhere.
@@ -100,7 +100,7 @@ class SampledCollector(ABC):
         return costs
 
     def driver_calls(self, context: CollectorContext) -> dict[str, CallCost]:
-        """What each call of a driver costs that its sources make, measured now."""
+        """Return the cost of each call of a driver that its sources make, measured now."""
         clock = SystemClock()
         costs: dict[str, CallCost] = {}
         for spec in self.specs(context):

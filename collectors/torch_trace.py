@@ -61,9 +61,9 @@ class TorchTrace:
         self._owner: threading.Thread | None = None
         """The thread that is traced, which alone can end the trace; None when all of them are."""
         self._all_threads = False
-        """Whether all threads are to be traced: the program trains outside of its main thread."""
+        """True where all threads are to be traced: the program trains outside its main one."""
         self._any_can_end = False
-        """Whether they are, so that any of them can end the trace."""
+        """True where they are, so that any of them can end the trace."""
         self._own_call = False
         self._foreign_runs = False
         """Or is prepared."""
@@ -81,14 +81,14 @@ class TorchTrace:
         self.alignment_error_ns: int | None = None
         """The trace's clock differs from the wall clock by no more."""
         self.left_open = False
-        """Whether spans were open when the last exported trace ended, or may have been.
+        """True where spans were open when the last exported trace ended, or may have been.
 
         When such a span closes while another trace is being taken, torch writes its end into the
         freed memory of the first.
         """
 
     def probe(self, context: CollectorContext) -> Availability:  # noqa: ARG002
-        """Whether torch is there and was built with Kineto."""
+        """Available where torch was built with Kineto."""
         from importlib.util import find_spec
 
         if find_spec("torch") is None:
@@ -114,12 +114,12 @@ class TorchTrace:
 
     @property
     def mine(self) -> bool:
-        """Whether this thread can end the trace: it began in this one, or is of all threads."""
+        """True where this thread can end the trace: it began in this one, or is of all threads."""
         return self._owner is None or self._owner is threading.current_thread()
 
     @property
     def foreign(self) -> bool:
-        """Whether a profiler of the program's is being prepared, or runs."""
+        """True while a profiler of the program's is being prepared, or runs."""
         if self.active:
             return False
         from torch.autograd import profiler
@@ -143,7 +143,7 @@ class TorchTrace:
         self._own_call = True
         try:
             self._profiler.start_trace()
-            # Who imports the traces of several ranks without their run learns that they share a clock.
+            # Tells who imports traces of several ranks without their run that they share a clock.
             self._profiler.add_metadata_json("host_name", json.dumps(socket.gethostname()))
         finally:
             self._own_call = False
@@ -421,7 +421,7 @@ class _Abandoned(NamedTuple):
     """The thread that it runs in."""
     profiler: Any
     lost: bool
-    """Whether another profiler took Kineto's session from it."""
+    """True where another profiler took Kineto's session from it."""
 
 
 _abandoned: list[_Abandoned] = []
@@ -468,7 +468,7 @@ def _end_lost() -> None:
 
 
 def _profiler_enabled() -> bool:
-    """Whether a profiler runs in this thread."""
+    """Return whether a profiler runs in this thread."""
     from torch._C._autograd import _profiler_enabled as enabled
 
     return enabled()
@@ -507,7 +507,7 @@ def _as_utf8(path: Path) -> Iterator[str]:
 
 
 def _left_open(file: BinaryIO) -> bool:
-    """Whether a trace has spans that were open at its end, other than those that close soon.
+    """Return whether a trace has spans that were open at its end, but for those that close soon.
 
     The sentinel was: a version of Kineto that does not say so of it cannot be relied on.
     """

@@ -47,7 +47,7 @@ _WRAPPERS_WITH_MODULE = frozenset(("DistributedDataParallel", "DataParallel"))
 
 
 class _Thread(threading.local):
-    """What one thread is inside of."""
+    """The calls that one thread is inside of."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[Any, Any, tuple[Any, ...], str, bool, int, int]] = []
@@ -66,7 +66,7 @@ class _Names:
         self.forward = LAYER_PREFIX + layer
         self.recompute = RECOMPUTE_PREFIX + layer
         self.trained = False
-        """Whether it has parameters to train; None where it has none at all, or nobody asked."""
+        """True once one of its parameters was seen to be trained."""
 
 
 def strip_wrappers(name: str) -> str:
@@ -259,7 +259,7 @@ class Annotator:
         return (phase, FORWARD) if with_gradients else (phase,)
 
     def _is_trained(self, module: torch.nn.Module, names: _Names) -> bool:
-        """Whether a module is trained; a target network or a teacher is not."""
+        """Return whether a module is trained; a target network or a teacher is not."""
         if names.trained:
             return True
         if not self._trained_ids:
@@ -333,5 +333,5 @@ class Annotator:
 
 
 def _has_own(module: torch.nn.Module) -> bool:
-    """Whether a module has parameters: a model has, most losses have none."""
+    """Return whether a module has parameters: a model has, most losses have none."""
     return next(parameters(module), None) is not None

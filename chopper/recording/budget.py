@@ -1,4 +1,4 @@
-"""How large a trace may grow: events, memory and seconds, and how many steps fit into that."""
+"""Limits of a trace: events, memory and seconds, and the number of steps that fit into them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TraceBudget:
         self._began_s = 0.0
         self._first, self._number = True, 0
         self._before = self._last = _Use(0, 0, 0.0)
-        """What was used when the last step ended, and by the last step."""
+        """Use at the end of the last step, and by the last step alone."""
 
     def begin(self, number: int) -> None:
         """A trace begins in a step.
@@ -82,7 +82,7 @@ class TraceBudget:
         return self._last.events
 
     def reached(self) -> bool:
-        """Whether another step like the last one would go beyond a limit."""
+        """Return whether another step like the last one would go beyond a limit."""
         used, last, limits = self._before, self._last, self._limits
         return (
             used.events + last.events > limits.events
@@ -91,7 +91,7 @@ class TraceBudget:
         )
 
     def exhausted(self) -> str | None:
-        """What is beyond twice a limit by now, in words; None: nothing."""
+        """Return the use that is beyond twice its limit, in words; None for none."""
         used = self._used()
         if used.events > 2 * self._limits.events:
             return f"about {used.events:,} events"
@@ -101,7 +101,7 @@ class TraceBudget:
         return None
 
     def fitting_steps(self) -> int:
-        """How many steps like the last one fit into a trace, at least 1."""
+        """Return the number of steps like the last one that fit into a trace, at least 1."""
         last = self._last
         if not self._plausible(self._before):
             last = last._replace(memory_bytes=0)
@@ -117,7 +117,7 @@ class TraceBudget:
         )
 
     def _plausible(self, used: _Use) -> bool:
-        """Whether so many operators ran that the growth of the process may be the trace's."""
+        """Return whether enough operators ran for a trace to explain the process's growth."""
         return 4 * used.events > self._limits.events
 
 

@@ -1,4 +1,4 @@
-"""Where a rank records: which run directory, and how earlier recordings in it are kept."""
+"""Choose and claim the run directory of a rank; earlier recordings in it are kept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RUNS = Path("runs")
 
 
 def launched(path: Path | None = None) -> bool:
-    """Whether chopper itself launched this program, or a process that records did.
+    """Return whether chopper itself launched this program, or a process that records did.
 
     Args:
         path: a run directory, or a folder in it: whether the launcher told to record there.
@@ -127,7 +127,7 @@ class Claim:
     path: Path
     """The run directory: the output, or a run inside it."""
     part: m.RankManifest
-    """What is in the folder's manifest."""
+    """The folder's manifest."""
     finding: m.Finding | None
     """Set when an earlier recording was moved."""
 
@@ -221,7 +221,7 @@ def _choose(path: Path, part: m.RankManifest, *, force: bool) -> Claim:
 
 
 def _recorded(folder: Path, other: m.RankManifest | None, part: m.RankManifest) -> bool:
-    """Whether a folder is being recorded into while ``part`` begins."""
+    """Return whether a folder is being recorded into while ``part`` begins."""
     if processes.recorded_by(folder) is None or other is None:
         return False
     if other.machine == part.machine or part.job is None:
@@ -249,7 +249,7 @@ def _sub_run_for(path: Path, part: m.RankManifest) -> Path:
 
 
 def _same_job(part: m.RankManifest, other: m.RankManifest | None) -> bool:
-    """Whether two ranks are of one distributed job, as far as that can be told."""
+    """Return whether two ranks are of one distributed job, as far as that can be told."""
     if other is None or part.job is None or other.job is None:
         return False
     if part.world_size != other.world_size:
@@ -262,7 +262,7 @@ def _same_job(part: m.RankManifest, other: m.RankManifest | None) -> bool:
 
 
 def _own(part: m.RankManifest | None) -> bool:
-    """Whether this process recorded a part, before."""
+    """Return whether this process recorded a part, before."""
     me = identity.identity_of(os.getpid())
     return part is not None and me == identity.ProcessIdentity(
         part.pid or 0, part.process_started, part.machine
@@ -270,7 +270,7 @@ def _own(part: m.RankManifest | None) -> bool:
 
 
 def _contemporary(folder: Path) -> bool:
-    """Whether a rank's folder is of this launch: not an earlier run that may be replaced."""
+    """Return whether a rank's folder is of this launch, no earlier run that may be replaced."""
     if launched(folder) or processes.recorded_by(folder) is not None:
         return True
     part = processes.part_of(folder)

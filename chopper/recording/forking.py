@@ -1,4 +1,4 @@
-"""What forks do to a recording: no trace survives in a forked process, and none may harm it."""
+"""Forks while a recording runs: no trace survives in the child, and none may harm it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _traced = False
-"""Whether this process, or one that it was forked from, has traced."""
+"""True once this process, or one that it was forked from, has traced."""
 _forked_from_traced = False
 
 
@@ -23,7 +23,7 @@ def has_traced() -> None:
 
 
 def cannot_trace() -> bool:
-    """Whether this process was forked from one that had traced: Kineto's threads are not in it."""
+    """Return whether this process was forked from one that traced: it lacks Kineto's threads."""
     return _forked_from_traced
 
 
@@ -41,7 +41,7 @@ def watch(before: Callable[[], None], in_child: Callable[[], None]) -> None:
 
 
 def in_multiprocessing_child() -> bool:
-    """Whether multiprocessing started this process: it leaves without ``atexit``."""
+    """Return whether multiprocessing started this process, which then ends without ``atexit``."""
     if "multiprocessing.util" not in sys.modules:
         return False
     import multiprocessing
@@ -50,7 +50,7 @@ def in_multiprocessing_child() -> bool:
 
 
 def forks_loader_worker() -> bool:
-    """Whether torch's data loader is about to fork a worker, which only loads."""
+    """Return whether torch's data loader is about to fork a worker, which only loads."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":

@@ -1,7 +1,7 @@
 """A run while it is being recorded: what its ranks and devices do now.
 
-Everything is read from the files that ranks and samplers flush about once a second, so that watching
-costs the training nothing but the reader's own time.
+Everything is read from the files that ranks and samplers flush about once a second, so that
+watching costs the training nothing but the reader's own time.
 """
 
 from __future__ import annotations

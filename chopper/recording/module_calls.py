@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def named_submodules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """What ``named_modules`` gives, whatever the program made of that method."""
+    """Yield what torch's ``named_modules`` would, whatever the program made of that method."""
     seen: set[int] = set()
     left = [("", root)]
     while left:
@@ -38,7 +38,7 @@ def named_submodules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
 
 
 def parameters(root: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """What ``parameters`` gives, whatever the program made of that method."""
+    """Yield what torch's ``parameters`` would, whatever the program made of that method."""
     for _, module in named_submodules(root):
         for parameter in module._parameters.values():
             if parameter is not None:

@@ -1,4 +1,4 @@
-"""Where the program's optimizers step, and its backward passes end.
+"""Watch the program's optimizers step, and its backward passes end.
 
 These are the ends of steps, when the program marks none.
 """
@@ -138,7 +138,7 @@ class BackwardWatch:
 
 
 def _is_inner_gradient() -> bool:
-    """Whether ``torch.func`` differentiates within a function that it differentiates."""
+    """Return whether ``torch.func`` differentiates within a function that it differentiates."""
     from torch._C import _functorch
 
     levels = [level.key() for level in _functorch.get_interpreter_stack() or ()]
@@ -146,7 +146,7 @@ def _is_inner_gradient() -> bool:
 
 
 def optimizer_was_made() -> bool:
-    """Whether the program made an optimizer of torch: the first of each class is marked so."""
+    """Return whether the program made an optimizer of torch, which marks the class at its first."""
     from torch.optim.optimizer import Optimizer
 
     kinds: list[Any] = [Optimizer]
@@ -191,13 +191,13 @@ class OptimizerWatch:
         self._kind_of: dict[int | None, int] = {}
         """The same by the optimizer's id."""
         self._groups: dict[int, int] = {}
-        """How many groups of parameters each of them had at its last step."""
+        """Optimizer → number of its groups of parameters at its last step."""
         self._handle: StepHook | None = None
         self._scaler: tuple[Any, Any, Any] | None = None
         self._finder: ImportWatch | None = None
         self._scaled = _Scaled()
         self._of_scaled: dict[int, int] = {}
-        """What a scaler was given → the optimizer that stepped for it."""
+        """Optimizer that a scaler was given → the optimizer that stepped for it."""
         self.saw_torch = False
 
     def begin(self) -> None:

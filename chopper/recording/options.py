@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to record, and where."""
+    """Options of a recording, checked by :func:`make_options`."""
 
     output: str | Path | None = None
     """Run directory; None for ``CHOPPER_OUTPUT``, else ``runs/<time>``."""
@@ -30,7 +30,7 @@ class Options:
     memory: bool = False
     trace: bool = True
     trace_limit: float = 1.0
-    """How much a trace may hold, as a multiple of the default (``_trace_budget``)."""
+    """Limit of a trace, as a multiple of the default (``budget``)."""
     name: str | None = None
     force: bool = False
     automatic: bool = False

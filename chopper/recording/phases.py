@@ -77,7 +77,7 @@ class Phase:
 
 
 def compiling() -> bool:
-    """Whether torch.compile is looking at this call, which is no time of the program's."""
+    """Return whether torch.compile is tracing this call, which is no time of the program's."""
     torch: Any = sys.modules.get("torch")
     compiler = getattr(torch, "compiler", None)  # None while torch is being imported
     return compiler is not None and bool(compiler.is_compiling())
@@ -237,7 +237,7 @@ class PhaseLog:
 
 
 def _repeats(phase: OpenPhase) -> bool:
-    """Whether a phase is within another of its name in the same thread."""
+    """Return whether a phase is within another of its name in the same thread."""
     outer = phase.outer
     return (
         outer is not None

@@ -107,7 +107,7 @@ class Profile:
 
     @property
     def recording(self) -> bool:
-        """Whether it records: not before it is entered, nor after it failed."""
+        """True while it records: not before it is entered, nor after it failed."""
         session = self._session
         return session is not None and session.recording
 

@@ -110,7 +110,8 @@ def serve(
         server, thread = start_http_server(port, host, registry)
     except OSError as exc:
         raise ChopperError(
-            f"{host}:{port}: cannot serve metrics there ({exc.strerror or exc}); choose another port"
+            f"{host}:{port}: cannot serve metrics there ({exc.strerror or exc}); "
+            "choose another port"
         ) from exc
 
     def stop() -> None:

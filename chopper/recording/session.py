@@ -1,8 +1,8 @@
-"""One recording in one process: its start, its end, and everything that the program calls meanwhile.
+"""One recording in one process: its start, its end, and all that the program calls meanwhile.
 
-Its parts: the collectors (``collecting``), steps, phases and traces (``step_recorder``), signals and
-forks. Everything the program calls goes through ``_harmless``: whatever fails in here is said in one
-line on stderr and in the manifest, recording stops, and the program goes on.
+Its parts: the collectors (``collecting``), steps, phases and traces (``step_recorder``), signals
+and forks. Everything the program calls goes through ``_harmless``: whatever fails in here is said
+in one line on stderr and in the manifest, recording stops, and the program goes on.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _AtWork:
 
     @property
     def busy(self) -> bool:
-        """Whether some thread is in it."""
+        """True while some thread is in it."""
         return self._depth > 0
 
     def __enter__(self) -> None:
@@ -135,7 +135,7 @@ class Session:
 
     @property
     def tracing(self) -> bool:
-        """Whether a trace is being taken."""
+        """True while a trace is being taken."""
         return self._steps is not None and self._steps.tracing
 
     # -- start --------------------------------------------------------------------------------

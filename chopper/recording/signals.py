@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 1.0
-"""How long the main thread may take to notice the signal before it counts as blocked."""
+"""A main thread that has not noticed the signal for so long counts as blocked."""
 
 
 class TerminationGuard:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chopper.storage.manifest import Overhead
 
 _Row = tuple[int, int, int, str, bool, bool]
-"""Of the table ``step``."""
+"""A row of the table ``step``."""
 _FLUSH_NS = 1_000_000_000
 _MEDIAN_OF = 4096
 
@@ -31,9 +31,9 @@ class StepLog:
         self.number = 0
         """The step that runs."""
         self.source: Literal["mark", "optimizer", "backward"] | None = None
-        """What tells that a step ended."""
+        """The sign that ends steps; None before the first."""
         self.optimizer = 1
-        """Which kind of optimizer the step began with, in the order in which they came."""
+        """Number of the kind of optimizer that the step began with, in order of appearance."""
         self._target = directory / "step.arrow"
         self._writer: StreamWriter | None = StreamWriter(self._target, "step")
         self._start_ns = self._first_ns = 0
@@ -78,7 +78,7 @@ class StepLog:
         return length_ns
 
     def skip(self) -> None:
-        """What was done since the last step ended belongs to no step."""
+        """Begin the step now: what was done since the last one ended belongs to no step."""
         self._start_ns = time.time_ns()
 
     def cost(self, own_ns: int) -> None:
@@ -87,11 +87,11 @@ class StepLog:
 
     @property
     def pending(self) -> bool:
-        """Whether steps ended that are not on disk."""
+        """True while steps that ended are not on disk."""
         return bool(self._rows)
 
     def due(self, now_ns: int) -> bool:
-        """Whether it is time to flush."""
+        """Return whether it is time to flush."""
         return now_ns - self._flushed_ns > _FLUSH_NS
 
     def flush(self) -> None:

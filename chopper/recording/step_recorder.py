@@ -56,12 +56,12 @@ class StepRecorder:
 
     @property
     def tracing(self) -> bool:
-        """Whether a trace is being taken."""
+        """True while a trace is being taken."""
         return self.windows is not None and self.windows.tracing
 
     @property
     def watches_backward(self) -> bool:
-        """Whether the end of a backward pass may end a step, or a trace that grew too large."""
+        """True while the end of a backward pass may end a step, or a trace that grew too large."""
         return (self._backwards is not None and self.log.source != "mark") or self.tracing
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a training step ends, and which steps are traced."""
+"""Ends of training steps, and the windows of steps that are traced."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class LongSteps:
 
     def __init__(self) -> None:
         self._lengths_ns: deque[int] = deque(maxlen=64)
-        """Of the last steps that were not long."""
+        """Lengths of the last steps that were not long."""
         self._last: tuple[int, int] | None = None
         """Number and length of the last long step."""
 
@@ -161,9 +161,9 @@ class OptimizerCycle:
         self._unit: list[tuple[int, int]] = []
         """Optimizers of the step that runs, with the times at which they had stepped."""
         self._ended = False
-        """Whether the end of the step that runs was returned already."""
+        """True once the end of the step that runs was returned."""
         self._most: dict[int, int] = {}
-        """How often each optimizer stepped within one step, at most."""
+        """Optimizer → most often that it stepped within one step."""
         self._recent: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
         """Optimizers that stepped in a row → the one that stepped after them last time."""
@@ -177,7 +177,7 @@ class OptimizerCycle:
 
     @property
     def tentative_ns(self) -> int | None:
-        """When the last step ended, if its end was not returned and no optimizer is missing."""
+        """End of the last step, if it was not returned and no optimizer is missing."""
         if self._ended or not self._unit or self._expected() not in (None, self._leader):
             return None
         return self._unit[-1][1]

@@ -76,7 +76,7 @@ _NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GE
 """Flags of what only begins when it is called."""
 
 redirected: dict[int, Callable[..., Any]] = {}
-"""What functions with exchanged code call, by number."""
+"""Number of a function with exchanged code → function that it calls."""
 _numbers = itertools.count()
 
 

@@ -1,4 +1,4 @@
-"""Which steps are traced: windows begin and end between steps, and one trace is kept."""
+"""Take traces of windows of steps; windows begin and end between steps, one trace is kept."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class TraceWindows:
         self._alone = alone
         self._long_steps = LongSteps()
         self._followed = False
-        """Whether the later window was put where the next long step is expected."""
+        """True once the later window was put where the next long step is expected."""
         self._moved = False
-        """Whether a window was put in the place of one that was too large."""
+        """True once a window was put in the place of one that was too large."""
         self._upcoming = deque(windows)
         self._begun = 0
         """Traces that began."""
@@ -102,24 +102,24 @@ class TraceWindows:
         self._kept: _Capture | None = None
         self._kept_steps = 0
         self._profiled = False
-        """Whether a trace was being taken during some part of the step that runs."""
+        """True when a trace was being taken during some part of the step that runs."""
         self._span: Any = None
         self._lost_spans: list[Any] = []
         """Spans of lost traces: only the thread that opened them may close them."""
 
     @property
     def tracing(self) -> bool:
-        """Whether a trace is being taken."""
+        """True while a trace is being taken."""
         return self._capture is not None
 
     @property
     def mine(self) -> bool:
-        """Whether this thread is the one that is traced."""
+        """True in the thread that is traced."""
         mine: bool = self._trace.mine
         return mine
 
     def covers_step(self) -> bool:
-        """Whether the step that ends now is one of the traced ones."""
+        """Return whether the step that ends now is one of the traced ones."""
         capture = self._capture
         if capture is None:
             return False
@@ -128,7 +128,7 @@ class TraceWindows:
         return capture.until is None and self._log.number >= capture.window.start
 
     def profiled_step(self) -> bool:
-        """Whether a trace was being taken during the step that ends now; asked once for each."""
+        """Return whether a trace was being taken during the step that ends; call once a step."""
         profiled, self._profiled = self._profiled, self.tracing
         return profiled
 
@@ -179,7 +179,7 @@ class TraceWindows:
 
     @property
     def _may_follow(self) -> bool:
-        """Whether the later window may yet be put where a long step is expected.
+        """True while the later window may be put where a long step is expected.
 
         That is for a program of one rank: several measure other lengths, and could agree on a step
         only by messages that each has before it gets there, which nothing bounds.
@@ -352,8 +352,8 @@ class TraceWindows:
             self._part.note(
                 "run.no_steps",
                 "no step ended within a minute of tracing: the trace was stopped there; in a loop "
-                "without an optimizer of torch, such as one that only evaluates, call prof.step() of "
-                "chopper.profile at the end of each round",
+                "without an optimizer of torch, such as one that only evaluates, call prof.step() "
+                "of chopper.profile at the end of each round",
             )
             return
         again = ""

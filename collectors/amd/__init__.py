@@ -1,7 +1,7 @@
 """AMD devices through amdsmi: clocks of each die, power, energy, temperatures, residencies, links.
 
-``_library`` guards the vendor's binding; ``_sources`` are what the sampler process reads. This module
-is the collector that starts that process.
+``_library`` guards the vendor's binding; ``_sources`` are what the sampler process reads. This
+module is the collector that starts that process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AmdCollector(SampledCollector):
         return Availability(ok=True, reason=self._limits)
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
-        """What its sampler reads, and how often."""
+        """Return what its sampler reads, and how often."""
         del context
         return [
             SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),

@@ -78,14 +78,14 @@ ERRORS: dict[int, tuple[Loss, str]] = {
 
 
 def explain(code: int) -> tuple[Loss, str]:
-    """What a status takes away and why; a code of a newer library costs one reading."""
+    """Return the loss by a status and its reason; a code of a newer library costs one reading."""
     unsigned = code & 0xFFFFFFFF
     known = ERRORS.get(unsigned)
     return known or ("moment", f"amdsmi status {code}, which this version does not know")
 
 
 def _candidates(package: Path) -> list[str]:
-    """Where amdsmi looks for the native library, in its order."""
+    """Return the paths at which amdsmi looks for the native library, in its order."""
     home = os.getenv("ROCM_HOME", os.getenv("ROCM_PATH"))
     return [
         *([str(Path(home) / "lib/libamd_smi.so")] if home else []),
@@ -154,7 +154,7 @@ class AmdDevice:
     Attributes:
         index: as HIP numbers it, which is not amd-smi's order; amd-smi's where HIP's is not known.
         uuid: HIP's; None where the library does not say.
-        pci_address: domain:bus:device.function; partitions of one device share all but the function.
+        pci_address: domain:bus:device.function; partitions of a device share all but the function.
         partition: compute partitioning (SPX, CPX …), None where unknown.
         lost: why it is read no more, None while it is.
     """
@@ -268,13 +268,13 @@ ARRAYS = (
     "xgmi_read_data_acc",
     "xgmi_write_data_acc",
 )
-"""What is read of the metrics."""
+"""Fields of the metrics that are read, single ones and arrays."""
 
 _CODES = {2: "H", 4: "I", 8: "Q"}
 
 
 class Layout:
-    """Where those fields lie in the metrics: all of them are taken out at once.
+    """Offsets of those fields in the metrics; all of them are taken out at once.
 
     Field by field it would take several times as long, ten times a second for each device.
     """
@@ -348,5 +348,5 @@ class Metrics:
 
     @property
     def now(self) -> Reading:
-        """What the structure holds."""
+        """The fields as the structure holds them now."""
         return self._layout.read(self.structure)

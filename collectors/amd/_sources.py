@@ -1,4 +1,4 @@
-"""What the sampler process reads of AMD devices, one source a tier."""
+"""Sources of AMD devices that the sampler process reads, one a tier."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Traffic:
         self._total_bytes = 0.0
 
     def bytes_until(self, metrics: amd.Reading, now_ns: int | None) -> int | None:
-        """What was sent and received so far; None where a reading does not tell."""
+        """Return the bytes in both directions so far; None where a reading does not tell."""
         rate_sum, ticks = (
             metrics.numbers[name] for name in ("pcie_bandwidth_acc", "accumulation_counter")
         )
@@ -125,7 +125,7 @@ class _Traffic:
 
 
 _MOST_GB_PER_S = 1024
-"""What exceeds the fastest PCIe several times is a counter that jumped."""
+"""Several times the fastest PCIe: a larger rate is of a counter that jumped."""
 
 
 class _Source(DeviceSource[amd.AmdDevice, amd.Metrics]):
@@ -277,13 +277,13 @@ class ClockSource(_Source):
 
 
 def _numbers(structure: Any, *names: str, tag: int = 0) -> tuple[tuple[int, int, int], ...]:
-    """Where those of these fields lie that there are."""
+    """Return the places of those of these fields that the structure has."""
     found = (getattr(structure, name, None) for name in names)
     return tuple((place.offset, place.size, tag) for place in found if place is not None)
 
 
 def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
-    """Where the items of an array field lie, tagged as what a mean is made of."""
+    """Return the places of the items of an array field, tagged as parts of a mean."""
     descriptor = getattr(structure, name, None)
     if descriptor is None:
         return ()
@@ -317,7 +317,7 @@ def _power(watts: int | None) -> float | None:
 
 
 _MOST_W = 10_000
-"""What no socket reaches."""
+"""More than any socket draws."""
 
 
 class CounterSource(_Source):
@@ -413,7 +413,7 @@ def _sum_of(*values: int | None) -> int | None:
 
 
 class LimitSource(_Source):
-    """What holds for the whole run: the largest clock, the power cap, memory. -> DEVICE_LIMIT."""
+    """Constants of a run: the largest clock, the power cap, memory. -> DEVICE_LIMIT."""
 
     name: ClassVar[str] = "amdsmi_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
@@ -445,7 +445,7 @@ class LimitSource(_Source):
 
 
 def _power_basis(metrics: amd.Reading) -> str | None:
-    """Which of the two powers that a device may have `device_clock` holds."""
+    """Return which of the two powers that a device may have `device_clock` holds."""
     if metrics.numbers["current_socket_power"] is not None:
         return "instant"
     averaged = metrics.numbers["average_socket_power"] is not None
@@ -502,7 +502,7 @@ def _kib(value: int | None) -> int | None:
 
 
 class PartitionSource(_Source):
-    """How the devices are partitioned. -> DEVICE_PARTITION."""
+    """The partitioning of the devices. -> DEVICE_PARTITION."""
 
     name: ClassVar[str] = "amdsmi_partition"
     tables: ClassVar[tuple[str, ...]] = ("device_partition",)

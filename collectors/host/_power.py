@@ -1,4 +1,4 @@
-"""Clocks and energy of the host's processors, where the machine shows them. Virtual ones rarely do."""
+"""Clocks and energy of the host's processors; virtual machines rarely show them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CORES_LIMIT = 512
 class CoreClockSource(FileSource):
     """Clock of each core as the governor sees it. cpufreq -> CORE_CLOCK.
 
-    ``scaling_cur_freq`` is measured over the last tick (aperf over mperf) on today's x86 drivers and
-    the requested clock on others; the manifest names the driver.
+    ``scaling_cur_freq`` is measured over the last tick (aperf over mperf) on today's x86 drivers
+    and the requested clock on others; the manifest names the driver.
     """
 
     name: ClassVar[str] = "core_clocks"

@@ -28,7 +28,7 @@ _THREADS = 64
 
 
 class _Thread:
-    """One thread's ``schedstat``: ns on a core, ns waiting for one, times that it was put on one."""
+    """One thread's ``schedstat``: ns on a core, ns waiting for one, times it was put on one."""
 
     def __init__(self, folder: Path) -> None:
         self.tid = int(folder.name)
@@ -108,7 +108,8 @@ class ThreadSource(RankWatcher):
             thread.close()
         if len(found) > room:
             self.absent[f"process_thread[rank {rank}]"] = (
-                f"{len(tids) - len(known)} of {len(tids)} threads are left out: {_THREADS} are watched"
+                f"{len(tids) - len(known)} of {len(tids)} threads are left out: "
+                f"{_THREADS} are watched"
             )
 
     def _forget(self, rank: int) -> None:

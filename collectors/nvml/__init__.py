@@ -1,7 +1,7 @@
 """NVIDIA devices through NVML: clocks, power, event reasons, counters, GPM activity, limits.
 
-``_library`` wraps the vendor's binding: devices, error codes, field values. ``_sources`` are what the
-sampler process reads, one class a tier. This module is the collector that starts that process.
+``_library`` wraps the vendor's binding: devices, error codes, field values. ``_sources`` are what
+the sampler process reads, one class a tier. This module is the collector that starts that process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NvmlCollector(SampledCollector):
         return Availability(ok=True, reason=self._limits)
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
-        """What its sampler reads, and how often."""
+        """Return what its sampler reads, and how often."""
         del context
         return [
             SourceSpec(factory=f"{_SOURCES}:ClockSource", hz=self._hz),

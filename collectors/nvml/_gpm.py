@@ -15,9 +15,9 @@ class Metric(NamedTuple):
 
     number: int
     unit: float
-    """What one of it is in the column's unit."""
+    """One of it in the column's unit."""
     most: int
-    """What is above is no value: counters that wrapped come out as anything."""
+    """The largest value; counters that wrapped come out as anything."""
 
 
 def _share(number: int) -> Metric:
@@ -88,7 +88,7 @@ class Gpm:
 
     @property
     def offered(self) -> bool:
-        """Whether the device has it."""
+        """True where the device has it."""
         return self._problem is None
 
     def reader(self, metric: Metric) -> nvml.Reader:

@@ -74,12 +74,12 @@ _VERSION_MISMATCH = 25
 
 
 def explain(code: int) -> tuple[Loss, str]:
-    """What a return code takes away and why; a code of a newer driver costs one reading."""
+    """Return the loss by a code and its reason; a code of a newer driver costs one reading."""
     return ERRORS.get(code, ("moment", f"NVML error {code}, which this version does not know"))
 
 
 _LARGEST = 0x7FFF_FFFF_FFFF_FFFF
-"""What an int64 column holds."""
+"""Largest number of an int64 column."""
 
 
 class ReadingFailed(Exception):
@@ -262,7 +262,7 @@ def function(name: str) -> Callable[..., int]:
 
 
 def asked(name: str, *arguments: Any) -> Any:
-    """What a function of the binding returns.
+    """Call a function of the binding.
 
     Raises:
         ReadingFailed: the driver refuses, or does not have the function.
@@ -331,7 +331,7 @@ def _number_reader(
 
 _MOST_MHZ = 20_000
 _MOST_MW = 10_000_000
-"""What no device reaches: such a reading is none."""
+"""More than any device reaches: a larger reading is none."""
 
 
 def clock_reader(device: NvmlDevice, clock: int) -> Reader:
@@ -380,7 +380,7 @@ _AVERAGED_SINCE = (8, 1)
 
 
 def power_basis(device: NvmlDevice) -> str:
-    """What `power_reader` reads: instant power, or the driver's average over a second.
+    """Return which power `power_reader` reads: instant, or the driver's average over a second.
 
     Raises:
         ReadingFailed: power usage it is, and the device does not say which of both that is.
@@ -492,11 +492,11 @@ _BLANK = {1: (1 << 32) - 1, 2: (1 << 64) - 1, 3: (1 << 64) - 1}
 
 
 FIELD_BYTES = 40
-"""Of one nvmlFieldValue_t; a test holds it against the binding's."""
+"""Size of one nvmlFieldValue_t; a test holds it against the binding's."""
 
 
 def field_column(places: Sequence[tuple[int, int | float]], *, summed: bool = False) -> Column:
-    """A column made of field values of one call: (position in the call, what one unit is) in turn."""
+    """Return a column of field values of one call: (position in the call, its unit) in turn."""
     (_, factor), *_ = places
     return Column(
         SUM if summed else FIELD,
@@ -575,7 +575,7 @@ def gpm_request(metrics: Sequence[int]) -> Any:
 
 
 def gpm_metric_offset(position: int) -> int:
-    """Where a metric lies in the structure that asks for them."""
+    """Return the offset of a metric in the structure that asks for them."""
     pynvml = _binding()
     first: int = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
     return first + position * sizeof(pynvml.c_nvmlGpmMetric_t)

@@ -1,4 +1,4 @@
-"""What the sampler process reads of NVIDIA devices, one source a tier."""
+"""Sources of NVIDIA devices that the sampler process reads, one a tier."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Sensor:
 
     @property
     def reader(self) -> Callable[[], Any] | None:
-        """What reads it; None where it is refused."""
+        """The function that reads it; None where it is refused."""
         return None if self.absent is not None else self._read
 
     def read(self) -> Any:
@@ -106,7 +106,7 @@ class _Source(DeviceSource[nvml.NvmlDevice, list[_Sensor]]):
 
     @property
     def absent(self) -> dict[str, str]:
-        """What stays null: on all devices, or on which ones."""
+        """``table.column`` → why it stays null: on all devices, or on which ones."""
         table = self.tables[0]
         why: dict[str, dict[int, str]] = {}
         for device, sensors in self._devices:
@@ -240,8 +240,8 @@ class CounterSource(_Planned):
     """The medium tier: energy, temperature, utilization, memory, link and throttle counters.
 
     -> DEVICE_COUNTER. All fields of a device come with one call of the driver, but for those that
-    cost more than 0.5 ms by themselves, as the average power does with some drivers: each of them has
-    a call of its own, made once a second, of one device after the other. The PCIe counters are the
+    cost more than 0.5 ms by themselves, as the average power does with some drivers: each of them
+    has a call of its own, made once a second, of one device after the other. PCIe counters are the
     non-blocking fields: ``nvmlDeviceGetPcieThroughput`` would block for 20 ms.
 
     Args:
@@ -338,7 +338,7 @@ class CounterSource(_Planned):
         super().__init__()
         self._cost_ns = cost_ns or _fields_cost_ns
         self._calls: dict[str, Callable[[], object]] = {}
-        """Of the first device."""
+        """Name → call, of the first device."""
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Each call of the driver that one device's sample makes."""
@@ -352,7 +352,7 @@ _RARELY = 10
 
 
 def _fields_cost_ns(device: nvml.NvmlDevice, ids: list[tuple[int, int]]) -> int:
-    """What reading these fields takes: the least of three calls, of which a cheap one is enough.
+    """Measure a reading of these fields: the least of three calls; a cheap one is enough.
 
     Raises:
         ReadingFailed: this driver has no field values.
@@ -522,7 +522,7 @@ class ActivitySource(_Planned):
 
 
 class LimitSource(_Source):
-    """What holds for the whole run: limits, largest clocks, the PCIe link. -> DEVICE_LIMIT."""
+    """Constants of a run: limits, largest clocks, the PCIe link. -> DEVICE_LIMIT."""
 
     name: ClassVar[str] = "nvml_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
@@ -566,8 +566,7 @@ _CLOCK_ID_APPLICATION = 1
 _FIELD_POWER_MAX_LIMIT, _FIELD_POWER_DEFAULT_LIMIT = 188, 189
 
 
-# What the driver buffers: kind of sample, what it is called here, what one unit of it is, and what no
-# device reaches.
+# What the driver buffers: kind of sample, its name here, its unit, and what no device reaches.
 _BUFFERS = (
     (0, "power_w", 1e-3, 1e4),
     (5, "sm_clock_hz", 1e6, 2e10),

@@ -1,4 +1,4 @@
-"""What readings and the calls of a driver cost, measured."""
+"""Costs of readings and of the calls of a driver, measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CALIBRATION_NS = 10_000_000
 
 
 def call_costs(source: Source, clock: Clock) -> dict[str, CallCost]:
-    """What each call of the driver costs that a source makes, measured now, by name.
+    """Return the cost of each call of the driver that a source makes, measured now, by name.
 
     Calls that fail are left out.
     """

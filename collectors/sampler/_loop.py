@@ -63,7 +63,7 @@ class Sampler:
         self._writers: dict[str, StreamWriter] = {}
         self._elsewhere: set[str] = set()
         self._told: set[str] = set()
-        """What sources said at the last flush to be absent."""
+        """Tables and columns that sources said to be absent, at the last flush."""
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._stuck = False

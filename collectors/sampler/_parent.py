@@ -18,7 +18,7 @@ from chopper.fresh_python import own_python
 from chopper.storage.files import pack_message
 
 _KILL_S = 2.0
-"""How long what was killed may take to end."""
+"""Time that a killed process has to end."""
 
 
 class SamplerProcess:
@@ -108,9 +108,9 @@ class SamplerProcess:
     def stop(self, *, timeout_s: float = 5.0) -> SamplerStatus | None:
         """End the process, by force when it does not answer, and return its last status.
 
-        One that is inside the kernel, in a driver that hangs, outlives also that: it is left, and ends
-        when the driver lets it. None when there is no status, or it was stopped before. In a process
-        forked from the one that started it this does nothing: the sampler is not theirs.
+        One that is inside the kernel, in a driver that hangs, outlives also that: it is left, and
+        ends when the driver lets it. None when there is no status, or it was stopped before. In a
+        process forked from the one that started it this does nothing: the sampler is not theirs.
         """
         if self._process is None or self._stopped or os.getpid() != self._config.parent_pid:
             return None
@@ -120,8 +120,8 @@ class SamplerProcess:
         assert process.stdout is not None
         forced = left = False
         if process.poll() is None:
-            # Words, not just the end of the file: a forked data loader worker may hold a copy of this
-            # end of the pipe. It may have died just now.
+            # Words, not just the end of the file: a forked data loader worker may hold a copy of
+            # this end of the pipe. It may have died just now.
             with contextlib.suppress(OSError):
                 process.stdin.write(b"stop\n")
             try:

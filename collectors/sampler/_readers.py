@@ -51,7 +51,7 @@ class ReadPart:
         self.last_ns = 0
 
     def blocks(self, now_ns: int) -> int | None:
-        """How long its reading has lasted, where that is too long."""
+        """Return how long its reading has lasted, where that is too long."""
         since_ns = self.since_ns
         if since_ns is None or now_ns - since_ns < BLOCKED_NS:
             return None
@@ -173,7 +173,7 @@ class Reader:
         return status
 
     def blocked(self, now_ns: int) -> dict[str, str]:
-        """What does not answer now: ``table[part]`` → since when."""
+        """Return what does not answer now: ``table[part]`` → since when."""
         return {
             f"{table}[{part.label}]": _does_not_answer(for_ns)
             for part in self.parts
@@ -266,7 +266,7 @@ class BackgroundReader:
         return status
 
     def blocked(self, now_ns: int) -> dict[str, str]:
-        """What does not answer now: ``table[device]`` → since when."""
+        """Return what does not answer now: ``table[device]`` → since when."""
         del now_ns
         return self._blocked
 

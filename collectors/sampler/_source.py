@@ -1,4 +1,4 @@
-"""What a sampler reads: the protocol of a source, and where its rows go."""
+"""Protocol of the sources that a sampler reads, and the sink that takes their rows."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Sink:
 
 
 class Gone(Exception):
-    """What is read is gone for good: it is not asked again."""
+    """The device is gone for good: it is not read again."""
 
 
 class Part(NamedTuple):
-    """What is read apart from the rest of a source: one device."""
+    """A part of a source that is read by itself: one device."""
 
     label: str
     read: Callable[[Sink, int], None]

@@ -1,4 +1,4 @@
-"""What a sampler is told, what it says of itself, and how that stands in the manifest."""
+"""A sampler's configuration, its status, and the manifest's report of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NICE = 5
 
 
 class SourceStatus(msgspec.Struct, kw_only=True):
-    """How well one source was read. Counts are totals since the start."""
+    """Statistics of one source. Counts are totals since the start."""
 
     name: str
     requested_hz: float
@@ -30,7 +30,7 @@ class SourceStatus(msgspec.Struct, kw_only=True):
     native: bool = False
     """Read in C, by a thread of its own."""
     parts_count: int = 1
-    """What is read apart (devices); samples are counted for each."""
+    """Number of parts that are read by themselves (devices); each counts its samples."""
     elapsed_ns: int = 0
     """From the first to the last sample, summed over the parts."""
     samples_count: int = 0
@@ -62,7 +62,7 @@ class SourceStatus(msgspec.Struct, kw_only=True):
 
 
 class SamplerStatus(msgspec.Struct, kw_only=True):
-    """What the sampler says about itself, written to a file with every fifth flush."""
+    """The sampler's own status, written to a file with every fifth flush."""
 
     collector: str
     state: Literal["running", "complete", "orphaned", "failed"] = "running"
@@ -82,7 +82,7 @@ class SamplerStatus(msgspec.Struct, kw_only=True):
 
 
 class SamplerConfig(msgspec.Struct, kw_only=True):
-    """What the sampler process is told at its start, as one line of JSON."""
+    """Configuration of a sampler process: one line of JSON at its start."""
 
     collector: str
     directory: str

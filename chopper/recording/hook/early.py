@@ -1,4 +1,4 @@
-"""What runs in any Python before anything else is imported. Stdlib only; nothing in here may fail.
+"""Notes and import watches, for any Python at its start. Stdlib only; nothing here may fail.
 
 Loaded from its file by ``sitecustomize``, as chopper may be missing there; imported by the rest.
 """
@@ -81,7 +81,7 @@ class ImportWatch:
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the finders behind this one find, with a loader that says when it has loaded."""
+        """Return the spec of the finders behind this one; its loader tells when it loaded."""
         if name != self._name or self._then is None:
             return None
         finders: list[Any] = list(sys.meta_path)
