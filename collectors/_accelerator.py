@@ -9,9 +9,12 @@ from chopper.errors import CollectorUnavailable
 if TYPE_CHECKING:
     import torch
 
+NO_ACCELERATOR = "install a build of torch for this machine's accelerator, if it has one"
+"""Remedy where there is none."""
+
 
 def device_of_rank(named: str | None) -> torch.device:
-    """The device that a rank named, else the machine's accelerator.
+    """Return the device that a rank named, else the machine's accelerator.
 
     Raises:
         CollectorUnavailable: no torch, no accelerator, or the rank computes on the host.

@@ -9,14 +9,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._accelerator import device_of_rank
+from chopper.collectors._accelerator import NO_ACCELERATOR, device_of_rank
 from chopper.collectors.base import Availability
 from chopper.errors import CollectorUnavailable
 from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chopper.collectors.base import CollectorContext, Scope
 
 NAME = "allocator_history"
@@ -25,34 +23,8 @@ MOST_ENTRIES = 200_000
 """About 40 MB of the allocator's memory with stacks; older entries make room for new ones."""
 
 
-class _History:
-    """The allocator's history of one kind of device.
-
-    Attributes:
-        begin: start keeping it.
-        take: the snapshot.
-        end: keep none any more.
-        kept: whether the program keeps one itself.
-    """
-
-    def __init__(self, memory: Any, kept: Callable[[], bool]) -> None:
-        self._memory = memory
-        self.kept = kept
-
-    def begin(self) -> None:
-        self._memory._record_memory_history(
-            enabled="all", context="alloc", stacks="python", max_entries=MOST_ENTRIES
-        )
-
-    def take(self) -> Any:
-        return self._memory._snapshot()
-
-    def end(self) -> None:
-        self._memory._record_memory_history(enabled=None)
-
-
-def _history(device: str | None) -> _History:
-    """Return the history of the device that a rank computes on.
+def _history(device: str | None) -> tuple[Any, bool]:
+    """Return the memory module of a rank's device, and whether the program keeps a history.
 
     Raises:
         CollectorUnavailable: no torch, no accelerator, or one whose allocator keeps none.
@@ -63,8 +35,8 @@ def _history(device: str | None) -> _History:
     memory = getattr(torch.get_device_module(kind), "memory", None)
     if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
         raise CollectorUnavailable(f"torch's allocator keeps no history on a {kind} device")
-    asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return _History(memory, asks if callable(asks) else lambda: False)
+    is_kept = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return memory, bool(is_kept and is_kept())
 
 
 class AllocatorHistoryCollector:
@@ -74,20 +46,16 @@ class AllocatorHistoryCollector:
     scope: ClassVar[Scope] = "rank"
 
     def __init__(self) -> None:
-        self._history: _History | None = None
+        self._memory: Any = None
         self._context: CollectorContext | None = None
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where torch's allocator keeps a history, and nobody else asked for one."""
         try:
-            history = _history(context.device)
+            _, is_kept = _history(context.device)
         except CollectorUnavailable as exc:
-            return Availability(
-                ok=False,
-                reason=str(exc),
-                remedy="install a build of torch for this machine's accelerator, if it has one",
-            )
-        if history.kept():
+            return Availability(ok=False, reason=str(exc), remedy=NO_ACCELERATOR)
+        if is_kept:
             return Availability(
                 ok=False,
                 reason="the program keeps the allocator's history itself",
@@ -102,21 +70,22 @@ class AllocatorHistoryCollector:
             CollectorUnavailable: it keeps none here.
         """
         self._context = context
-        self._history = _history(context.device)
-        self._history.begin()
+        self._memory, _ = _history(context.device)
+        self._memory._record_memory_history(
+            enabled="all", context="alloc", stacks="python", max_entries=MOST_ENTRIES
+        )
 
     def stop(self) -> CollectorReport:
         """Take it, write it, and let the allocator keep none."""
         from chopper.collectors.snapshot import tables_of
         from chopper.storage.streams import StreamWriter
 
-        assert self._history is not None
         assert self._context is not None
         began_ns = time.monotonic_ns()
         try:
-            snapshot = self._history.take()
+            snapshot = self._memory._snapshot()
         finally:
-            self._history.end()
+            self._memory._record_memory_history(enabled=None)
         tables = tables_of(snapshot, self.name)
         files = []
         for name, table in tables.items():

@@ -9,34 +9,33 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors.base import Availability
-from chopper.collectors.step_readings import StepReadings
-from chopper.storage.manifest import CollectorReport
+from chopper.collectors.step_collector import StepCollector
 
 if TYPE_CHECKING:
-    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.collectors.base import CollectorContext
+    from chopper.storage.manifest import CollectorReport
 
 NAME = "core_wait"
 BY_DEFAULT = True
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-_TRIALS = 25
 
 
-class CoreWaitCollector:
+class CoreWaitCollector(StepCollector):
     """Reads the run delay of the thread that ends each step. -> CORE_WAIT."""
 
     name: ClassVar[str] = NAME
-    scope: ClassVar[Scope] = "rank"
+    source: ClassVar[str] = "schedstat"
 
     def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
+        super().__init__()
+        self._subject = str(schedstat)
         self._schedstat = schedstat
         self._file: int | None = None
         self._tid = 0
-        self._readings = StepReadings(NAME)
 
     def probe(self, context: CollectorContext) -> Availability:  # noqa: ARG002
         """Available where the kernel counts run delays."""
@@ -52,53 +51,30 @@ class CoreWaitCollector:
             )
         return Availability(ok=True)
 
-    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:  # noqa: ARG002
-        """Return the median cost of one reading."""
-        file = os.open(self._schedstat, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            costs = []
-            for _ in range(_TRIALS):
-                began_ns = time.monotonic_ns()
-                os.pread(file, 128, 0)
-                costs.append(time.monotonic_ns() - began_ns)
-        finally:
-            os.close(file)
-        return {"schedstat": sorted(costs)[len(costs) // 2]}
+    def _prepare(self, context: CollectorContext) -> None:
+        pass  # the file is that of the thread that reads
 
-    def start(self, context: CollectorContext) -> None:
-        """Create the file and take the first reading.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        self._readings.open(context.directory)
-        self._read(None)
-
-    def on_step(self, step: int) -> None:
-        """Read once; the rows go to disk about once a second."""
-        if self._readings.problem is None:
-            self._read(step)
-
-    def _read(self, step: int | None) -> None:
-        began_ns = time.monotonic_ns()
-        try:
-            tid = threading.get_native_id()
-            if self._file is None or tid != self._tid:
-                self._close()
-                self._file, self._tid = os.open(self._schedstat, os.O_RDONLY | os.O_CLOEXEC), tid
-            run_ns, delay_ns = map(int, os.pread(self._file, 128, 0).split()[:2])
-        except (OSError, ValueError, IndexError) as exc:
-            self._readings.problem = f"{self._schedstat} could not be read: {exc}"
-            return
-        span_ns = time.monotonic_ns() - began_ns
-        self._readings.add((time.time_ns(), span_ns, tid, step, delay_ns, run_ns), span_ns)
+    def _read(self) -> tuple[int, int, int]:
+        tid = threading.get_native_id()
+        if self._file is None or tid != self._tid:
+            self._close()
+            self._file, self._tid = os.open(self._schedstat, os.O_RDONLY | os.O_CLOEXEC), tid
+        run_ns, delay_ns = map(int, os.pread(self._file, 128, 0).split()[:2])
+        return tid, delay_ns, run_ns
 
     def _close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Return the median cost of a reading."""
+        try:
+            return super().call_costs_ns(context)
+        finally:
+            self._close()
+
     def stop(self) -> CollectorReport:
-        """Close the file."""
+        """Write what is left and close the files."""
         self._close()
-        return self._readings.close(self.name)
+        return super().stop()

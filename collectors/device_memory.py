@@ -6,19 +6,18 @@ host, waits for no device, and resets no peak, because the program may be using 
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chopper.collectors._accelerator import device_of_rank
+from chopper.collectors._accelerator import NO_ACCELERATOR, device_of_rank
 from chopper.collectors.base import Availability
-from chopper.collectors.step_readings import StepReadings
+from chopper.collectors.step_collector import StepCollector
 from chopper.errors import CollectorUnavailable
-from chopper.storage.manifest import CollectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.collectors.base import CollectorContext
+    from chopper.storage.manifest import CollectorReport
 
 NAME = "device_memory"
 BY_DEFAULT = True
@@ -33,7 +32,7 @@ Stats = dict[str, Any]
 
 
 def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
-    """The device's ordinal, and how to read its allocator's counters.
+    """Return the device's ordinal, and a function that reads its allocator's counters.
 
     Raises:
         CollectorUnavailable: no torch, no accelerator, or one whose allocator does not count.
@@ -53,78 +52,33 @@ def _allocator(device: str | None) -> tuple[int, Callable[[], Stats]]:
     return index, read
 
 
-class DeviceMemoryCollector:
+class DeviceMemoryCollector(StepCollector):
     """Reads the allocator's counters at each step's end. -> DEVICE_MEMORY."""
 
     name: ClassVar[str] = NAME
-    scope: ClassVar[Scope] = "rank"
+    source: ClassVar[str] = "allocator"
 
     def __init__(self) -> None:
+        super().__init__()
+        self._subject = "the allocator's counters"
         self._device_id = 0
-        self._read: Callable[[], Stats] | None = None
-        self._readings = StepReadings(NAME)
+        self._stats: Callable[[], Stats] = dict
 
     def probe(self, context: CollectorContext) -> Availability:
         """Available where torch has an accelerator whose allocator counts."""
         try:
-            _allocator(context.device)
+            self._prepare(context)
         except CollectorUnavailable as exc:
-            return Availability(
-                ok=False,
-                reason=str(exc),
-                remedy="install a build of torch for this machine's accelerator, if it has one",
-            )
+            return Availability(ok=False, reason=str(exc), remedy=NO_ACCELERATOR)
         return Availability(ok=True)
 
-    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Median cost of one reading.
+    def _prepare(self, context: CollectorContext) -> None:
+        self._device_id, self._stats = _allocator(context.device)
 
-        Raises:
-            CollectorUnavailable: there is no accelerator.
-        """
-        _, read = _allocator(context.device)
-        costs_ns = []
-        for _ in range(30):
-            before_ns = time.monotonic_ns()
-            read()
-            costs_ns.append(time.monotonic_ns() - before_ns)
-        return {"allocator": sorted(costs_ns)[len(costs_ns) // 2]}
-
-    def start(self, context: CollectorContext) -> None:
-        """Take the first reading and create the file.
-
-        Raises:
-            CollectorUnavailable: there is no accelerator.
-            OutputError: the file cannot be written.
-        """
-        self._device_id, self._read = _allocator(context.device)
-        self._readings.open(context.directory)
-        self._sample(None)
-
-    def on_step(self, step: int) -> None:
-        """Read once; the rows go to disk about once a second."""
-        if self._readings.problem is None:
-            self._sample(step)
-
-    def _sample(self, step: int | None) -> None:
-        assert self._read is not None
-        before_ns = time.monotonic_ns()
-        time_ns = time.time_ns()
-        try:
-            stats = self._read()
-        except RuntimeError as exc:
-            # A lost device fails the program soon enough; this must not be what fails it.
-            self._readings.problem = (
-                f"the allocator's counters could not be read: {exc}".splitlines()[0]
-            )
-            return
-        span_ns = time.monotonic_ns() - before_ns
-        middle_ns = time_ns + span_ns // 2
-        row = (middle_ns, span_ns, self._device_id, step, *map(stats.get, _KEYS))
-        self._readings.add(row, span_ns)
+    def _read(self) -> tuple[int | None, ...]:
+        return (self._device_id, *map(self._stats().get, _KEYS))
 
     def stop(self) -> CollectorReport:
         """Take the last reading, close the file."""
-        if self._readings.problem is None:
-            self._sample(None)
-        return self._readings.close(self.name)
+        self.on_step(None)
+        return super().stop()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from chopper.collectors._visible import NothingVisible
 from chopper.collectors.base import Availability
@@ -12,44 +13,19 @@ from chopper.collectors.sampler import (
     SourceSpec,
     SystemClock,
     call_costs,
-    measure_call_ns,
+    reading_cost_ns,
     to_report,
 )
-from chopper.collectors.timeouts import call_within
+from chopper.collectors.timeouts import DRIVER_TIMEOUT_S, call_within
 from chopper.errors import CollectorUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chopper.collectors.base import CollectorContext, Scope
     from chopper.storage.manifest import CallCost, CollectorReport
 
-T = TypeVar("T")
+_D = TypeVar("_D")
 CLOCKS = SourceSpec(factory="chopper.collectors.sampler:ClockSource", hz=1.0)
 """The host's clocks, which every sampler reads to know how well its times are aligned."""
-
-
-def named(
-    devices: Callable[[], list[T]], timeout_s: float, *, driver: str, silent: str, absent: str
-) -> list[T] | Availability:
-    """The devices that a driver names; where it names none, why.
-
-    Args:
-        devices: asks it.
-        timeout_s: how long it may take.
-        driver: whose it is.
-        silent: what to do where it does not answer.
-        absent: what to do where it is not there, or has nothing.
-    """
-    try:
-        return call_within(timeout_s, devices)
-    except TimeoutError:
-        reason = f"{driver} has not answered for {timeout_s:g} s"
-        return Availability(ok=False, reason=reason, remedy=silent)
-    except NothingVisible as exc:
-        return Availability(ok=False, reason=str(exc), remedy=exc.remedy)
-    except CollectorUnavailable as exc:
-        return Availability(ok=False, reason=str(exc), remedy=absent)
 
 
 class SampledCollector(ABC):
@@ -90,28 +66,20 @@ class SampledCollector(ABC):
         return absent, refusals, len(specs) - len(refusals)
 
     def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
-        """Median cost of one reading of each source that is available, measured now."""
-        costs: dict[str, int] = {}
-        for spec in self.specs(context):
-            try:
-                costs[spec.make().name] = measure_call_ns(spec.make)["p50_ns"]
-            except CollectorUnavailable:
-                continue
-        return costs
+        """Return the median cost of one reading of each source that is available."""
+        costs_ns: dict[str, int] = {}
+        for source in (spec.make() for spec in self.specs(context)):
+            with contextlib.suppress(CollectorUnavailable):
+                costs_ns[source.name] = reading_cost_ns(source)
+        return costs_ns
 
     def driver_calls(self, context: CollectorContext) -> dict[str, CallCost]:
         """Return the cost of each call of a driver that its sources make, measured now."""
-        clock = SystemClock()
         costs: dict[str, CallCost] = {}
-        for spec in self.specs(context):
-            source = spec.make()
-            try:
+        for source in (spec.make() for spec in self.specs(context)):
+            with contextlib.suppress(CollectorUnavailable), contextlib.closing(source):
                 source.open()
-                costs |= call_costs(source, clock)
-            except CollectorUnavailable:
-                continue
-            finally:
-                source.close()
+                costs |= call_costs(source, SystemClock())
         return costs
 
     def start(self, context: CollectorContext) -> None:
@@ -130,3 +98,41 @@ class SampledCollector(ABC):
         report = to_report(self.name, self._sampler.stop())
         report.reason = "; ".join(filter(None, (self._limits, report.reason))) or None
         return report
+
+
+class DeviceCollector(SampledCollector, Generic[_D]):
+    """A collector of devices that a vendor's driver lists."""
+
+    driver: ClassVar[str]
+    """The driver in words."""
+    silent_remedy: ClassVar[str]
+    """Advice where it does not answer."""
+    absent_remedy: ClassVar[str]
+    """Advice where it is not there, or has no device."""
+    timeout_s: ClassVar[float] = DRIVER_TIMEOUT_S
+
+    @abstractmethod
+    def devices(self) -> list[_D]:
+        """Ask the driver for its devices, which may never return.
+
+        Raises:
+            CollectorUnavailable: there is none that the program may use; the message says why.
+        """
+
+    @abstractmethod
+    def restrictions(self, devices: list[_D]) -> list[str | None]:
+        """Return what keeps these devices from being read wholly, in words."""
+
+    def probe(self, context: CollectorContext) -> Availability:
+        """Available where the driver lists a device; nothing is read of it yet."""
+        del context
+        try:
+            devices = call_within(self.timeout_s, self.devices)
+        except TimeoutError:
+            reason = f"{self.driver} has not answered for {self.timeout_s:g} s"
+            return Availability(ok=False, reason=reason, remedy=self.silent_remedy)
+        except CollectorUnavailable as exc:
+            remedy = exc.remedy if isinstance(exc, NothingVisible) else self.absent_remedy
+            return Availability(ok=False, reason=str(exc), remedy=remedy)
+        self._limits = "; ".join(filter(None, self.restrictions(devices))) or None
+        return Availability(ok=True, reason=self._limits)

@@ -100,7 +100,7 @@ def _default_output(name: str | None, info: RankInfo | None) -> Path:
         return path
 
 
-def check_output(path: Path, rank: int, *, force: bool) -> None:
+def check_rank_output(path: Path, rank: int, *, force: bool) -> None:
     """Refuse an output that would overwrite something; called before anything is written.
 
     Raises:

@@ -572,7 +572,7 @@ def open_session(options: Options) -> Session:
     info = environment.rank_info()
     path = claim.choose_output(options.output, options.name, info)
     with contextlib.suppress(OSError):  # what cannot be read is found out, harmlessly, by start()
-        claim.check_output(path, info.rank, force=options.force)
+        claim.check_rank_output(path, info.rank, force=options.force)
     if options.trace and "torch" not in sys.modules:
         # The program is about to train: it will import torch anyhow.
         with contextlib.suppress(ImportError):

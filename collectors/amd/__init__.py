@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from chopper.collectors._visible import local_ranks
-from chopper.collectors.base import Availability
-from chopper.collectors.sampled import CLOCKS, SampledCollector, named
+from chopper.collectors.amd import _library
+from chopper.collectors.amd._library import AmdDevice
+from chopper.collectors.sampled import CLOCKS, DeviceCollector
 from chopper.collectors.sampler import SourceSpec
-from chopper.collectors.timeouts import DRIVER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -26,7 +26,7 @@ _ONCE_HZ = 1 / 86400
 _SOURCES = "chopper.collectors.amd._sources"
 
 
-class AmdCollector(SampledCollector):
+class AmdCollector(DeviceCollector[AmdDevice]):
     """Samples every AMD device of the host, in a process of its own.
 
     -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_DIE, DEVICE_LINK, DEVICE_LIMIT, DEVICE_PARTITION.
@@ -36,39 +36,31 @@ class AmdCollector(SampledCollector):
     """
 
     name: ClassVar[str] = NAME
+    driver: ClassVar[str] = "AMD's driver"
+    silent_remedy: ClassVar[str] = "see whether amd-smi answers, and what dmesg says of the devices"
+    absent_remedy: ClassVar[str] = (
+        "none on a machine without AMD devices; else pip install 'chopper-profiler[amd]' in the "
+        "version of the ROCm that is installed"
+    )
 
     def __init__(self, *, hz: float = _FAST_HZ) -> None:
         self._hz = hz
 
-    def probe(self, context: CollectorContext) -> Availability:
-        """Available where amdsmi finds a device; asks nothing of it yet."""
-        del context
-        from chopper.collectors.amd import _library as amd
+    def devices(self) -> list[AmdDevice]:
+        """Ask amdsmi for its devices."""
+        with _library.session() as wrapper:
+            return _library.devices(wrapper)
 
-        def devices() -> list[amd.AmdDevice]:
-            with amd.session() as wrapper:
-                return amd.devices(wrapper)
-
-        found = named(
-            devices,
-            DRIVER_TIMEOUT_S,
-            driver="AMD's driver",
-            silent="see whether amd-smi answers, and what dmesg says of the devices",
-            absent="none on a machine without AMD devices; else pip install "
-            "'chopper-profiler[amd]' in the version of the ROCm that is installed",
-        )
-        if isinstance(found, Availability):
-            return found
+    def restrictions(self, devices: list[AmdDevice]) -> list[str | None]:
+        """Say where devices are partitions, and what of the environment is not understood."""
         notes = [local_ranks()[1]]
-        split = [d for d in found if d.partition not in (None, "SPX")]
-        notes.append(
-            f"{len(split)} of {len(found)} devices are partitions ({split[0].partition}): power, "
-            "energy and temperature are those of the whole socket"
-            if split
-            else None
-        )
-        self._limits = "; ".join(filter(None, notes)) or None
-        return Availability(ok=True, reason=self._limits)
+        split = [d for d in devices if d.partition not in (None, "SPX")]
+        if split:
+            notes.append(
+                f"{len(split)} of {len(devices)} devices are partitions ({split[0].partition}): "
+                "power, energy and temperature are those of the whole socket"
+            )
+        return notes
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """Return what its sampler reads, and how often."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from chopper.collectors.base import Availability
-from chopper.collectors.sampled import CLOCKS, SampledCollector, named
+from chopper.collectors.nvml import _library
+from chopper.collectors.nvml._library import NvmlDevice
+from chopper.collectors.sampled import CLOCKS, DeviceCollector
 from chopper.collectors.sampler import SourceSpec
-from chopper.collectors.timeouts import DRIVER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from chopper.collectors.base import CollectorContext
@@ -28,7 +28,7 @@ _ONCE_HZ = 1 / 86400
 _SOURCES = "chopper.collectors.nvml._sources"
 
 
-class NvmlCollector(SampledCollector):
+class NvmlCollector(DeviceCollector[NvmlDevice]):
     """Samples every NVIDIA device of the host that the job may use, in a process of its own.
 
     -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_ACTIVITY, DEVICE_BUFFERED, DEVICE_LIMIT.
@@ -38,31 +38,26 @@ class NvmlCollector(SampledCollector):
     """
 
     name: ClassVar[str] = NAME
+    driver: ClassVar[str] = "NVIDIA's driver"
+    silent_remedy: ClassVar[str] = (
+        "see whether nvidia-smi answers, and what dmesg says of the devices (Xid)"
+    )
+    absent_remedy: ClassVar[str] = (
+        "none on a machine without NVIDIA devices; else install the driver, and in a container "
+        "pass the devices in (docker run --gpus all)"
+    )
 
     def __init__(self, *, hz: float = _FAST_HZ) -> None:
         self._hz = hz
 
-    def probe(self, context: CollectorContext) -> Availability:
-        """Available where NVML finds a device; asks nothing of it yet."""
-        del context
-        from chopper.collectors.nvml import _library as nvml
+    def devices(self) -> list[NvmlDevice]:
+        """Ask NVML for its devices."""
+        with _library.session():
+            return _library.devices()
 
-        def found() -> list[nvml.NvmlDevice]:
-            with nvml.session():
-                return nvml.devices()
-
-        devices = named(
-            found,
-            DRIVER_TIMEOUT_S,
-            driver="NVIDIA's driver",
-            silent="see whether nvidia-smi answers, and what dmesg says of the devices (Xid)",
-            absent="none on a machine without NVIDIA devices; else install the driver, and in a "
-            "container pass the devices in (docker run --gpus all)",
-        )
-        if isinstance(devices, Availability):
-            return devices
-        self._limits = "; ".join(d.note for d in devices if d.note) or None
-        return Availability(ok=True, reason=self._limits)
+    def restrictions(self, devices: list[NvmlDevice]) -> list[str | None]:
+        """Return the notes on devices, such as that one is partitioned."""
+        return [device.note for device in devices]
 
     def specs(self, context: CollectorContext) -> list[SourceSpec]:
         """Return what its sampler reads, and how often."""

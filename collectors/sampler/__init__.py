@@ -20,7 +20,7 @@ rest.
 from __future__ import annotations
 
 from chopper.collectors.sampler._clocks import Clock, ClockSource, SystemClock
-from chopper.collectors.sampler._costs import call_costs, measure_call_ns
+from chopper.collectors.sampler._costs import call_costs, reading_cost_ns
 from chopper.collectors.sampler._loop import Sampler
 from chopper.collectors.sampler._parent import SamplerProcess
 from chopper.collectors.sampler._source import Gone, Part, Sink, Source, SourceSpec, held
@@ -52,7 +52,7 @@ __all__ = [
     "SystemClock",
     "call_costs",
     "held",
-    "measure_call_ns",
+    "reading_cost_ns",
     "status_file",
     "to_report",
 ]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from chopper.collectors.sampler._clocks import SystemClock
 from chopper.collectors.sampler._source import Sink
-from chopper.collectors.sampler._status import Quantiles
 from chopper.storage.manifest import CallCost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from chopper.collectors.sampler._clocks import Clock
     from chopper.collectors.sampler._source import Source
 
+_READINGS = 30
 _CALIBRATION_CALLS = 50
 _CALIBRATION_NS = 10_000_000
 """For each call, at the start."""
@@ -49,31 +47,21 @@ def call_costs(source: Source, clock: Clock) -> dict[str, CallCost]:
     return found
 
 
-def measure_call_ns(
-    make: Callable[[], Source], *, repeats: int = 30, clock: Clock | None = None
-) -> Mapping[str, int]:
-    """Cost of one reading of a source in this process: its median and 99th percentile.
-
-    Returns:
-        ``p50_ns`` and ``p99_ns``.
+def reading_cost_ns(source: Source) -> int:
+    """Open a source and return the median cost of one reading in this process.
 
     Raises:
         CollectorUnavailable: it cannot be read here.
     """
-    clock = clock or SystemClock()
-    source = make()
-    source.open()
     sink = Sink()
-    costs = Quantiles()
+    costs_ns = []
     try:
-        for _ in range(repeats):
-            before_ns = clock.monotonic_ns()
+        source.open()
+        for _ in range(_READINGS):
+            before_ns = time.monotonic_ns()
             source.sample(sink, before_ns)
-            costs.add(clock.monotonic_ns() - before_ns)
+            costs_ns.append(time.monotonic_ns() - before_ns)
             sink.take()
     finally:
         source.close()
-    p50_ns, p99_ns = costs.at(0.5), costs.at(0.99)
-    assert p50_ns is not None
-    assert p99_ns is not None
-    return {"p50_ns": p50_ns, "p99_ns": p99_ns}
+    return sorted(costs_ns)[len(costs_ns) // 2]

@@ -242,7 +242,7 @@ def test_a_driver_that_hangs_at_its_start_holds_up_no_training(play: Player) -> 
         from chopper.collectors.base import CollectorContext
         never = threading.Event()
         nvml._binding().nvmlInit = lambda: never.wait()
-        collector.DRIVER_TIMEOUT_S = 0.2
+        collector.NvmlCollector.timeout_s = 0.2
         context = CollectorContext(directory=Path("."), run_path=Path("."), pid=1)
         answer = collector.NvmlCollector().probe(context)
         print(json.dumps([answer.ok, answer.reason, answer.remedy]))

@@ -323,8 +323,7 @@ def test_the_history_is_taken_once_and_written(
 ) -> None:
     allocator = _Allocator()
     kept = [False]
-    history = allocator_history._History(allocator, lambda: kept[0])
-    monkeypatch.setattr(allocator_history, "_history", lambda _device: history)
+    monkeypatch.setattr(allocator_history, "_history", lambda _device: (allocator, kept[0]))
     context = CollectorContext(directory=tmp_path, run_path=tmp_path, pid=os.getpid())
     collector = AllocatorHistoryCollector()
     assert collector.probe(context).ok

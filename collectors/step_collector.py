@@ -1,0 +1,127 @@
+"""Base of the collectors that read at the end of each step, in the process that trains."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chopper.storage.manifest import CollectorReport
+
+if TYPE_CHECKING:
+    from chopper.collectors.base import CollectorContext, Scope
+    from chopper.storage.streams import StreamWriter
+
+_FLUSH_NS = 1_000_000_000
+_TRIALS = 25
+
+
+class StepCollector(ABC):
+    """Rows of one table, on disk about once a second, and the cost of each reading.
+
+    ``name`` is that of the table and its file, too. A reading that fails is the last one.
+    """
+
+    name: ClassVar[str]
+    scope: ClassVar[Scope] = "rank"
+    source: ClassVar[str]
+    """Name of what is read, for ``chopper doctor``."""
+
+    def __init__(self) -> None:
+        self._subject = self.source
+        """What is read, for the message that it failed."""
+        self._problem: str | None = None
+        self._writer: StreamWriter | None = None
+        self._rows: list[tuple[Any, ...]] = []
+        self._costs_ns: list[int] = []
+        self._flushed_ns = 0
+
+    @abstractmethod
+    def _prepare(self, context: CollectorContext) -> None:
+        """Find what is to be read.
+
+        Raises:
+            CollectorUnavailable: it is not there.
+        """
+
+    @abstractmethod
+    def _read(self) -> tuple[Any, ...]:
+        """Return thread or device, and the values of the table's columns after ``step``.
+
+        Raises:
+            OSError, RuntimeError, ValueError: it cannot be read.
+        """
+
+    def start(self, context: CollectorContext) -> None:
+        """Create the file and take the first reading.
+
+        Raises:
+            CollectorUnavailable: there is nothing to read.
+            OutputError: the file cannot be written.
+        """
+        from chopper.storage.streams import StreamWriter
+
+        self._prepare(context)
+        self._writer = StreamWriter(context.directory / f"{self.name}.arrow", self.name)
+        self.on_step(None)
+
+    def on_step(self, step: int | None) -> None:
+        """Read once, at the end of a step; None: before the first or after the last one."""
+        if self._problem is not None:
+            return
+        before_ns = time.monotonic_ns()
+        time_ns = time.time_ns()
+        try:
+            owner, *values = self._read()
+        except (OSError, RuntimeError, ValueError) as exc:
+            # A lost device fails the program soon enough; this must not be what fails it.
+            self._problem = f"{self._subject} could not be read: {exc}".splitlines()[0]
+            return
+        span_ns = time.monotonic_ns() - before_ns
+        self._costs_ns.append(span_ns)
+        self._rows.append((time_ns + span_ns // 2, span_ns, owner, step, *values))
+        if before_ns - self._flushed_ns > _FLUSH_NS:
+            self._flushed_ns = before_ns
+            self._flush()
+
+    def _flush(self) -> None:
+        from chopper.tables import TABLES
+
+        if self._rows and self._writer is not None:
+            names = [column.name for column in TABLES[self.name].columns]
+            columns = zip(*self._rows, strict=True)
+            self._rows = []
+            self._writer.write(dict(zip(names, columns, strict=True)))
+
+    def call_costs_ns(self, context: CollectorContext) -> dict[str, int]:
+        """Return the median cost of a reading.
+
+        Raises:
+            CollectorUnavailable: there is nothing to read.
+        """
+        self._prepare(context)
+        costs_ns = []
+        for _ in range(_TRIALS):
+            before_ns = time.monotonic_ns()
+            self._read()
+            costs_ns.append(time.monotonic_ns() - before_ns)
+        return {self.source: sorted(costs_ns)[len(costs_ns) // 2]}
+
+    def stop(self) -> CollectorReport:
+        """Write what is left and close the file."""
+        assert self._writer is not None
+        try:
+            self._flush()
+        finally:
+            self._writer.close()
+        costs_ns = sorted(self._costs_ns)
+        return CollectorReport(
+            name=self.name,
+            status="obtained" if self._problem is None else "failed",
+            reason=self._problem,
+            files=(f"{self.name}.arrow",),
+            samples_count=len(costs_ns),
+            dropped_count=0,
+            call_p50_ns=costs_ns[len(costs_ns) // 2] if costs_ns else None,
+            call_p99_ns=costs_ns[len(costs_ns) * 99 // 100] if costs_ns else None,
+        )
