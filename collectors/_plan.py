@@ -117,9 +117,9 @@ class Plan:
 
 def address(function: Any) -> int:
     """Return the address of a function that ctypes has bound."""
-    found = cast(function, c_void_p).value
-    assert found is not None
-    return found
+    value = cast(function, c_void_p).value
+    assert value is not None
+    return value
 
 
 def pointer(handle: Any) -> int:

@@ -33,8 +33,8 @@ class Alignment:
         """Look at the next part of the text."""
         text = self._kept + chunk
         if self._base_ns is None:
-            found = _BASE.search(text)
-            self._base_ns = int(found[1]) if found else None
+            base = _BASE.search(text)
+            self._base_ns = int(base[1]) if base else None
         for name in [n for n in self._wanted if b'"%s"' % n in text]:
             at = text.index(b'"%s"' % name)
             time = _TS.search(text, at, at + _NEAR)

@@ -71,7 +71,7 @@ def read_log(
     heading = _heading(next(content, ""))
     if not _is_log(heading):
         raise InputError(f"{where}: no energy log: expected {', '.join(_REQUIRED)}, gpu0_energy …")
-    place = {name: i for i, name in reversed(list(enumerate(heading)))}
+    column_at = {name: i for i, name in reversed(list(enumerate(heading)))}
     gpus = [(int(m[1]), i) for i, name in enumerate(heading) if (m := _GPU.fullmatch(name))]
     columns: dict[str, list[object]] = {
         column.name: [] for column in TABLES["energy_window"].columns
@@ -79,7 +79,7 @@ def read_log(
     bad = read = 0
     for cells in _rows(content):
         times = [
-            _seconds(cells[place[n]]) if len(cells) == len(heading) else None
+            _seconds(cells[column_at[n]]) if len(cells) == len(heading) else None
             for n in ("start_time", "elapsed_time")
         ]
         start_s, elapsed_s = times
@@ -88,7 +88,7 @@ def read_log(
             continue
         read += 1
         span_ns = _ns(elapsed_s)
-        window = cells[place["window_name"]].strip() or "(no name)"
+        window = cells[column_at["window_name"]].strip() or "(no name)"
         for device, column in gpus:
             energy_j = _seconds(cells[column])
             if energy_j is not None:

@@ -74,11 +74,11 @@ class _Port:
         for column, (paths, unit) in _COUNTERS.items():
             file, factor = None, unit
             for path in paths:
-                kept = try_open(folder / path)
-                if isinstance(kept, str) and (folder / path).exists():
-                    self.refused[column] = kept
-                if isinstance(kept, KeptFile):
-                    file = kept
+                opened = try_open(folder / path)
+                if isinstance(opened, str) and (folder / path).exists():
+                    self.refused[column] = opened
+                if isinstance(opened, KeptFile):
+                    file = opened
                     self.open_count += 1
                     if path.startswith("counters/port_") and path.endswith("_data"):
                         factor = _WORD_BYTES
@@ -91,10 +91,10 @@ class _Port:
         Raises:
             OSError: the port has gone.
         """
-        found: list[int | None] = []
+        counts: list[int | None] = []
         for column, (file, factor) in zip(_COUNTERS, self._files, strict=True):
             if file is None:
-                found.append(None)
+                counts.append(None)
                 continue
             try:
                 text = file.read()
@@ -103,12 +103,12 @@ class _Port:
                     raise
                 # One counter that is refused now (EINVAL, EIO) harms no other.
                 self.unread[column] = f"some of its readings failed: {exc.strerror}"
-                found.append(None)
+                counts.append(None)
                 continue
-            found.append(counted(text, factor))
-            if found[-1] is None:
+            counts.append(counted(text, factor))
+            if counts[-1] is None:
                 self.unread[column] = _NO_NUMBER
-        return found
+        return counts
 
     def leave_out(self) -> None:
         """Ask no more for counters that tell no number ("N/A (no PMA)") from the start."""
@@ -143,10 +143,10 @@ class PortSource(FileSource):
         folders = sorted(self._folder.glob("*/ports/*"))
         if not folders:
             raise CollectorUnavailable(f"{self._folder}: no InfiniBand, RoCE or EFA device")
-        kept = 0
+        open_count = 0
         refused: dict[str, str] = {}
         for folder in folders:
-            if kept >= _PORT_FILES:
+            if open_count >= _PORT_FILES:
                 self.absent["fabric_port"] = (
                     f"{len(folders) - len(self._ports)} of {len(folders)} ports are left out: "
                     f"{_PORT_FILES} files are kept open at most"
@@ -157,7 +157,7 @@ class PortSource(FileSource):
             if not port.open_count:
                 port.close()
                 continue
-            kept += port.open_count
+            open_count += port.open_count
             self._ports.append(port)
         if not self._ports:
             why = next(iter(refused.values()), f"{self._folder}: no counter can be read")
@@ -301,21 +301,21 @@ class PauseSource:
             statistics = self._make(name)
         except OSError:
             return False
-        place = {
+        position = {
             (int(match[2]), match[1], match[3] or ""): i
             for i, label in enumerate(statistics.names)
             if (match := _PAUSE.match(label))
         }
-        if not place:
+        if not position:
             statistics.close()
             return False
-        self._open[name] = (statistics, place)
+        self._open[name] = (statistics, position)
         return True
 
     def sample(self, sink: Sink, now_ns: int) -> None:
         """One row per interface and priority."""
         del now_ns
-        for name, (statistics, place) in list(self._open.items()):
+        for name, (statistics, position) in list(self._open.items()):
             try:
                 values = statistics.read()
             except OSError as exc:
@@ -325,9 +325,9 @@ class PauseSource:
                 if exc.errno != errno.ESTALE or not self._begin(name):
                     self.absent[f"pause[{name}]"] = f"has gone: {exc.strerror}"
                 continue
-            for priority in sorted({p for p, _, _ in place}):
-                found = [
-                    values[place[key]] if (key := (priority, way, kind)) in place else None
+            for priority in sorted({p for p, _, _ in position}):
+                counts = [
+                    values[position[key]] if (key := (priority, way, kind)) in position else None
                     for way, kind in (
                         ("rx", ""),
                         ("tx", ""),
@@ -335,8 +335,8 @@ class PauseSource:
                         ("tx", "_duration"),
                     )
                 ]
-                durations = [None if v is None else v * 1000 for v in found[2:]]
-                sink.add("pause", name, priority, *found[:2], *durations)
+                durations = [None if v is None else v * 1000 for v in counts[2:]]
+                sink.add("pause", name, priority, *counts[:2], *durations)
         if not self._open:
             raise CollectorUnavailable("all interfaces have gone")
 

@@ -289,14 +289,14 @@ def _set_aside(path: Path, directory: Path) -> m.Finding:
     number = (restart_count(part) if part is not None else None) or 0
     while (path / f"attempt-{number}" / directory.name).exists():
         number += 1
-    kept = inside(path, f"attempt-{number}")
-    kept.mkdir(exist_ok=True)
-    directory.replace(kept / directory.name)
+    attempt = inside(path, f"attempt-{number}")
+    attempt.mkdir(exist_ok=True)
+    directory.replace(attempt / directory.name)
     return m.Finding(
         code="run.restarted",
         severity="info",
         message=f"{directory.name} was recorded before, by a process that ended: that recording "
-        f"is kept as the run {kept.name}/",
+        f"is kept as the run {attempt.name}/",
     )
 
 

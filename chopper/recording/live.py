@@ -45,7 +45,7 @@ class StreamTail:
 
     def poll(self) -> list[pa.RecordBatch]:
         """Batches that were written since the last call."""
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         try:
             if self.path.stat().st_ino != self._inode:
                 # Written anew, as a whole.
@@ -56,14 +56,14 @@ class StreamTail:
             while True:
                 batch = self._reader.read_next_batch()
                 check_batch(batch)
-                found.append(batch)
+                batches.append(batch)
                 self._read_count += 1
         except (StopIteration, FileNotFoundError):
-            return found
+            return batches
         except arrow_errors():
             # The end of the file was being written: begin again at the next call.
             self.close()
-            return found
+            return batches
 
     def _open(self) -> None:
         import pyarrow as pa

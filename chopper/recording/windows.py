@@ -378,17 +378,17 @@ class TraceWindows:
         planned: list[Window] = []
         if number < window.stop:
             about = f"a step makes about {self._budget.step_events:,} events"
-            asked = _steps_text(window.start, window.stop)
+            wanted_steps = _steps_text(window.start, window.stop)
             if number > window.start or self._moved or self._trace.left_open:
                 traced = _steps_text(min(window.start, number - 1), number)
-                self._note_limit(f"the trace covers {traced}, not {asked}: {about}")
+                self._note_limit(f"the trace covers {traced}, not {wanted_steps}: {about}")
             else:
                 self._moved = True
                 begin = _MOVED_TO * -(-(number + 1) // _MOVED_TO)
                 planned.append(window.moved(begin).fitted(fitting))
                 later = _steps_text(planned[0].start, planned[0].stop)
                 self._note_limit(
-                    f"the trace covers {later}, if the program gets there, not {asked}: {about}"
+                    f"the trace covers {later}, if the program gets there, not {wanted_steps}: {about}"
                 )
         for upcoming in self._upcoming:
             fitted = upcoming.fitted(fitting)

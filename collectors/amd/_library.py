@@ -178,15 +178,15 @@ def devices(wrapper: Any) -> list[AmdDevice]:
         handles = interface.amdsmi_get_processor_handles()
     except interface.AmdSmiException as exc:
         raise CollectorUnavailable(explain(_code_of(exc))[1]) from exc
-    found = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
-    if not found:
+    listed = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
+    if not listed:
         raise CollectorUnavailable("amdsmi finds no device")
-    found.sort(key=lambda device: device.index)
-    chosen = _visible(found)
-    return found if local_ranks()[0] > len(chosen) else chosen
+    listed.sort(key=lambda device: device.index)
+    chosen = _visible(listed)
+    return listed if local_ranks()[0] > len(chosen) else chosen
 
 
-def _visible(found: list[AmdDevice]) -> list[AmdDevice]:
+def _visible(visible: list[AmdDevice]) -> list[AmdDevice]:
     """Those that HIP sees: ROCR_VISIBLE_DEVICES first, then HIP's own of what that left.
 
     Raises:
@@ -203,16 +203,16 @@ def _visible(found: list[AmdDevice]) -> list[AmdDevice]:
         for entry in entries:
             number = ordinal(entry)
             if number is None:
-                named = [d for d in found if d.uuid is not None and d.uuid == entry]
+                named = [d for d in visible if d.uuid is not None and d.uuid == entry]
             else:
-                named = found[number : number + 1] if number >= 0 else []
+                named = visible[number : number + 1] if number >= 0 else []
             if not named:
                 break
             chosen |= {device.index: device for device in named}  # parts of one may share a name
         if not chosen:
             raise NothingVisible(variable, "HIP")
-        found = [chosen[index] for index in sorted(chosen)]
-    return found
+        visible = [chosen[index] for index in sorted(chosen)]
+    return visible
 
 
 def _code_of(exc: Exception) -> int:

@@ -271,15 +271,15 @@ class ClockSource(_Source):
     def learn(self, totals: list[DeviceTotals]) -> None:
         """Take over what the thread in C was refused."""
         of = {device.index: device for device, _ in self._devices}
-        for found in totals:
-            if found.lost and of[found.id].lost is None:
-                self._lose(of[found.id], amd.explain(found.lost)[1])
+        for device_totals in totals:
+            if device_totals.lost and of[device_totals.id].lost is None:
+                self._lose(of[device_totals.id], amd.explain(device_totals.lost)[1])
 
 
 def _numbers(structure: Any, *names: str, tag: int = 0) -> tuple[tuple[int, int, int], ...]:
     """Return the places of those of these fields that the structure has."""
-    found = (getattr(structure, name, None) for name in names)
-    return tuple((place.offset, place.size, tag) for place in found if place is not None)
+    fields = (getattr(structure, name, None) for name in names)
+    return tuple((place.offset, place.size, tag) for place in fields if place is not None)
 
 
 def _items(structure: Any, name: str) -> tuple[tuple[int, int, int], ...]:
@@ -349,7 +349,7 @@ class CounterSource(_Source):
 
         counted = residency.reasons(metrics, now_ns) is not None
         energy = metrics.numbers["energy_accumulator"]
-        found: dict[str, Any] = {
+        value_by_column: dict[str, Any] = {
             "energy_j": None if energy is None else energy * _ENERGY_UNIT_J,
             "power_average_w": _power(metrics.numbers["average_socket_power"]),
             "temperature_c": _optional(
@@ -370,9 +370,9 @@ class CounterSource(_Source):
             "pcie_recovery_count": held(metrics.numbers["pcie_l0_to_recov_count_acc"]),
         }
         if counted:
-            found["power_throttle_ns"] = int(residency.totals_ns["power"])
-            found["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
-        return map(found.get, self._columns)
+            value_by_column["power_throttle_ns"] = int(residency.totals_ns["power"])
+            value_by_column["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
+        return map(value_by_column.get, self._columns)
 
     def _memory_used_bytes(self, device: amd.AmdDevice) -> int | None:
         usage = self._wrapper.amdsmi_vram_usage_t()
@@ -430,7 +430,7 @@ class LimitSource(_Source):
         usage = wrapper.amdsmi_vram_usage_t()
         has_memory = wrapper.amdsmi_get_gpu_vram_usage(handle, byref(usage)) == 0
         lanes = metrics.numbers["pcie_link_width"]
-        found: dict[str, Any] = {
+        value_by_column: dict[str, Any] = {
             "pci_address": device.pci_address,
             "sm_clock_max_hz": _hertz(int(clock.max_clk)) if has_clock else None,
             "power_basis": _power_basis(metrics),
@@ -441,7 +441,7 @@ class LimitSource(_Source):
             "pcie_lane_count": lanes,
             "mig": None if device.partition is None else device.partition != "SPX",
         }
-        return map(found.get, columns_of("device_limit"))
+        return map(value_by_column.get, columns_of("device_limit"))
 
 
 def _power_basis(metrics: amd.Reading) -> str | None:

@@ -90,23 +90,23 @@ class ThreadSource(RankWatcher):
             tids = [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208
         except OSError:
             return
-        found = []
+        new_threads = []
         for tid in tids:
             if tid in known:
                 continue
             try:
                 thread = _Thread(folder / str(tid))
-                found.append((thread.read()[0], thread))
+                new_threads.append((thread.read()[0], thread))
             except (OSError, ValueError):
                 continue
         # The main thread counts first, then those that ran most.
-        found.sort(key=lambda entry: (entry[1].tid != self._pids[rank], -entry[0]))
+        new_threads.sort(key=lambda entry: (entry[1].tid != self._pids[rank], -entry[0]))
         room = max(_THREADS - len(known), 0)
-        for _ran, thread in found[:room]:
+        for _ran, thread in new_threads[:room]:
             known[thread.tid] = thread
-        for _ran, thread in found[room:]:
+        for _ran, thread in new_threads[room:]:
             thread.close()
-        if len(found) > room:
+        if len(new_threads) > room:
             self.absent[f"process_thread[rank {rank}]"] = (
                 f"{len(tids) - len(known)} of {len(tids)} threads are left out: "
                 f"{_THREADS} are watched"

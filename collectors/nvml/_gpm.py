@@ -64,10 +64,10 @@ class Gpm:
         self._values: dict[int, float | nvml.ReadingFailed] = {}
         self._problem: nvml.ReadingFailed | None = None
         try:
-            support = nvml.asked("nvmlGpmQueryDeviceSupport", device.handle)
+            support = nvml.query("nvmlGpmQueryDeviceSupport", device.handle)
             if not support.isSupportedDevice:
                 raise nvml.ReadingFailed(_NOT_SUPPORTED)
-            self._snapshots = [nvml.asked("nvmlGpmSampleAlloc") for _ in range(2)]
+            self._snapshots = [nvml.query("nvmlGpmSampleAlloc") for _ in range(2)]
             self._request = nvml.gpm_request([metric.number for metric in METRICS.values()])
             self._call = self._planned()
         except nvml.ReadingFailed as exc:
@@ -109,8 +109,8 @@ class Gpm:
             return value * metric.unit
 
         at = [slot.metricId for slot in self._request.metrics].index(metric.number)
-        place = (nvml.gpm_metric_offset(at), 8, 0)
-        column = Column(METRIC, 0, (place,), metric.unit, most=metric.most)
+        metric_place = (nvml.gpm_metric_offset(at), 8, 0)
+        column = Column(METRIC, 0, (metric_place,), metric.unit, most=metric.most)
         return nvml.Reader(read, self._call, column)
 
     def advance(self) -> None:
@@ -120,10 +120,10 @@ class Gpm:
             return
         newer, older = self._snapshots[self._newer], self._snapshots[1 - self._newer]
         try:
-            nvml.asked("nvmlGpmSampleGet", self._device.handle, newer)
+            nvml.query("nvmlGpmSampleGet", self._device.handle, newer)
             if self._has_older:
                 self._request.sample1, self._request.sample2 = older, newer
-                nvml.asked("nvmlGpmMetricsGet", self._request)
+                nvml.query("nvmlGpmMetricsGet", self._request)
         except nvml.ReadingFailed as exc:
             self._values = {metric.number: exc for metric in METRICS.values()}
             return
@@ -140,5 +140,5 @@ class Gpm:
         """Give the snapshots back."""
         for snapshot in self._snapshots:
             with contextlib.suppress(nvml.ReadingFailed):
-                nvml.asked("nvmlGpmSampleFree", snapshot)
+                nvml.query("nvmlGpmSampleFree", snapshot)
         self._snapshots = []

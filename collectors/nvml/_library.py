@@ -161,19 +161,19 @@ def devices() -> list[NvmlDevice]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as exc:
         raise CollectorUnavailable(explain(exc.value)[1]) from exc
-    found = []
+    readable = []
     problems = []
     for index in range(count):
         try:
-            found.append(_device(pynvml, index))
+            readable.append(_device(pynvml, index))
         except pynvml.NVMLError as exc:
             problems.append(f"device {index}: {explain(exc.value)[1]}")
-    if not found:
+    if not readable:
         raise CollectorUnavailable("; ".join(problems) or "NVML finds no device")
     ranks, unknown = local_ranks()
-    chosen = _visible(pynvml, found)
+    chosen = _visible(pynvml, readable)
     if ranks > len(chosen) > 0:
-        chosen = found
+        chosen = readable
     if not chosen:
         raise NothingVisible(_VISIBLE, "CUDA")
     if unknown is not None:
@@ -206,33 +206,33 @@ def _device(pynvml: Any, index: int) -> NvmlDevice:
     return device
 
 
-def _visible(pynvml: Any, found: list[NvmlDevice]) -> list[NvmlDevice]:
+def _visible(pynvml: Any, listed: list[NvmlDevice]) -> list[NvmlDevice]:
     """Those that CUDA sees; all of them where it cannot be told which."""
     entries = numbers_and_names(_VISIBLE)
     if entries is None:
-        return found
+        return listed
     by_pci = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    one_kind = len({device.name for device in found}) == 1
+    one_kind = len({device.name for device in listed}) == 1
     chosen: dict[int, NvmlDevice] = {}
     for entry in entries:
         number = ordinal(entry)
         if number is None:
-            named = _named(pynvml, entry, found)
+            named = _named(pynvml, entry, listed)
             if named is None:
-                return found
+                return listed
             if len(named) != 1:
                 break
             chosen[named[0].index] = named[0]
-        elif not 0 <= number < len(found):
+        elif not 0 <= number < len(listed):
             break
         elif not (by_pci or one_kind):
-            return found
+            return listed
         else:
-            chosen[found[number].index] = found[number]
+            chosen[listed[number].index] = listed[number]
     return [chosen[index] for index in sorted(chosen)]
 
 
-def _named(pynvml: Any, entry: str, found: list[NvmlDevice]) -> list[NvmlDevice] | None:
+def _named(pynvml: Any, entry: str, listed: list[NvmlDevice]) -> list[NvmlDevice] | None:
     """The devices whose UUID begins so, which of a MIG device is its parent's; None: not known."""
     # MIG-GPU-<uuid of the parent>/… names the parent; of MIG-<uuid> the driver tells it.
     name = entry.removeprefix("MIG-").partition("/")[0]
@@ -244,7 +244,7 @@ def _named(pynvml: Any, entry: str, found: list[NvmlDevice]) -> list[NvmlDevice]
         except pynvml.NVMLError:
             return None
         name = uuid.decode() if isinstance(uuid, bytes) else uuid
-    return [device for device in found if device.uuid is not None and device.uuid.startswith(name)]
+    return [device for device in listed if device.uuid is not None and device.uuid.startswith(name)]
 
 
 def function(name: str) -> Callable[..., int]:
@@ -255,13 +255,13 @@ def function(name: str) -> Callable[..., int]:
     """
     pynvml = _binding()
     try:
-        found: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
+        pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
     except pynvml.NVMLError as exc:
         raise ReadingFailed(exc.value) from exc
-    return found
+    return pointer
 
 
-def asked(name: str, *arguments: Any) -> Any:
+def query(name: str, *arguments: Any) -> Any:
     """Call a function of the binding.
 
     Raises:
@@ -365,12 +365,12 @@ def _instant_power(device: NvmlDevice) -> Fields | None:
     """The field of newer drivers; None where it is refused for good, not where it fails once."""
     try:
         fields = Fields(device, [(_FIELD_POWER_INSTANT, 0)])
-        (found,) = fields.read()
+        (power,) = fields.read()
     except ReadingFailed as exc:
-        found = exc
+        power = exc
         if exc.kind != "moment":
             return None
-    refused = isinstance(found, ReadingFailed) and found.kind == "sensor"
+    refused = isinstance(power, ReadingFailed) and power.kind == "sensor"
     return None if refused else fields
 
 
@@ -387,8 +387,8 @@ def power_basis(device: NvmlDevice) -> str:
     """
     if _instant_power(device) is not None:
         return "instant"
-    asked("nvmlDeviceGetPowerUsage", device.handle)
-    capability = asked("nvmlDeviceGetCudaComputeCapability", device.handle)
+    query("nvmlDeviceGetPowerUsage", device.handle)
+    capability = query("nvmlDeviceGetCudaComputeCapability", device.handle)
     return "average over 1 s" if tuple(capability) >= _AVERAGED_SINCE else "instant"
 
 
@@ -423,8 +423,8 @@ def power_w(value_mw: int | float | ReadingFailed | None) -> float | None:
     Raises:
         ReadingFailed: the field has none.
     """
-    found = scaled(value_mw, 1e-3)
-    return None if found is None or not 0 < found <= _MOST_MW * 1e-3 else found
+    power = scaled(value_mw, 1e-3)
+    return None if power is None or not 0 < power <= _MOST_MW * 1e-3 else power
 
 
 class Fields:
@@ -484,8 +484,8 @@ def decoded(kind: int, value: Any) -> int | float | ReadingFailed | None:
     """The member of a value that its type names; None for all bits one: not available."""
     if not 0 <= kind < len(_VALUE):
         return ReadingFailed(_VERSION_MISMATCH)
-    found: int | float = getattr(value, _VALUE[kind])
-    return None if found == _BLANK.get(kind) else found
+    number: int | float = getattr(value, _VALUE[kind])
+    return None if number == _BLANK.get(kind) else number
 
 
 _BLANK = {1: (1 << 32) - 1, 2: (1 << 64) - 1, 3: (1 << 64) - 1}

@@ -158,11 +158,11 @@ class _Planned(_Source):
     def learn(self, totals: list[DeviceTotals]) -> None:
         """Take over what the thread in C was refused."""
         of = {device.index: (device, sensors) for device, sensors in self._devices}
-        for found in totals:
-            device, sensors = of[found.id]
-            if found.lost:
-                device.lost = nvml.explain(found.lost)[1]
-            for sensor, code in zip(sensors, found.refused, strict=True):
+        for device_totals in totals:
+            device, sensors = of[device_totals.id]
+            if device_totals.lost:
+                device.lost = nvml.explain(device_totals.lost)[1]
+            for sensor, code in zip(sensors, device_totals.refused, strict=True):
                 if code:
                     sensor.absent = nvml.explain(code)[1]
 
@@ -255,7 +255,7 @@ class CounterSource(_Planned):
         by_column: dict[str, Callable[[], Any]] = {}
         for offered in (self._fields, self._structures):
             by_column |= offered(device)
-        other = _refusing(_OfOtherDrivers())
+        other = _refusing(_NoSuchCounter())
         return [
             _Sensor(c, device, lambda c=c: by_column.get(c, other))  # type: ignore[misc]
             for c in columns_of("device_counter")
@@ -385,7 +385,7 @@ def _sum_of_fields(shared: _SharedFields, pairs: list[tuple[int, int]]) -> int |
     return _sum_of(nvml.scaled(shared.value(pair), 1) for pair in pairs)
 
 
-class _OfOtherDrivers(nvml.ReadingFailed):
+class _NoSuchCounter(nvml.ReadingFailed):
     """A column that this vendor's driver has no counter for."""
 
     def __init__(self) -> None:
@@ -534,12 +534,12 @@ class LimitSource(_Source):
             return nvml.scaled(nvml.Fields(device, [(field_id, 0)]).read()[0], 1e-3)
 
         def megahertz(name: str, *arguments: Any) -> int | None:
-            return int(nvml.asked(name, handle, *arguments)) * 1_000_000 or None
+            return int(nvml.query(name, handle, *arguments)) * 1_000_000 or None
 
         readers: dict[str, Callable[[], Any]] = {
             "name": lambda: device.name,
             "pci_address": lambda: device.pci_address,
-            "driver_version": lambda: str(nvml.asked("nvmlSystemGetDriverVersion")),
+            "driver_version": lambda: str(nvml.query("nvmlSystemGetDriverVersion")),
             "sm_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _SM),
             "sm_clock_boost_hz": lambda: megahertz("nvmlDeviceGetMaxCustomerBoostClock", _SM),
             "sm_clock_application_hz": lambda: megahertz(
@@ -547,17 +547,17 @@ class LimitSource(_Source):
             ),
             "memory_clock_max_hz": lambda: megahertz("nvmlDeviceGetMaxClockInfo", _MEMORY),
             "power_basis": lambda: nvml.power_basis(device),
-            "power_limit_w": lambda: nvml.asked("nvmlDeviceGetEnforcedPowerLimit", handle) * 1e-3,
+            "power_limit_w": lambda: nvml.query("nvmlDeviceGetEnforcedPowerLimit", handle) * 1e-3,
             "power_limit_default_w": lambda: field(_FIELD_POWER_DEFAULT_LIMIT),
             "power_limit_max_w": lambda: field(_FIELD_POWER_MAX_LIMIT),
             "memory_bytes": lambda: int(
-                nvml.asked("nvmlDeviceGetMemoryInfo", handle, nvml.MEMORY_V2).total
+                nvml.query("nvmlDeviceGetMemoryInfo", handle, nvml.MEMORY_V2).total
             ),
             "pcie_generation": lambda: int(
-                nvml.asked("nvmlDeviceGetCurrPcieLinkGeneration", handle)
+                nvml.query("nvmlDeviceGetCurrPcieLinkGeneration", handle)
             ),
-            "pcie_lane_count": lambda: int(nvml.asked("nvmlDeviceGetCurrPcieLinkWidth", handle)),
-            "mig": lambda: bool(nvml.asked("nvmlDeviceGetMigMode", handle)[0]),
+            "pcie_lane_count": lambda: int(nvml.query("nvmlDeviceGetCurrPcieLinkWidth", handle)),
+            "mig": lambda: bool(nvml.query("nvmlDeviceGetMigMode", handle)[0]),
         }
         return [_Sensor(c, device, lambda r=r: r) for c, r in readers.items()]  # type: ignore[misc]
 
@@ -616,22 +616,22 @@ class BufferedSource(_Source):
         key = (device.index, kind)
         seen_us = self._seen_us.get(key, 0)
         try:
-            value_type, samples = nvml.asked("nvmlDeviceGetSamples", device.handle, kind, seen_us)
+            value_type, samples = nvml.query("nvmlDeviceGetSamples", device.handle, kind, seen_us)
         except nvml.ReadingFailed as exc:
             if exc.code in _NOTHING_NEW:
                 return []
             raise
-        found = []
+        fresh = []
         now_us = time.time_ns() // 1000
         for sample in samples:
             value = nvml.scaled(nvml.decoded(value_type, sample.sampleValue), unit)
             stray = abs(sample.timeStamp - now_us) > _STRAY_US
             if sample.timeStamp > seen_us and not stray and value is not None and 0 < value <= most:
-                found.append((int(sample.timeStamp), value))
-        found.sort()
-        if found:
-            self._seen_us[key] = found[-1][0]
-        return found
+                fresh.append((int(sample.timeStamp), value))
+        fresh.sort()
+        if fresh:
+            self._seen_us[key] = fresh[-1][0]
+        return fresh
 
     def _add(
         self, sink: Sink, device: nvml.NvmlDevice, sensors: list[_Sensor], now_ns: int

@@ -24,7 +24,7 @@ def call_costs(source: Source, clock: Clock) -> dict[str, CallCost]:
     Calls that fail are left out.
     """
     offered = getattr(source, "calls", None)
-    found: dict[str, CallCost] = {}
+    costs_by_call: dict[str, CallCost] = {}
     for name, call in (offered() if offered is not None else {}).items():
         costs: list[int] = []
         begun_ns = clock.monotonic_ns()
@@ -39,12 +39,12 @@ def call_costs(source: Source, clock: Clock) -> dict[str, CallCost]:
         except Exception:  # noqa: BLE001 - whatever a driver refuses now, its source names
             continue
         costs.sort()
-        found[name] = CallCost(
+        costs_by_call[name] = CallCost(
             p50_ns=costs[len(costs) // 2],
             p99_ns=costs[min(len(costs) * 99 // 100, len(costs) - 1)],
             count=len(costs),
         )
-    return found
+    return costs_by_call
 
 
 def reading_cost_ns(source: Source) -> int:

@@ -298,9 +298,9 @@ class Sampler:
         absent = {k: v for k, v in status.absent.items() if k not in self._told}
         self._told.clear()
         for reader in readers:
-            told = {**reader.source.absent, **reader.blocked(now_ns)}
-            self._told.update(told)
-            absent |= told
+            absent_now = {**reader.source.absent, **reader.blocked(now_ns)}
+            self._told.update(absent_now)
+            absent |= absent_now
             if isinstance(reader.source, ClockSource):
                 status.clock_alignment_error_ns = reader.source.error_ns
         status.absent = absent

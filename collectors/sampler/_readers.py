@@ -64,8 +64,8 @@ class Reader:
     def __init__(self, source: Source, hz: float, start_ns: int) -> None:
         self.source = source
         parts = getattr(source, "parts", None)
-        given = [Part("", source.sample)] if parts is None else parts()
-        self.parts = [ReadPart(part) for part in given]
+        readable = [Part("", source.sample)] if parts is None else parts()
+        self.parts = [ReadPart(part) for part in readable]
         self.status = SourceStatus(
             name=source.name,
             requested_hz=hz,
