@@ -29,7 +29,7 @@ class StepCollector(ABC):
 
     def __init__(self) -> None:
         self._subject = self.source
-        """What is read, for the message that it failed."""
+        """Subject of the message that a reading failed."""
         self._problem: str | None = None
         self._writer: StreamWriter | None = None
         self._rows: list[tuple[Any, ...]] = []

@@ -80,14 +80,10 @@ def for_children(options: Options) -> dict[str, Any]:
     """Options for the processes that this one starts, as :func:`make_options` takes them."""
     (first, *_) = options.windows
     default = options.windows == parse_windows(None)
+    inherited = ("collect", "shapes", "stacks", "memory", "trace", "trace_limit")
     return {
-        "collect": options.collect,
         "steps": None if default else f"{first.start}:{first.stop}",
-        "shapes": options.shapes,
-        "stacks": options.stacks,
-        "memory": options.memory,
-        "trace": options.trace,
-        "trace_limit": options.trace_limit,
+        **{name: getattr(options, name) for name in inherited},
     }
 
 

@@ -377,19 +377,19 @@ class TraceWindows:
         number, fitting = self._log.number, self._budget.fitting_steps()
         planned: list[Window] = []
         if number < window.stop:
-            about = f"a step makes about {self._budget.step_events:,} events"
-            wanted_steps = _steps_text(window.start, window.stop)
+            why = (
+                f"not {_steps_text(window.start, window.stop)}: "
+                f"a step makes about {self._budget.step_events:,} events"
+            )
             if number > window.start or self._moved or self._trace.left_open:
                 traced = _steps_text(min(window.start, number - 1), number)
-                self._note_limit(f"the trace covers {traced}, not {wanted_steps}: {about}")
+                self._note_limit(f"the trace covers {traced}, {why}")
             else:
                 self._moved = True
                 begin = _MOVED_TO * -(-(number + 1) // _MOVED_TO)
                 planned.append(window.moved(begin).fitted(fitting))
                 later = _steps_text(planned[0].start, planned[0].stop)
-                self._note_limit(
-                    f"the trace covers {later}, if the program gets there, not {wanted_steps}: {about}"
-                )
+                self._note_limit(f"the trace covers {later}, if the program gets there, {why}")
         for upcoming in self._upcoming:
             fitted = upcoming.fitted(fitting)
             if fitted.begin > (planned[-1].stop if planned else number):

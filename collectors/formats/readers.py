@@ -68,7 +68,7 @@ READERS = (
     Reader("memory snapshot", "memory", "chopper.collectors.snapshot"),
     Reader("hardware counters", "counters", "chopper.collectors.counters", csv=True),
     Reader("telemetry log", "log", "chopper.collectors.formats.telemetry_csv", csv=True),
-    Reader("Zeus energy log", "log", "chopper.collectors.energy_log", csv=True),
+    Reader("Zeus energy log", "log", "chopper.collectors.formats.energy_log", csv=True),
     Reader(
         "rocprof CSV", "trace", "chopper.collectors.formats.rocprof_csv", csv=True, grouped=True
     ),

@@ -428,53 +428,80 @@ def power_w(value_mw: int | float | ReadingFailed | None) -> float | None:
 
 
 class Fields:
-    """Field values of one device, read in one call.
+    """Field values of one device, read in one call; several columns come from it.
 
     Args:
         device: which.
         ids: (field id, scope) of each.
-        every, turn: as of a planned call.
+        every: the call is made at one of so many samples, devices taking turns; between them
+            nothing is known.
     """
 
     def __init__(
-        self,
-        device: NvmlDevice,
-        ids: Sequence[tuple[int, int]],
-        *,
-        every: int = 1,
-        turn: int = 0,
+        self, device: NvmlDevice, ids: Sequence[tuple[int, int]], *, every: int = 1
     ) -> None:
         pynvml = _binding()
-        self._call = function("nvmlDeviceGetFieldValues")
-        self._handle = device.handle
-        self.count = len(ids)
-        self._values = (pynvml.c_nvmlFieldValue_t * len(ids))()
-        self._count = c_int32(len(ids))
-        self._at = byref(self._values)
-        for value, (field_id, scope) in zip(self._values, ids, strict=True):
+        call = function("nvmlDeviceGetFieldValues")
+        handle, count = device.handle, len(ids)
+        self.count = count
+        self._structures = (pynvml.c_nvmlFieldValue_t * count)()
+        for value, (field_id, scope) in zip(self._structures, ids, strict=True):
             value.fieldId, value.scopeId = field_id, scope
+        self._function, self._arguments = call, (handle, c_int32(count), byref(self._structures))
+        self._position = {pair: i for i, pair in enumerate(ids)}
+        self._every = every
+        self._turn = device.index % every
+        self._values: list[int | float | ReadingFailed | None] | None = None
+        self._failed: ReadingFailed | None = None
         self.call = Call(
-            address(self._call),
-            pointer(self._handle),
-            len(ids),
-            content(self._values),
+            address(call),
+            pointer(handle),
+            count,
+            content(self._structures),
             every=every,
-            turn=turn,
+            turn=self._turn,
         )
 
+    def forget(self) -> None:
+        """Make the next reading anew, if it is time for one."""
+        due = self._turn == 0
+        self._turn = (self._every if due else self._turn) - 1
+        self._failed = None
+        self._values = None if due else [None] * self.count
+
     def read(self) -> list[int | float | ReadingFailed | None]:
-        """Each field's value, or why there is none.
+        """Make the call and return each field's value, or why there is none.
 
         Raises:
             ReadingFailed: the whole call failed.
         """
-        code = self._call(self._handle, self._count, self._at)
+        code = self._function(*self._arguments)
         if code:
             raise ReadingFailed(code)
         return [
             ReadingFailed(v.nvmlReturn) if v.nvmlReturn else decoded(v.valueType, v.value)
-            for v in self._values
+            for v in self._structures
         ]
+
+    def place(self, pair: tuple[int, int]) -> int:
+        """Return the position of a field in the call."""
+        return self._position[pair]
+
+    def value(self, pair: tuple[int, int]) -> int | float | ReadingFailed | None:
+        """Return one field of this sample, for which the call is made once.
+
+        Raises:
+            ReadingFailed: the call failed, for each of its fields.
+        """
+        if self._values is None and self._failed is None:
+            try:
+                self._values = self.read()
+            except ReadingFailed as exc:
+                self._failed = exc
+        if self._failed is not None:
+            raise self._failed
+        assert self._values is not None
+        return self._values[self._position[pair]]
 
 
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")

@@ -271,8 +271,8 @@ class CounterSource(_Planned):
         try:
             rare = [c for c, pairs in wanted.items() if self._cost_ns(device, pairs) > _DEAR_NS]
             cheap = [pair for c, pairs in wanted.items() if c not in rare for pair in pairs]
-            common = _SharedFields(device, cheap)
-            own = {c: _SharedFields(device, wanted[c], every=_RARELY) for c in rare}
+            common = nvml.Fields(device, cheap)
+            own = {c: nvml.Fields(device, wanted[c], every=_RARELY) for c in rare}
         except nvml.ReadingFailed as exc:
             return dict.fromkeys(wanted, _refusing(exc))
         readers: dict[str, Callable[[], Any]] = {}
@@ -294,12 +294,10 @@ class CounterSource(_Planned):
             nvml.field_column([(shared.place(pair), 1) for pair in errors], summed=True),
         )
         self._before_each(device, common.forget, *(fields.forget for fields in own.values()))
-        self._calls.setdefault(
-            f"nvmlDeviceGetFieldValues ({common.count} fields)", common.read_anew
-        )
+        self._calls.setdefault(f"nvmlDeviceGetFieldValues ({common.count} fields)", common.read)
         for column, one in own.items():
             name = f"nvmlDeviceGetFieldValues ({column}, at each {_RARELY}th sample)"
-            self._calls.setdefault(name, one.read_anew)
+            self._calls.setdefault(name, one.read)
         return readers
 
     def _structures(self, device: nvml.NvmlDevice) -> dict[str, Callable[[], Any]]:
@@ -381,7 +379,7 @@ def _sum_of(values: Iterable[float | None]) -> int | None:
     return held(total)
 
 
-def _sum_of_fields(shared: _SharedFields, pairs: list[tuple[int, int]]) -> int | None:
+def _sum_of_fields(shared: nvml.Fields, pairs: list[tuple[int, int]]) -> int | None:
     return _sum_of(nvml.scaled(shared.value(pair), 1) for pair in pairs)
 
 
@@ -402,68 +400,12 @@ def _refusing(why: nvml.ReadingFailed) -> Callable[[], Any]:
     return read
 
 
-class _SharedFields:
-    """Field values of a device that several columns come from, read in one call.
-
-    The call is made at each sample, or at each so many: between them nothing is known.
-    """
-
-    def __init__(
-        self, device: nvml.NvmlDevice, ids: list[tuple[int, int]], *, every: int = 1
-    ) -> None:
-        self._at = {pair: i for i, pair in enumerate(ids)}
-        self._every = every
-        # Devices take turns: one dear call a sample.
-        self._turn = device.index % every
-        self._fields = nvml.Fields(device, ids, every=every, turn=self._turn)
-        self._values: list[int | float | nvml.ReadingFailed | None] | None = None
-        self._failed: nvml.ReadingFailed | None = None
-        self.call = self._fields.call
-        self.count = len(ids)
-
-    def forget(self) -> None:
-        """Make the next reading anew, if it is time for one."""
-        now = self._turn == 0
-        self._turn = (self._every if now else self._turn) - 1
-        self._failed = None
-        self._values = None if now else [None] * self.count
-
-    def get(self) -> list[int | float | nvml.ReadingFailed | None]:
-        """The values of this sample.
-
-        Raises:
-            ReadingFailed: the call failed, for each of its columns.
-        """
-        if self._values is None and self._failed is None:
-            try:
-                self._values = self._fields.read()
-            except nvml.ReadingFailed as exc:
-                self._failed = exc
-        if self._failed is not None:
-            raise self._failed
-        assert self._values is not None
-        return self._values
-
-    def read_anew(self) -> None:
-        """Make the call, whatever was read before."""
-        self._values = self._failed = None
-        self.get()
-
-    def place(self, pair: tuple[int, int]) -> int:
-        """Position of a field in the call."""
-        return self._at[pair]
-
-    def value(self, pair: tuple[int, int]) -> int | float | nvml.ReadingFailed | None:
-        """One field of this sample."""
-        return self.get()[self._at[pair]]
-
-
-def _power_of(shared: _SharedFields, pair: tuple[int, int]) -> float | None:
+def _power_of(shared: nvml.Fields, pair: tuple[int, int]) -> float | None:
     return nvml.power_w(shared.value(pair))
 
 
 def _field_reader(
-    shared: _SharedFields, pairs: list[tuple[int, int]], units: list[float | int]
+    shared: nvml.Fields, pairs: list[tuple[int, int]], units: list[float | int]
 ) -> Callable[[], int | float | None]:
     """Reads the first of these fields that the device has."""
 

@@ -9,9 +9,9 @@ import pytest
 
 import chopper
 from chopper.analyzers.causes.counters import join_counters
-from chopper.collectors import energy_log
 from chopper.collectors.counters import read_counters, sniff
 from chopper.collectors.counters._values import measured
+from chopper.collectors.formats import energy_log
 from chopper.collectors.formats.cleaning import integer, number
 from chopper.collectors.formats.unpack import head_of
 from chopper.errors import InputError
