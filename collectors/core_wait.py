@@ -54,13 +54,13 @@ class CoreWaitCollector(StepCollector):
     def _prepare(self, context: CollectorContext) -> None:
         pass  # the file is that of the thread that reads
 
-    def _read(self) -> tuple[int, int, int]:
+    def _read(self) -> tuple[int, tuple[int, int]]:
         tid = threading.get_native_id()
         if self._file is None or tid != self._tid:
             self._close()
             self._file, self._tid = os.open(self._schedstat, os.O_RDONLY | os.O_CLOEXEC), tid
         run_ns, delay_ns = map(int, os.pread(self._file, 128, 0).split()[:2])
-        return tid, delay_ns, run_ns
+        return tid, (delay_ns, run_ns)
 
     def _close(self) -> None:
         if self._file is not None:

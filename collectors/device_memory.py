@@ -75,8 +75,8 @@ class DeviceMemoryCollector(StepCollector):
     def _prepare(self, context: CollectorContext) -> None:
         self._device_id, self._stats = _allocator(context.device)
 
-    def _read(self) -> tuple[int | None, ...]:
-        return (self._device_id, *map(self._stats().get, _KEYS))
+    def _read(self) -> tuple[int, tuple[int | None, ...]]:
+        return self._device_id, tuple(map(self._stats().get, _KEYS))
 
     def stop(self) -> CollectorReport:
         """Take the last reading, close the file."""

@@ -45,7 +45,7 @@ class StepCollector(ABC):
         """
 
     @abstractmethod
-    def _read(self) -> tuple[Any, ...]:
+    def _read(self) -> tuple[int, tuple[int | None, ...]]:
         """Return thread or device, and the values of the table's columns after ``step``.
 
         Raises:
@@ -72,14 +72,14 @@ class StepCollector(ABC):
         before_ns = time.monotonic_ns()
         time_ns = time.time_ns()
         try:
-            owner, *values = self._read()
+            owner, values = self._read()
         except (OSError, RuntimeError, ValueError) as exc:
             # A lost device fails the program soon enough; this must not be what fails it.
             self._problem = f"{self._subject} could not be read: {exc}".splitlines()[0]
             return
         span_ns = time.monotonic_ns() - before_ns
         self._costs_ns.append(span_ns)
-        self._rows.append((time_ns + span_ns // 2, span_ns, owner, step, *values))
+        self._rows.append((time_ns + span_ns // 2, span_ns, owner, step, values))
         if before_ns - self._flushed_ns > _FLUSH_NS:
             self._flushed_ns = before_ns
             self._flush()
@@ -89,7 +89,7 @@ class StepCollector(ABC):
 
         if self._rows and self._writer is not None:
             names = [column.name for column in TABLES[self.name].columns]
-            columns = zip(*self._rows, strict=True)
+            columns = zip(*((*row[:-1], *row[-1]) for row in self._rows), strict=True)
             self._rows = []
             self._writer.write(dict(zip(names, columns, strict=True)))
 

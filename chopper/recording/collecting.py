@@ -92,7 +92,7 @@ class Collecting:
 
     def step_ended(self, number: int) -> None:
         """Tell those that want to know."""
-        for name, on_step in tuple(self._on_step):
+        for name, on_step in self._on_step:  # replaced below, never changed
             try:
                 on_step(number)
             except Exception as exc:  # noqa: BLE001 - a collector must not harm the program

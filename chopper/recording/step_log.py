@@ -43,7 +43,8 @@ class StepLog:
         self._flushed_ns = 0
         self._work: list[tuple[int, int, int, int]] = []
         self._work_writer: StreamWriter | None = None
-        self._own_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
+        self.own_costs_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
+        """Time that chopper's own code took within the last steps."""
         self._durations: dict[bool, deque[int]] = {
             True: deque(maxlen=_MEDIAN_OF),
             False: deque(maxlen=_MEDIAN_OF),
@@ -80,10 +81,6 @@ class StepLog:
     def skip(self) -> None:
         """Begin the step now: what was done since the last one ended belongs to no step."""
         self._start_ns = time.time_ns()
-
-    def cost(self, own_ns: int) -> None:
-        """Chopper's own code took this long within a step."""
-        self._own_ns.append(own_ns)
 
     @property
     def pending(self) -> bool:
@@ -135,7 +132,7 @@ class StepLog:
 
     def summarize(self, overhead: Overhead) -> None:
         """Say what recording cost the steps."""
-        overhead.per_step_ns = _median(self._own_ns)
+        overhead.per_step_ns = _median(self.own_costs_ns)
         overhead.traced_step_ns = _median(self._durations[True])
         overhead.untraced_step_ns = _median(self._durations[False])
 

@@ -111,10 +111,12 @@ class StepRecorder:
                     self.windows.start_over()
                 log.restart()
             log.source = "mark"
-        count = None if tokens is None else finite_number(tokens)
-        if tokens is not None and count is None:
-            self._part.note("measures.dropped", f"tokens of a step: {tokens!r} is not a number")
-        self._end_step(now_ns, began_ns, None if count is None else int(count))
+        if tokens is not None:
+            number = finite_number(tokens)
+            if number is None:
+                self._part.note("measures.dropped", f"tokens of a step: {tokens!r} is not a number")
+            tokens = None if number is None else int(number)
+        self._end_step(now_ns, began_ns, tokens)
 
     def _end_step(
         self, end_ns: int, began_ns: int, tokens: int | None = None, *, late: bool = False
@@ -137,7 +139,7 @@ class StepRecorder:
         if windows is not None and not late and windows.switch():
             log.skip()  # starting, stopping and writing a trace belongs to no step
         else:
-            log.cost(time.perf_counter_ns() - began_ns)
+            log.own_costs_ns.append(time.perf_counter_ns() - began_ns)
         if windows is not None:
             windows.begin_span()
         # Also while a trace is taken: a process that is killed then leaves nothing else.
