@@ -17,7 +17,7 @@ from __future__ import annotations
 import msgspec
 
 JSON_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Exceptions that decoding JSON raises: text that is not UTF-8 and deep nesting are not msgspec's."""
+"""Exceptions that decoding JSON raises; msgspec lets those of UTF-8 and of deep nesting through."""
 
 
 class ChopperError(Exception):

@@ -1,9 +1,9 @@
-"""Limits of what is read from other tools' files, so that a small file cannot take a machine's memory.
+"""Limits of reading other tools' files: a small file cannot take a machine's memory.
 
 Recordings unpack to 10 to 50 times their size; a file made to do harm unpacks to 1000 times. What
 is unpacked is therefore measured against what was read, and what is held in memory against what is
-free. ``chopper --max-input 40GB …``, or ``CHOPPER_MAX_INPUT=40GB`` in the environment, replaces both
-by one size: that much may be unpacked from each file, and no more.
+free. ``chopper --max-input 40GB …``, or ``CHOPPER_MAX_INPUT=40GB`` in the environment, replaces
+both by one size: that much may be unpacked from each file, and no more.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class Intake:
         if self._allowed_bytes is not None:
             if unpacked_bytes > self._allowed_bytes:
                 raise InputError(
-                    f"{self._path}: holds more than {bytes_(self._allowed_bytes)}, the limit set by "
-                    "--max-input; allow more, or record less"
+                    f"{self._path}: holds more than {bytes_(self._allowed_bytes)}, the limit set "
+                    "by --max-input; allow more, or record less"
                 )
             return
         if unpacked_bytes <= RATIO_FROM_BYTES:
             return
         if unpacked_bytes > MAX_RATIO * read_bytes:
             raise InputError(
-                f"{self._path}: {bytes_(read_bytes)} of it unpack to {bytes_(unpacked_bytes)}, more "
-                f"than {MAX_RATIO} times as much, as no recording does; if it is one, allow its "
-                "size, with `chopper --max-input 10GB` before the command"
+                f"{self._path}: {bytes_(read_bytes)} of it unpack to {bytes_(unpacked_bytes)}, "
+                f"more than {MAX_RATIO} times as much, as no recording does; if it is one, allow "
+                "its size, with `chopper --max-input 10GB` before the command"
             )
         self.check_memory(unpacked_bytes)
 
@@ -97,7 +97,7 @@ class Intake:
         if needed_bytes > self._usable_bytes:
             raise InputError(
                 f"{self._path}: reading {bytes_(text_bytes)} of it takes about "
-                f"{bytes_(needed_bytes)} of memory, and {bytes_(self._usable_bytes)} are free; read "
-                f"it on a machine with more memory, or try all the same, with `chopper "
+                f"{bytes_(needed_bytes)} of memory, and {bytes_(self._usable_bytes)} are free; "
+                f"read it on a machine with more memory, or try all the same, with `chopper "
                 "--max-input 10GB` before the command"
             )

@@ -1,4 +1,4 @@
-"""What lies beside traces and is joined to their ranks: counters of kernels, allocator snapshots."""
+"""Files beside traces, joined to the ranks: counters of kernels, snapshots of the allocator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attachments:
-    """What files beside the traces add to a run."""
+    """Tables and findings that files beside the traces add to a run."""
 
     tables: dict[tuple[int, str], pa.Table] = field(default_factory=dict)
     """By (rank, name)."""

@@ -1,4 +1,4 @@
-"""Recordings of other profilers beside a Kineto trace of the same run: told by their kernels.
+"""Recordings of other profilers beside a Kineto trace, recognised by their kernels.
 
 Two profilers that watched one run saw the same kernels begin, each by its own clock. The difference
 of the clocks is the one at which most kernels of a name in the one meet one of that name in the
@@ -34,7 +34,7 @@ Read = list[tuple["Path", "ParsedTrace"]]
 
 
 def is_of_others(trace: ParsedTrace) -> bool:
-    """Whether another profiler than torch's recorded a trace."""
+    """Return whether another profiler than torch's recorded a trace."""
     return "recorded_by" in trace.environment
 
 
@@ -143,8 +143,8 @@ def _meeting(trace: ParsedTrace, other: ParsedTrace) -> tuple[float, int]:
     all_ = np.concatenate(differences)
     bins, counts = np.unique(all_ // _BIN_NS, return_counts=True)
     # What lies across an edge counts together.
-    beside = np.where(np.append(bins[1:] == bins[:-1] + 1, False), np.append(counts[1:], 0), 0)
-    best = int(bins[np.argmax(counts + beside)]) * _BIN_NS
+    next_counts = np.where(np.append(bins[1:] == bins[:-1] + 1, False), np.append(counts[1:], 0), 0)
+    best = int(bins[np.argmax(counts + next_counts)]) * _BIN_NS
     near = all_[(all_ >= best) & (all_ < best + 2 * _BIN_NS)]
     offset = int(np.median(near))
     met = 0
@@ -172,9 +172,9 @@ def _starts(trace: ParsedTrace) -> dict[str, np.ndarray]:
     number = {text: i for i, text in enumerate(dict.fromkeys(short))}
     of_name = np.array([number[text] for text in short])[to_numpy(name.indices)[kernel]]
     start = to_numpy(table["start_ns"])[kernel]
-    found = {}
+    starts = {}
     for text, code in number.items():
         mine = start[of_name == code]
         if len(mine):
-            found[text] = np.sort(mine)
-    return found
+            starts[text] = np.sort(mine)
+    return starts

@@ -40,7 +40,7 @@ def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
 
 
 def zone_of(name: str) -> tzinfo:
-    """A time zone: ``Europe/Berlin``, ``+02:00``, ``UTC`` or ``local``.
+    """Return a time zone: ``Europe/Berlin``, ``+02:00``, ``UTC`` or ``local``.
 
     Raises:
         UsageError: there is no such zone.
@@ -110,7 +110,7 @@ def attach_logs(
 
 
 def _called_alike(parts: Sequence[RankManifest]) -> list[int]:
-    """Return ranks whose devices have one number: each sees its own, or they are on several hosts."""
+    """Return ranks whose device ordinals repeat: on several hosts, or each sees its own device."""
     ordinals = [p.device_id for p in parts if p.device_id is not None]
     return [p.rank for p in parts if p.device_id is not None and ordinals.count(p.device_id) > 1]
 
@@ -119,9 +119,9 @@ def _device_unknown(ranks: list[int], files: Sequence[Path]) -> Finding:
     return Finding(
         code="telemetry.device_unknown",
         severity="warning",
-        message=f"ranks {ranges(ranks)} call their devices alike (each sees its own, or they are on "
-        f"several hosts): which rows of {', '.join(f.name for f in files)} are whose is not recorded, "
-        "and none is joined to them; import a rank with the rows of its device alone",
+        message=f"ranks {ranges(ranks)} call their devices alike (each sees its own, or they are "
+        f"on several hosts): which rows of {', '.join(f.name for f in files)} are whose is not "
+        "recorded, and none is joined to them; import a rank with the rows of its device alone",
     )
 
 
@@ -208,9 +208,9 @@ def _in_time(
 
 
 def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
-    found = []
+    findings = []
     if log.local_time and not zoned:
-        found.append(
+        findings.append(
             Finding(
                 code="telemetry.time_zone",
                 severity="warning",
@@ -219,7 +219,7 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
             )
         )
     if log.repeated_count:
-        found.append(
+        findings.append(
             Finding(
                 code="telemetry.clock_set_back",
                 severity="warning",
@@ -229,7 +229,7 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
             )
         )
     if log.bad_rows_count:
-        found.append(
+        findings.append(
             Finding(
                 code="telemetry.rows_lost",
                 severity="info",
@@ -239,4 +239,4 @@ def _findings(file: Path, log: TelemetryLog, *, zoned: bool) -> list[Finding]:
                 "left out",
             )
         )
-    return found
+    return findings

@@ -1,4 +1,4 @@
-"""Which rank each trace is, and whether they can be of one run."""
+"""Ranks of traces, and the checks that traces are of one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Numbered = dict[int, "tuple[Path, ParsedTrace]"]
 
 
 def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
-    """Ranks as recorded, else from the file's name, else in order.
+    """Number traces by the recorded rank, else by the file's name, else in order.
 
     Further devices of a process come after all ranks.
     """
@@ -68,13 +68,13 @@ def rank_by_name(file: Path) -> int | None:
 
 
 def rank_in(file: Path, ranks: Sequence[int]) -> int | None:
-    """The rank that a file's name says, where there is that rank."""
+    """Return the rank that a file's name says, where there is that rank."""
     rank = rank_by_name(file)
     return rank if rank in ranks else None
 
 
 def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
-    """What a trace says about the rank that it is of."""
+    """Return the manifest of a rank, as its trace tells it."""
     span = trace.span_ns
     return RankManifest(
         rank=rank,
@@ -96,7 +96,7 @@ def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
 
 
 def host_of(file: Path, trace: ParsedTrace) -> str | None:
-    """The host that a trace was recorded on, by its header or by the name torch gives the file."""
+    """Return the host of a trace, by its header or by the name that torch gives the file."""
     named = trace.environment.get("host_name")
     if named is None:
         match = _HANDLER_NAME.match(file.name)
@@ -106,7 +106,7 @@ def host_of(file: Path, trace: ParsedTrace) -> str | None:
 
 
 def _label(rank: int, file: Path, trace: ParsedTrace) -> str | None:
-    """What is shown instead of a rank's number, where the number alone says too little."""
+    """Return the label shown instead of a rank's number, where the number says too little."""
     if trace.rank is not None:
         named = f"rank {trace.rank}"
     else:
@@ -151,9 +151,9 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         if trace.world_size is not None:
             worlds.setdefault(trace.world_size, file)
     if len(worlds) > 1:
-        told = ", ".join(f"{file.name} says {world}" for world, file in sorted(worlds.items()))
+        said = ", ".join(f"{file.name} says {world}" for world, file in sorted(worlds.items()))
         raise InputError(
-            f"traces of different runs: world sizes differ ({told}); pass the files of one run"
+            f"traces of different runs: world sizes differ ({said}); pass the files of one run"
         )
     spans = sorted(
         ((trace.span_ns, file) for file, trace in traces if trace.span_ns), key=lambda s: s[0]
@@ -184,7 +184,7 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
 
 
 def check_ranks(numbered: Numbered) -> list[Finding]:
-    """What the ranks that are there say about those that should be."""
+    """Return findings about ranks that are missing, unknown or beyond the job's size."""
     findings: list[Finding] = []
     main = {rank: item for rank, item in numbered.items() if item[1].main}
     worlds = {t.world_size for _, t in main.values() if t.world_size}
@@ -224,6 +224,6 @@ def _missing_ranks(missing: list[int], world: int) -> Finding:
         code="run.ranks_missing",
         severity="warning" if len(missing) < world - 1 else "info",
         count=len(missing),
-        message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for them cannot "
-        "be told from transfer",
+        message=f"{len(missing)} of {world} ranks are not here ({some(missing)}): waiting for them "
+        "cannot be told from transfer",
     )

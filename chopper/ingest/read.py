@@ -47,8 +47,8 @@ def read(named: Sequence[str | Path]) -> Run:
     for item in named:
         if is_run(Path(item)):
             raise InputError(
-                f"{item}: is a run directory; name it alone, not with other files (`chopper import A B "
-                "-o DIR` joins run directories of one run)"
+                f"{item}: is a run directory; name it alone, not with other files (`chopper import "
+                "A B -o DIR` joins run directories of one run)"
             )
     sources = find(named)
     traces = list(sources.traces)

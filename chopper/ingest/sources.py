@@ -1,4 +1,4 @@
-"""Which files the user means, and what each is: a trace, counters, a log, a snapshot."""
+"""Files that the user means, each a trace, counters, a log or a snapshot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Sources:
                 raise InputError(
                     f"{file}: a CSV of no kind that is known{readers.what_else(file)}; expected a "
                     "trace or counters of kernels (rocprofv3 --output-format csv, ncu --csv), or a "
-                    "log with a time, a device and clocks, power or energy (nvidia-smi --format=csv)"
+                    "log with a time, a device and clocks, power or energy (nvidia-smi "
+                    "--format=csv)"
                 )
             return
         others = {"counters": self.counters, "log": self.logs, "memory": self.snapshots}
@@ -131,8 +132,8 @@ def find(named: Sequence[str | Path]) -> Sources:
     sources.take_times()
     if sources.counters and not sources.traces:
         raise InputError(
-            f"{sources.counters[0]}: counters of kernels alone say nothing of time; name the kernel "
-            "trace of the same steps too"
+            f"{sources.counters[0]}: counters of kernels alone say nothing of time; name the "
+            "kernel trace of the same steps too"
         )
     return sources
 

@@ -84,14 +84,14 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
     rows = {"host_span": 0, "device_event": 0}
     offset, number = 0, None
     for window in windows:
-        found = dict(window.tables)
-        found["step"] = step = _steps(window, number)
+        own = dict(window.tables)
+        own["step"] = step = _steps(window, number)
         number = step["number"][step.num_rows - 1].as_py()
-        offset = _distinct(found, offset)
-        found["collective"] = _moved(found["collective"], rows)
+        offset = _distinct(own, offset)
+        own["collective"] = _moved(own["collective"], rows)
         for name in rows:
-            rows[name] += found[name].num_rows
-        for name, table in found.items():
+            rows[name] += own[name].num_rows
+        for name, table in own.items():
             tables.setdefault(name, []).append(table)
     joined = {
         name: pa.concat_tables(parts).unify_dictionaries().combine_chunks()
@@ -122,9 +122,9 @@ def _steps(window: ParsedTrace, last: int | None) -> pa.Table:
         step = type(step).from_pylist([row], schema=TABLES["step"].arrow)
     first = step["number"][0].as_py()
     if last is not None and first < last + 2:
-        place = step.schema.get_field_index("number")
+        index = step.schema.get_field_index("number")
         moved = pc.add(step["number"], last + 2 - first)
-        step = step.set_column(place, step.schema.field(place), moved)
+        step = step.set_column(index, step.schema.field(index), moved)
     return step
 
 
@@ -138,9 +138,9 @@ def _distinct(tables: dict[str, pa.Table], offset: int) -> int:
         for column in columns:
             ids = table[column]
             highest = max(highest, pc.max(ids).as_py() or 0)
-            place = table.schema.get_field_index(column)
+            index = table.schema.get_field_index(column)
             moved = pc.if_else(pc.greater(ids, 0), pc.add(ids, offset), ids)
-            table = table.set_column(place, table.schema.field(place), moved)
+            table = table.set_column(index, table.schema.field(index), moved)
         tables[name] = table
     return offset + highest + 1
 
@@ -151,6 +151,6 @@ def _moved(collective: pa.Table, rows: dict[str, int]) -> pa.Table:
     import pyarrow.compute as pc
 
     first = [rows.get(source, 0) for source in collective["source"].to_pylist()]
-    place = collective.schema.get_field_index("row")
+    index = collective.schema.get_field_index("row")
     moved = pc.add(collective["row"], pa.array(first, pa.int64()))
-    return collective.set_column(place, collective.schema.field(place), moved)
+    return collective.set_column(index, collective.schema.field(index), moved)

@@ -1,4 +1,4 @@
-"""Readings across a wall clock that was set back, by an administrator or at the end of summer time."""
+"""Readings across a wall clock that was set back, for example at the end of summer time."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def in_order(table: pa.Table) -> pa.Table:
     back = back[time_ns[back] < time_ns[back - 1]]
     if _is_listing_order(time_ns, back):
         return table.sort_by("time_ns")
-    kept = np.ones(len(time_ns), dtype=bool)
+    usable = np.ones(len(time_ns), dtype=bool)
     for at in back.tolist():
-        kept &= (time_ns < time_ns[at]) | (time_ns > latest[at - 1])
-    return table.filter(pa.array(kept)).sort_by("time_ns")
+        usable &= (time_ns < time_ns[at]) | (time_ns > latest[at - 1])
+    return table.filter(pa.array(usable)).sort_by("time_ns")
 
 
 def _is_listing_order(time_ns: np.ndarray, back: np.ndarray) -> bool:
-    """Whether times go back because of how the rows are listed, not because a clock was set back.
+    """Return whether times go back by the order of the rows, not because a clock was set back.
 
     Args:
         time_ns: as listed.

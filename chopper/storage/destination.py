@@ -1,4 +1,4 @@
-"""Where a run may be written, and what becomes of the run that was there.
+"""Places of new runs: refused where something would be lost, and the run that was there kept.
 
 ``.NAME.HOST-PID.old`` is a run that is being replaced, ``.NAME.HOST-PID.new`` one that is being
 written; the next command that writes to the same place finds what a killed one left.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NOTES = ".hook-notes"
-"""A file in the run while ``chopper record`` lasts: what the processes below it came to."""
+"""A file in the run while ``chopper record`` lasts: how the processes below it fared."""
 _OWN_ENTRY = re.compile(
     r"(rank-\d{5,7}|attempt-\d+|process-\d+|tables|manifest\.json|\.chopper-probe|\.claim"
     r"|\.hook-notes|\.rank-\d{5,7}\..+\.new|\.manifest\.json\.\d+\.tmp)$",
@@ -37,7 +37,7 @@ _OWN_IN_EXPERIMENT = re.compile(r"(experiment\.json|report\.html|\.experiment\.j
 
 
 def is_own(entry: Path) -> bool:
-    """Whether chopper wrote this entry of a run or an experiment."""
+    """Return whether chopper wrote this entry of a run or an experiment."""
     if _OWN_ENTRY.match(entry.name):
         return True
     if not is_experiment(entry.parent):
@@ -88,7 +88,7 @@ def check_output(path: Path, *, force: bool = False) -> bool:
 
 
 def run_around(path: Path) -> Path | None:
-    """The run directory that a file lies in, or would lie in; None when it is in none."""
+    """Return the run directory that a file lies in, or would lie in; None when it is in none."""
     for directory in _real(path).parents:
         if not is_run(directory):
             continue
@@ -102,7 +102,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def _real(path: Path) -> Path:
-    """The directory that a path means, links followed."""
+    """Return the directory that a path means, links followed."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as exc:  # links in a circle
@@ -147,7 +147,7 @@ def prepare_output(path: Path, *, force: bool = False) -> Path:
 def new_output(
     path: Path, *, force: bool = False, say: Callable[[str], None] | None = None
 ) -> Iterator[Path]:
-    """An empty directory for a new run; a run that ``force`` replaces goes when the new one is.
+    """Provide an empty directory for a new run; one that ``force`` replaces goes in the end.
 
     The old run waits beside its place. When no rank has recorded by the end, it is back there, and
     a directory that was made for the new run is gone. What an earlier command left there when it
@@ -170,27 +170,28 @@ def new_output(
         yield from _new_output(path, force=force, say=say)
 
 
-def claim_file(place: Path) -> Path:
-    """Beside a run directory, while a command writes a run there."""
-    return place.with_name(f".{place.name}.claim")
+def claim_file(run_dir: Path) -> Path:
+    """Return the lock file beside a run directory, held while a command writes a run there."""
+    return run_dir.with_name(f".{run_dir.name}.claim")
 
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Keep other commands from writing a run to the same place, until this one ends.
+    """Keep other commands from writing a run to the same run_dir, until this one ends.
 
     Raises:
         OutputError: another command writes one there.
     """
-    place = _real(path)
+    run_dir = _real(path)
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(claim_file(place)):
+        with locked(claim_file(run_dir)):
             yield
     except HeldElsewhere as exc:
         raise OutputError(
-            f"{path}: process {exc} is writing a run into it; wait for its end, or choose another -o"
+            f"{path}: process {exc} is writing a run into it; wait for its end, or choose another "
+            "-o"
         ) from None
 
 
@@ -199,29 +200,29 @@ def _new_output(path: Path, *, force: bool, say: Callable[[str], None] | None) -
         if say is not None:
             say(line)
     replace = check_output(path, force=force)
-    place = _real(path)
-    existed = place.is_dir()
-    old = working_dir(place, "old")
+    run_dir = _real(path)
+    existed = run_dir.is_dir()
+    old = working_dir(run_dir, "old")
     if replace:
         try:
-            place.replace(old)
+            run_dir.replace(old)
         except OSError as exc:
             raise OutputError(
                 f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
             ) from exc
     try:
-        yield prepare_output(place)
+        yield prepare_output(run_dir)
     finally:
-        if holds_recording(place):
+        if holds_recording(run_dir):
             shutil.rmtree(old, ignore_errors=True)
         else:
-            _put_back(place, old if replace else None, keep=existed)
+            _put_back(run_dir, old if replace else None, keep=existed)
 
 
 def recover(path: Path) -> list[str]:
     """Put back what commands that were killed left of the runs that they were
 
-    A run goes back to its place when nothing was recorded there since; else it stands beside it,
+    A run goes back to its run_dir when nothing was recorded there since; else it stands beside it,
     under a name that is said. Nothing that was recorded is removed.
 
     Returns:
@@ -230,14 +231,14 @@ def recover(path: Path) -> list[str]:
     Raises:
         OutputError: a run cannot be put back; it is kept where the message says.
     """
-    place = _real(path)
+    run_dir = _real(path)
     lines: list[str] = []
-    for unfinished in _left_by_the_dead(place, "new"):
+    for unfinished in _left_by_the_dead(run_dir, "new"):
         shutil.rmtree(unfinished, ignore_errors=True)
-    for old in _left_by_the_dead(place, "old"):
-        if place.exists() and (not place.is_dir() or holds_recording(place)):
+    for old in _left_by_the_dead(run_dir, "old"):
+        if run_dir.exists() and (not run_dir.is_dir() or holds_recording(run_dir)):
             try:
-                kept = _renamed_visibly(old, place)
+                visible = _renamed_visibly(old, run_dir)
             except OSError as exc:
                 raise OutputError(
                     f"{old}: holds a run that was being replaced, and cannot be renamed "
@@ -245,10 +246,10 @@ def recover(path: Path) -> list[str]:
                 ) from exc
             lines.append(
                 f"an earlier command was killed while it replaced {path}: the run that was there "
-                f"before is kept as {path.with_name(kept.name)}"
+                f"before is kept as {path.with_name(visible.name)}"
             )
         else:
-            _put_back(place, old, keep=True)
+            _put_back(run_dir, old, keep=True)
             lines.append(
                 f"an earlier command was killed before it recorded anything: the run that it was "
                 f"to replace is back in {path}"
@@ -256,47 +257,47 @@ def recover(path: Path) -> list[str]:
     return lines
 
 
-def _put_back(place: Path, old: Path | None, *, keep: bool) -> None:
+def _put_back(run_dir: Path, old: Path | None, *, keep: bool) -> None:
     """Undo a recording that recorded nothing; what the command wrote there itself stays."""
     try:
-        if place.is_dir():
-            _remove_entries(place)
+        if run_dir.is_dir():
+            _remove_entries(run_dir)
             if old is None and keep:
                 return
             with contextlib.suppress(OSError):
-                place.rmdir()
+                run_dir.rmdir()
         if old is None:
             return
-        if not place.exists():
-            old.replace(place)
+        if not run_dir.exists():
+            old.replace(run_dir)
             return
         for entry in old.iterdir():
-            entry.replace(place / entry.name)
+            entry.replace(run_dir / entry.name)
         old.rmdir()
     except OSError as exc:
-        kept = f"; the run that was there is kept as {old}" if old is not None else ""
-        raise OutputError(f"{place}: cannot be put back ({reason_of(exc)}){kept}") from exc
+        remains = f"; the run that was there is kept as {old}" if old is not None else ""
+        raise OutputError(f"{run_dir}: cannot be put back ({reason_of(exc)}){remains}") from exc
 
 
-def working_dir(place: Path, what: Literal["old", "new"]) -> Path:
-    """Return where this process holds a run while it replaces the one in ``place``."""
-    return place.with_name(f".{place.name}.{socket.gethostname()}-{os.getpid()}.{what}")
+def working_dir(run_dir: Path, what: Literal["old", "new"]) -> Path:
+    """Return where this process holds a run while it replaces the one in ``run_dir``."""
+    return run_dir.with_name(f".{run_dir.name}.{socket.gethostname()}-{os.getpid()}.{what}")
 
 
-def holds_recording(place: Path) -> bool:
-    """Whether a rank has written anything into a run directory, or into a run of an experiment."""
+def holds_recording(run_dir: Path) -> bool:
+    """Return whether a rank wrote anything into a run directory, or a run of an experiment."""
     return any(
         p.is_file() and p.stat().st_size
         for pattern in ("rank-*/*", "*/rank-*/*")
-        for p in place.glob(pattern)
+        for p in run_dir.glob(pattern)
     )
 
 
-def _left_by_the_dead(place: Path, what: Literal["old", "new"]) -> Iterator[Path]:
-    """What commands of this host left beside ``place`` when they were killed, oldest first."""
+def _left_by_the_dead(run_dir: Path, what: Literal["old", "new"]) -> Iterator[Path]:
+    """Yield what killed commands of this host left beside ``run_dir``, oldest first."""
     host = re.escape(socket.gethostname())
-    name = rf"\.{re.escape(place.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}$"
-    yield from _of_the_dead(place.parent, name)
+    name = rf"\.{re.escape(run_dir.name)}\.(?:{host}-)?(?P<pid>\d+)\.{what}$"
+    yield from _of_the_dead(run_dir.parent, name)
 
 
 @contextlib.contextmanager
@@ -318,11 +319,11 @@ def scratch(use: str) -> Iterator[Path]:
 
 
 def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
-    """Folders named after processes of this host that run no more, oldest first.
+    """Yield folders named after processes of this host that run no more, oldest first.
 
     Of another host's, nobody can tell from here whether they run.
     """
-    found: list[tuple[int, Path]] = []
+    folders: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
             match = re.match(pattern, entry.name)
@@ -330,16 +331,16 @@ def _of_the_dead(directory: Path, pattern: str) -> Iterator[Path]:
                 continue
             moved_ns = entry.stat().st_ctime_ns
             if not ran_at(int(match["pid"]), moved_ns):
-                found.append((moved_ns, entry))
-    for _, entry in sorted(found):
+                folders.append((moved_ns, entry))
+    for _, entry in sorted(folders):
         yield entry
 
 
-def _renamed_visibly(old: Path, place: Path) -> Path:
+def _renamed_visibly(old: Path, run_dir: Path) -> Path:
     """Give a run that was being replaced a name that its user sees; nothing is overwritten."""
     number = 1
     while True:
-        visible = place.with_name(f"{place.name}.before" + (f"-{number}" if number > 1 else ""))
+        visible = run_dir.with_name(f"{run_dir.name}.before" + (f"-{number}" if number > 1 else ""))
         if not visible.exists() and not visible.is_symlink():
             old.replace(visible)
             return visible

@@ -87,7 +87,7 @@ def read_bytes(file: Path, *, error: type[Exception] = InputError) -> bytes:
 
 
 def inside(root: Path, name: str | Path) -> Path:
-    """Path of a file or folder of a run, which must lie in the run's own directory.
+    """Return the path of a file or folder of a run, which must lie in the run's own directory.
 
     Args:
         root: the directory; it may itself be reached through a link.

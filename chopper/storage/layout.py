@@ -3,8 +3,8 @@
 manifest.json                 the whole run (made from the parts)
 rank-00000/manifest.json      what this rank says about itself; no rank writes another's file
 rank-00000/trace.json.gz      raw kernel trace
-rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch, each
-                              with the checksum of what stands before it
+rank-00000/<table>.arrow      telemetry and step marks, Arrow IPC streams, flushed batch by batch,
+                              each with the checksum of what stands before it
 attempt-0/                    what was recorded before a restart: a run of its own
 process-2/                    what a further process recorded that is no rank: a run of its own
 """
@@ -59,7 +59,7 @@ def rank_dirs(path: Path) -> list[Path]:
 
 
 def sub_run(path: Path, number: int) -> Path:
-    """Return the run directory of the n-th process of a run that is no rank of it; n is 2 or more."""
+    """Return the directory of the n-th process that is no rank of a run; n is 2 or more."""
     return path / f"process-{number}"
 
 

@@ -1,4 +1,4 @@
-"""What a run says about itself, typed and versioned.
+"""Manifests: typed, versioned descriptions of a run and of its ranks.
 
 Each rank writes its own part (``rank-00000/manifest.json``); the run's ``manifest.json`` is made
 from the parts when the run is closed, or read on the fly when it never was.
@@ -46,7 +46,7 @@ class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CallCost(msgspec.Struct, kw_only=True, frozen=True):
-    """What one call of a driver cost, measured when sampling began."""
+    """Cost of one call of a driver, measured when sampling began."""
 
     p50_ns: int
     p99_ns: int
@@ -56,7 +56,7 @@ class CallCost(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What became of one collector on one rank."""
+    """Result of one collector on one rank."""
 
     name: str
     status: Literal["obtained", "refused", "failed"]
@@ -84,7 +84,7 @@ class CollectorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Overhead(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What chopper itself cost the rank, measured with the run's own clock."""
+    """Cost of chopper itself for the rank, measured with the run's own clock."""
 
     setup_ns: int | None = None
     per_step_ns: int | None = None
@@ -106,7 +106,7 @@ class Measure(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """With its unit as suffix, like every column: ``step_ns``, ``peak_bytes``."""
     value: float | int
     labels: dict[str, str | int | float] = {}
-    """What it was measured of: ``{"collective": "all_reduce", "size_bytes": 1048576}``."""
+    """Object of the measurement: ``{"collective": "all_reduce", "size_bytes": 1048576}``."""
 
 
 class ClockAnchor(msgspec.Struct, kw_only=True, frozen=True):
@@ -131,11 +131,11 @@ class RankManifest(msgspec.Struct, kw_only=True):
     hostname: str | None = None
     pid: int | None = None
     process_started: int | None = None
-    """When the process started, in units of its machine; with ``pid`` and ``machine`` unique."""
+    """Start of the process, in units of its machine; with ``pid`` and ``machine`` unique."""
     machine: str | None = None
     """Host, boot and PID namespace within which ``pid`` means this process."""
     job: str | None = None
-    """What the processes of one distributed job have in common; None for a process that had no
+    """Text that the processes of one distributed job have in common; None for a process that had no
     rank when it began to record, and is recorded as rank 0 of a run of its own."""
     command: tuple[str, ...] | None = None
     start_ns: int | None = None
@@ -159,7 +159,7 @@ class RankManifest(msgspec.Struct, kw_only=True):
     """Steps that were seen; None in a recording that was never closed."""
     overhead: Overhead | None = None
     measures: list[Measure] = []
-    """What the program measured, in the order in which it said so (``prof.measure``)."""
+    """Numbers that the program measured, in the order of its calls (``prof.measure``)."""
     calibration: dict[str, Any] | None = None
     """Peaks that ``chopper calibrate`` measured on this machine, with the date."""
     findings: list[Finding] = []

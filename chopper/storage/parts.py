@@ -53,7 +53,7 @@ class RunWriter:
 
     def note(self, code: str, message: str, *, severity: m.Severity = "warning") -> None:
         """Add a finding, once for each code."""
-        if all(found.code != code for found in self.manifest.findings):
+        if all(finding.code != code for finding in self.manifest.findings):
             self.manifest.findings.append(m.Finding(code=code, severity=severity, message=message))
 
     def save(self) -> None:
@@ -130,7 +130,7 @@ def read_parts(
 
 
 def _end_of(part: m.RankManifest, folder: Path, exit_code: int | None) -> str:
-    """What is known of a process that did not close its recording: how it ended, and when.
+    """Describe how a process ended that did not close its recording, and when.
 
     Args:
         part: what it said about itself.
@@ -175,7 +175,7 @@ def _moment(time_ns: int) -> str:
 
 
 def restart_count(part: m.RankManifest) -> int | None:
-    """How often torchrun had restarted the program when a part was recorded; None without it."""
+    """Return how often torchrun had restarted the program; None without torchrun."""
     return digits(part.environment.get("TORCHELASTIC_RESTART_COUNT", ""))
 
 
@@ -284,8 +284,8 @@ def read_manifest(path: Path) -> m.RunManifest:
             run.findings += processes.findings(path)
             return run
     parts, findings = read_parts(path)
-    place = 0 if state.code == "run.manifest_damaged" else len(findings)
-    findings.insert(place, state)
+    position = 0 if state.code == "run.manifest_damaged" else len(findings)
+    findings.insert(position, state)
     return run_of_parts(path, parts, [*findings, *missing_ranks(parts), *processes.findings(path)])
 
 

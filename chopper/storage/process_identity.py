@@ -1,4 +1,4 @@
-"""Which process a recording belongs to, and whether that process still runs.
+"""Identity of the process that records, by which others learn whether it still runs.
 
 The number of a process is reused, and means something only within one boot of one machine and one
 PID namespace: with the process's start time and those two it is unique.
@@ -36,17 +36,17 @@ class ProcessIdentity:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """The identity of a process of this machine."""
+    """Return the identity of a process of this machine."""
     return ProcessIdentity(pid, _look_up(pid)[1], machine())
 
 
 def parent_identity() -> str:
-    """A text that processes with the same parent have in common, and no others."""
+    """Return a text that processes with the same parent have in common, and no others."""
     return f"{os.getppid()}.{_look_up(os.getppid())[1]}"
 
 
 def runs(process: ProcessIdentity) -> bool | None:
-    """Whether a process still runs; None when it is of another machine, or that is unknown."""
+    """Return whether a process still runs; None when it is of another machine, or unknown."""
     if process.machine is None or process.machine != machine():
         return None
     there, started = _look_up(process.pid)
@@ -54,7 +54,7 @@ def runs(process: ProcessIdentity) -> bool | None:
 
 
 def ran_at(pid: int, time_ns: int) -> bool:
-    """Whether a process of this machine that runs may have had its number at a time, in ns."""
+    """Return whether a process of this machine had this number at a time, in Unix ns."""
     import psutil
 
     if pid == os.getpid() or not _look_up(pid)[0]:
@@ -68,7 +68,7 @@ def ran_at(pid: int, time_ns: int) -> bool:
 
 @functools.cache
 def machine() -> str:
-    """The boot and the PID namespace that the numbers of processes belong to, with the host."""
+    """Return the host, boot and PID namespace that the numbers of processes belong to."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append((_PROC / "sys/kernel/random/boot_id").read_text().strip())
@@ -78,7 +78,7 @@ def machine() -> str:
 
 
 def _look_up(pid: int) -> tuple[bool, int | None]:
-    """Whether a process runs, and when it started, where that is known.
+    """Return whether a process runs, and when it started, where that is known.
 
     One that its parent has not reaped runs no more. One that /proc does not show (it is mounted
     with hidepid, or not at all) runs when it could be sent a signal.
@@ -115,7 +115,7 @@ def _exists(pid: int) -> bool:
 
 
 def started_ns() -> int:
-    """When this process started, in Unix time, to some 10 ms."""
+    """Return when this process started, in Unix ns, to some 10 ms."""
     import psutil
 
     return int(psutil.Process().create_time() * 1e9)

@@ -29,7 +29,7 @@ _RECENT_S = 3600.0
 
 
 def part_of(folder: Path) -> m.RankManifest | None:
-    """What a rank says about itself; None when it says nothing that can be read."""
+    """Return a rank's manifest; None when there is none that can be read."""
     try:
         return m.decode_rank(read_bytes(folder / MANIFEST, error=RunFormatError), "")
     except (OSError, RunFormatError):
@@ -37,7 +37,7 @@ def part_of(folder: Path) -> m.RankManifest | None:
 
 
 def recorded_by(directory: Path, *, anywhere: bool = True) -> str | None:
-    """Who records into a rank's folder at this moment; None when nobody does.
+    """Name the process that records into a rank's folder now; None when nobody does.
 
     Args:
         directory: the folder of one rank.
@@ -66,7 +66,7 @@ def recorders(path: Path) -> list[tuple[Path, str]]:
 
 
 def has_steps(folder: Path) -> bool:
-    """Whether a rank's folder holds a step; of a recording that was killed, what it flushed."""
+    """Return whether a rank's folder holds a step; of a killed recording, one that it flushed."""
     part = part_of(folder)
     if part is not None and part.end_ns is not None:
         return part.steps_source is not None
@@ -132,14 +132,14 @@ class SubRun:
 
 def described(path: Path) -> list[SubRun]:
     """The runs inside of a run, by number."""
-    found = []
+    runs_inside = []
     for sub in sub_runs(path):
         folders = rank_dirs(sub)
         part = part_of(folders[0]) if folders else None
         steps = part.steps_count if part is not None else None
         if steps is None and not any(map(has_steps, folders)):
             steps = 0
-        found.append(
+        runs_inside.append(
             SubRun(
                 sub,
                 part.pid if part is not None else None,
@@ -149,11 +149,11 @@ def described(path: Path) -> list[SubRun]:
                 (part.command if part is not None else None) or (),
             )
         )
-    return found
+    return runs_inside
 
 
 def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
-    """What a reader of a run must know about the processes that are not part of it.
+    """Return findings about the processes that are not part of a run.
 
     Args:
         path: the run directory.

@@ -43,7 +43,7 @@ class Run:
     def open(cls, path: Path) -> Run:
         """Open a run directory without its traces: its manifest, and the tables recorded in it.
 
-        A run that was never closed is read from its parts. :func:`chopper.load` reads the traces too.
+        One that was never closed is read from its parts. :func:`chopper.load` reads traces too.
 
         Raises:
             RunFormatError: not a run, damaged, or written by a newer version.

@@ -58,7 +58,7 @@ class ChecksummedSink:
 
     @property
     def closed(self) -> bool:
-        """Whether the file is closed."""
+        """Return whether the file is closed."""
         return self._file.closed
 
     def close(self) -> None:

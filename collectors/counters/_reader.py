@@ -41,7 +41,7 @@ _NO_COUNTER = re.compile(r"(?:LDS|XCC|GPU|SGPR|VGPR)_(?:Per|Block|Index|Count|Si
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where a table has what; numbers of columns, None where it has no such column."""
+    """Numbers of a table's columns, None where it has no such column."""
 
     kernel: int
     dispatch: int | None
@@ -57,12 +57,12 @@ class _Layout:
 
 
 def looks_like_counters(head: str) -> bool:
-    """Whether the beginning of a file is that of a table of counters."""
+    """Return whether the beginning of a file is that of a table of counters."""
     return any(_layout(row) is not None for row in _rows(io.StringIO(head)))
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file is a table of counters, by its first lines."""
+    """Return whether a file is a table of counters, by its first lines."""
     return looks_like_counters(head.decode("utf-8-sig", "replace"))
 
 
@@ -200,20 +200,31 @@ class _Taken:
 
 def _layout(heading: list[str]) -> _Layout | None:
     """The layout of a table by its heading; None when it is not one of counters."""
-    place: dict[str, int] = {}
+    column_by_name: dict[str, int] = {}
     for i, name in enumerate(heading):
-        place.setdefault(_simple(name), i)
-    kernel = place.get("kernelname")
+        column_by_name.setdefault(_simple(name), i)
+    kernel = column_by_name.get("kernelname")
     if kernel is None:
         return None
-    dispatch = next((place[n] for n in ("dispatchid", "id", "index") if n in place), None)
-    device = next((place[n] for n in ("agentid", "gpuid", "device") if n in place), None)
+    dispatch = next(
+        (column_by_name[n] for n in ("dispatchid", "id", "index") if n in column_by_name), None
+    )
+    device = next(
+        (column_by_name[n] for n in ("agentid", "gpuid", "device") if n in column_by_name), None
+    )
     for counter, value, unit in (
         ("countername", "countervalue", "counterunit"),
         ("metricname", "metricvalue", "metricunit"),
     ):
-        if counter in place and value in place:
-            return _Layout(kernel, dispatch, device, place[counter], place[value], place.get(unit))
+        if counter in column_by_name and value in column_by_name:
+            return _Layout(
+                kernel,
+                dispatch,
+                device,
+                column_by_name[counter],
+                column_by_name[value],
+                column_by_name.get(unit),
+            )
     wide = tuple(
         (i, name.strip())
         for i, name in enumerate(heading)
@@ -221,7 +232,7 @@ def _layout(heading: list[str]) -> _Layout | None:
     )
     if not wide:
         return None
-    return _Layout(kernel, dispatch, device, wide=wide, units_below="processid" in place)
+    return _Layout(kernel, dispatch, device, wide=wide, units_below="processid" in column_by_name)
 
 
 def _simple(name: str) -> str:
@@ -265,9 +276,9 @@ def _ordered(table: pa.Table) -> pa.Table:
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]) if len(counts) else counts
     occurrence = np.empty(len(names), dtype=np.int64)
     occurrence[by_name] = np.arange(len(names)) - starts[names[by_name]]
-    place = table.schema.get_field_index("occurrence_id")
+    index = table.schema.get_field_index("occurrence_id")
     return table.set_column(
-        place,
-        table.schema.field(place),
+        index,
+        table.schema.field(index),
         pa.array(occurrence[np.cumsum(begins) - 1] if len(first) else occurrence),
     )

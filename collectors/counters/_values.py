@@ -17,7 +17,7 @@ _ABSENT = frozenset(("", "n/a", "na", "nan", "none", "-", "no data", "(!) n/a"))
 
 
 def is_absent(cell: str) -> bool:
-    """Whether a cell says that nothing was measured."""
+    """Return whether a cell says that nothing was measured."""
     return cell.strip().lower() in _ABSENT
 
 

@@ -33,7 +33,7 @@ class Counts:
 
 
 def _has_underscore(value: Any) -> bool:
-    """Whether a text is a number to Python only: 1_000 is none in any file."""
+    """Return whether a text is a number to Python only: 1_000 is none in any file."""
     return isinstance(value, str) and "_" in value
 
 
@@ -42,10 +42,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None or _has_underscore(value):
         return None
     try:
-        found = float(value)
+        real = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return real if math.isfinite(real) else None
 
 
 def integer(value: Any) -> int | None:
@@ -53,13 +53,13 @@ def integer(value: Any) -> int | None:
     if isinstance(value, bool) or value is None or _has_underscore(value):
         return None
     try:
-        found = int(value)
+        whole = int(value)
     except (TypeError, ValueError, OverflowError):
         real = number(value)
         if real is None:
             return None
-        found = int(real)
-    return found if -(2**63) <= found < 2**63 else None
+        whole = int(real)
+    return whole if -(2**63) <= whole < 2**63 else None
 
 
 def clean(text: str) -> str:
@@ -140,8 +140,8 @@ def main_and_others(
     codes, kinds = device["kind"]
     if rows is not None:
         ids, dur, codes = ids[rows], dur[rows], codes[rows]
-    found, inverse = np.unique(ids, return_inverse=True)
-    if not len(found):
+    devices, inverse = np.unique(ids, return_inverse=True)
+    if not len(devices):
         return None, [], []
     is_kernel = np.isin(codes, [i for i, k in enumerate(kinds) if k == "kernel"])
     busy = np.bincount(inverse, weights=dur * is_kernel)
@@ -150,12 +150,12 @@ def main_and_others(
     work = busy if busy.any() else all_work
     main = int(np.flatnonzero(work * 2 >= work.max())[0])
     used = [
-        i for i in range(len(found)) if i != main and 0 < busy.max() * _TIMELINE_RATIO <= busy[i]
+        i for i in range(len(devices)) if i != main and 0 < busy.max() * _TIMELINE_RATIO <= busy[i]
     ]
-    left = [i for i in range(len(found)) if i != main and i not in used]
+    left = [i for i in range(len(devices)) if i != main and i not in used]
     findings: list[Finding] = []
     if used:
-        listed = ", ".join(device_name(found[i]) for i in sorted([main, *used]))
+        listed = ", ".join(device_name(devices[i]) for i in sorted([main, *used]))
         findings.append(
             Finding(
                 code="trace.several_devices",
@@ -164,7 +164,7 @@ def main_and_others(
                 message=f"{source}: one process drives {listed}; each is a timeline of its own",
             )
         )
-    unknown = int(np.isin(inverse, [i for i in (main, *used) if found[i] == -1]).sum())
+    unknown = int(np.isin(inverse, [i for i in (main, *used) if devices[i] == -1]).sum())
     if unknown:
         findings.append(
             Finding(
@@ -177,7 +177,7 @@ def main_and_others(
         )
     if left:
         events = int(np.isin(inverse, left).sum())
-        listed = ", ".join(device_name(found[i]) for i in left)
+        listed = ", ".join(device_name(devices[i]) for i in left)
         findings.append(
             Finding(
                 code="device.stray_events",
@@ -187,4 +187,4 @@ def main_and_others(
                 f" on {listed}, which the process does not compute on, are left out",
             )
         )
-    return int(found[main]), [int(found[i]) for i in used], findings
+    return int(devices[main]), [int(devices[i]) for i in used], findings

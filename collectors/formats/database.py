@@ -72,7 +72,7 @@ class Database:
         return self._columns[table]
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether a table is there with all of these columns."""
+        """Return whether a table is there with all of these columns."""
         return set(columns) <= set(self.columns(table)) and table in self.tables
 
     def integers(self, table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -94,9 +94,9 @@ class Database:
                 np.array(rows, dtype=np.int64)
                 for rows in self._rows(f"SELECT {', '.join(cells)} FROM {_quoted(table)}", table)
             ]
-        found = np.concatenate(parts)
-        columns = {name: np.ascontiguousarray(found[:, i]) for i, name in enumerate(known)}
-        absent = np.full(len(found), NO_VALUE, dtype=np.int64)
+        cells_read = np.concatenate(parts)
+        columns = {name: np.ascontiguousarray(cells_read[:, i]) for i, name in enumerate(known)}
+        absent = np.full(len(cells_read), NO_VALUE, dtype=np.int64)
         return {name: columns.get(name, absent) for name in names}
 
     def texts(self, table: str, column: str) -> list[str | None]:
@@ -137,8 +137,8 @@ class Database:
                         code="trace.damaged_table",
                         severity="warning",
                         count=count,
-                        message=f"{self.path.name}: table {table} is damaged ({_why(exc)}); {count} rows "
-                        "before that are used",
+                        message=f"{self.path.name}: table {table} is damaged ({_why(exc)}); "
+                        f"{count} rows before that are used",
                     )
                 )
 

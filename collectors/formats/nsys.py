@@ -47,7 +47,7 @@ _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 
 def is_nsys(database: Database) -> bool:
-    """Whether a database is such an export."""
+    """Return whether a database is such an export."""
     return "StringIds" in database.tables and (
         any(t in database.tables for t in _EVENTS) or "TARGET_INFO_SYSTEM_ENV" in database.tables
     )
@@ -71,24 +71,24 @@ def read(database: Database) -> Recording:
                 f"{database.path}: {tool}: its table {table} lacks the column start; found "
                 f"{', '.join(database.columns(table)[:8]) or 'none'}"
             )
-    made = Recording(path=database.path, tool=tool, devices=_devices(database))
+    recording = Recording(path=database.path, tool=tool, devices=_devices(database))
     base_ns = _session_start_ns(database)
-    made.boot_clock = base_ns is None
+    recording.boot_clock = base_ns is None
     strings = database.named("StringIds", "id", "value")
-    _kernels(database, made, strings, base_ns or 0)
-    _copies(database, made, base_ns or 0)
-    _graphs(database, made, base_ns or 0)
-    _calls(database, made, strings, base_ns or 0)
-    _ranges(database, made, strings, base_ns or 0)
-    made.threads = _threads(database, strings)
+    _kernels(database, recording, strings, base_ns or 0)
+    _copies(database, recording, base_ns or 0)
+    _graphs(database, recording, base_ns or 0)
+    _calls(database, recording, strings, base_ns or 0)
+    _ranges(database, recording, strings, base_ns or 0)
+    recording.threads = _threads(database, strings)
     ranks = database.integers("MPI_RANKS", ("globalTid", "rank"))
-    made.ranks = {
+    recording.ranks = {
         int(pid): int(rank)
         for pid, rank in zip(_process(ranks["globalTid"]), ranks["rank"], strict=True)
         if 0 <= rank < 1 << 31
     }
-    made.findings += database.findings
-    return made
+    recording.findings += database.findings
+    return recording
 
 
 def _tool(database: Database) -> str:
@@ -103,8 +103,8 @@ def _tool(database: Database) -> str:
 
 
 def _session_start_ns(database: Database) -> int | None:
-    found = database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
-    usable = found[(found > 0) & (found < 1 << 61)]
+    starts_ns = database.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
+    usable = starts_ns[(starts_ns > 0) & (starts_ns < 1 << 61)]
     return int(usable[0]) if len(usable) else None
 
 
@@ -122,7 +122,7 @@ def _thread(packed: np.ndarray) -> np.ndarray:
     return np.where(packed == NO_VALUE, -1, packed & 0xFFFFFF)
 
 
-def _kernels(db: Database, made: Recording, strings: dict[int, str], base_ns: int) -> None:
+def _kernels(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
     rows = db.integers(
         _KERNEL,
         (
@@ -139,7 +139,7 @@ def _kernels(db: Database, made: Recording, strings: dict[int, str], base_ns: in
     shared = np.where(
         (static < 0) | (dynamic < 0), NO_VALUE, np.maximum(static, 0) + np.maximum(dynamic, 0)
     )
-    made.device.add(
+    recording.device.add(
         _moved(rows["start"], base_ns),
         _moved(rows["end"], base_ns),
         kind=constant("kernel", len(name)),
@@ -163,7 +163,7 @@ def _place(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _copies(db: Database, made: Recording, base_ns: int) -> None:
+def _copies(db: Database, recording: Recording, base_ns: int) -> None:
     for table, kind in ((_MEMCPY, "memcpy"), (_MEMSET, "memset")):
         rows = db.integers(
             table,
@@ -172,7 +172,7 @@ def _copies(db: Database, made: Recording, base_ns: int) -> None:
                 *("copyKind", "srcKind", "dstKind", "memKind", "graphId", "graphNodeId"),
             ),
         )
-        made.device.add(
+        recording.device.add(
             _moved(rows["start"], base_ns),
             _moved(rows["end"], base_ns),
             kind=constant(kind, len(rows["start"])),
@@ -187,11 +187,11 @@ def _copies(db: Database, made: Recording, base_ns: int) -> None:
 def _copy_names(rows: dict[str, np.ndarray]) -> Text:
     """As Kineto names copies: ``Memcpy HtoD (Pinned -> Device)``."""
     keys = np.stack([rows["copyKind"], rows["srcKind"], rows["dstKind"]], axis=1)
-    found, codes = np.unique(keys, axis=0, return_inverse=True)
+    kinds, codes = np.unique(keys, axis=0, return_inverse=True)
     texts = [
         f"Memcpy {_COPIES.get(kind, 'Unknown')} "
         f"({_MEMORY.get(source, 'Unknown')} -> {_MEMORY.get(target, 'Unknown')})"
-        for kind, source, target in found.tolist()
+        for kind, source, target in kinds.tolist()
     ]
     return codes.reshape(-1).astype(np.int32) + 1, [None, *texts]
 
@@ -200,14 +200,14 @@ def _set_names(rows: dict[str, np.ndarray]) -> Text:
     return coded([f"Memset ({_MEMORY.get(k, 'Unknown')})" for k in rows["memKind"].tolist()])
 
 
-def _graphs(db: Database, made: Recording, base_ns: int) -> None:
+def _graphs(db: Database, recording: Recording, base_ns: int) -> None:
     """Whole CUDA graphs, where the tool did not look into them."""
     rows = db.integers(
         _GRAPH,
         ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphId"),
     )
     count = len(rows["start"])
-    made.device.add(
+    recording.device.add(
         _moved(rows["start"], base_ns),
         _moved(rows["end"], base_ns),
         kind=constant("kernel", count),
@@ -216,24 +216,24 @@ def _graphs(db: Database, made: Recording, base_ns: int) -> None:
         **_place(rows),
     )
     if count:
-        made.findings.append(
+        recording.findings.append(
             Finding(
                 code="trace.whole_graphs",
                 severity="warning",
                 count=count,
-                message=f"{made.source}: {count} replays of CUDA graphs were recorded as one event "
+                message=f"{recording.source}: {count} replays of CUDA graphs were recorded as one event "
                 "each: what ran in them, and the gaps between, is not known; record with "
                 "--cuda-graph-trace=node",
             )
         )
 
 
-def _calls(db: Database, made: Recording, strings: dict[int, str], base_ns: int) -> None:
+def _calls(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
     rows = db.integers(_RUNTIME, ("start", "end", "globalTid", "correlationId", "nameId"))
     plain = {number: _VERSION_SUFFIX.sub("", text) for number, text in strings.items()}
     codes, names = by_number(rows["nameId"], plain)
     driver = np.array([n is not None and re.match(r"cu[A-Z]", n) is not None for n in names])
-    made.host.add(
+    recording.host.add(
         _moved(rows["start"], base_ns),
         _moved(rows["end"], base_ns),
         pid=_process(rows["globalTid"]),
@@ -243,7 +243,7 @@ def _calls(db: Database, made: Recording, strings: dict[int, str], base_ns: int)
         correlation_id=rows["correlationId"],
     )
     overhead = db.integers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
-    made.host.add(
+    recording.host.add(
         _moved(overhead["start"], base_ns),
         _moved(overhead["end"], base_ns),
         pid=_process(overhead["globalTid"]),
@@ -253,7 +253,7 @@ def _calls(db: Database, made: Recording, strings: dict[int, str], base_ns: int)
     )
 
 
-def _ranges(db: Database, made: Recording, strings: dict[int, str], base_ns: int) -> None:
+def _ranges(db: Database, recording: Recording, strings: dict[int, str], base_ns: int) -> None:
     rows = db.integers(_RANGES, ("start", "end", "eventType", "globalTid", "textId"))
     inline = db.texts(_RANGES, "text") or [None] * len(rows["start"])
     count = min(len(rows["start"]), len(inline))
@@ -267,7 +267,7 @@ def _ranges(db: Database, made: Recording, strings: dict[int, str], base_ns: int
         inline[row] if inline[row] is not None else strings.get(number)
         for row, number in zip(at.tolist(), numbers, strict=True)
     ]
-    made.host.add(
+    recording.host.add(
         _moved(rows["start"][at], base_ns),
         _moved(rows["end"][at], base_ns),
         pid=_process(rows["globalTid"][at]),
@@ -300,7 +300,7 @@ def _devices(db: Database) -> list[Device]:
     rows = db.integers("TARGET_INFO_GPU", ("id", "totalMemory", "smCount"))
     names = db.texts("TARGET_INFO_GPU", "name") or [None] * len(rows["id"])
     uuids = db.texts("TARGET_INFO_GPU", "uuid") or [None] * len(rows["id"])
-    found = [
+    devices = [
         Device(
             device_id=number,
             name=name or None,
@@ -316,4 +316,4 @@ def _devices(db: Database) -> list[Device]:
         )
         if number >= 0
     ]
-    return sorted(found, key=lambda device: device.device_id)
+    return sorted(devices, key=lambda device: device.device_id)

@@ -1,4 +1,4 @@
-"""What readers of traces give, whatever the format: declared tables, and what is known beside them."""
+"""Traces as readers of all formats return them: declared tables, and facts beside them."""
 
 from __future__ import annotations
 

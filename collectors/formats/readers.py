@@ -78,32 +78,32 @@ KINETO = Reader("Kineto", "trace", "chopper.collectors.formats.kineto")
 
 
 def is_csv(path: Path) -> bool:
-    """Whether a file calls itself a CSV."""
+    """Return whether a file has the name of a CSV."""
     return bool(_CSV.search(path.name))
 
 
 def may_hold_traces(path: Path) -> bool:
-    """Whether a file in a directory is worth looking into."""
+    """Return whether a file in a directory is worth looking into."""
     return bool(_TRACE.search(path.name))
 
 
 def reader_of(path: Path) -> Reader | None:
-    """Who reads a file; None for a CSV that nobody knows.
+    """Return the reader of a file; None for a CSV of no known kind.
 
     Raises:
         OSError: it cannot be read.
         InputError: it is known, and known not to be readable as it is.
     """
     head = head_of(path)
-    found = next((r for r in READERS if r.csv == is_csv(path) and r.load().sniff(head)), None)
-    if found is not None or is_csv(path):
-        return found
+    reader = next((r for r in READERS if r.csv == is_csv(path) and r.load().sniff(head)), None)
+    if reader is not None or is_csv(path):
+        return reader
     _refuse(path, head)
     return KINETO
 
 
 def has_times(path: Path) -> bool:
-    """Whether a table of counters also says when its kernels ran: it is a trace then, too."""
+    """Return whether a table of counters also says when its kernels ran, as a trace does."""
     from chopper.collectors.formats import rocprof_csv
 
     return rocprof_csv.part_of(head_of(path)) == rocprof_csv.KERNELS
@@ -136,7 +136,7 @@ def _refuse(path: Path, head: bytes) -> None:
 
 
 def what_else(path: Path) -> str:
-    """What a CSV that nobody reads seems to be, for the message that refuses it."""
+    """Describe what an unknown CSV seems to be, for the message that refuses it."""
     try:
         first = head_of(path).decode("utf-8-sig", "replace").partition("\n")[0].strip()
     except OSError:

@@ -38,8 +38,8 @@ _MOST_STEPS = 1_000_000
 
 def by_number(numbers: np.ndarray, names: dict[int, str]) -> Text:
     """Texts that a file keeps elsewhere, by their numbers there."""
-    found, codes = np.unique(numbers, return_inverse=True)
-    texts = (names.get(int(number)) for number in found)
+    distinct, codes = np.unique(numbers, return_inverse=True)
+    texts = (names.get(int(number)) for number in distinct)
     return codes.astype(np.int32) + 1, [None, *(None if t is None else clean(t) for t in texts)]
 
 
@@ -120,11 +120,11 @@ def taken(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def counters_table(
-    source: str, found: Iterable[tuple[int, str | None, str | None, object]]
+    source: str, values: Iterable[tuple[int, str | None, str | None, object]]
 ) -> pa.Table:
-    """KERNEL_COUNTER from (dispatch, kernel, counter, value); instances of a counter are added up."""
+    """Return KERNEL_COUNTER of (dispatch, kernel, counter, value); instances are added up."""
     sums: dict[tuple[int, str, str], float | None] = {}
-    for dispatch, kernel, counter, cell in found:
+    for dispatch, kernel, counter, cell in values:
         if kernel is None or counter is None:
             continue
         try:
@@ -227,7 +227,7 @@ def _joined(parts: list[Any]) -> Any:
 
 @dataclass(kw_only=True)
 class Recording:
-    """What one file, or one set of files, holds.
+    """Contents of one file, or of one set of files.
 
     Attributes:
         path: as the user named it, the first of several.
@@ -318,11 +318,11 @@ def _kept(columns: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
 
 def _processes(host: dict[str, Any], device: dict[str, Any], ranks: dict[int, int]) -> list[int]:
     """Processes that drive devices, in order of rank, else of number."""
-    found = [int(p) for p in np.unique(device["pid"])]
-    if not found:
+    drivers = [int(p) for p in np.unique(device["pid"])]
+    if not drivers:
         pids, counts = np.unique(host["pid"], return_counts=True)
         return [int(pids[np.argmax(counts)])]
-    return sorted(found, key=lambda pid: (ranks.get(pid, 1 << 30), pid))
+    return sorted(drivers, key=lambda pid: (ranks.get(pid, 1 << 30), pid))
 
 
 def _of_process(
@@ -389,7 +389,7 @@ def _of_process(
 
 def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]) -> list[Finding]:
     source = recording.source
-    found = [
+    findings = [
         Finding(
             code=code,
             severity="warning",
@@ -406,7 +406,7 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
         lacks.append("launches")
     if not len(device["start_ns"]):
         lacks.append("kernels")
-    found.append(
+    findings.append(
         Finding(
             code="trace.not_recorded",
             severity="info",
@@ -416,7 +416,7 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
         )
     )
     if recording.boot_clock:
-        found.append(
+        findings.append(
             Finding(
                 code="trace.boot_clock",
                 severity="info",
@@ -424,7 +424,7 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
                 "another tool can be joined to them",
             )
         )
-    return found
+    return findings
 
 
 # ---------------------------------------------------------------- ranges as torch writes them
@@ -465,7 +465,7 @@ def torch_range(text: str) -> tuple[bool, str, int, int, str | None] | None:
 
 
 def _without_inputs(text: str) -> tuple[str, str | None]:
-    """What stands before the sizes and ids of a range's inputs, and the sizes."""
+    """Split a range's text into what precedes the sizes and ids of its inputs, and the sizes."""
     at = text.find(_INPUTS)
     rest = text[:at] if at >= 0 and text.endswith("]") else text
     at = rest.find(_SIZES)
@@ -481,15 +481,15 @@ def _annotated(host: dict[str, Any]) -> dict[str, Any]:
     category, categories = host["category"]
     codes, names = host["name"]
     ranges = np.isin(category, [i for i, c in enumerate(categories) if c == "annotation"])
-    found = {
-        code: made
+    parsed_by_code = {
+        code: torch_text
         for code in np.unique(codes[ranges]).tolist()
-        if (text := names[code]) is not None and (made := torch_range(text)) is not None
+        if (text := names[code]) is not None and (torch_text := torch_range(text)) is not None
     }
-    if not found:
+    if not parsed_by_code:
         return host
-    rows = np.flatnonzero(ranges & np.isin(codes, list(found)))
-    parsed = [found[code] for code in codes[rows].tolist()]
+    rows = np.flatnonzero(ranges & np.isin(codes, list(parsed_by_code)))
+    parsed = [parsed_by_code[code] for code in codes[rows].tolist()]
     changed = dict(host)
     changed["category"] = _replaced(
         host["category"], rows, coded(["cpu_op" if p[0] else "annotation" for p in parsed])
@@ -553,11 +553,11 @@ def steps_of(host: pa.Table) -> pa.Table:
     best: list[int] = []
     best_key: tuple[bool, int] | None = None
     for members in groups.values():
-        kept = _apart(np.array(members), start, dur)
-        numbered = all(kinds[int(codes[r])][1] is not None for r in kept)
-        key = (numbered and len(kept) > 0, int(dur[kept].sum()))
-        if len(kept) and (best_key is None or key > best_key):
-            best, best_key = kept.tolist(), key
+        apart = _apart(np.array(members), start, dur)
+        numbered = all(kinds[int(codes[r])][1] is not None for r in apart)
+        key = (numbered and len(apart) > 0, int(dur[apart].sum()))
+        if len(apart) and (best_key is None or key > best_key):
+            best, best_key = apart.tolist(), key
     numbers = [kinds[int(codes[row])][1] for row in best]
     if None in numbers or len(set(numbers)) < len(numbers):
         numbers = list(range(len(best)))
@@ -568,12 +568,12 @@ def steps_of(host: pa.Table) -> pa.Table:
 def _apart(rows: np.ndarray, start: np.ndarray, dur: np.ndarray) -> np.ndarray:
     """Ranges that begin after all earlier ones ended: the same range on a second thread is not."""
     rows = rows[dur[rows] > 0]
-    kept = []
+    apart = []
     end = np.iinfo(np.int64).min
     for row, first, length in zip(
         rows.tolist(), start[rows].tolist(), dur[rows].tolist(), strict=True
     ):
         if first >= end:
-            kept.append(row)
+            apart.append(row)
             end = first + length
-    return np.array(kept, dtype=np.int64)
+    return np.array(apart, dtype=np.int64)

@@ -45,7 +45,7 @@ _COPY_NAMES = {
 
 
 def is_rocpd(database: Database) -> bool:
-    """Whether a database is one of rocprofv3."""
+    """Return whether a database is one of rocprofv3."""
     return any(_SUFFIXED.fullmatch(table) for table in database.tables)
 
 
@@ -60,7 +60,7 @@ def read(database: Database) -> Recording:
     ]
     version = database.facts(f"rocpd_metadata{suffixes[0]}", "tag", "value").get("schema_version")
     tool = "a rocpd database of rocprofv3" + (f", schema {version}" if version else "")
-    made = Recording(path=database.path, tool=tool, boot_clock=True)
+    recording = Recording(path=database.path, tool=tool, boot_clock=True)
     for suffix in suffixes:
         for table in ("kernel_dispatch", "region", "memory_copy"):
             name = f"rocpd_{table}{suffix}"
@@ -69,12 +69,12 @@ def read(database: Database) -> Recording:
                     f"{database.path}: {tool}: its table {name} lacks start or end; found "
                     f"{', '.join(database.columns(name)[:8]) or 'none'}"
                 )
-        _one(database, made, suffix)
-    made.findings += database.findings
-    return made
+        _one(database, recording, suffix)
+    recording.findings += database.findings
+    return recording
 
 
-def _one(db: Database, made: Recording, suffix: str) -> None:
+def _one(db: Database, recording: Recording, suffix: str) -> None:
     def name(table: str) -> str:
         return f"rocpd_{table}{suffix}"
 
@@ -84,8 +84,8 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
     pid_of = partial(_real, keys=processes["id"], values=processes["pid"])
     tid_of = partial(_real, keys=threads["id"], values=threads["tid"])
     events = db.integers(name("event"), ("id", "category_id", "correlation_id", "stack_id"))
-    ordinals = _agents(db, made, name("info_agent"))
-    _regions(db, made, name("region"), strings, events, pid_of, tid_of)
+    ordinals = _agents(db, recording, name("info_agent"))
+    _regions(db, recording, name("region"), strings, events, pid_of, tid_of)
     rows = db.integers(
         name("kernel_dispatch"),
         (
@@ -100,7 +100,7 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
     grid = [
         blocks_of(rows[f"grid_size_{axis}"], size) for axis, size in zip("xyz", block, strict=True)
     ]
-    made.device.add(
+    recording.device.add(
         rows["start"],
         rows["end"],
         pid=pid_of(rows["pid"]),
@@ -113,7 +113,7 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
         block=triples(*block),
         shared_memory_bytes=rows["group_segment_size"],
     )
-    _counters(db, made, name, rows, kernels)
+    _counters(db, recording, name, rows, kernels)
     copies = db.integers(
         name("memory_copy"),
         (
@@ -123,7 +123,7 @@ def _one(db: Database, made: Recording, suffix: str) -> None:
     )
     target = _ordinal(copies["dst_agent_id"], ordinals)
     source = _ordinal(copies["src_agent_id"], ordinals)
-    made.device.add(
+    recording.device.add(
         copies["start"],
         copies["end"],
         pid=pid_of(copies["pid"]),
@@ -144,38 +144,38 @@ def copy_name(text: str) -> str:
 
 def _real(ids: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The operating system's number behind the database's own; its own where that is unknown."""
-    found = taken(values, lookup(keys, ids))
-    return np.where(found == NO_VALUE, ids, found)
+    numbers = taken(values, lookup(keys, ids))
+    return np.where(numbers == NO_VALUE, ids, numbers)
 
 
 def _correlation(event: np.ndarray, events: dict[str, np.ndarray]) -> np.ndarray:
     row = lookup(events["id"], event)
-    found = taken(events["correlation_id"], row)
+    correlation = taken(events["correlation_id"], row)
     # A stack id is what calls and what they launched share where correlation ids are left at 0.
     stack = taken(events["stack_id"], row)
-    return np.where(found > 0, found, np.where(stack > 0, stack, NO_VALUE))
+    return np.where(correlation > 0, correlation, np.where(stack > 0, stack, NO_VALUE))
 
 
-def _agents(db: Database, made: Recording, table: str) -> dict[int, int]:
+def _agents(db: Database, recording: Recording, table: str) -> dict[int, int]:
     """Ordinal of each agent that is a GPU."""
     rows = db.integers(table, ("id", "type_index", "logical_index"))
     kinds = db.texts(table, "type")
     product, generic = db.texts(table, "product_name"), db.texts(table, "name")
     details = db.texts(table, "extdata")
-    found: dict[int, int] = {}
+    ordinals: dict[int, int] = {}
     for i, (agent, index) in enumerate(
         zip(rows["id"].tolist(), rows["type_index"].tolist(), strict=True)
     ):
         if i >= len(kinds) or (kinds[i] or "").upper() != "GPU":
             continue
-        ordinal = index if 0 <= index < 1 << 31 else len(found)
-        found[agent] = ordinal
-        if any(d.device_id == ordinal for d in made.devices):
+        ordinal = index if 0 <= index < 1 << 31 else len(ordinals)
+        ordinals[agent] = ordinal
+        if any(d.device_id == ordinal for d in recording.devices):
             continue
         name = (product[i] if i < len(product) else None) or (
             generic[i] if i < len(generic) else None
         )
-        made.devices.append(
+        recording.devices.append(
             Device(
                 device_id=ordinal,
                 name=name or None,
@@ -184,19 +184,19 @@ def _agents(db: Database, made: Recording, table: str) -> dict[int, int]:
                 ),
             )
         )
-    made.devices.sort(key=lambda d: d.device_id)
-    return found
+    recording.devices.sort(key=lambda d: d.device_id)
+    return ordinals
 
 
 def _ordinal(agents: np.ndarray, ordinals: dict[int, int]) -> np.ndarray:
-    found, codes = np.unique(agents, return_inverse=True)
-    values = [ordinals.get(int(a), -1) for a in found]
-    return np.array(values, dtype=np.int64)[codes] if len(found) else agents
+    distinct, codes = np.unique(agents, return_inverse=True)
+    values = [ordinals.get(int(a), -1) for a in distinct]
+    return np.array(values, dtype=np.int64)[codes] if len(distinct) else agents
 
 
 def _regions(
     db: Database,
-    made: Recording,
+    recording: Recording,
     table: str,
     strings: dict[int, str],
     events: dict[str, np.ndarray],
@@ -220,7 +220,7 @@ def _regions(
                 new[i] = len(old)
                 old.append(text)
         name = new, old
-    made.host.add(
+    recording.host.add(
         rows["start"],
         rows["end"],
         pid=pid_of(rows["pid"]),
@@ -240,19 +240,19 @@ def api_category(domain: str) -> int:
 
 
 def _messages(db: Database, region: str, wanted: np.ndarray) -> dict[int, str]:
-    """What ROCTx ranges say, by event: in the event's details, or the call's arguments."""
+    """Return texts of ROCTx ranges by event, from the event's details or the call's arguments."""
     suffix = region.removeprefix("rocpd_region")
-    found: dict[int, str] = {}
+    messages: dict[int, str] = {}
     numbers = set(wanted.tolist())
     if not numbers:
-        return found
+        return messages
     events = db.integers(f"rocpd_event{suffix}", ("id",))["id"].tolist()
     details = db.texts(f"rocpd_event{suffix}", "extdata")
     for number, text in zip(events, details, strict=False):
         if number in numbers and text and "message" in text:
             message = json_member(text, "message")
             if isinstance(message, str) and message:
-                found[number] = message
+                messages[number] = message
     table = f"rocpd_arg{suffix}"
     for number, name, value in zip(
         db.integers(table, ("event_id",))["event_id"].tolist(),
@@ -261,12 +261,16 @@ def _messages(db: Database, region: str, wanted: np.ndarray) -> dict[int, str]:
         strict=False,
     ):
         if number in numbers and name == "message" and value:
-            found.setdefault(number, value)
-    return found
+            messages.setdefault(number, value)
+    return messages
 
 
 def _counters(
-    db: Database, made: Recording, name: Any, rows: dict[str, np.ndarray], kernels: dict[int, str]
+    db: Database,
+    recording: Recording,
+    name: Any,
+    rows: dict[str, np.ndarray],
+    kernels: dict[int, str],
 ) -> None:
     table = name("pmc_event")
     values = db.texts(table, "value")
@@ -275,8 +279,8 @@ def _counters(
     pmc = db.integers(table, ("event_id", "pmc_id"))
     names = db.named(name("info_pmc"), "id", "symbol") | db.named(name("info_pmc"), "id", "name")
     row = lookup(rows["event_id"], pmc["event_id"])
-    made.tables["kernel_counter"] = counters_table(
-        made.source,
+    recording.tables["kernel_counter"] = counters_table(
+        recording.source,
         [
             (
                 int(rows["dispatch_id"][at]),

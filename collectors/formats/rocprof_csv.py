@@ -54,7 +54,7 @@ _END = ("endtimestamp", "endns")
 
 
 def part_of(head: bytes) -> str | None:
-    """Which of the files of a recording one is, by its heading; None for none of them."""
+    """Return which file of a recording this is, by its heading; None for none of them."""
     lines = head.decode("utf-8-sig", "replace").splitlines()
     try:
         cells = {_simple(cell) for cell in next(csv.reader(lines[:1]), [])}
@@ -72,12 +72,12 @@ def part_of(head: bytes) -> str | None:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file is one of them."""
+    """Return whether a file is one of them."""
     return part_of(head) is not None
 
 
 def group_of(path: Path) -> str:
-    """What the files of one recording have in common."""
+    """Return the folder and prefix that files of one recording share."""
     return f"{path.parent}/{_PART.sub('', path.name)}"
 
 
@@ -88,27 +88,27 @@ def read(files: Sequence[Path]) -> list[ParsedTrace]:
         InputError: one of them cannot be read, or none says when anything ran.
     """
     named = min(files, key=lambda f: f.name)
-    made = Recording(path=named, tool="CSV of rocprof", boot_clock=True)
-    tables = [_Table(path, made) for path in files]
+    recording = Recording(path=named, tool="CSV of rocprof", boot_clock=True)
+    tables = [_Table(path, recording) for path in files]
     agents = [t for t in tables if t.part == AGENTS]
     calls = [t for t in tables if t.part == CALLS]
     if any(t.part in (KERNELS, COPIES) and "Kind" in t.heading for t in tables) or calls:
-        made.tool = "CSV of rocprofv3"
-    ordinals = _agents(made, agents)
+        recording.tool = "CSV of rocprofv3"
+    ordinals = _agents(recording, agents)
     pids = {int(p) for t in calls for p in np.unique(t.whole("processid", "pid")).tolist()}
     pids -= {NO_VALUE}
     # Kernels of rocprofv3 do not name their process; one recording is of one.
     pid = pids.pop() if len(pids) == 1 else NO_VALUE
     for table in calls:
-        _calls(made, table)
+        _calls(recording, table)
     for table in tables:
         if table.part == KERNELS:
-            _kernels(made, table, ordinals, pid)
+            _kernels(recording, table, ordinals, pid)
         elif table.part == COPIES:
-            _copies(made, table, ordinals, pid)
+            _copies(recording, table, ordinals, pid)
     if not agents:
-        made.lacks.append("the devices' names (pass the agent_info.csv too)")
-    return traces_of(made)
+        recording.lacks.append("the devices' names (pass the agent_info.csv too)")
+    return traces_of(recording)
 
 
 def _simple(name: str) -> str:
@@ -118,7 +118,7 @@ def _simple(name: str) -> str:
 class _Table:
     """One file as columns of text."""
 
-    def __init__(self, path: Path, made: Recording) -> None:
+    def __init__(self, path: Path, recording: Recording) -> None:
         self.path = path
         rows: list[list[str]] = []
         bad, problem = 0, None
@@ -141,7 +141,7 @@ class _Table:
         self._place = {_simple(name): i for i, name in reversed(list(enumerate(self.heading)))}
         self.count = len(rows)
         if bad or problem:
-            made.findings.append(
+            recording.findings.append(
                 Finding(
                     code="trace.damaged_table",
                     severity="warning",
@@ -171,18 +171,18 @@ class _Table:
 def _number(cell: str) -> int:
     try:
         # Python reads 1_000, which no profiler writes.
-        found = NO_VALUE if "_" in cell else int(cell)
+        whole = NO_VALUE if "_" in cell else int(cell)
     except ValueError:
         return NO_VALUE
-    return found if -(2**63) <= found < 2**63 else NO_VALUE
+    return whole if -(2**63) <= whole < 2**63 else NO_VALUE
 
 
 _AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE)
 
 
-def _agents(made: Recording, tables: list[_Table]) -> dict[int, int]:
+def _agents(recording: Recording, tables: list[_Table]) -> dict[int, int]:
     """Ordinal of each node that is a GPU; empty when no file says."""
-    found: list[tuple[int, str | None, int]] = []
+    gpus: list[tuple[int, str | None, int]] = []
     for table in tables:
         kinds = table.text("agenttype") or ()
         names = table.text("productname", "name") or [""] * table.count
@@ -194,13 +194,13 @@ def _agents(made: Recording, tables: list[_Table]) -> dict[int, int]:
             strict=False,
         ):
             if kind.strip().upper() == "GPU":
-                found.append((node, name.strip() or None, units))
-    found.sort(key=lambda item: item[0])
+                gpus.append((node, name.strip() or None, units))
+    gpus.sort(key=lambda item: item[0])
     ordinals: dict[int, int] = {}
-    for node, known_as, units in found:
+    for node, known_as, units in gpus:
         if node not in ordinals:
             ordinals[node] = len(ordinals)
-            made.devices.append(
+            recording.devices.append(
                 Device(
                     device_id=ordinals[node],
                     name=known_as,
@@ -227,7 +227,7 @@ def _device(cells: Sequence[str] | None, count: int, ordinals: dict[int, int]) -
     return np.array(values, dtype=np.int64)[codes]
 
 
-def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
+def _kernels(recording: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
     start, end = table.whole(*_START), table.whole(*_END)
     block = [table.whole(f"workgroupsize{axis}") for axis in "xyz"]
     grid = [
@@ -257,7 +257,7 @@ def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int)
     first = np.zeros(len(start), dtype=bool)
     if len(start):
         first[np.unique(keys, axis=0, return_index=True)[1]] = True
-    made.device.add(
+    recording.device.add(
         start[first],
         end[first],
         kind=constant("kernel", int(first.sum())),
@@ -269,12 +269,12 @@ def _kernels(made: Recording, table: _Table, ordinals: dict[int, int], pid: int)
 
 
 def _correlations(table: _Table) -> np.ndarray:
-    found = table.whole("correlationid")
+    ids = table.whole("correlationid")
     # 0 throughout is what the tool writes when it did not trace calls.
-    return np.where(found > 0, found, NO_VALUE)
+    return np.where(ids > 0, ids, NO_VALUE)
 
 
-def _copies(made: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
+def _copies(recording: Recording, table: _Table, ordinals: dict[int, int], pid: int) -> None:
     target = _device(table.text("destinationagentid"), table.count, ordinals)
     source = _device(table.text("sourceagentid"), table.count, ordinals)
     directions = list(table.text("direction") or ())
@@ -282,7 +282,7 @@ def _copies(made: Recording, table: _Table, ordinals: dict[int, int], pid: int) 
         # Without a list of agents the direction says which end is the device.
         to_host = np.array([d.upper().endswith("TO_HOST") for d in directions], dtype=bool)
         target = np.where(to_host, -1, target)
-    made.device.add(
+    recording.device.add(
         table.whole(*_START),
         table.whole(*_END),
         pid=np.full(table.count, pid, dtype=np.int64),
@@ -294,12 +294,12 @@ def _copies(made: Recording, table: _Table, ordinals: dict[int, int], pid: int) 
     )
 
 
-def _calls(made: Recording, table: _Table) -> None:
+def _calls(recording: Recording, table: _Table) -> None:
     domains = table.text("domain", "kind") or [""] * table.count
     codes, names = coded(list(domains))
     kinds = np.array([api_category(n or "") for n in names], dtype=np.int32)
     category = kinds[codes]
-    made.host.add(
+    recording.host.add(
         table.whole(*_START),
         table.whole(*_END),
         pid=table.whole("processid", "pid"),

@@ -189,7 +189,7 @@ _decode = msgspec.json.Decoder(_Document).decode
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file begins as rocprofv3's JSON does."""
+    """Return whether a file begins as rocprofv3's JSON does."""
     return _KEY in head[:4096]
 
 
@@ -208,32 +208,32 @@ def read(files: Sequence[Path]) -> list[ParsedTrace]:
             f"{path}: rocprofv3 JSON that cannot be read ({exc}); was the program ended before "
             "rocprofv3 had written it?"
         ) from exc
-    made = Recording(path=path, tool="JSON of rocprofv3", boot_clock=True, findings=findings)
+    recording = Recording(path=path, tool="JSON of rocprofv3", boot_clock=True, findings=findings)
     for number, tool in enumerate(document.tools):
-        _one(made, tool, number)
-    return traces_of(made)
+        _one(recording, tool, number)
+    return traces_of(recording)
 
 
-def _one(made: Recording, tool: _Tool, number: int) -> None:
+def _one(recording: Recording, tool: _Tool, number: int) -> None:
     pid = tool.metadata.pid if tool.metadata.pid is not None else number
     if not -(2**62) < pid < 2**62:
         pid = number
     if tool.metadata.node.hostname:
-        made.environment.setdefault("host_name", tool.metadata.node.hostname)
-    ordinals = _agents(made, tool.agents)
+        recording.environment.setdefault("host_name", tool.metadata.node.hostname)
+    ordinals = _agents(recording, tool.agents)
     symbols = {
         s.kernel_id: without_suffixes(s.formatted_kernel_name or s.kernel_name or "")
         for s in tool.kernel_symbols
         if s.kernel_id is not None and (s.formatted_kernel_name or s.kernel_name)
     }
-    _kernels(made, tool.buffer_records.kernel_dispatch, ordinals, symbols, pid)
-    _copies(made, tool, ordinals, pid)
-    _calls(made, tool, pid)
+    _kernels(recording, tool.buffer_records.kernel_dispatch, ordinals, symbols, pid)
+    _copies(recording, tool, ordinals, pid)
+    _calls(recording, tool, pid)
     counted = tool.callback_records.counter_collection
     if counted:
         names = {c.id.handle: c.name for c in tool.counters}
-        made.tables["kernel_counter"] = counters_table(
-            made.source,
+        recording.tables["kernel_counter"] = counters_table(
+            recording.source,
             (
                 (
                     entry.dispatch_data.dispatch_info.dispatch_id or 0,
@@ -247,7 +247,7 @@ def _one(made: Recording, tool: _Tool, number: int) -> None:
         )
         if not tool.buffer_records.kernel_dispatch:
             # Counters alone say when their kernels ran, too.
-            _kernels(made, [c.dispatch_data for c in counted], ordinals, symbols, pid)
+            _kernels(recording, [c.dispatch_data for c in counted], ordinals, symbols, pid)
 
 
 def whole(values: Iterable[Int]) -> np.ndarray:
@@ -260,12 +260,12 @@ def whole(values: Iterable[Int]) -> np.ndarray:
         return np.array(list(fits), dtype=np.int64)
 
 
-def _agents(made: Recording, agents: list[_Agent]) -> dict[Int, int]:
+def _agents(recording: Recording, agents: list[_Agent]) -> dict[Int, int]:
     gpus = [a for a in agents if a.type == _GPU]
     gpus.sort(key=lambda a: (a.logical_node_type_id or 0, a.node_id or 0))
     for ordinal, agent in enumerate(gpus):
-        if all(d.device_id != ordinal for d in made.devices):
-            made.devices.append(
+        if all(d.device_id != ordinal for d in recording.devices):
+            recording.devices.append(
                 Device(
                     device_id=ordinal,
                     name=agent.product_name or agent.name or None,
@@ -276,7 +276,7 @@ def _agents(made: Recording, agents: list[_Agent]) -> dict[Int, int]:
 
 
 def _kernels(
-    made: Recording,
+    recording: Recording,
     records: list[_Kernel],
     ordinals: dict[Int, int],
     symbols: dict[int, str],
@@ -290,7 +290,7 @@ def _kernels(
     ]
     streams = whole(r.stream_id.handle for r in records)
     queues = whole(i.queue_id.handle for i in infos)
-    made.device.add(
+    recording.device.add(
         whole(r.start_timestamp for r in records),
         whole(r.end_timestamp for r in records),
         pid=np.full(len(records), pid, dtype=np.int64),
@@ -305,11 +305,11 @@ def _kernels(
     )
 
 
-def _copies(made: Recording, tool: _Tool, ordinals: dict[Int, int], pid: int) -> None:
+def _copies(recording: Recording, tool: _Tool, ordinals: dict[Int, int], pid: int) -> None:
     records = tool.buffer_records.memory_copy
     target = whole(ordinals.get(r.dst_agent_id.handle, -1) for r in records)
     source = whole(ordinals.get(r.src_agent_id.handle, -1) for r in records)
-    made.device.add(
+    recording.device.add(
         whole(r.start_timestamp for r in records),
         whole(r.end_timestamp for r in records),
         pid=np.full(len(records), pid, dtype=np.int64),
@@ -331,7 +331,7 @@ def _operation(tool: _Tool, record: _Copy | _Call) -> str | None:
     return names[at] if at is not None and 0 <= at < len(names) else kinds[record.kind].kind
 
 
-def _calls(made: Recording, tool: _Tool, pid: int) -> None:
+def _calls(recording: Recording, tool: _Tool, pid: int) -> None:
     messages = {t.key: t.value for t in tool.strings.marker_api}
     buffers = tool.buffer_records
     records = list(chain.from_iterable(getattr(buffers, name) for name in _APIS))
@@ -342,7 +342,7 @@ def _calls(made: Recording, tool: _Tool, pid: int) -> None:
     ]
     category = np.array(kinds, dtype=np.int32)
     marker = category == 3
-    made.host.add(
+    recording.host.add(
         whole(r.start_timestamp for r in records),
         whole(r.end_timestamp for r in records),
         pid=np.full(len(records), pid, dtype=np.int64),

@@ -46,7 +46,7 @@ _MARKER = "UserMarker"
 
 
 def is_rpd(database: Database) -> bool:
-    """Whether a database is one of rocmProfileData."""
+    """Return whether a database is one of rocmProfileData."""
     return "rocpd_op" in database.tables or "rocpd_api" in database.tables
 
 
@@ -68,20 +68,20 @@ def read(database: Database) -> Recording:
                 f"{database.path}: {tool} without {table}.{column}; was it closed properly? Found "
                 f"{', '.join(sorted(database.tables)[:6]) or 'no tables'}"
             )
-    made = Recording(path=database.path, tool=tool, boot_clock=True)
+    recording = Recording(path=database.path, tool=tool, boot_clock=True)
     strings = database.named("rocpd_string", "id", "string")
     calls = database.integers(
         "rocpd_api", ("id", "pid", "tid", "start", "end", "apiName_id", "args_id")
     )
-    _calls(database, made, strings, calls)
-    _operations(database, made, strings, calls)
-    _monitor(database, made)
-    made.findings += database.findings
-    return made
+    _calls(database, recording, strings, calls)
+    _operations(database, recording, strings, calls)
+    _monitor(database, recording)
+    recording.findings += database.findings
+    return recording
 
 
 def _calls(
-    db: Database, made: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
+    db: Database, recording: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
 ) -> None:
     marker = np.isin(calls["apiName_id"], [n for n, s in strings.items() if s == _MARKER])
     named = by_number(np.where(marker, calls["args_id"], calls["apiName_id"]), strings)
@@ -98,7 +98,7 @@ def _calls(
     sizes: Text = coded([None] * len(at))
     if shapes:
         sizes = coded([shapes[i] or None if 0 <= i < len(shapes) else None for i in at.tolist()])
-    made.host.add(
+    recording.host.add(
         calls["start"],
         calls["end"],
         pid=calls["pid"],
@@ -113,7 +113,7 @@ def _calls(
 
 
 def _operations(
-    db: Database, made: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
+    db: Database, recording: Recording, strings: dict[int, str], calls: dict[str, np.ndarray]
 ) -> None:
     ops = db.integers(
         "rocpd_op", ("id", "gpuId", "queueId", "start", "end", "description_id", "opType_id")
@@ -170,7 +170,7 @@ def _operations(
         "bytes_count": np.where(copy | fill, size, NO_VALUE),
         "shared_memory_bytes": taken(kernels["groupSegmentSize"], kernel),
     }
-    made.device.add(
+    recording.device.add(
         ops["start"][work],
         ops["end"][work],
         kind=(kind[work], [None, "kernel", "memcpy", "memset"]),
@@ -179,20 +179,20 @@ def _operations(
         block=rows_of(triples(block["X"], block["Y"], block["Z"]), work),
         **{column: values[work] for column, values in columns.items()},
     )
-    made.devices = [
+    recording.devices = [
         Device(device_id=int(d)) for d in np.unique(ops["gpuId"][work]) if 0 <= d < 1 << 31
     ]
-    made.lacks.append("the devices' names")
+    recording.lacks.append("the devices' names")
 
 
-def _monitor(db: Database, made: Recording) -> None:
+def _monitor(db: Database, recording: Recording) -> None:
     """Monitored values as counters; the clock as telemetry too, where its device is certain.
 
     The monitor numbers devices as the driver does, operations as the runtime does.
     """
     rows = db.integers("rocpd_monitor", ("start", "end", "deviceId"))
     kinds, values = db.texts("rocpd_monitor", "monitorType"), db.texts("rocpd_monitor", "value")
-    found = []
+    readings = []
     for start, end, device, kind, text in zip(
         rows["start"].tolist(),
         rows["end"].tolist(),
@@ -204,27 +204,27 @@ def _monitor(db: Database, made: Recording) -> None:
         value = _number(text)
         if value is None or kind is None or not 0 <= start < 1 << 62 or not 0 <= device < 1 << 31:
             continue
-        found.append((start, device, kind, value))
+        readings.append((start, device, kind, value))
         # It held until then: two readings make a step of it.
         if start < end < 1 << 62:
-            found.append((end - 1, device, kind, value))
-    if not found:
+            readings.append((end - 1, device, kind, value))
+    if not readings:
         return
-    found.sort()
-    made.tables["counter"] = table_of_rows(
+    readings.sort()
+    recording.tables["counter"] = table_of_rows(
         "counter",
-        [(time_ns, f"GPU {device}", kind, value) for time_ns, device, kind, value in found],
+        [(time_ns, f"GPU {device}", kind, value) for time_ns, device, kind, value in readings],
     )
-    clocks = [f for f in found if f[2] == "sclk" and f[3] > 0]
+    clocks = [f for f in readings if f[2] == "sclk" and f[3] > 0]
     monitored = sorted({f[1] for f in clocks})
-    if len(monitored) == 1 and len(made.devices) == 1:
-        made.tables["device_clock"] = TABLES["device_clock"].validate(
+    if len(monitored) == 1 and len(recording.devices) == 1:
+        recording.tables["device_clock"] = TABLES["device_clock"].validate(
             pa.Table.from_pylist(
                 [
                     {
                         "time_ns": time_ns,
                         "span_ns": 0,
-                        "device_id": made.devices[0].device_id,
+                        "device_id": recording.devices[0].device_id,
                         "sm_clock_hz": round(value * 1e6),
                     }
                     for time_ns, _, _, value in clocks
@@ -233,15 +233,16 @@ def _monitor(db: Database, made: Recording) -> None:
             )
         )
     elif clocks:
-        listed = ", ".join(str(d.device_id) for d in made.devices)
-        made.findings.append(
+        listed = ", ".join(str(d.device_id) for d in recording.devices)
+        recording.findings.append(
             Finding(
                 code="telemetry.device_unknown",
                 severity="warning",
                 count=len(monitored),
-                message=f"{made.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
-                f"{monitored[-1]} as the driver counts), kernels on {listed} as the runtime counts; "
-                "which is which is not recorded: the clocks are kept as counters and not joined",
+                message=f"{recording.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
+                f"{monitored[-1]} as the driver counts), kernels on {listed} as the runtime "
+                "counts; which is which is not recorded: the clocks are kept as counters and not "
+                "joined",
             )
         )
 
@@ -258,5 +259,5 @@ def _only(values: np.ndarray) -> int:
     """The process of operations whose call is not recorded: the busiest."""
     if not len(values):
         return -1
-    found, counts = np.unique(values, return_counts=True)
-    return int(found[np.argmax(counts)])
+    processes, counts = np.unique(values, return_counts=True)
+    return int(processes[np.argmax(counts)])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file begins as databases do."""
+    """Return whether a file begins as databases do."""
     return head.startswith(MAGIC)
 
 

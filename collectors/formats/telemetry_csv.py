@@ -1,8 +1,8 @@
 """Logs of other samplers as device tables: nvidia-smi, rocm-smi, amd-smi and their like, as CSV.
 
-A log has a row per device and moment, with a heading that says what each column is, by name and by
-unit: ``clocks.current.sm [MHz]``, ``power_watts``, ``temp_junction_celsius``. Columns are recognised
-by these two; what is not recognised is named, not guessed.
+A log has a row per device and moment, with a heading that says what each column is, by name and
+by unit: ``clocks.current.sm [MHz]``, ``power_watts``, ``temp_junction_celsius``. Columns are
+recognised by these two; what is not recognised is named, not guessed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_DEVICES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TelemetryLog:
-    """What a log holds.
+    """Contents of a log.
 
     Attributes:
         tables: device tables by name, each sorted by time.
@@ -99,7 +99,7 @@ _COLUMNS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
 )
 
 _INSTANT = "power.draw.instant"
-"""What the driver calls power.draw is an average on newer devices: where both stand, this counts."""
+"""On newer devices power.draw is an average: where both are listed, this counts."""
 
 # Unit as a heading or a cell writes it → factor to the table's unit, by what the unit measures.
 _UNITS: dict[str, tuple[str, float]] = {
@@ -109,7 +109,8 @@ _UNITS: dict[str, tuple[str, float]] = {
     "j": ("j", 1), "mj": ("j", 1e-3), "uj": ("j", 1e-6),
     "c": ("c", 1), "celsius": ("c", 1), "°c": ("c", 1),
     "%": ("ratio", 0.01), "percent": ("ratio", 0.01),
-    "mib": ("bytes", _MIB), "mb": ("bytes", _MIB), "gib": ("bytes", 1 << 30), "gb": ("bytes", 1 << 30),
+    "mib": ("bytes", _MIB), "mb": ("bytes", _MIB),
+    "gib": ("bytes", 1 << 30), "gb": ("bytes", 1 << 30),
     "kib": ("bytes", 1024), "b": ("bytes", 1), "bytes": ("bytes", 1),
 }  # fmt: skip
 _PLAIN_UNIT = {"hz": _MEGA, "w": 1.0, "j": 1.0, "c": 1.0, "ratio": 0.01}
@@ -133,12 +134,12 @@ _ABSENT = frozenset(
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file is such a log, by its first line."""
+    """Return whether a file is such a log, by its first line."""
     return looks_like_log(head.decode("utf-8-sig", "replace"))
 
 
 def looks_like_log(head: str) -> bool:
-    """Whether a file's first line is the heading of such a log."""
+    """Return whether a file's first line is the heading of such a log."""
     return _is_log([_plain(cell) for cell in heading_of(head)])
 
 
@@ -200,8 +201,8 @@ def read_log(lines: Iterable[str], where: str, *, zone: tzinfo | None = None) ->
     columns = [_plain(cell) for cell in heading]
     if not _is_log(columns):
         raise InputError(
-            f"{where}: no telemetry log: expected a heading with a time, a device and clocks, power "
-            "or the like; found " + (repr(first.rstrip()[:80]) if first else "an empty file")
+            f"{where}: no telemetry log: expected a heading with a time, a device and clocks, "
+            "power or the like; found " + (repr(first.rstrip()[:80]) if first else "an empty file")
         )
     log = _Rows(columns, where, zone)
     try:
@@ -321,7 +322,7 @@ def _placed(
 
 
 def _measures(unit: str, column: str) -> bool:
-    """Whether a unit is one of what a column holds."""
+    """Return whether a unit measures what a column holds."""
     return _UNITS.get(unit, ("",))[0] == column.rpartition("_")[2]
 
 
@@ -347,8 +348,8 @@ def _device(cell: str, uuids: dict[str, int]) -> int | None:
     text = cell.strip()
     if text.upper().startswith("GPU-"):
         return uuids.setdefault(text, len(uuids))
-    found = re.fullmatch(r"(?:[A-Za-z]*\[?)([0-9]{1,9})\]?", text)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(?:[A-Za-z]*\[?)([0-9]{1,9})\]?", text)
+    return int(match[1]) if match else None
 
 
 def _value(cell: str, column: str, unit: str | None) -> Any:
@@ -363,11 +364,11 @@ def _value(cell: str, column: str, unit: str | None) -> Any:
         except ValueError:
             return None
         return bits if 0 <= bits < _BEYOND else None
-    found = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*([a-z°%]*)", text)
-    if not found:
+    match = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*([a-z°%]*)", text)
+    if not match:
         return None
     wanted = column.rpartition("_")[2]
-    written = found[2] or unit
+    written = match[2] or unit
     if written:
         kind, factor = _UNITS.get(written, ("", 0.0))
         if kind != wanted:
@@ -376,7 +377,7 @@ def _value(cell: str, column: str, unit: str | None) -> Any:
         factor = _PLAIN_UNIT[wanted]
     else:
         return None
-    value = float(found[1]) * factor
+    value = float(match[1]) * factor
     # A sensor may stand below 0 °C; nothing else may, and no counter of ours holds 2^63.
     if not isfinite(value) or value >= _BEYOND or (value < 0 and wanted != "c"):
         return None
@@ -410,11 +411,11 @@ def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
         fraction = int((number[2] or "0").ljust(9, "0")) * scale // 10**9
         time_ns = int(number[1]) * scale + fraction
         return (time_ns, True) if time_ns < _BEYOND else None
-    made = _parsed(text)
-    if made is None:
+    moment = _parsed(text)
+    if moment is None:
         return None
-    named = made.tzinfo is not None
-    aware = made if named else made.replace(tzinfo=zone or UTC)
+    named = moment.tzinfo is not None
+    aware = moment if named else moment.replace(tzinfo=zone or UTC)
     since = aware - datetime(1970, 1, 1, tzinfo=UTC)
     time_ns = (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
     return (time_ns, named) if 0 <= time_ns < _BEYOND else None

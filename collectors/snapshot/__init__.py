@@ -1,7 +1,7 @@
 """Snapshots of torch's caching allocator as typed tables: files, and what a run records itself.
 
-``torch.cuda.memory._dump_snapshot`` writes a pickle. It is read by a machine that knows plain values
-only (:mod:`chopper.collectors.snapshot._machine`); nothing of it can run.
+``torch.cuda.memory._dump_snapshot`` writes a pickle. It is read by a machine that knows plain
+values only (:mod:`chopper.collectors.snapshot._machine`); nothing of it can run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HELD_RATIO = 40
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file begins as pickles do."""
+    """Return whether a file begins as pickles do."""
     return len(head) > 2 and head[0] == 0x80 and head[1] in _PROTOCOLS
 
 

@@ -70,115 +70,107 @@ def load(data: bytes, where: str) -> Any:
         raise InputError(f"{where}: a damaged pickle ({exc})") from None
 
 
+_NUMBERS = {0x4B: "<B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}
+"""BININT1, BININT2, BININT and BINFLOAT: layout of the number that follows."""
+_TEXTS = {0x8C: "<B", 0x58: "<I", 0x8D: "<Q"}
+"""SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: layout of the length that follows."""
+_GETS = {0x68: "<B", 0x6A: "<I"}
+"""BINGET, LONG_BINGET: layout of the memo's index that follows."""
+_PUTS = {0x71: "<B", 0x72: "<I"}
+"""BINPUT, LONG_BINPUT: the same."""
+_SKIPS = {0x80: 1, 0x95: 8}
+"""PROTO, FRAME: bytes that follow and say nothing here."""
+_CONSTANTS = {0x28: _MARK, 0x88: True, 0x89: False, 0x4E: None, 0x29: ()}
+"""MARK, NEWTRUE, NEWFALSE, NONE, EMPTY_TUPLE."""
+_LONG1, _MEMOIZE, _STOP = 0x8A, 0x94, 0x2E
+
+
 def _run(data: bytes, where: str) -> Any:
+    """Run the instructions up to the end; return the value on top of the stack."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    push, pop = stack.append, stack.pop
-    size = len(data)
     at = 0
-    while True:
-        op = data[at]
+    while (op := data[at]) != _STOP:
         at += 1
-        if op == 0x68:  # BINGET
-            push(memo[data[at]])
-            at += 1
-        elif op == 0x6A:  # LONG_BINGET
-            push(memo[_u4(data, at)])
-            at += 4
-        elif op == 0x94:  # MEMOIZE
+        if (layout := _GETS.get(op)) is not None:
+            index, at = _unpacked(data, at, layout)
+            stack.append(memo[index])
+        elif op == _MEMOIZE:
             memo[len(memo)] = stack[-1]
-        elif op == 0x8A:  # LONG1
+        elif (layout := _NUMBERS.get(op)) is not None:
+            number, at = _unpacked(data, at, layout)
+            stack.append(number)
+        elif (layout := _TEXTS.get(op)) is not None:
+            count, at = _unpacked(data, at, layout)
+            stack.append(_cut(data, at, count).decode("utf-8", "replace"))
+            at += count
+        elif op in _CONSTANTS:
+            stack.append(_CONSTANTS[op])
+        elif op == _LONG1:
             count = data[at]
             if count > _LONGEST_NUMBER:
                 raise InputError(f"{where}: a pickle with a number of {count} bytes; none has that")
-            push(int.from_bytes(_cut(data, at + 1, count), "little", signed=True))
+            stack.append(int.from_bytes(_cut(data, at + 1, count), "little", signed=True))
             at += 1 + count
-        elif op == 0x28:  # MARK
-            push(_MARK)
-        elif op == 0x8C:  # SHORT_BINUNICODE
-            count = data[at]
-            push(_cut(data, at + 1, count).decode("utf-8", "replace"))
-            at += 1 + count
-        elif op == 0x7D:  # EMPTY_DICT
-            push({})
-        elif op == 0x75:  # SETITEMS
+        elif (layout := _PUTS.get(op)) is not None:
+            index, at = _unpacked(data, at, layout)
+            memo[index] = stack[-1]
+        elif op in _SKIPS:
+            at += _SKIPS[op]
+        elif not _changed(op, stack):
+            raise InputError(_refusal(where, op, stack))
+        if at > len(data):
+            raise IndexError
+    value = stack.pop()
+    if isinstance(value, _Mark):
+        raise IndexError
+    return value
+
+
+def _changed(op: int, stack: list[Any]) -> bool:
+    """Run an instruction that looks at the stack alone; False for one that is not known."""
+    match op:
+        case 0x7D:  # EMPTY_DICT
+            stack.append({})
+        case 0x5D:  # EMPTY_LIST
+            stack.append([])
+        case 0x75:  # SETITEMS
             items = _items(stack)
             _expect(stack[-1], dict)
             stack[-1].update(_pairs(items))
-        elif op == 0x4B:  # BININT1
-            push(data[at])
-            at += 1
-        elif op == 0x4A:  # BININT
-            push(struct.unpack_from("<i", data, at)[0])
-            at += 4
-        elif op == 0x4D:  # BININT2
-            push(struct.unpack_from("<H", data, at)[0])
-            at += 2
-        elif op == 0x5D:  # EMPTY_LIST
-            push([])
-        elif op == 0x65:  # APPENDS
+        case 0x65:  # APPENDS
             items = _items(stack)
             _expect(stack[-1], list)
             stack[-1].extend(items)
-        elif op == 0x61:  # APPEND
-            item = pop()
+        case 0x61:  # APPEND
+            item = stack.pop()
             _expect(stack[-1], list)
             stack[-1].append(item)
-        elif op == 0x73:  # SETITEM
-            value, key = pop(), pop()
+        case 0x73:  # SETITEM
+            value, key = stack.pop(), stack.pop()
             _expect(stack[-1], dict)
             stack[-1].update(_pairs([key, value]))
-        elif op == 0x58:  # BINUNICODE
-            count = _u4(data, at)
-            push(_cut(data, at + 4, count).decode("utf-8", "replace"))
-            at += 4 + count
-        elif op == 0x8D:  # BINUNICODE8
-            count = struct.unpack_from("<Q", data, at)[0]
-            push(_cut(data, at + 8, count).decode("utf-8", "replace"))
-            at += 8 + count
-        elif op == 0x47:  # BINFLOAT
-            push(struct.unpack_from(">d", data, at)[0])
-            at += 8
-        elif op == 0x88:  # NEWTRUE
-            push(True)
-        elif op == 0x89:  # NEWFALSE
-            push(False)
-        elif op == 0x4E:  # NONE
-            push(None)
-        elif op == 0x29:  # EMPTY_TUPLE
-            push(())
-        elif 0x85 <= op <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
+        case 0x85 | 0x86 | 0x87:  # TUPLE1, TUPLE2, TUPLE3
             count = op - 0x84
             if len(stack) < count:
                 raise IndexError
             stack[-count:] = [tuple(stack[-count:])]
-        elif op == 0x74:  # TUPLE
-            push(tuple(_items(stack)))
-        elif op == 0x6C:  # LIST
-            push(_items(stack))
-        elif op == 0x64:  # DICT
-            push(dict(_pairs(_items(stack))))
-        elif op == 0x71:  # BINPUT
-            memo[data[at]] = stack[-1]
-            at += 1
-        elif op == 0x72:  # LONG_BINPUT
-            memo[_u4(data, at)] = stack[-1]
-            at += 4
-        elif op == 0x30:  # POP
-            pop()
-        elif op == 0x80:  # PROTO
-            at += 1
-        elif op == 0x95:  # FRAME
-            at += 8
-        elif op == 0x2E:  # STOP
-            found = pop()
-            if isinstance(found, _Mark):
-                raise IndexError
-            return found
-        else:
-            raise InputError(_refusal(where, op, stack))
-        if at > size:
-            raise IndexError
+        case 0x74:  # TUPLE
+            stack.append(tuple(_items(stack)))
+        case 0x6C:  # LIST
+            stack.append(_items(stack))
+        case 0x64:  # DICT
+            stack.append(dict(_pairs(_items(stack))))
+        case 0x30:  # POP
+            stack.pop()
+        case _:
+            return False
+    return True
+
+
+def _unpacked(data: bytes, at: int, layout: str) -> tuple[Any, int]:
+    """Return the number at a place, and the place after it."""
+    return struct.unpack_from(layout, data, at)[0], at + struct.calcsize(layout)
 
 
 def _cut(data: bytes, at: int, count: int) -> bytes:
@@ -187,13 +179,8 @@ def _cut(data: bytes, at: int, count: int) -> bytes:
     return data[at : at + count]
 
 
-def _u4(data: bytes, at: int) -> int:
-    found: int = struct.unpack_from("<I", data, at)[0]
-    return found
-
-
 def _items(stack: list[Any]) -> list[Any]:
-    """What lies above the last mark; the mark goes too."""
+    """Remove what lies above the last mark, and the mark; return the former."""
     at = len(stack) - 1
     while at >= 0 and stack[at] is not _MARK:
         at -= 1

@@ -120,11 +120,11 @@ class _Stacks(dict[int, "str | None"]):
         if key not in self:
             known = [f for f in frames if isinstance(f, dict)]
             # Most frames of C++ name no file; they hide the ones that do.
-            told = [f for f in known if _text(f.get("filename")) not in (None, "??")]
+            named = [f for f in known if _text(f.get("filename")) not in (None, "??")]
             lines = [
                 f"{_text(f.get('filename')) or '??'}:{_whole(f.get('line')) or 0}: "
                 f"{_text(f.get('name')) or '??'}"
-                for f in (told or known)[:_MOST_FRAMES]
+                for f in (named or known)[:_MOST_FRAMES]
             ]
             self[key] = self._kept("\n".join(lines))
         return self[key]
@@ -136,8 +136,8 @@ class _Stacks(dict[int, "str | None"]):
             self._bytes_count += len(text)
             if self._most_bytes is not None and self._bytes_count > self._most_bytes:
                 raise InputError(
-                    f"{self._where}: a snapshot with more than {self._most_bytes >> 20} MiB of call "
-                    "stacks, as no file of its size has"
+                    f"{self._where}: a snapshot with more than {self._most_bytes >> 20} MiB of "
+                    "call stacks, as no file of its size has"
                 )
         return self._texts[text] or None
 

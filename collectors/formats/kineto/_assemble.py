@@ -204,9 +204,9 @@ def _process_groups(info: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _drop_duplicates(
-    table: pa.Table, rows: np.ndarray, place: tuple[str, str]
+    table: pa.Table, rows: np.ndarray, place_columns: tuple[str, str]
 ) -> tuple[pa.Table, np.ndarray, int]:
-    """Drop events that repeat an earlier one in place, time, name and ids.
+    """Drop events that repeat an earlier one in place_columns, time, name and ids.
 
     One stream or thread cannot run two things at once, so an exact repetition is the recorder's.
     Only events with a duration and an id count: points in time may well repeat.
@@ -228,7 +228,7 @@ def _drop_duplicates(
         [
             start[candidates],
             dur[candidates],
-            *(to_numpy(few[c]).astype(np.int64) for c in place),
+            *(to_numpy(few[c]).astype(np.int64) for c in place_columns),
             to_numpy(few["name"].combine_chunks().indices).astype(np.int64),
             *ids,
         ]
@@ -251,11 +251,11 @@ def _drop_duplicates(
 
 def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndarray) -> pa.Table:
     rows: list[tuple[str, int, Args]] = []
-    for source, found, moved in (
+    for source, listed, moved in (
         ("device_event", reader.device.collectives, device_rows),
         ("host_span", reader.host.collectives, host_rows),
     ):
-        rows += [(source, int(moved[i]), a) for i, a in found if moved[i] >= 0]
+        rows += [(source, int(moved[i]), a) for i, a in listed if moved[i] >= 0]
     rows.sort(key=lambda r: (r[0], r[1]))
     return table_of_rows("collective", [(source, row, *_cells(a)) for source, row, a in rows])
 
@@ -314,8 +314,8 @@ def _steps(host: pa.Table, pid: int | None) -> pa.Table:
         if n not in seen:
             seen.add(n)
             keep.append(i)
-    found = [numbers[int(codes[rows[i]])] for i in keep]
-    return step_table(found, start[keep], end[keep], "profiler_step")
+    kept_numbers = [numbers[int(codes[rows[i]])] for i in keep]
+    return step_table(kept_numbers, start[keep], end[keep], "profiler_step")
 
 
 def _memory(reader: FileReader, base_ns: int, pid: int | None) -> pa.Table:
@@ -369,14 +369,14 @@ def _devices(header: Header) -> list[Device]:
 
 
 def _positive(value: Any) -> int | None:
-    found = integer(value)
-    return found if found is not None and found > 0 else None
+    whole = integer(value)
+    return whole if whole is not None and whole > 0 else None
 
 
 def _environment(header: Header, info: dict[str, Any]) -> dict[str, str]:
-    found = {
+    facts = {
         "host_name": header.host_name,
         "trace_name": header.traceName,
         "nccl_version": info.get("nccl_version"),
     }
-    return {k: str(v) for k, v in found.items() if v}
+    return {k: str(v) for k, v in facts.items() if v}

@@ -334,7 +334,7 @@ class DeviceBuilder(_TimedBuilder):
 
 
 class SynchronizationBuilder(_TimedBuilder):
-    """What was waited for, under construction."""
+    """SYNCHRONIZATION under construction."""
 
     def __init__(self, counts: Counts, base_ns: int, ns_threshold: float) -> None:
         super().__init__(counts, base_ns, ns_threshold)

@@ -95,7 +95,7 @@ class CounterEvent(msgspec.Struct, gc=False):
 
 
 class Header(msgspec.Struct):
-    """What a file says about itself beside its events."""
+    """Members of a file beside its events."""
 
     schemaVersion: Any = None
     deviceProperties: Any = None

@@ -143,7 +143,7 @@ class _Doubt(ValueError):
 
 @dataclass
 class Scanned:
-    """What a file holds; the attributes are those of ``FileReader``."""
+    """Contents of a file; the attributes are those of ``FileReader``."""
 
     header: Header
     host: Rows
@@ -199,10 +199,10 @@ def _scan_pieces(content: Iterator[bytes]) -> Scanned:
         if samples:
             counters.append(samples)
         if events:
-            found = _decode_events(b"[%b]" % events)
+            decoded = _decode_events(b"[%b]" % events)
             marked += [
                 (group, row, event.args)
-                for (group, row), event in zip(rows, found, strict=True)
+                for (group, row), event in zip(rows, decoded, strict=True)
                 if event.args is not None
             ]
     return _Conversion(scanner.finish(), metadata, counters, marked).found
@@ -375,10 +375,10 @@ class _Conversion:
             value = msgspec.json.decode(self.raw_texts[code])
             if isinstance(value, str):
                 raise _Doubt("a number in quotes")
-            found = number(value)
-            if found is None:
+            parsed = number(value)
+            if parsed is None:
                 raise _Doubt("no finite number")
-            values[code] = found
+            values[code] = parsed
         found_at: np.ndarray = values[codes]
         return found_at
 
@@ -416,7 +416,7 @@ class _Conversion:
 
 @dataclass
 class _Spans:
-    """What all spans have."""
+    """Columns that all spans have."""
 
     start: np.ndarray
     dur: np.ndarray
@@ -443,7 +443,7 @@ class _Spans:
 
 
 def _decode(raw: bytes) -> str:
-    """What stands between the quotes of a string."""
+    """Decode what stands between the quotes of a string."""
     if b"\\" not in raw:
         return raw.decode()
     return clean(str(msgspec.json.decode(b'"%b"' % raw)))

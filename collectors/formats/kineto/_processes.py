@@ -131,7 +131,7 @@ def _working_processes(host: dict[str, Any]) -> list[int]:
 
 
 def _name_of(reader: FileReader, pid: int) -> tuple[str, int | None]:
-    """What the file calls a process, and the rank that this says."""
+    """Return the file's name of a process, and the rank that this says."""
     label = reader.ids.labels.get(pid)
     name = reader.names.get((pid, None, "process_name"))
     for text in (label, name):
@@ -177,9 +177,9 @@ class _Launches:
         at = np.where(ok, at, 0)
         ok &= (self.wanted[which] >= 0) & (ids[at] == self.wanted[which])
         ok &= self.start[which] - start[at] < _LATE_NS
-        found = np.full(len(self.wanted), -1, dtype=np.int64)
-        found[which] = np.where(ok, at, -1)
-        return found
+        launch_by_event = np.full(len(self.wanted), -1, dtype=np.int64)
+        launch_by_event[which] = np.where(ok, at, -1)
+        return launch_by_event
 
 
 def _owners(
@@ -221,27 +221,27 @@ def _owners(
         return pids[best][group], len(rows)
     if len(free) < 2:
         return owner, len(rows)
-    found, unsure = _divide(rows, free, explained, launches, device)
-    owner[rows] = pids[found]
+    divided, unsure = _divide(rows, free, explained, launches, device)
+    owner[rows] = pids[divided]
     return owner, unsure
 
 
 def _by_name(reader: FileReader, devices: list[int], processes: list[int]) -> list[int] | None:
-    """Which process each device belongs to by how a merge tool renamed them; None if by none.
+    """Return the process of each device by how a merge tool renamed them; None if by none.
 
     Tools put the rank before both, as a word or as a multiple that no process id reaches.
     """
     labels = reader.ids.labels
     if all(d in labels for d in devices):
         shared = {_stem(labels[p]): i for i, p in enumerate(processes) if p in labels}
-        found = [shared.get(_stem(labels[d])) for d in devices]
+        owners = [shared.get(_stem(labels[d])) for d in devices]
     elif max(devices) >= _PID_LIMIT:
         order = sorted(range(len(processes)), key=lambda i: processes[i])
         at = np.searchsorted(np.sort(processes), devices)
-        found = [order[i] if i < len(order) else None for i in at]
+        owners = [order[i] if i < len(order) else None for i in at]
     else:
         return None
-    return None if None in found else [i for i in found if i is not None]
+    return None if None in owners else [i for i in owners if i is not None]
 
 
 def _stem(label: str) -> str:
@@ -267,7 +267,7 @@ def _divide(
     """
     claims = explained[processes][:, rows] >= 0
     count = claims.sum(axis=0)
-    found = np.array(processes)[claims.argmax(axis=0)]
+    owners = np.array(processes)[claims.argmax(axis=0)]
     if not _several_events_per_launch(device, rows):
         return np.full(len(rows), processes[0]), 0
     taken: dict[tuple[int, int], int] = {}
@@ -282,12 +282,12 @@ def _divide(
                 options.append((taken.get((i, launch), 0), began, i, launch))
         had, _, i, launch = min(options)
         taken[i, launch] = had + 1
-        found[at] = i
-    return found, len(several) + int((count == 0).sum())
+        owners[at] = i
+    return owners, len(several) + int((count == 0).sum())
 
 
 def _several_events_per_launch(device: dict[str, Any], rows: np.ndarray) -> bool:
-    """Whether the usual correlation id occurs more than once, as it does in merged files."""
+    """Return whether the usual correlation id repeats, as it does in merged files."""
     ids = device["correlation_id"][rows]
     _, counts = np.unique(ids[ids >= 0], return_counts=True)
     return bool(len(counts)) and float(np.median(counts)) >= 2
@@ -296,7 +296,7 @@ def _several_events_per_launch(device: dict[str, Any], rows: np.ndarray) -> bool
 def _by_place(
     reader: FileReader, rows: np.ndarray, pids: list[int], host: dict[str, Any]
 ) -> np.ndarray | None:
-    """Which process each event stands with in the file; None where their events are mixed."""
+    """Return the process that each event stands with in the file; None where they are mixed."""
     host_place, device_place = reader.host.places, reader.device.places
     blocks = []
     for i, pid in enumerate(pids):
@@ -307,5 +307,5 @@ def _by_place(
         return None
     starts = np.array([first for first, _, _ in blocks])
     at = np.maximum(np.searchsorted(starts, device_place[rows], side="right") - 1, 0)
-    found: np.ndarray = np.array([i for _, _, i in blocks])[at]
-    return found
+    owners: np.ndarray = np.array([i for _, _, i in blocks])[at]
+    return owners

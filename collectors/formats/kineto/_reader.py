@@ -171,27 +171,27 @@ class FileReader:
         return True
 
     def _read_damaged(self, text: bytes) -> bool:
-        """What a strict parser refuses, event by event."""
+        """Read what a strict parser refuses, event by event."""
         self._start(Header())
-        found = repair(text)
-        if not found.is_trace:
+        repaired = repair(text)
+        if not repaired.is_trace:
             raise InputError(
-                f"{self.path}: {found.why}; expected a Kineto (Chrome JSON) trace as "
+                f"{self.path}: {repaired.why}; expected a Kineto (Chrome JSON) trace as "
                 "torch.profiler exports"
             )
-        self._start(found.header)
-        for code, count in found.counts.items():
+        self._start(repaired.header)
+        for code, count in repaired.counts.items():
             self.counts.add(code, count)
-        self._add(found.events, None, found.stamps)
-        if found.counters:
-            self._counters.add(found.counters, found.counter_stamps)
+        self._add(repaired.events, None, repaired.stamps)
+        if repaired.counters:
+            self._counters.add(repaired.counters, repaired.counter_stamps)
         self.findings += [
             Finding(
                 code=code,
                 severity="info" if code in ("trace.byte_order_mark",) else "warning",
                 message=f"{self.path.name}: {message}",
             )
-            for code, message in found.notes
+            for code, message in repaired.notes
         ]
         return True
 
@@ -268,7 +268,7 @@ class FileReader:
 
     @property
     def base_ns(self) -> int:
-        """What is added to every recorded time."""
+        """Return what is added to every recorded time, in ns."""
         return base_of(self.header) or 0
 
 

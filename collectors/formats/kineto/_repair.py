@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -20,9 +21,7 @@ _ARGUMENTS = {field.encode_name: field.name for field in msgspec.structs.fields(
 _RAW = frozenset(
     field.encode_name for field in msgspec.structs.fields(Args) if field.type is msgspec.Raw
 )
-_HEADER = frozenset(
-    msgspec.structs.fields(Header)[i].name for i in range(len(msgspec.structs.fields(Header)))
-)
+_HEADER = frozenset(field.name for field in msgspec.structs.fields(Header))
 _SPACE = re.compile(r"[\s,]*")
 _NOT_A_NUMBER = re.compile(r"[:\[,]\s*-?(?:NaN|Infinity)\b")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -31,9 +30,9 @@ _scanner = json.JSONDecoder(parse_float=Decimal)
 
 
 def _skip(source: str, at: int) -> int:
-    """Where space and commas that begin at a place end."""
-    found = _SPACE.match(source, at)
-    return at if found is None else found.end()
+    """Return the end of space and commas that begin at a place."""
+    blank = _SPACE.match(source, at)
+    return at if blank is None else blank.end()
 
 
 def _decode_at(source: str, at: int) -> tuple[Any, int]:
@@ -48,27 +47,97 @@ def _decode_at(source: str, at: int) -> tuple[Any, int]:
         raise ValueError("nested too deep") from exc
 
 
-class Repaired(msgspec.Struct):
-    """What could be read of a damaged text."""
+class Repaired(msgspec.Struct, kw_only=True):
+    """Events of a damaged text, as far as they could be read."""
 
     header: Header
-    events: list[Event]
-    stamps: list[ExactTimes]
+    events: list[Event] = []
+    stamps: list[ExactTimes] = []
     """The times of the events as their digits."""
-    counters: list[CounterEvent]
-    counter_stamps: list[ExactTimes]
-    counts: dict[str, int]
+    counters: list[CounterEvent] = []
+    counter_stamps: list[ExactTimes] = []
+    counts: dict[str, int] = {}
     """Events that could not be used, by code."""
     notes: list[tuple[str, str]]
     """(code, message) for each kind of damage."""
     is_trace: bool
     why: str
-    """What was found instead of a trace."""
+    """Description of what was found instead of a trace."""
+
+
+@dataclass
+class _Documents:
+    """JSON documents of a text, as far as they could be read."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    events: list[Any] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    count: int = 0
+    is_trace: bool = False
+    why: str = "no JSON in it"
+
+    def add(self, document: Any) -> None:
+        """Take what a whole document holds."""
+        self.count += 1
+        if isinstance(document, list):
+            self.why = "JSON of another kind: a list without trace events"
+            self.is_trace = self.is_trace or not document or any(map(_is_event, document))
+            self.events += document
+        elif isinstance(document, dict):
+            listed = document.get("traceEvents")
+            if isinstance(listed, list):
+                self.is_trace = True
+                self.events += listed
+                _merge(self.header, document)
+            elif "traceEvents" in document:
+                kind = _KINDS.get(type(listed), "a number")
+                self.why = f"traceEvents is {kind}, not a list"
+            else:
+                self.why = "JSON, but not a trace: no traceEvents"
+        else:
+            self.why = f"JSON of another kind: {_KINDS.get(type(document), 'a number')}"
+
+    def add_open(self, source: str, at: int) -> None:
+        """Take the events of a document that is damaged or not closed."""
+        opened = _scan_open_document(source, at)
+        if opened is not None:
+            header, events, message = opened
+            # A list cut off before its first whole event may be anything.
+            self.is_trace = self.is_trace or source[at] == "{" or any(map(_is_event, events))
+            self.why = "a list that is cut off and holds no event"
+            self.count += 1
+            _merge(self.header, header)
+            self.events += events
+            self.notes.append(message)
+        elif self.count:
+            rest = len(source) - at
+            self.notes.append(
+                (
+                    "trace.trailing_text",
+                    f"{rest} characters after the JSON are no JSON; ignored",
+                )
+            )
+        else:
+            self.why = _where(source, at)
+
+
+def _documents_of(source: str) -> _Documents:
+    """Read one document after the other, up to the first that is damaged."""
+    documents = _Documents()
+    at = _skip(source, 0)
+    while at < len(source):
+        try:
+            document, end = _decode_at(source, at)
+        except ValueError:
+            documents.add_open(source, at)
+            break
+        at = _skip(source, end)
+        documents.add(document)
+    return documents
 
 
 def repair(text: bytes) -> Repaired:
     """Read what can be read of JSON text, or of what remains of it."""
-    counts = Counts()
     notes: list[tuple[str, str]] = []
     if text.startswith(b"\xef\xbb\xbf"):
         notes.append(("trace.byte_order_mark", "starts with a UTF-8 byte order mark; skipped"))
@@ -83,106 +152,57 @@ def repair(text: bytes) -> Repaired:
                 f"invalid UTF-8 (first at byte {exc.start}); shown as \N{REPLACEMENT CHARACTER}",
             )
         )
-    header: dict[str, Any] = {}
-    raw_events: list[Any] = []
-    documents = 0
-    at = _skip(source, 0)
-    is_trace = False
-    why = "no JSON in it"
-    while at < len(source):
-        try:
-            document, end = _decode_at(source, at)
-        except ValueError:
-            found = _scan_open_document(source, at)
-            if found is None:
-                if documents == 0:
-                    why = _where(source, at)
-                else:
-                    notes.append(
-                        (
-                            "trace.trailing_text",
-                            f"{len(source) - at} characters after the JSON are no JSON; ignored",
-                        )
-                    )
-                break
-            part_header, part_events, message = found
-            # A list cut off before its first whole event may be anything.
-            is_trace = is_trace or source[at] == "{" or any(_is_event(e) for e in part_events)
-            why = "a list that is cut off and holds no event"
-            documents += 1
-            _merge(header, part_header)
-            raw_events += part_events
-            notes.append(message)
-            break
-        at = _skip(source, end)
-        documents += 1
-        if isinstance(document, list):
-            why = "JSON of another kind: a list without trace events"
-            is_trace = is_trace or not document or any(_is_event(e) for e in document)
-            raw_events += document
-        elif isinstance(document, dict):
-            listed = document.get("traceEvents")
-            if isinstance(listed, list):
-                is_trace = True
-                raw_events += listed
-                _merge(header, document)
-            elif "traceEvents" in document:
-                why = f"traceEvents is {_KINDS.get(type(listed), 'a number')}, not a list"
-            else:
-                why = "JSON, but not a trace: no traceEvents"
-        else:
-            why = f"JSON of another kind: {_KINDS.get(type(document), 'a number')}"
-    if documents > 1 and is_trace:
+    documents = _documents_of(source)
+    notes += documents.notes
+    if documents.count > 1 and documents.is_trace:
         notes.append(
             (
                 "trace.concatenated",
-                f"{documents} JSON documents in one file; their events are taken together",
+                f"{documents.count} JSON documents in one file; their events are taken together",
             )
         )
     if _NOT_A_NUMBER.search(source):
         notes.append(("trace.nan", "holds NaN or Infinity, which are not JSON; taken as unknown"))
-    events: list[Event] = []
-    stamps: list[ExactTimes] = []
-    counters: list[CounterEvent] = []
-    counter_stamps: list[ExactTimes] = []
-    for raw in raw_events:
-        if not isinstance(raw, dict):
-            counts.add("event.not_an_object")
-            continue
-        if raw.get("ph") == "C":
-            if isinstance(raw.get("args"), dict):
-                counter_stamps.append(_stamp(raw))
-                counters.append(
-                    CounterEvent(
-                        ph="C",
-                        name=raw["name"] if isinstance(raw.get("name"), str) else None,
-                        pid=_scalar(raw.get("pid")),
-                        ts=_scalar(raw.get("ts")),
-                        args=raw["args"],
-                    )
+    repaired = Repaired(
+        header=_header(documents.header),
+        notes=notes,
+        is_trace=documents.is_trace,
+        why=documents.why,
+    )
+    counts = Counts()
+    for raw in documents.events:
+        _take(repaired, counts, raw)
+    repaired.counts = counts.values
+    return repaired
+
+
+def _take(repaired: Repaired, counts: Counts, raw: Any) -> None:
+    """Add an entry of ``traceEvents`` to what was read; count one that cannot be used."""
+    if not isinstance(raw, dict):
+        counts.add("event.not_an_object")
+    elif raw.get("ph") == "C":
+        if isinstance(raw.get("args"), dict):
+            repaired.counter_stamps.append(_stamp(raw))
+            repaired.counters.append(
+                CounterEvent(
+                    ph="C",
+                    name=raw["name"] if isinstance(raw.get("name"), str) else None,
+                    pid=_scalar(raw.get("pid")),
+                    ts=_scalar(raw.get("ts")),
+                    args=raw["args"],
                 )
-            continue
+            )
+    else:
         try:
             event = _event(raw)
         except RecursionError:
             counts.add("event.nested_too_deep")
-            continue
+            return
         if event is not None:
-            events.append(event)
-            stamps.append(_stamp(raw))
+            repaired.events.append(event)
+            repaired.stamps.append(_stamp(raw))
         elif raw:
             counts.add("event.without_ph")
-    return Repaired(
-        header=_header(header),
-        events=events,
-        stamps=stamps,
-        counters=counters,
-        counter_stamps=counter_stamps,
-        counts=counts.values,
-        notes=notes,
-        is_trace=is_trace,
-        why=why,
-    )
 
 
 def _is_event(value: Any) -> bool:
@@ -208,11 +228,11 @@ def _scan_open_document(
         start = at + 1
         header: dict[str, Any] = {}
     else:
-        found = re.compile(r'"traceEvents"\s*:\s*\[').search(source, at)
-        if source[at] != "{" or found is None:
+        opening = re.compile(r'"traceEvents"\s*:\s*\[').search(source, at)
+        if source[at] != "{" or opening is None:
             return None
-        start = found.end()
-        header = _open_header(source[at : found.start()])
+        start = opening.end()
+        header = _open_header(source[at : opening.start()])
     events: list[Any] = []
     position = _skip(source, start)
     while position < len(source) and source[position] != "]":

@@ -1,4 +1,4 @@
-"""What a trace wrote, as the numbers, times, ids and texts that it means.
+"""Numbers, times, ids and texts of a trace, from what it wrote.
 
 Time: ``ts`` and ``dur`` are microseconds with up to three decimals (integers until 2024). They
 become integer nanoseconds before anything is added to them: float64 holds the sum with
@@ -51,29 +51,29 @@ class Ids(dict[Any, int]):
 
     def __missing__(self, value: Any) -> int:
         if isinstance(value, bool) or value is None:
-            found = -1
+            number = -1
         elif isinstance(value, int):
             # An unsigned 64-bit id keeps its bits.
-            found = value - 2**64 if 2**63 <= value < 2**64 else value
-            if not NO_VALUE < found < 2**63:
-                found = -1
+            number = value - 2**64 if 2**63 <= value < 2**64 else value
+            if not NO_VALUE < number < 2**63:
+                number = -1
         elif isinstance(value, float):
-            found = int(value) if value == value and abs(value) < 2**62 else -1
+            number = int(value) if value == value and abs(value) < 2**62 else -1
         else:
             match = _NUMBERED.fullmatch(value)
             if match and len(value) < 30 and abs(int(match.group(1))) < 2**63:
-                found = int(match.group(1))
+                number = int(match.group(1))
             else:
-                found = -1_000_000 + len(self.labels)
-                self.labels[found] = str(value)
-        self[value] = found
-        return found
+                number = -1_000_000 + len(self.labels)
+                self.labels[number] = str(value)
+        self[value] = number
+        return number
 
 
 def base_of(header: Header) -> int | None:
-    """What is to be added to every recorded time, in ns; None when the file does not say."""
-    found = integer(header.baseTimeNanoseconds)
-    return found if found is not None and 0 < found < LAST_NS else None
+    """Return what is to be added to every recorded time, in ns; None when it is not recorded."""
+    base_ns = integer(header.baseTimeNanoseconds)
+    return base_ns if base_ns is not None and 0 < base_ns < LAST_NS else None
 
 
 def threshold_of(header: Header) -> float:
@@ -101,11 +101,11 @@ def note_name(names: Names, ids: Ids, event: Event) -> None:
 
 def ints(values: list[Any]) -> np.ndarray:
     """Recorded integers; strings are parsed, what is no number becomes ``NO_VALUE``."""
-    found = np.array([NO_VALUE if v is None else v for v in values])
-    if found.dtype != np.int64:
+    whole = np.array([NO_VALUE if v is None else v for v in values])
+    if whole.dtype != np.int64:
         parsed = (integer(v) for v in values)
-        found = np.array([NO_VALUE if v is None else v for v in parsed], dtype=np.int64)
-    return found
+        whole = np.array([NO_VALUE if v is None else v for v in parsed], dtype=np.int64)
+    return whole
 
 
 def no_ints(count: int) -> np.ndarray:
@@ -134,17 +134,17 @@ def _exact_thousandths(text: str) -> int | None:
 def _thousandths(value: Any, stamp: msgspec.Raw | None) -> int | None:
     """A recorded number times 1000, without loss; None for what is no number of 64 bits."""
     if stamp is not None:
-        found = _exact_thousandths(bytes(stamp).decode("ascii", "replace").strip('"'))
+        exact = _exact_thousandths(bytes(stamp).decode("ascii", "replace").strip('"'))
     elif isinstance(value, str):
-        found = _exact_thousandths(value)
+        exact = _exact_thousandths(value)
     elif isinstance(value, int) and not isinstance(value, bool):
-        found = value * 1000
+        exact = value * 1000
     elif isinstance(value, float) and math.isfinite(value):
         whole = math.floor(value)
-        found = whole * 1000 + round((value - whole) * 1000)
+        exact = whole * 1000 + round((value - whole) * 1000)
     else:
-        found = None
-    return found if found is not None and abs(found) < 1000 << 63 else None
+        exact = None
+    return exact if exact is not None and abs(exact) < 1000 << 63 else None
 
 
 def _as_array(values: list[Any]) -> np.ndarray | None:
@@ -191,7 +191,7 @@ def to_ns(
         whole = np.floor(array)
         ns = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000).astype(np.int64)
         return ns, np.ones(len(ns), dtype=bool), np.zeros(len(ns), dtype=bool)
-    found = np.zeros(len(values), dtype=np.int64)
+    time_ns = np.zeros(len(values), dtype=np.int64)
     ok = np.zeros(len(values), dtype=bool)
     in_ns = np.zeros(len(values), dtype=bool) if isinstance(unit, float) else unit
     for i, value in enumerate(values):
@@ -203,8 +203,8 @@ def to_ns(
         if in_ns[i]:
             exact //= 1000
         if abs(exact) < 1 << 63:
-            found[i], ok[i] = exact, True
-    return found, ok, in_ns
+            time_ns[i], ok[i] = exact, True
+    return time_ns, ok, in_ns
 
 
 def text_of(value: Any) -> str | None:
