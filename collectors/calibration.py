@@ -209,7 +209,7 @@ def find_device(asked: str) -> tuple[str, int]:
 
 
 def _torch_is_for_cpus() -> bool:
-    """Whether torch was built without any accelerator, without the seconds of loading it."""
+    """Tell whether torch was built without any accelerator, without the seconds of loading it."""
     spec = find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     if sys.platform == "darwin" or version is None or not version.is_file():

@@ -12,7 +12,7 @@ from chopper.workloads.mixture import mark
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one rank trains on in one step."""
+    """Documents that one rank trains on in one step."""
 
     step: int
     tokens: NDArray[np.uint16]
@@ -22,7 +22,7 @@ class Batch:
     samples: list[tuple[int, int]]
     """(source, index) of each document, in the order of the rows."""
     step_tokens: int
-    """Of all ranks together."""
+    """Tokens of all ranks together."""
 
     def marked(self) -> list[tuple[int, int, int]]:
         """Each document's source and index, as asked for, and the mark of what came."""

@@ -5,12 +5,12 @@
 
 Algorithm bandwidth is size over time; bus bandwidth is that times a factor that makes it comparable
 with the link, whatever the collective and the number of ranks (nccl-tests, doc/PERFORMANCE.md). The
-size is that of the whole array: what all-gather ends with, what reduce-scatter starts from. Send and
-receive, each rank to the next, is the link itself.
+size is that of the whole array: what all-gather ends with, what reduce-scatter starts from. Send
+and receive, each rank to the next, is the link itself.
 
 As in nccl-tests a time is that of many calls behind one another, so many that the clock and the
 ranks' different beginnings do not count. Each round times every collective at every size once more,
-so that all of them are measured over the same stretch of time, whatever else the machine does in it.
+so that all are measured over the same stretch of time, whatever else the machine does in it.
 """
 
 from __future__ import annotations

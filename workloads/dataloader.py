@@ -4,8 +4,8 @@
     chopper run dataloader --variants tuned,balanced -- --sweep latency
     torchrun --standalone --nproc-per-node 2 -m chopper.workloads.dataloader --variant balanced
 
-All variants train on the same samples in the same steps: what a step takes is a function of the seed
-(planning.py). They differ in who reads them:
+All variants train on the same samples in the same steps: what a step takes is a function of the
+seed (planning.py). They differ in who reads them:
 
 - ``loader``: torch's DataLoader, in which every worker of every rank opens every source and reads
   one document after the other; ``tuned`` has more workers, which fetch further ahead;
@@ -304,7 +304,7 @@ def headlines(experiment: Experiment) -> tuple[Headline, ...]:
 
 
 def _parts_alone(experiment: Experiment, mixture: str) -> tuple[Headline, ...]:
-    """What balancing gains by itself, and what asking actors costs."""
+    """Draw what balancing gains by itself, and what asking actors costs."""
     options = experiment.plan.options
     balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
     readers = [

@@ -9,9 +9,9 @@ tokenize. The *Planner* sees metadata only, decides what each step loads and whi
 how many loaders there are. The *Data Constructor*, one per node of trainers, asks the loaders many
 steps ahead and packs each rank's documents into rows.
 
-All are asked by step, and a step's plan is a function of the seed: whoever died is started again and
-asked again, and no sample is lost or comes twice. The same code runs on a cluster (``address``).
-No torch here: an actor is a process, and would carry it.
+All are asked by step, and a step's plan is a function of the seed: whoever died is started again
+and asked again, and no sample is lost or comes twice. The same code runs on a cluster
+(``address``). No torch here: an actor is a process, and would carry it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from chopper.workloads.planning import Autoscaler, Cost, Limits, Plan, pack, pla
 from chopper.workloads.ray_cluster import LoaderError
 
 _RESTARTS = 3
-"""How often a dead actor is started again."""
+"""Times that a dead actor is started again."""
 _OBSERVED_STEPS = 8
 """Between two looks at how busy the loaders are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the actors need to know; the same for all."""
+    """Facts that all actors are given alike."""
 
     name: str = ""
     """Tells the actors of one mixture from those of another on the same cluster."""
@@ -58,7 +58,7 @@ class Setup:
     ranks: int
     seed: int
     method: str
-    """How samples are given to ranks: one of ``planning.METHODS``."""
+    """Way of giving samples to ranks: one of ``planning.METHODS``."""
     cost: Cost
     width: int
     """Tokens of a row."""
@@ -130,7 +130,7 @@ class PlannerActor:
         self._fleets = [(0, len(self._fleet))]
 
     def plan(self, step: int, version: int) -> tuple[Plan, int, list[tuple[Any, list[int]]] | None]:
-        """What a step loads; and where, when that is not as it was at ``version``."""
+        """Plan a step; with each loader's sources when they are not as they were at ``version``."""
         self._settle()
         self._latest = max(self._latest, step)
         where = [(one.handle, one.sources) for one in self._fleet]
@@ -439,7 +439,7 @@ def batches(
 
 
 def in_one_line(exc: Exception, step: int) -> ChopperError:
-    """What an actor failed of, without Ray's tracebacks of each process it came through."""
+    """Name what an actor failed of, without Ray's tracebacks of each process it came through."""
     cause: BaseException | None = exc
     while cause is not None:
         if isinstance(cause, ChopperError) and type(cause) in (SourceError, LoaderError):

@@ -105,7 +105,7 @@ class Exchange:
 
     @property
     def ahead(self) -> bool:
-        """Whether all receives are begun before the first send.
+        """True where all receives are begun before the first send.
 
         Over gloo, whose requests then never wait behind data. NCCL runs what is posted in order:
         a receive that was posted before the send that the other rank waits for would never end.
@@ -287,7 +287,7 @@ class MatmulScatter(Exchange):
         return self._sum(self.part(self.partial, self.rank))
 
     def _coming(self, chunk: int, source: int | None = None) -> list[tuple[Tensor, int]]:
-        """Where a chunk of each other rank, or of one, goes: (into, source)."""
+        """Destinations of a chunk of each other rank, or of one: (into, source)."""
         rows = slice(chunk * self.step, (chunk + 1) * self.step)
         sources = [s for _, s in self.others()] if source is None else [source]
         return [(self.incoming[s][rows], s) for s in sources]

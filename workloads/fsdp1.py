@@ -108,8 +108,9 @@ def sharded_model(
         device_id=device,
         cpu_offload=CPUOffload(offload_params=True) if offload else None,
         # The optimizer sees the model's own weights (views of the flat one), under their names. Not
-        # where shards are offloaded from a CPU to itself: FSDP1 (torch 2.13) then takes the gradients
-        # of the last step, which zero_grad has taken from the views only, as some to add to.
+        # where shards are offloaded from a CPU to itself: FSDP1 (torch 2.13) then takes the
+        # gradients of the last step, which zero_grad has taken from the views only, as some to add
+        # to.
         use_orig_params=not (offload and device.type == "cpu"),
     )
 

@@ -16,12 +16,12 @@ import subprocess
 
 INTERFACE = "link0"
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
-"""Of rank 0 and rank 1, from the block that is set aside for documentation (RFC 5737)."""
+"""Addresses of rank 0 and rank 1, from the block that is set aside for documentation (RFC 5737)."""
 _CLONE_NEWNET = 0x40000000
 _LEAST_BURST_BYTES = 64 << 10
 _BURST_S = 0.002
-"""What may be sent at once after a pause. The kernel refills the bucket when it finds a core; with
-less in it, a link would slow down while both cores compute, which no network card does."""
+"""Time whose bytes may be sent at once after a pause. The kernel refills the bucket when it finds a
+core; with less in it, a link would slow down while both cores compute, as no network card does."""
 _LATENCY_MS = 1000
 _PROBE = "ip link add probe0 type veth peer name probe1 && tc qdisc add dev probe0 root tbf "
 

@@ -1,4 +1,4 @@
-"""What the options of the ``dataloader`` workload describe: sources, plans, actors, steps."""
+"""Sources, plans, actors and steps that the options of the workload ``dataloader`` describe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RAY_BYTES = 800_000_000
 
 
 def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
-    """What the hungriest variant takes: the state of all sources in each worker of each rank."""
+    """Memory of the largest variant, with the state of all sources in each worker of each rank."""
     for name, least, most, why in _ALLOWED:
         if not least <= getattr(args, name) <= most:
             raise UsageError(f"--{name} {getattr(args, name)}: {why}")
@@ -108,12 +108,12 @@ def workers_of(variant: str, args: argparse.Namespace) -> int:
 
 
 def method_of(args: argparse.Namespace) -> str:
-    """How the variant gives samples to ranks."""
+    """Method by which the variant gives samples to ranks."""
     return str(args.balance) if args.variant == "balanced" else "random"
 
 
 def plans(args: argparse.Namespace, sources: list[SourceSpec], ranks: int) -> Planner:
-    """What each step loads."""
+    """Planner of what each step loads."""
     return planner(
         sources,
         batch=args.batch,
@@ -163,13 +163,13 @@ class Turn:
     steps: int
 
     def told(self, of: int) -> str:
-        """What begins, for people."""
+        """Say what begins, for people."""
         return (
             f"loader {self.number} of {of}, storage of {self.latency_ms} ms, from step {self.first}"
         )
 
     def labels(self, args: argparse.Namespace) -> dict[str, int]:
-        """Of what is measured in it."""
+        """Labels of what is measured in it."""
         swept = {"latency_ms": self.latency_ms} if args.sweep != "none" else {}
         return {**swept, "repetition": self.repetition}
 
@@ -195,7 +195,7 @@ def points(args: argparse.Namespace) -> list[int]:
 def setup_of(
     args: argparse.Namespace, sources: list[SourceSpec], ranks: int, turn: Turn | None = None
 ) -> Setup:
-    """What the actors are told."""
+    """Setup that the actors are given."""
     return Setup(
         name="" if turn is None else f"{turn.number}",
         sources=tuple(sources),

@@ -86,7 +86,7 @@ def in_this_process(
 def balancing_alone(
     args: argparse.Namespace, device: torch.device, prof: chopper.Profile, steps: int = 6
 ) -> None:
-    """What the slowest of many ranks computes per step, by how samples were given to ranks.
+    """Measure the slowest of many ranks per step, by how samples were given to ranks.
 
     Each document's forward and backward pass really runs, by itself; a virtual rank takes as long
     as its documents together. So the methods differ in nothing but who gets which document. The

@@ -1,4 +1,4 @@
-"""What ranks see of loading while they train: rates, waits, and the memory of whoever loads."""
+"""Measures of loading, as ranks see it while they train: rates, waits, memory of whoever loads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ACTORS = ("SourceLoader", "PlannerActor", "DataConstructor")
 
 @dataclass
 class Window:
-    """What one rank saw of a stretch of the measured steps."""
+    """One rank's view of a stretch of the measured steps."""
 
     elapsed_s: float
     own_cpu_s: float
-    """Of a core, that this rank took and what it started."""
+    """Time of a core that this rank took, with what it started."""
     busy_cpu_s: float
     """That all programs of this machine took."""
     loaded: int
@@ -38,9 +38,7 @@ class Window:
 
     @classmethod
     def now(cls, loaded: int) -> Window:
-        """What the clocks say, now that so many samples were loaded; the difference of two is a
-        stretch.
-        """
+        """Read the clocks, now that so many samples were loaded; two readings make a stretch."""
         here = psutil.Process()
         own_s = 0.0
         for process in (here, *here.children(recursive=True)):
@@ -68,7 +66,7 @@ class Window:
 
 
 def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, float]:
-    """What a stretch says, by all ranks' windows of it.
+    """Calculate the rates of a stretch from all ranks' windows of it.
 
     Loaded counts, not trained on: a DataLoader hands batches out in order, and how many of those
     that its workers read a short stretch ends behind is luck. A long run is a little slower than
@@ -105,7 +103,7 @@ def rates(windows: Sequence[Window], batch: int, *, ahead: bool) -> dict[str, fl
 
 
 def role_of(process: psutil.Process) -> str:
-    """What a process that loads is, in a word or two."""
+    """Name the kind of a process that loads, in a word or two."""
     try:
         words = process.cmdline()
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""One rank of the workload ``dataloader``: its batches, its training, and what it measures of them."""
+"""One rank of the workload ``dataloader``: its batches, its training and its measures."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Trainer:
         return seen
 
     def now(self, feed: Feed, step: int) -> Window:
-        """What the clocks say, at the same step on all ranks."""
+        """Read the clocks at the same step on all ranks."""
         dist.barrier()
         return Window.now(feed.loaded(step))
 
@@ -227,8 +227,9 @@ def kill_a_loader() -> None:
 
 
 class Checked:
-    """Whether the ranks together saw each planned sample once, by what it holds; and digests to
-    compare runs by. A sample of which something else came is lost.
+    """Checks that the ranks together saw each planned sample once, by what it holds.
+
+    Digests compare runs. A sample of which something else came is lost.
     """
 
     def __init__(self, args: argparse.Namespace, prof: chopper.Profile) -> None:

@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and what that device can do."""
+"""Choice of the device that a rank computes on, and of what that device can do."""
 
 from __future__ import annotations
 

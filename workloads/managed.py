@@ -9,8 +9,8 @@ coherence), so that more can be allocated than the device holds. The workload do
 driver out of both memories takes other programs with it.
 
 On top lies torch's caching allocator, through a ``MemPool`` whose memory comes from ``managed.c``.
-torch's own ``torch.cuda.memory._use_uvm`` (2.13) does the same by callbacks into Python, and needs the
-package cuda-python.
+torch's own ``torch.cuda.memory._use_uvm`` (2.13) does the same by callbacks into Python, and needs
+the package cuda-python.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ALIVE: list[object] = []
 
 
 def problem() -> str | None:
-    """What this machine lacks for it, or None."""
+    """Name what this machine lacks for it, or None."""
     if not torch.cuda.is_available():
         return "needs a GPU: on a CPU there is one memory, and nothing to migrate"
     if compiler() is None:
@@ -107,7 +107,7 @@ def loaded_runtime(maps: str, kind: str) -> str | None:
 
 @dataclass(frozen=True)
 class Managed:
-    """What was allocated as managed memory."""
+    """Bytes that were allocated as managed memory."""
 
     library: ctypes.CDLL
 
@@ -124,7 +124,7 @@ class Managed:
 
 @contextlib.contextmanager
 def pool(device: torch.device) -> Iterator[Managed]:
-    """What this thread allocates on the device inside is managed memory, in backward too.
+    """Make what this thread allocates on the device inside managed memory, in backward too.
 
     Raises:
         Unavailable: the machine lacks what it takes.
@@ -154,8 +154,8 @@ def migration_bytes_per_s(
 ) -> dict[str, float]:
     """Rate at which managed memory that the host wrote comes to the device, by access pattern.
 
-    ``in order`` and ``scattered`` read each page once through the device's page faults; ``copied`` is
-    the explicit copy from pinned memory that they stand against; ``resident`` is a second read.
+    ``in order`` and ``scattered`` read each page once through the device's page faults; ``copied``
+    is the explicit copy from pinned memory that they stand against; ``resident`` is a second read.
     To be called inside `pool`.
     """
     count = size_bytes // 4

@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 VOCABULARY = 320
 """Ids; 0 is padding."""
 FAULTS = ("none", "raises", "empty", "endless", "hangs", "killed-loader")
-"""What can be made to go wrong, to see what is said; the last of loader actors only."""
+"""Faults that can be injected, to see what is said; the last of loader actors only."""
 CPU_S = 150e-6
 """Tokenizing one document of median length, about: for the first guess at the number of loaders."""
 READ_TIMEOUT_S = 20.0
@@ -55,7 +55,7 @@ class SourceSpec:
     size: int | None
     """Documents; None: endless."""
     weight: float
-    """How often it is drawn, relative to the others."""
+    """Weight in the mixture, relative to the others."""
     latency_s: float
     """Mean time of its storage per read."""
     state_bytes: int
@@ -86,7 +86,7 @@ def _normals() -> NDArray[np.float64]:
 
 
 def _spread(index: Any, number: int, salt: int) -> Any:
-    """Which of them a document has: always the same. Of a number or an array."""
+    """Choose the one that a document has, always the same; of a number or an array."""
     return (index * 2654435761 + number * 40503 + salt * 97) % 4099
 
 
@@ -191,7 +191,7 @@ def planner(
 
 
 def first_loads(sources: Sequence[SourceSpec]) -> list[SourceLoad]:
-    """What serving each source should take, by its metadata."""
+    """Load that serving each source should be, by its metadata."""
     return [
         SourceLoad(share=s.weight, wait_s=s.latency_s, cpu_s=CPU_S, state_bytes=s.state_bytes)
         for s in sources
@@ -200,7 +200,7 @@ def first_loads(sources: Sequence[SourceSpec]) -> list[SourceLoad]:
 
 @dataclass(slots=True)
 class Spent:
-    """What reading one document took."""
+    """Time that reading one document took."""
 
     wait_s: float
     cpu_s: float
@@ -345,7 +345,7 @@ class Mixture:
 
 
 def mark(tokens: NDArray[np.uint16]) -> int:
-    """What tells a document's tokens from others'."""
+    """Number that tells a document's tokens from others'."""
     return zlib.crc32(tokens.tobytes())
 
 

@@ -1,4 +1,4 @@
-"""Where a training step's memory lies, and what it costs to put it elsewhere.
+"""Train with the memory of a step in one place or another, and measure what that costs.
 
     chopper run offload
     chopper run offload --variants all
@@ -19,9 +19,10 @@ One model, one corpus, one seed; the losses of all variants agree. Per rank:
     activation-offload-overlap   the same on a side stream (GPUs only)
     unified                  ddp, everything in pages that host and device share (GPUs only)
 
-Stages partition, offload moves: they are independent, but offloading weights needs stage 3. All is in
-float32, so that variants can be compared to the last digits: 4 bytes each for weight and gradient, 8
-for AdamW's moments, and 4 more where DeepSpeed keeps a second copy of the weights it updates.
+Stages partition, offload moves: they are independent, but offloading weights needs stage 3. All is
+in float32, so that variants can be compared to the last digits: 4 bytes each for weight and
+gradient, 8 for AdamW's moments, and 4 more where DeepSpeed keeps a second copy of the weights it
+updates.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ _TRAINING = {
 
 WORKLOAD = Workload(
     name="offload",
-    summary="one training with its memory in fourteen places: ZeRO's stages, optimizer, weights and "
-    "activations in host memory, checkpointing, unified memory; predicted and measured, what each "
-    "costs, and the largest model that fits",
+    summary="one training with its memory in fourteen places: ZeRO's stages, optimizer, weights "
+    "and activations in host memory, checkpointing, unified memory; predicted and measured, what "
+    "each costs, and the largest model that fits",
     options=(
         *(option for name, option in _TRAINING.items() if name != "dtype"),
         Option(
@@ -114,11 +115,11 @@ WORKLOAD = Workload(
 )
 
 BYTES_PER_ADAM_UPDATE = 28
-"""Read weight, gradient and two moments, write weight and moments, float32 (ZeRO-Offload's bound)."""
+"""Read weight, gradient, two moments; write weight, moments; float32 (ZeRO-Offload's bound)."""
 TRACED = (2, 5)
 """Steps that are traced; those after them are timed."""
 STREAM_BYTES = 64 << 20
-"""Of each of triad's arrays: more than caches hold."""
+"""Size of each of triad's arrays: more than caches hold."""
 STREAM_ROUNDS = 5
 MIGRATED_BYTES = 256 << 20
 
@@ -255,7 +256,7 @@ def train(
 
 
 def memory_bytes_per_s(device: torch.device, placement: Placement) -> float:
-    """Bandwidth of the memory that holds the optimizer's states: triad's (STREAM), or more in place.
+    """Measure the bandwidth of the memory that holds the optimizer's states: triad's, or in place.
 
     Triad's stores may read what they only write, which STREAM does not count; an update, as triad
     in place, writes what it has read.

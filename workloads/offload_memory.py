@@ -1,4 +1,4 @@
-"""Memory of a step of ``offload``: what forward keeps, what lives at the update, what was predicted."""
+"""Memory of a step of ``offload``: kept by forward, alive at the update, and predicted."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from chopper.workloads.placement import PLACEMENTS, Placement
 
 
 class Saver:
-    """Counts the tensors that forward saves for backward, and moves them where the variant wants."""
+    """Counts the tensors that forward saves for backward, and moves them as the variant wants."""
 
     def __init__(self, placement: Placement, device: torch.device) -> None:
         self.kept_bytes = 0
-        """Of the last forward, on the device; each storage once, weights not."""
+        """Bytes of the last forward on the device; each storage once, weights not."""
         self.moved_bytes = 0
-        """Of the last forward, to the host."""
+        """Bytes of the last forward that went to the host."""
         self._placement = placement
         self._overlapped = OverlappedOffload(device) if placement.overlapped else None
         self._seen: set[int] = set()
@@ -150,7 +150,7 @@ def keep_memory(
     saving: Saver,
     device: torch.device,
 ) -> None:
-    """Measure what lives between backward and update, and lived before it, and what was predicted."""
+    """Measure what lives at the update, what lived at backward, and what was predicted."""
     placement, ranks = PLACEMENTS[args.variant], dist.get_world_size()
     live_bytes = live(trainer.weights(), trainer.gradients(), trainer.states(), trainer.staging())
     if dist.get_rank():

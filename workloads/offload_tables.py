@@ -21,15 +21,15 @@ FAULTS = (
     "states by the ranks, offload moves them to the host and divides nothing",
     "each stage goes with offload and without; only offloading weights needs stage 3",
 )
-"""What is wrong with the survey's Table II."""
+"""Errors of the survey's Table II."""
 _TRAVELS = {"allreduce": 2.0}
-"""Times (N−1)/N of its size that a rank sends: an all-reduce is a reduce-scatter and an all-gather."""
+"""Times (N−1)/N of its size that a rank sends: an all-reduce is two collectives in one."""
 LOSS_TOLERANCE = 1e-3
 """Relative: what the order of float32 sums may do to a loss within a dozen steps."""
 
 
 def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
-    """Memory by category and place, against what was predicted; what it costs; the largest model."""
+    """Draw memory by category and place, its cost, and the largest model that fits."""
     variants = [v for v in experiment.variants if v in PLACEMENTS]
     drawn = (_memory, _partitioned, _against, _beyond, _times, _moved, _fits)
     return tuple(found for draw in drawn if (found := draw(experiment, variants)).rows)
@@ -38,7 +38,7 @@ def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
 def totals(
     experiment: Experiment, measure: str, variant: str, categories: Iterable[str], place: str = ""
 ) -> tuple[float, ...]:
-    """Of each repetition, the sum over places and categories; empty where nothing was measured."""
+    """Sum a measure over places and categories, per repetition; empty where it was not measured."""
     found = [
         row.values
         for row in experiment.rows
@@ -164,8 +164,8 @@ def _partitioned(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         note="The survey's Table II errs: "
         + "; ".join(FAULTS)
         + ". Here offload lowers what is on the "
-        "device and never what is there together (with nothing moved: as predicted for the same stage "
-        "without offload). No stage changes the activations; they are recomputed or copied.",
+        "device and never what is there together (with nothing moved: as predicted for the same "
+        "stage without offload). No stage changes the activations; they are recomputed or copied.",
     )
 
 
@@ -196,8 +196,8 @@ def _beyond(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         headings=("", "what", "category", "on the", "MB"),
         rows=tuple(rows),
         words=4,
-        note="By the sizes that DeepSpeed 0.19 allocates; in what is predicted above. Negative: less "
-        "than the formula says.",
+        note="By the sizes that DeepSpeed 0.19 allocates; in what is predicted above. Negative: "
+        "less than the formula says.",
         shows=("beyond_formula_bytes",),
     )
 
@@ -227,11 +227,11 @@ def _against(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             "host, MB",
         ),
         rows=tuple(rows),
-        note="States by ZeRO's formulas and what DeepSpeed is known to keep beyond them, activations by "
-        "chopper estimate memory, each once: save_on_cpu copies a tensor for each operator that "
-        "saves it, and views of weights. DeepSpeed's own "
-        "estimators (stages 2 and 3) assume 16-bit weights and gradients and, on the host, 1.5 times "
-        "what lies there, of all ranks of the node; here all is in float32.",
+        note="States by ZeRO's formulas and what DeepSpeed is known to keep beyond them, "
+        "activations by chopper estimate memory, each once: save_on_cpu copies a tensor for each "
+        "operator that saves it, and views of weights. DeepSpeed's own "
+        "estimators (stages 2 and 3) assume 16-bit weights and gradients and, on the host, 1.5 "
+        "times what lies there, of all ranks of the node; here all is in float32.",
         shows=("deepspeed_estimate_bytes",),
     )
 
@@ -273,12 +273,12 @@ def _times(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
             *("optimizer, ms", "DRAM bound, ms", "of the bound"),
         ),
         rows=tuple(rows),
-        note="Steps (± the coefficient of variation: of repetitions where there are several, else of "
-        "the run's steps) and the optimizer's own updates were timed without tracing; the parts of a step "
-        "come from traced ones. Transfer: exposed. Waiting: for other ranks and on synchronization. The "
-        "bound: 28 bytes per weight that the rank updates over the bandwidth that triad has in the "
-        "same run, on all ranks at once; less than 1× means states that a cache holds. In brackets 95 % "
-        "intervals over repetitions.",
+        note="Steps (± the coefficient of variation: of repetitions where there are several, else "
+        "of the run's steps) and the optimizer's own updates were timed without tracing; the parts "
+        "of a step come from traced ones. Transfer: exposed. Waiting: for other ranks and on "
+        "synchronization. The bound: 28 bytes per weight that the rank updates over the bandwidth "
+        "that triad has in the same run, on all ranks at once; less than 1× means states that a "
+        "cache holds. In brackets 95 % intervals over repetitions.",
     )
 
 
@@ -304,10 +304,10 @@ def _moved(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         title="Bytes moved, per step and rank: MB",
         headings=("", "sent to other ranks", "by ZeRO", "to the host", "to the device"),
         rows=tuple(rows),
-        note="Sent: sizes of the collectives in the trace × (N−1)/N, all-reduce twice (over gloo, DeepSpeed "
-        "and FSDP2 all-reduce gradients where they would reduce-scatter, and both keep some weights "
-        "gathered). To the host and back: states by formula (4 bytes per weight that the rank updates, "
-        "weights that live there twice), activations as counted.",
+        note="Sent: sizes of the collectives in the trace × (N−1)/N, all-reduce twice (over gloo, "
+        "DeepSpeed and FSDP2 all-reduce gradients where they would reduce-scatter, and both keep "
+        "some weights gathered). To the host and back: states by formula (4 bytes per weight that "
+        "the rank updates, weights that live there twice), activations as counted.",
         shows=("predicted_link_bytes",),
     )
 
@@ -342,8 +342,8 @@ def _fits(experiment: Experiment, variants: Sequence[str]) -> Exhibit:
         ),
         rows=tuple(rows),
         note="Estimated, not measured: layers of llama3-8b, mixed precision with AdamW, batch 1, "
-        f"{formulas.LARGEST_SEQUENCE} tokens, by chopper estimate memory. The host's memory is for all of its "
-        "ranks; --host sets another size.",
+        f"{formulas.LARGEST_SEQUENCE} tokens, by chopper estimate memory. The host's memory is for "
+        "all of its ranks; --host sets another size.",
     )
 
 

@@ -40,16 +40,16 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def gradients(self) -> Iterable[Tensor]:
-        """What is left of gradients when backward ends."""
+        """Gradients that are left when backward ends."""
         yield from (w.grad for w in self.model.parameters() if w.grad is not None)
 
     def states(self) -> Iterable[Tensor]:
-        """What the optimizer keeps: its moments, and copies of the weights of its own."""
+        """Tensors that the optimizer keeps: its moments, and copies of the weights of its own."""
         for state in self.optimizer.state.values():
             yield from (v for v in state.values() if torch.is_tensor(v))
 
     def weights(self) -> Iterable[Tensor]:
-        """What of the model's weights is kept between steps."""
+        """Weights of the model that are kept between steps."""
         yield from self.model.parameters()
 
     def staging(self) -> Iterable[Tensor]:
@@ -186,7 +186,7 @@ def deepspeed_config(args: argparse.Namespace, placement: Placement) -> dict[str
         # Torch's AdamW, as in all other variants: DeepSpeed's own would have to be compiled.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
-        # By default 1.0: no other variant clips, and losses would part by 0.6 % within a dozen steps.
+        # By default 1.0: no other variant clips, and losses would part by 0.6 % in a dozen steps.
         "gradient_clipping": 0.0,
         "steps_per_print": 10**9,
     }

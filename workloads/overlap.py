@@ -3,10 +3,10 @@
     chopper run overlap
     chopper run overlap --variants sequential,chunked -- --m 8192 --rate 300mbit
     chopper run overlap --ranks 8                        # on GPUs, over NCCL
-    chopper run overlap --ranks 1                        # on one GPU: shards from pinned host memory
+    chopper run overlap --ranks 1                # on one GPU: shards from pinned host memory
 
-All-gather then product: each rank holds rows of X, gathers all, multiplies by its own W. Product then
-reduce-scatter: each rank multiplies its part of the inner dimension, and the partial products are
+All-gather then product: each rank holds rows of X, gathers all, multiplies by its own W. Product
+then reduce-scatter: each rank multiplies its part of the inner dimension, and partial products are
 summed into the rank that owns the rows. Both exchange directly, rank to rank, in chunks:
 
     library      the collectives of torch.distributed, then the product (or before it)
@@ -17,9 +17,10 @@ summed into the rank that owns the rows. Both exchange directly, rank to rank, i
     symmetric    torch's fused operators on symmetric memory (several GPUs that reach each other)
     triton       one kernel whose tiles wait for the flag of the chunk they need (one GPU)
 
-Overlap alone cannot make it more than 2× faster: T_sequential = T_compute + T_transfer, and no order
-takes less than the larger of the two and the first chunk. What is beyond that against a library is
-the library's own inefficiency (arXiv 2504.19442 reports 1.09–44.97× against PyTorch with NCCL).
+Overlap alone cannot make it more than 2× faster: T_sequential = T_compute + T_transfer, and no
+order takes less than the larger of the two and the first chunk. What is beyond that against a
+library is the library's own inefficiency (arXiv 2504.19442 reports 1.09–44.97× against PyTorch with
+NCCL).
 """
 
 from __future__ import annotations

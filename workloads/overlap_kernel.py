@@ -36,7 +36,7 @@ def _kernel(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
-    # All columns of a row of tiles before the next row: a chunk is used up while it is in the cache.
+    # All columns of a row of tiles before the next row: a chunk is used up while in the cache.
     tile_m = (pid // tiles_n + first_tile) % tiles_m
     tile_n = pid % tiles_n
 

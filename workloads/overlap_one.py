@@ -1,7 +1,7 @@
 """The overlap workload on one GPU: the other ranks' shards come from pinned host memory.
 
-The copy engine pulls them on a side stream, chunk by chunk, while the product runs: what a second GPU
-would push over a link, without one. The last shard is here already.
+The copy engine pulls them on a side stream, chunk by chunk, while the product runs: what a second
+GPU would push over a link, without one. The last shard is here already.
 """
 
 from __future__ import annotations

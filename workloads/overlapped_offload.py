@@ -1,14 +1,14 @@
 """Saved activations to the host and back on a side stream, while the GPU computes.
 
-``torch.autograd.graph.save_on_cpu`` copies in the stream that computes: each copy waits its turn, and
-backward waits for each. Here forward's copies run beside it, and backward asks for the next tensors
-before it needs them.
+``torch.autograd.graph.save_on_cpu`` copies in the stream that computes: each copy waits its turn,
+and backward waits for each. Here forward's copies run beside it, and backward asks for the next
+tensors before it needs them.
 
-What keeps memory right without making the host wait for the GPU: every tensor here lies in the
-memory of the computing stream, and that stream waits for a copy before what the copy reads or writes
-is given up. Memory that is free again is then free in the order of that stream, and at most ``AHEAD``
-tensors are under way in either direction. (``record_stream`` would give it back when the host gets to
-see that the copy is done: a host that runs ahead would take new memory for each tensor instead.)
+Memory stays right without making the host wait for the GPU: every tensor here lies in the memory of
+the computing stream, and that stream waits for a copy before what the copy reads or writes is given
+up. Memory that is free again is then free in the order of that stream, and at most ``AHEAD``
+tensors are under way in either direction. (``record_stream`` would give it back when the host gets
+to see that the copy is done: a host that runs ahead would take new memory for each tensor instead.)
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Saved:
     source: Tensor | None
     """Until the computing stream has waited for ``out``."""
     version: int
-    """Of the source when it was saved."""
+    """Version of the source when it was saved."""
     peers: list[weakref.ref[_Saved]]
-    """What the same forward saved, in order."""
+    """Tensors that the same forward saved, in order."""
     at: int
     """Place among its peers."""
     back: Tensor | None = None
@@ -176,7 +176,7 @@ class OverlappedOffload:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether it is a parameter, also one gathered for its use, or a view of one."""
+    """Tell a parameter, also one gathered for its use, and a view of one from other tensors."""
     return isinstance(tensor, Parameter) or isinstance(tensor._base, Parameter)
 
 
@@ -202,7 +202,7 @@ def _check(saved: _Saved) -> None:
 
 
 def _same(saved: _Saved, tensor: Tensor) -> bool:
-    """Whether a tensor that is still here is this memory, seen in the same way, unchanged."""
+    """Tell that a tensor that is still here is this memory, seen in the same way, unchanged."""
     held = saved.source
     return (
         held is not None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STATES = ("weights", "gradients", "optimizer")
 CATEGORIES = (*STATES, "buffers", "activations")
 BUCKET_ELEMENTS = 1_000_000
-"""Of DeepSpeed's buckets here: as many as usual would be all that is seen of a small model."""
+"""Size of DeepSpeed's buckets here: usual ones would be all that is seen of a small model."""
 USUAL_BUCKET_ELEMENTS = 500_000_000
 """By default, and in the largest model that fits."""
 LARGEST_SHAPE = "llama3-8b"
@@ -34,17 +34,17 @@ LARGEST_SHAPE = "llama3-8b"
 LARGEST_SEQUENCE = 2048
 MOST_LAYERS = 10_000
 _USABLE_RATIO = 0.95
-"""Of a device's nominal memory, as ``chopper estimate memory --device`` counts."""
+"""Share of a device's nominal memory that can be had, as in ``chopper estimate memory``."""
 PERSISTENT_ELEMENTS = 100_000
-"""Of a tensor: DeepSpeed's stage 3 keeps smaller weights whole (``stage3_param_persistence_threshold``)."""
+"""DeepSpeed's stage 3 keeps smaller tensors whole (``stage3_param_persistence_threshold``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one variant keeps what a step needs."""
+    """Places in which one variant keeps what a step needs."""
 
     strategy: Strategy
-    """What is partitioned over the ranks."""
+    """Way of partitioning over the ranks."""
     on_host: frozenset[str] = frozenset()
     """Categories in host memory."""
     checkpoint: bool = False
@@ -56,7 +56,7 @@ class Placement:
 
     @property
     def deepspeed(self) -> bool:
-        """Whether DeepSpeed runs it."""
+        """True where DeepSpeed runs it."""
         return self.strategy.startswith("zero")
 
     @property
@@ -65,7 +65,7 @@ class Placement:
         return int(self.strategy[-1]) if self.deepspeed else 3 if "fsdp" in self.strategy else 0
 
     def of(self, category: str) -> Literal["device", "host"]:
-        """Where a category lies."""
+        """Memory that a category lies in."""
         return "host" if category in self.on_host else "device"
 
 
@@ -96,8 +96,8 @@ PLACEMENTS: dict[str, Placement] = {
 def states_bytes(placement: Placement, ranks: int) -> dict[str, float]:
     """Bytes per weight that each rank keeps, on device or host: ZeRO's formulas (arXiv 1910.02054).
 
-    In float32, K = 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights. With
-    the optimizer on the host a partition of gradients lies there.
+    In float32, K = 8 for AdamW's moments, and 12 where DeepSpeed updates copies of the weights.
+    With the optimizer on the host a partition of gradients lies there.
     """
     k = 12 if placement.deepspeed else 8
     return {
@@ -109,18 +109,18 @@ def states_bytes(placement: Placement, ranks: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Of a model, what DeepSpeed's buffers depend on."""
+    """Counts of a model's weights, which DeepSpeed's buffers depend on."""
 
     count: int
     largest_count: int
-    """Of one tensor."""
+    """Elements of the largest tensor."""
     persistent_count: int
     """In tensors of at most `PERSISTENT_ELEMENTS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beyond:
-    """What a library keeps that ZeRO's formulas do not know, or less than they say."""
+    """Memory of a library that ZeRO's formulas do not know, or that is less than they say."""
 
     category: str
     place: Literal["device", "host"]
@@ -132,7 +132,7 @@ class Beyond:
 def beyond_formulas(
     placement: Placement, weights: Weights, ranks: int, bucket: int
 ) -> tuple[Beyond, ...]:
-    """What DeepSpeed 0.19 holds between backward and update beside ZeRO's states, in float32.
+    """Calculate what DeepSpeed 0.19 holds at the update beside ZeRO's states, in float32.
 
     Its stage_1_and_2.py and stage3.py (runtime/zero) allocate all of it by these sizes.
     ``bucket``: elements of ``reduce_bucket_size``.
@@ -171,8 +171,8 @@ def beyond_formulas(
 def collective_bytes(placement: Placement, ranks: int) -> float:
     """Bytes per weight that each rank sends in a step, in float32.
 
-    Reducing gradients and gathering what was updated is one all-reduce: 2 × 4 × (N−1)/N; stage 3 gathers
-    weights for forward and for backward: 3 × 4 × (N−1)/N (ZeRO, section 7).
+    Reducing gradients and gathering what was updated is one all-reduce: 2 × 4 × (N−1)/N; stage 3
+    gathers weights for forward and for backward: 3 × 4 × (N−1)/N (ZeRO, section 7).
     """
     return (3 if placement.stage == 3 else 2) * 4 * (ranks - 1) / ranks
 
@@ -234,7 +234,7 @@ class Largest:
 
     parameters_count: int
     host_bytes: int
-    """Of all ranks, at that size."""
+    """Host memory of all ranks at that size."""
 
 
 def capacity_bytes(text: str) -> tuple[str, int]:
@@ -257,8 +257,10 @@ def capacity_bytes(text: str) -> tuple[str, int]:
 
 
 def host_bytes(text: str) -> int:
-    """A host's memory from a size like ``1500GB``; the default is that of a DGX-2, whose V100 trained
-    ZeRO-Offload's 13 B (arXiv 2101.06840, section 6).
+    """Read a host's memory from a size like ``1500GB``.
+
+    The default is that of a DGX-2, whose V100 trained ZeRO-Offload's 13 B (arXiv 2101.06840,
+    section 6).
 
     Raises:
         UsageError: no size.
@@ -271,7 +273,7 @@ def host_bytes(text: str) -> int:
 def largest(
     placement: Placement, capacity: int, ranks: int, *, host: int, checkpoint: bool = False
 ) -> Largest | None:
-    """The largest model that fits, as people train it: mixed precision, batch 1; None: not one layer.
+    """Find the largest model that fits in mixed precision with batch 1; None: not one layer.
 
     Memory grows by the same for each layer, once layers and not the loss decide the peak.
 
@@ -323,7 +325,7 @@ def largest(
 def deepspeed_bytes(
     placement: Placement, weights: int, largest_layer: int, ranks: int
 ) -> Mapping[str, int] | None:
-    """DeepSpeed's own estimate for stages 2 and 3, per GPU and host: its functions, 16 bits assumed.
+    """Ask DeepSpeed's own estimators of stages 2 and 3, per GPU and host; they assume 16 bits.
 
     None for stage 1, which it does not estimate, and for what is not DeepSpeed's.
     """

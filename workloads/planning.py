@@ -1,4 +1,4 @@
-"""Which samples a step takes, which rank gets which, and how many loaders that needs.
+"""Plans of steps: their samples, the rank that gets each, and the loaders that this needs.
 
 Nothing here reads a sample: the planner sees metadata only (source, index, length), and a plan is a
 function of the seed and the step alone. So any process can make it again after a restart, and what
@@ -27,7 +27,7 @@ Karmarkar–Karp's largest differencing method."""
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a document costs to train on: α·length + β·length², in any unit."""
+    """Cost of training on a document: α·length + β·length², in any unit."""
 
     alpha: float = 1.0
     beta: float = 0.0
@@ -136,7 +136,7 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step loads: one entry per sample of the global batch."""
+    """Samples that one step loads: an entry for each of the global batch."""
 
     step: int
     source: Ints
@@ -153,7 +153,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """How the mixture changes: from the first weights to the last, linearly over so many steps."""
+    """Change of the mixture, linearly from the first weights to the last over so many steps."""
 
     first: tuple[float, ...]
     last: tuple[float, ...]
@@ -226,7 +226,7 @@ class Planner:
         self._orders: dict[tuple[int, int], tuple[int, int]] = {}
 
     def plan(self, step: int) -> Plan:
-        """What step ``step`` loads; the same whenever, wherever and however often it is asked."""
+        """Plan a step; the same whenever, wherever and however often it is asked."""
         if step < self._step:
             self._step, self._positions = 0, np.zeros_like(self._positions)
         while self._step < step:
@@ -262,7 +262,7 @@ class Planner:
         return source
 
     def _shuffled(self, source: int, position: Ints) -> Ints:
-        """Where in the source its n-th drawn sample lies: another order each time it is read."""
+        """Index of a source's n-th drawn sample: another order each time it is read."""
         size = self._sizes[source]
         if size is None:
             return position
@@ -288,7 +288,7 @@ class Planner:
 
 
 def _occurrence(values: Ints) -> Ints:
-    """How often each value stood in the array before: [5, 7, 5] → [0, 0, 1]."""
+    """Count how often each value stood in the array before: [5, 7, 5] → [0, 0, 1]."""
     order = np.argsort(values, kind="stable")
     sorted_values = values[order]
     first = np.searchsorted(sorted_values, sorted_values)
@@ -299,20 +299,20 @@ def _occurrence(values: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLoad:
-    """What serving one source takes, per sample; from its metadata at first, then as observed."""
+    """Load of serving one source, per sample; from its metadata at first, then as observed."""
 
     share: float
-    """Of all samples drawn: a moving average of the mixture."""
+    """Share of all samples drawn: a moving average of the mixture."""
     wait_s: float
     """For storage; a thread waits."""
     cpu_s: float
-    """Of one core, under Python's lock."""
+    """Time of one core, under Python's lock."""
     state_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one loader can do, and how many there may be."""
+    """Limits of one loader, and of how many there may be."""
 
     threads: int
     """Reads in flight."""
@@ -327,7 +327,7 @@ class Limits:
 
 
 def loaders_needed(sources: Sequence[SourceLoad], samples_per_s: float, limits: Limits) -> int:
-    """How many loaders serve ``samples_per_s``.
+    """Count the loaders that serve ``samples_per_s``.
 
     By Little's law so many reads are in flight: rate × time per read. One process has one core
     under Python's lock, and a memory limit.
@@ -389,7 +389,7 @@ class Autoscaler:
     sources: list[SourceLoad]
     limits: Limits
     memory: float = 0.8
-    """Of the moving averages: the weight of what was before."""
+    """Weight of the past in the moving averages."""
     patience: int = 30
     """So many observations in a row must agree before loaders are taken away: giving one too many
     costs memory, one too few costs throughput."""
@@ -424,7 +424,7 @@ class Autoscaler:
             )
 
     def decide(self, current: int, *, starving: bool) -> int:
-        """How many loaders there should be, now that there are ``current``.
+        """Count the loaders that there should be, now that there are ``current``.
 
         Args:
             current: loaders that run.

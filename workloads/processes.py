@@ -127,8 +127,9 @@ def _listening_on_loopback() -> socket.socket:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """What is started meanwhile gets signals when it asks for them, and none comes between a start
-    and its being known.
+    """Hold signals back, so that none comes between a start and its being known.
+
+    A process that is started meanwhile gets them when it asks for them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, quiet.HELD)
     try:
@@ -138,7 +139,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _tell_first(rank: int, pid: int, code: int) -> None:
-    """Which rank took the others with it; an interrupt was wanted."""
+    """Say which rank took the others with it, unless an interrupt was wanted."""
     if code not in (130, -signal.SIGINT):
         how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
         sys.stderr.write(f"chopper: rank {rank} (process {pid}) ended first, {how}\n")

@@ -1,4 +1,4 @@
-"""How far a long measurement is, said now and then by one rank."""
+"""Progress of a long measurement, said now and then by one rank."""
 
 from __future__ import annotations
 

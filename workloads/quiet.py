@@ -2,8 +2,9 @@
 
     python -m chopper.workloads.quiet PARENT_PID MODULE [options of the module]
 
-It ends when the process that started it does, even by SIGKILL. Ctrl-C reaches all ranks at once. While torch is imported it would come out as a traceback from the
-middle of that, or as another error; later, ranks also fail because another one has already left.
+It ends when the process that started it does, even by SIGKILL. Ctrl-C reaches all ranks at once.
+While torch is imported it would come out as a traceback from the middle of that, or as another
+error; later, ranks also fail because another one has already left.
 """
 
 from __future__ import annotations

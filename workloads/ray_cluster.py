@@ -31,9 +31,9 @@ _SOCKET = "/sockets/plasma_store"
 """The longest name of a socket below a session's directory (ray 2.60)."""
 _SOCKET_PATH_BYTES = 107
 _KILLED_S = 5.0
-"""How long the kernel may take to end what is killed."""
+"""Patience with the kernel for ending what is killed."""
 ANSWER_S = 8
-"""How long a cluster that is named may take to answer."""
+"""Patience with a named cluster for its answer."""
 
 
 class LoaderError(ChopperError):
@@ -52,14 +52,14 @@ class Cluster:
     """
 
     address: str | None = None
-    """Of a running cluster; None: one is started for this run."""
+    """Address of a running cluster; None: one is started for this run."""
     namespace: str = ""
     token: str | None = None
     """That the cluster wants; made here for one that is started, so that nobody else of this
     machine's users can give it work."""
     _directory: Path | None = field(default=None, init=False)
     _handlers: dict[int, Any] = field(default_factory=dict, init=False)
-    """Of the signals that are taken while it lasts, as they were before."""
+    """Handlers, before, of the signals that are taken while it lasts."""
 
     def __enter__(self) -> Cluster:
         if self.address is None and self.token is None:
@@ -178,7 +178,8 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
         import ray
     except ImportError as exc:
         raise LoaderError(
-            f"the disaggregated variants need Ray, which is installed and cannot be imported ({exc}): "
+            "the disaggregated variants need Ray, which is installed and cannot be imported "
+            f"({exc}): "
             "install it again"
         ) from exc
     finally:
@@ -188,7 +189,7 @@ def load_ray(token: str | None = None, address: str | None = None) -> Any:
 
 
 def answers(address: str) -> None:
-    """Whether a Ray cluster answers there: Ray itself would try for a minute, with many warnings.
+    """Require that a Ray cluster answers there; Ray itself would try for a minute, and warn.
 
     Raises:
         LoaderError: none does, or it is no address.
@@ -221,7 +222,7 @@ def _no_cluster(address: str, found: str) -> LoaderError:
 
 
 def _amdsmi_is_broken() -> bool:
-    """Whether AMD's package is there and its library is not: it raises KeyError where Ray, which
+    """Tell that AMD's package is there and its library is not: it raises KeyError where Ray, which
     imports it in each of its processes, expects ImportError (ray 2.60, amdsmi 7.0).
     """
     if importlib.util.find_spec("amdsmi") is None:
@@ -238,7 +239,7 @@ def _amdsmi_is_broken() -> bool:
 
 @contextlib.contextmanager
 def _quiet_environment(directory: Path | None) -> Iterator[None]:
-    """What Ray's processes inherit while they are started."""
+    """Set what Ray's processes inherit while they are started."""
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # A process more than there are actors would wait for tasks that never come.

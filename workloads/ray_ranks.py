@@ -2,8 +2,8 @@
 
     python -m chopper.workloads.ray_ranks RANKS MODULE [options of the module]
 
-A signal that ends all processes ends Ray's, too, and a rank that loses them is ended by Ray's library
-before it can remove their directory.
+A signal that ends all processes ends Ray's, too, and a rank that loses them is ended by Ray's
+library before it can remove their directory.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class ConcurrentDocuments(Documents):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a worker makes of the documents of a batch."""
+    """Put the documents of a batch into rows, as a worker does."""
 
     tokens: Tokens
     """[rows, width], 0 where nothing is."""

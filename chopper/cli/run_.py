@@ -145,7 +145,7 @@ def command(
 
 
 def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
-    """What a workload says without running, where it has a model that does."""
+    """Show the headlines that a workload calculates without running, where it has any."""
     from chopper.cli.analyze_ import _terminal
     from chopper.experiments import results as ex
     from chopper.experiments.catalogue import program
@@ -182,7 +182,7 @@ def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
 
 
 def _show_what_there_is(exit_code: int, show: Callable[[], None]) -> None:
-    """Of a run that failed, its own exit code says more than what it lacks."""
+    """Show a result; of a run that failed, its exit code says more than what it lacks."""
     try:
         show()
     except ChopperError as exc:

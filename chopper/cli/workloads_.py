@@ -76,7 +76,7 @@ def described(name: str) -> str:
 
 
 def _facts(workload: Workload) -> str:
-    """What it takes at its default size, in a line."""
+    """Say what it takes at its default size, in a line."""
     variants = [v for v in workload.variants if v.default and not v.needs_gpu]
     said = [fmt.plural(workload.ranks, "rank") + " without GPUs"]
     if workload.experiment:

@@ -1,4 +1,4 @@
-"""The reference workloads, found in the folder ``workloads/``: each module that assigns WORKLOAD."""
+"""The reference workloads: the modules of the folder ``workloads/`` that assign WORKLOAD."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Ceilings out of the microbenchmarks' experiments: ``chopper calibrate --from``.
 
-``gemm``, ``membw`` and ``collectives`` measure what ``chopper calibrate`` does, over more shapes and
-sizes and in runs of their own. Their rates take the place of those that a stored calibration of the
-same machine, ranks and threads has; what none of them measures stays.
+``gemm``, ``membw`` and ``collectives`` measure what ``chopper calibrate`` does, over more shapes
+and sizes and in runs of their own. Their rates take the place of those that a stored calibration of
+the same machine, ranks and threads has; what none of them measures stays.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def feed(paths: Iterable[Path], store: Path) -> list[Calibration]:
 
 
 def _keys_with_link(part: Calibration, known: dict[_Key, Calibration]) -> list[_Key]:
-    """Of the same conditions; and of one rank, which has no link, and keeps that between two."""
+    """Keys of the same conditions; and of one rank, which keeps the link between two."""
     return [key for key in known if key == part.key or (key[:2] == part.key[:2] and key[2] == 1)]
 
 
@@ -137,7 +137,7 @@ def read(path: Path) -> Calibration:
 
 
 def _rates(repetitions: list[list[RankManifest]], best: str, median: str) -> _Rates:
-    """Rates by their labels: of each repetition the middle rank, of these the best and the middle."""
+    """Rates by their labels: of each repetition the middle rank; of these best and middle."""
     values: dict[_Labels, dict[str, list[float]]] = {}
     for ranks in repetitions:
         of_ranks: dict[_Labels, dict[str, list[float]]] = {}

@@ -44,10 +44,10 @@ class Workload:
     """Facts about a workload, known without running it."""
 
     name: str
-    """Of the workload and of its module."""
+    """Name of the workload and of its module."""
 
     summary: str
-    """What it shows, in one line."""
+    """Statement of what it shows, in one line."""
 
     options: tuple[Option, ...]
     """Those of its own; ``--variant`` and ``--output`` are added."""
@@ -77,7 +77,7 @@ class Workload:
     """Views whose columns are compared between the variants."""
 
     repeats: int = 1
-    """How often each variant runs unless the user says otherwise."""
+    """Times that each variant runs unless the user says otherwise."""
 
     packages: tuple[str, ...] = ()
     """Importable names, besides torch, that it cannot do without."""
@@ -90,7 +90,7 @@ class Workload:
 
     @property
     def experiment(self) -> bool:
-        """Whether it is recorded as variants and repetitions beside each other."""
+        """True where it is recorded as variants and repetitions beside each other."""
         return self.measures or bool(self.variants)
 
     @property
@@ -123,6 +123,6 @@ class Needs:
     remedy: str
     """Advice for a machine that has less."""
     notes: tuple[str, ...] = ()
-    """What the user should know before it starts."""
+    """Facts that the user should know before it starts."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Variants that cannot run here as asked → the reason."""

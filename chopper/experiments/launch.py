@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
-"""How long processes that outlive the command may take to end by themselves, then by SIGTERM."""
+"""Time for processes that outlive the command to end by themselves, then by SIGTERM."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Sent by a terminal to stop a job; SIGSTOP is sent to single processes, by people."""

@@ -74,8 +74,9 @@ def load(path: Path) -> Experiment:
 
 
 def _measures_of(manifest: RunManifest) -> Iterator[tuple[str, Labels, list[float]]]:
-    """What one run measured, a value for each repetition of its own: the median of each rank's
-    values, then the mean over ranks.
+    """Join what one run measured to a value for each repetition of its own.
+
+    The value is the median of each rank's values, then the mean over ranks.
     """
     found: dict[tuple[str, Labels], dict[int | str | float, dict[int, list[float]]]] = {}
     for rank in manifest.ranks:

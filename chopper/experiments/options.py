@@ -51,7 +51,7 @@ class Option:
     name: str
     """Without the dashes."""
     help: str
-    """What it sets, in a few words."""
+    """Its effect, in a few words."""
     default: str | int | None
     type: Callable[[str], str | int | Path] = str
     """Reads the text of the command line."""

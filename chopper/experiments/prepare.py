@@ -53,7 +53,7 @@ class Launch:
     repeats: int
 
     notes: tuple[str, ...]
-    """What the user should know before it starts: automatic choices with their reasons."""
+    """Automatic choices with their reasons, for the user to know before it starts."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Launch:
         return self.workload.name
 
     def command(self, variant: Variant | None = None) -> list[str]:
-        """What starts the ranks, or the process that starts them."""
+        """Command that starts the ranks, or the process that starts them."""
         module = (variant and variant.module) or self.workload.module
         words = [*self.words]
         if variant is not None:

@@ -1,9 +1,9 @@
 """A reference workload in several variants, each repeated: what they measured, beside each other.
 
 An experiment is a directory: ``experiment.json`` says what was run, and each repetition of each
-variant is a run of its own beside it (``sequential-1``, ``chunked-1``, …), which every other command
-reads. The numbers are those that the workload measured itself (``prof.measure``) and the time of
-its steps.
+variant is a run of its own beside it (``sequential-1``, ``chunked-1``, …), which every other
+command reads. The numbers are those that the workload measured itself (``prof.measure``) and the
+time of its steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class VariantPlan(msgspec.Struct, kw_only=True):
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What ``experiment.json`` holds."""
+    """Content of ``experiment.json``."""
 
     schema: str = SCHEMA
     chopper_version: str
@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, kw_only=True):
     device: str
     options: dict[str, str | int | float | None]
     steps: bool
-    """Whether its steps are what it is about, and not a traced pass before it measures."""
+    """True where its steps are what it is about, and no traced pass before it measures."""
     baseline: str | None
     """The variant that others are compared with; None: there is nothing to compare."""
     variants: list[VariantPlan]
@@ -92,11 +92,11 @@ class Headline:
 
     system: str
     claim: str
-    """What the number is of, in words."""
+    """The quantity, in words."""
     survey: str | None = None
-    """What the survey says, as it says it."""
+    """The survey's own words about it."""
     primary: str | None = None
-    """What the primary source says."""
+    """The primary source's own words about it."""
     unit: str = "×"
     """``s``, ``%`` …"""
     ours: float | None = None
@@ -134,7 +134,7 @@ class Exhibit:
     words: int = 1
     """So many leading columns hold names, the rest numbers."""
     note: str = ""
-    """How it is to be read."""
+    """Explanation for its readers."""
     shows: tuple[str, ...] = ()
     """Measures that are in it whole, and need no table of their own."""
 
@@ -149,7 +149,7 @@ class Experiment:
     attributions: dict[str, list[Attributed]] = field(repr=False)
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
-    """What is missing, and why."""
+    """Parts that are missing, with the reason."""
     program: Program | None = field(default=None, repr=False)
     """Its workload; None where this version of chopper has none of that name."""
 
@@ -172,7 +172,7 @@ class Experiment:
         return None
 
     def ratio(self, measure: str, of: str, to: str, **labels: Any) -> Estimate | None:
-        """How many times ``to``'s value ``of``'s is; None when one of them was not measured."""
+        """Divide ``of``'s value by ``to``'s; None when one of them was not measured."""
         return quotient(self.find(measure, of, **labels), self.find(measure, to, **labels))
 
     def view(self, name: str, variant: str) -> list[list[dict[str, Any]]]:
@@ -305,8 +305,8 @@ class Program:
     workload: Workload
 
     needs: Callable[[argparse.Namespace, int, str], Needs]
-    """Of the options, the number of ranks and the kind of device; ValueError says what the machine
-    lacks, UsageError what is wrong with the options."""
+    """Takes the options, the number of ranks and the kind of device; raises ValueError with what
+    the machine lacks, UsageError with what is wrong with the options."""
 
     headlines: Callable[[Experiment], tuple[Headline, ...]] | None = None
     """The numbers that it exists to show, out of its experiment."""
@@ -365,7 +365,7 @@ def line(
 
 
 def read_plan(path: Path) -> Plan:
-    """What ``experiment.json`` says.
+    """Read ``experiment.json``.
 
     Raises:
         InputError: it is not there, or damaged, or newer than this chopper.

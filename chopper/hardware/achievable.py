@@ -1,4 +1,4 @@
-"""Shares of a device's peak rates that well-shaped work reaches: the list in ``achievable.json``."""
+"""Shares of devices' peak rates that well-shaped work reaches, listed in ``achievable.json``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Reach(msgspec.Struct, kw_only=True, frozen=True):
     """Share of a device's peak rates that well-shaped work reaches."""
 
     products: float
-    """Of FLOP/s, by matrix products."""
+    """Share of FLOP/s, by matrix products."""
     memory: float
-    """Of the memory's bandwidth."""
+    """Share of the memory's bandwidth."""
     source: str
 
 

@@ -1,4 +1,4 @@
-"""What ``chopper calibrate`` measured on a machine: achieved rates, kept with their conditions.
+"""Rates that ``chopper calibrate`` measured on a machine, kept with their conditions.
 
 A peak from a datasheet is a promise; this is what the machine at hand did. On machines without an
 accelerator there is no datasheet peak worth the name, and what was measured is the reference.
@@ -65,7 +65,7 @@ class Measured(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Calibration(msgspec.Struct, kw_only=True, frozen=True):
-    """What one process achieves on one device of one machine."""
+    """Rates that one process achieves on one device of one machine."""
 
     kind: Literal["full", "quick"]
     created_ns: int
@@ -97,7 +97,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     roundtrip_ns: int | None = None
     """Time from issuing the smallest operator to knowing that it has run."""
     absent: dict[str, str] = {}
-    """What could not be measured, and why."""
+    """Part that could not be measured → the reason."""
     fed: dict[str, str] = {}
     """Section (``gemm``, ``memory``, ``link``) → the experiment that it was taken from."""
 
@@ -129,7 +129,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def source(self) -> str:
-        """Where these numbers come from, in words."""
+        """Origin of these numbers, in words."""
         day = datetime.datetime.fromtimestamp(self.created_ns / 1e9, datetime.UTC).date()
         how = "quickly " if self.kind == "quick" else ""
         return (

@@ -1,4 +1,4 @@
-"""What the device of a rank, or its host, can do at best: by the datasheet, and as measured."""
+"""Ceilings of a rank's device, or of its host: by the datasheet, and as measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UnitLimits:
-    """What one unit of a device (an SM) can hold at a time."""
+    """Limits of what one unit of a device (an SM) holds at a time."""
 
     threads_count: int
     blocks_count: int
@@ -32,7 +32,7 @@ def _unknown(_: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What the device can do at most.
+    """Best rates of a device.
 
     Attributes:
         flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
@@ -58,7 +58,7 @@ class Ceiling:
 
 
 MOST_OF_A_PEAK = 1.05
-"""What may be reached of a ceiling before the ceiling, or what is held against it, must be wrong.
+"""Share of a ceiling that may be reached before it, or what is held against it, must be wrong.
 
 Nothing exceeds a true peak; clocks above the reference clock, and measured ceilings, whose repeats
 differ by a few percent, leave room for so much.
@@ -133,7 +133,7 @@ def device_ceiling(
 
 
 def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
-    """What one unit holds, None when a part of it is not known."""
+    """Limits of one unit, None when one of them is unknown."""
     limits = [
         quantity.value
         for quantity in (
@@ -150,7 +150,7 @@ def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
 def _calibration(
     manifest: RunManifest, part: RankManifest, device: Device | None
 ) -> Calibration | None:
-    """What was measured of a rank's device, or of its host's cores with None.
+    """Find the calibration of a rank's device, or of its host's cores with None.
 
     The result kept in the run counts first, else one stored on this machine for as many ranks.
     """
@@ -243,7 +243,7 @@ def _not_listed(device: Device) -> str:
 
 
 def no_peak_remedy(manifest: RunManifest, part: RankManifest, device: Device | None) -> str:
-    """What a user can do about unknown peaks."""
+    """Advise a user about unknown peaks."""
     if part.devices:
         why = (
             _not_listed(device)

@@ -1,4 +1,4 @@
-"""What a device can do at best: a table with a source for every value, and a strict lookup.
+"""Peaks of devices: a table with a source for every value, and a strict lookup.
 
     device = lookup("NVIDIA H100 80GB HBM3", multi_processor_count=132)
     device.flop_per_s("bf16")                     # 989.4e12, as quoted by the vendor
@@ -128,7 +128,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if quoted is None or quoted.value is None else float(quoted.value)
 
     def source(self, dtype: str) -> str | None:
-        """Where the peak for `dtype` came from, with its note; None for a type not in the table."""
+        """Source of the peak for `dtype`, with its note; None for a type not in the table."""
         quoted = self.peak_flop_per_s.get(dtype)
         if quoted is None:
             return None
@@ -227,7 +227,7 @@ def named(name: str) -> DevicePeaks:
 
 
 def _families() -> str:
-    """The table's devices in short: families by vendor, each the beginning of its members' names."""
+    """Shorten the table's devices to families by vendor, each the beginning of its names."""
     of: dict[str, dict[str, None]] = {}
     for device in known_devices():
         of.setdefault(device.vendor, {})[device.id.split("-")[1]] = None

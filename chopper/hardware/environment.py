@@ -1,4 +1,4 @@
-"""What a rank can say about where it runs, without waking anything that sleeps.
+"""Facts of a rank about the machine it runs on, without waking anything that sleeps.
 
 Devices are asked only once the program has initialized them: a profiler must not create a context
 on device 0 in every rank.
@@ -36,7 +36,7 @@ _ENVIRONMENT_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Which of the ranks this process is."""
+    """Place of this process among the ranks."""
 
     rank: int = 0
     local_rank: int = 0
@@ -99,7 +99,7 @@ def _nonsense(rank: int | None, world_size: int | None) -> str | None:
 
 
 def rank_info() -> RankInfo:
-    """The rank, from torch.distributed when it is initialized, else from the launcher's variables."""
+    """Read the rank from torch.distributed when initialized, else from the launcher's variables."""
     rank, world_size, local_rank = _launched_rank()
     dist = _distributed()
     if dist is not None:
@@ -298,7 +298,7 @@ def describe(manifest: RankManifest) -> None:
 
 
 def calibration(manifest: RankManifest) -> dict[str, Any] | None:
-    """What ``chopper calibrate`` measured for this rank's device, in these conditions if any.
+    """Find the calibration of this rank's device, in these conditions if any.
 
     What the host's cores achieve depends on how many processes and threads share them: for ranks
     on the host, only a measurement under the same number of both will do.

@@ -26,7 +26,7 @@ LEAST_S = 5e-3
 _MOST_CALLS = 10_000
 """Between two readings of the clock."""
 _MOST_TIMINGS = 50
-"""Of a call in one round."""
+"""Timings of a call in one round."""
 _WARMUP = 3
 _SCALAR = 2**0.5 - 1
 """s with which no array grows: one STREAM kernel after the other makes (2·s + s²)·a of a."""
