@@ -117,18 +117,7 @@ def calibrate(
     else:
         plan = _DEVICE_QUICK if quick else _DEVICE_FULL
 
-    # A link takes two: with one rank, a second worker stands by for the link alone.
-    alone: str | None = None
-    if ranks == 1 and device_type != "cpu" and device_count < 2:
-        alone = "one accelerator only"
-    elif ranks == 1 and quick:
-        alone = "left out of a quick calibration of one rank"
-    workers = max(ranks, 1 if alone else 2)
-    sections: list[Section] = ["launch", "gemm", "memory"]
-    if device_type != "cpu":
-        sections.append("transfer")
-    if workers > 1:
-        sections.append("link")
+    workers, sections, absent = _sections(ranks, device_type, device_count, quick=quick)
     jobs = [
         Job(
             rank=rank,
@@ -136,15 +125,12 @@ def calibrate(
             ranks=ranks,
             threads=threads,
             device_type=device_type,
-            sections=tuple(sections),
+            sections=sections,
             plan=plan,
         )
         for rank in range(workers)
     ]
     merged = _merge(_run_workers(jobs, say)[:ranks])
-    absent = merged.absent | ({"link": alone} if alone else {})
-    if device_type == "cpu":
-        absent["transfer"] = "no accelerator"
     return Calibration(
         kind="quick" if quick else "full",
         created_ns=time.time_ns(),
@@ -164,8 +150,28 @@ def calibrate(
         link_backend=merged.link_backend if merged.link else None,
         launch_ns=merged.launch_ns,
         roundtrip_ns=merged.roundtrip_ns,
-        absent=absent,
+        absent=merged.absent | absent,
     )
+
+
+def _sections(
+    ranks: int, device_type: str, device_count: int, *, quick: bool
+) -> tuple[int, tuple[Section, ...], dict[str, str]]:
+    """Choose the number of workers and what they measure; what they cannot, with the reason."""
+    sections: list[Section] = ["launch", "gemm", "memory"]
+    absent = {}
+    if device_type == "cpu":
+        absent["transfer"] = "no accelerator"
+    else:
+        sections.append("transfer")
+    # A link takes two: with one rank, a second worker stands by for the link alone.
+    if ranks == 1 and device_type != "cpu" and device_count < 2:
+        absent["link"] = "one accelerator only"
+    elif ranks == 1 and quick:
+        absent["link"] = "left out of a quick calibration of one rank"
+    else:
+        sections.append("link")
+    return max(ranks, 2 if "link" in sections else 1), tuple(sections), absent
 
 
 def require_torch() -> None:

@@ -25,8 +25,6 @@ LEAST_S = 5e-3
 """Between two readings of the clock."""
 _MOST_CALLS = 10_000
 """Between two readings of the clock."""
-_MOST_TIMINGS = 50
-"""Timings of a call in one round."""
 _WARMUP = 3
 _SCALAR = 2**0.5 - 1
 """s with which no array grows: one STREAM kernel after the other makes (2·s + s²)·a of a."""
@@ -92,14 +90,15 @@ class Bench(Generic[Key]):
             for key, (call, count) in self._calls.items():
                 if self._in_step:
                     dist.barrier()
-                # The call before worked on other memory, and left it in the caches.
-                self._time_s(call, 1, slowest=self._together)
-                spent_s = 0.0
-                for _ in range(_MOST_TIMINGS):
+                if count > 1:
+                    # The call before worked on other memory, and left it in the caches.
+                    self._time_s(call, 1, slowest=self._together)
+                left_s = budget_s
+                while True:
                     call_s = self._time_s(call, count, slowest=self._together)
                     times_s[key].append(call_s)
-                    spent_s += count * call_s
-                    if spent_s >= budget_s:
+                    left_s -= count * call_s
+                    if left_s <= 0:
                         break
             for call in after_round:
                 call()

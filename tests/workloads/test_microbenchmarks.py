@@ -110,12 +110,12 @@ def test_short_calls_are_timed_many_at_once_behind_one_that_is_not(monkeypatch):
     ended = []
     times_s = bench.run(2, after_round=(lambda: ended.append(len(log)),))
     assert times_s == {"short": pytest.approx([1e-4] * 2), "long": pytest.approx([1e-1] * 2)}
-    # 5 ms of the short one, one of the long one, and one before each.
-    assert (log.count(1e-4), log.count(1e-1)) == (2 * 51, 2 * 2)
+    # 5 ms of the short one behind another call of it; the long one alone is long enough.
+    assert (log.count(1e-4), log.count(1e-1)) == (2 * 51, 2)
     assert ended == [len(log) // 2, len(log)]
 
 
-def test_a_budget_is_filled_with_timings_but_not_for_ever(monkeypatch):
+def test_a_budget_is_filled_with_timings(monkeypatch):
     clock = Clock(monkeypatch)
     log: list[float] = []
     bench: Bench[str] = Bench(torch.device("cpu"))
@@ -123,7 +123,7 @@ def test_a_budget_is_filled_with_timings_but_not_for_ever(monkeypatch):
     bench.add("long", clock.call(2.0, log))
     times_s = bench.run(3, budget_s=0.101)
     assert (len(times_s["short"]), len(times_s["long"])) == (3 * 21, 3)
-    assert len(bench.run(1, budget_s=60.0)["short"]) == 50
+    assert len(bench.run(1, budget_s=1.999)["short"]) == 400
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7), (7, 3, 5), (4, 4, 4)])
