@@ -17,6 +17,17 @@ from chopper.hardware.prices import Priced, Prices
 from chopper.quantities import between, positive
 
 _J_PER_KWH = 3.6e6
+_RANGES = {
+    "price": (1e-6, 1e9),
+    "tokens per second of a device": (1e-3, 1e12),
+    "devices": (1, 1e9),
+    "electricity": (1e-6, 1e6),
+    "PUE": (1, 10),
+    "tokens of a step": (1, 1e18),
+    "tokens": (1, 1e24),
+    "power": (1e-3, 1e6),
+}
+"""Least and most that is bought anywhere."""
 
 
 class Cost(Estimate, kw_only=True, frozen=True):
@@ -128,45 +139,42 @@ def cost(
     pue_ratio: float | None = None,
     against: Against | None = None,
 ) -> Cost:
-    """Everything that follows from a price, a throughput and a power.
+    """Return everything that follows from a price, a throughput and a power.
 
     Args:
-        prices: where electricity and PUE come from when they are not given.
+        prices: where electricity and PUE come from when they are None.
         price_per_hour: of one device.
         tokens_per_s: of one device.
         throughput_source: measured or projected, in words.
         device: its name.
         devices_count: that train together.
-        step_tokens_count: tokens of one step over all devices.
-        run_tokens_count: tokens of the whole run.
+        step_tokens_count, run_tokens_count: over all devices.
         power_w: of one device, mean.
         power_source: measured or from the board's limit, in words.
-        electricity_per_kwh: None for the list's.
-        pue_ratio: None for the list's.
+        electricity_per_kwh, pue_ratio: price of energy, and the building's power over computers'.
         against: another device, made by :func:`compare`.
 
     Raises:
-        UsageError: anything not positive, or beyond what is bought anywhere.
+        UsageError: anything beyond what is bought anywhere.
     """
-    tariff = (
-        prices.electricity_per_kwh.value if electricity_per_kwh is None else electricity_per_kwh
-    )
+    tariff = electricity_per_kwh
+    tariff = prices.electricity_per_kwh.value if tariff is None else tariff
     pue = prices.pue_ratio.value if pue_ratio is None else pue_ratio
-    for name, value, (least, most) in (
-        ("price", price_per_hour.value, (1e-6, 1e9)),
-        ("tokens per second of a device", tokens_per_s, (1e-3, 1e12)),
-        ("devices", devices_count, (1, 1e9)),
-        ("electricity", tariff, (1e-6, 1e6)),
-        ("PUE", pue, (1, 10)),
-        ("tokens of a step", step_tokens_count, (1, 1e18)),
-        ("tokens", run_tokens_count, (1, 1e24)),
-        ("power", power_w, (1e-3, 1e6)),
+    for name, value in (
+        ("price", price_per_hour.value),
+        ("tokens per second of a device", tokens_per_s),
+        ("devices", devices_count),
+        ("electricity", tariff),
+        ("PUE", pue),
+        ("tokens of a step", step_tokens_count),
+        ("tokens", run_tokens_count),
+        ("power", power_w),
     ):
         if value is not None:
-            between(value, least, most, name)
+            between(value, *_RANGES[name], name)
     million = per_million_tokens(price_per_hour.value, tokens_per_s)
-    energy = None if power_w is None else power_w * pue / tokens_per_s
-    kwh = None if energy is None else energy * 1e6 / _J_PER_KWH
+    energy = power_w * pue / tokens_per_s if power_w is not None else None
+    kwh = energy * 1e6 / _J_PER_KWH if energy is not None else None
     of_run = None if run_tokens_count is None else run_tokens_count / 1e6
     together = devices_count * tokens_per_s
     return Cost(

@@ -125,6 +125,42 @@ def _one(
     return float(ended.max()), float(ended.mean()), most
 
 
+def _check(
+    flows_count: int,
+    uplinks_count: int,
+    queue_pairs: tuple[int, ...],
+    receivers: int,
+    failed_count: int,
+    admitted_count: int | None,
+    trials_count: int,
+) -> None:
+    """Refuse what cannot be, or takes too long, to be simulated."""
+    for name, value in (
+        ("flows", flows_count),
+        ("uplinks", uplinks_count),
+        ("receivers", receivers),
+        ("trials", trials_count),
+        *(("queue pairs", q) for q in queue_pairs),
+    ):
+        if value < 1:
+            raise UsageError(f"{name}: found {value}, expected 1 or more")
+    if admitted_count is not None and admitted_count < 1:
+        raise UsageError(f"admitted flows: found {admitted_count}, expected 1 or more")
+    if not 0 <= failed_count < uplinks_count:
+        raise UsageError(
+            f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
+        )
+    if receivers > flows_count:
+        raise UsageError(
+            f"receivers: found {receivers} for {flows_count} flows, expected at most that"
+        )
+    if too_many(flows_count, queue_pairs, uplinks_count):
+        raise UsageError(
+            f"flows × queue pairs, and uplinks: found {flows_count * max(queue_pairs)} and "
+            f"{uplinks_count}, expected at most {_MOST_QUEUE_PAIRS} of either to be simulated"
+        )
+
+
 def simulate(
     flows_count: int,
     uplinks_count: int,
@@ -149,40 +185,24 @@ def simulate(
         failed_count: uplinks that fail while all send; their queue pairs are hashed onto the others.
         fail_at_ratio: when, in times that even sharing would take.
         admitted_count: flows that a receiver lets send at a time; None for all.
-        trials_count: draws of the hash with one queue pair; with more of them, which scatter less and
-            take longer, a share that falls with their square, 4 at least.
+        trials_count: draws with one queue pair; more of them scatter less: fewer draws, 4 at least.
         seed: of the draws.
 
     Raises:
         UsageError: anything not positive, no uplink left, or too much to simulate.
     """
     receivers = flows_count if receivers_count is None else receivers_count
-    for name, value in (
-        ("flows", flows_count),
-        ("uplinks", uplinks_count),
-        ("receivers", receivers),
-        ("trials", trials_count),
-        *(("queue pairs", q) for q in queue_pairs),
-    ):
-        if value < 1:
-            raise UsageError(f"{name}: found {value}, expected 1 or more")
-    if admitted_count is not None and admitted_count < 1:
-        raise UsageError(f"admitted flows: found {admitted_count}, expected 1 or more")
-    if not headroom_ratio > 0:
+    if headroom_ratio <= 0:
         raise UsageError(f"headroom: found {headroom_ratio:g}, expected more than 0")
-    if not 0 <= failed_count < uplinks_count:
-        raise UsageError(
-            f"failed uplinks: found {failed_count} of {uplinks_count}; one at least has to work"
-        )
-    if receivers > flows_count:
-        raise UsageError(
-            f"receivers: found {receivers} for {flows_count} flows, expected at most that"
-        )
-    if too_many(flows_count, queue_pairs, uplinks_count):
-        raise UsageError(
-            f"flows × queue pairs, and uplinks: found {flows_count * max(queue_pairs)} and "
-            f"{uplinks_count}, expected at most {_MOST_QUEUE_PAIRS} of either to be simulated"
-        )
+    _check(
+        flows_count,
+        uplinks_count,
+        queue_pairs,
+        receivers,
+        failed_count,
+        admitted_count,
+        trials_count,
+    )
 
     def run(count: int) -> tuple[float, float, float, int]:
         rng = np.random.default_rng(seed)
@@ -206,21 +226,18 @@ def simulate(
 
     runs = {count: run(count) for count in {1, *queue_pairs}}
     plain = runs[1][0]
-    found = []
-    for count in queue_pairs:
-        last, error, mean, most = runs[count]
-        found.append(
-            Simulated(
-                queue_pairs_count=count,
-                receivers_count=receivers,
-                failed_count=failed_count,
-                admitted_count=admitted_count,
-                headroom_ratio=headroom_ratio,
-                finish_ratio=last,
-                standard_error_ratio=error,
-                mean_finish_ratio=mean,
-                gain_ratio=plain / last,
-                most_at_once_count=most,
-            )
+    return tuple(
+        Simulated(
+            queue_pairs_count=count,
+            receivers_count=receivers,
+            failed_count=failed_count,
+            admitted_count=admitted_count,
+            headroom_ratio=headroom_ratio,
+            finish_ratio=last,
+            standard_error_ratio=error,
+            mean_finish_ratio=mean,
+            gain_ratio=plain / last,
+            most_at_once_count=most,
         )
-    return tuple(found)
+        for count, (last, error, mean, most) in ((count, runs[count]) for count in queue_pairs)
+    )

@@ -19,19 +19,16 @@ def loss(
     cached: list[Buffer],
     gathered_bytes: int = 0,
 ) -> tuple[Buffer, Buffer]:
-    """Head, cross-entropy and their backward; n is taken over, and so is autocast's cache.
+    """Return the gradients of what the head reads, n, and of its weight.
 
     Args:
         ledger: where bytes are counted.
         of: the options.
         layout: sizes of one rank.
-        n: what the head reads.
+        n: taken over.
         gradient_bytes: of one parameter's gradient.
         cached: autocast's narrow copies of weights, emptied where its context ends.
         gathered_bytes: of the head's weight, where it is gathered for each use and released after it.
-
-    Returns:
-        The gradients of n and of the head's weight.
     """
     tp = of.tensor_parallel_count
     a = of.architecture

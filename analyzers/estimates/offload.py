@@ -135,29 +135,6 @@ def hideable_ratio(*, width: int, link_bytes_per_s: float, flop_per_s: float) ->
     return min(1.0, 24 / 34 * width * link_bytes_per_s / flop_per_s)
 
 
-def offload_step_s(
-    *,
-    parameters_count: float,
-    forward_s: float,
-    backward_s: float,
-    to_host_bytes_per_s: float,
-    to_device_bytes_per_s: float,
-    host_bytes_per_s: float,
-) -> float:
-    """ZeRO-Offload's step: t_fwd + max(t_bwd, 2Ψ/B_d2h) + 30Ψ/DRAM + 2Ψ/B_h2d."""
-    return (
-        forward_s
-        + max(backward_s, 2 * parameters_count / to_host_bytes_per_s)
-        + ADAM_BYTES * parameters_count / host_bytes_per_s
-        + 2 * parameters_count / to_device_bytes_per_s
-    )
-
-
-def link_bytes_per_step(parameters_count: int) -> int:
-    """Over the link, per step: gradients down and parameters up, 16 bits each: 4Ψ."""
-    return 4 * parameters_count
-
-
 def offload(
     architecture: Architecture,
     machine: Machine,
@@ -166,7 +143,7 @@ def offload(
     sequence_count: int = 2048,
     ranks_count: int = 1,
 ) -> Offload:
-    """All variants for one model on one machine.
+    """Return all variants for one model on one machine.
 
     Args:
         architecture: the model.
@@ -178,19 +155,39 @@ def offload(
     Raises:
         UsageError: anything not positive.
     """
-    for name, value in (
-        ("batch", batch_count),
-        ("sequence", sequence_count),
-        ("ranks", ranks_count),
-        ("peak", machine.flop_per_s),
-        ("link to device", machine.to_device_bytes_per_s),
-        ("link to host", machine.to_host_bytes_per_s),
-        ("host bandwidth", machine.host_bytes_per_s),
-        ("memory bandwidth", machine.memory_bytes_per_s),
-    ):
+    _check(machine, batch_count, sequence_count, ranks_count)
+    count, active = architecture.parameters_count, architecture.active_count
+    tokens = batch_count * sequence_count
+    forward_s = 2 * active * tokens / machine.flop_per_s
+    part, down = count / ranks_count, machine.to_host_bytes_per_s
+    overhead_s = (
+        ADAM_BYTES * part / machine.host_bytes_per_s
+        + 2 * part / machine.to_device_bytes_per_s
+        - ADAM_BYTES * part / machine.memory_bytes_per_s
+    )
+    per_token_s = 6 * active / machine.flop_per_s
+    return Offload(
+        assumptions=ASSUMPTIONS,
+        model=architecture.name,
+        parameters_count=count,
+        active_parameters_count=active,
+        ranks_count=ranks_count,
+        tokens_count=tokens,
+        machine=machine,
+        variants=_variants(architecture, machine, ranks_count, forward_s),
+        activations=_activations(architecture, machine, batch_count, sequence_count, forward_s),
+        tokens_to_hide_gradients=count * machine.flop_per_s / (2 * active * down * ranks_count),
+        tokens_for_small_overhead=(
+            overhead_s / (_HIDDEN_RATIO * per_token_s) if overhead_s > 0 else None
+        ),
+    )
+
+
+def _check(machine: Machine, batch_count: int, sequence_count: int, ranks_count: int) -> None:
+    for name, value in (("batch", batch_count), ("sequence", sequence_count)):
         positive(value, name)
-    if ranks_count > _MOST_RANKS:
-        raise UsageError(f"ranks: found {ranks_count}, expected at most {_MOST_RANKS} in a node")
+    between(ranks_count, 1, _MOST_RANKS, "ranks in a node")
+    positive(machine.memory_bytes_per_s, "memory bandwidth")
     for name, rate in (
         ("peak", machine.flop_per_s),
         ("link to device", machine.to_device_bytes_per_s),
@@ -203,101 +200,91 @@ def offload(
         positive(machine.host_memory_bytes, "host memory")
     if batch_count * sequence_count > 2**40:
         raise UsageError(f"batch × sequence: {batch_count * sequence_count:.3g} is too large")
-    psi, n = architecture.parameters_count, ranks_count
-    active = architecture.active_count
-    tokens = batch_count * sequence_count
-    forward_s = 2 * active * tokens / machine.flop_per_s
-    backward_s = 2 * forward_s
-    part = psi / n
-    down, up = machine.to_host_bytes_per_s, machine.to_device_bytes_per_s
-    adam_device_s = ADAM_BYTES * part / machine.memory_bytes_per_s
-    adam_host_s = ADAM_BYTES * part / machine.host_bytes_per_s
-    largest = architecture.layer_count
 
-    def variant(
-        name: str,
-        times: tuple[float, float, float],
-        returning_s: float,
-        moved: float,
-        sizes: tuple[float, float],
-    ) -> Variant:
-        forward, backward, optimizer = times
-        waited = (forward - forward_s) + (backward - backward_s) + returning_s
-        rooms = [(sizes[0], machine.memory_bytes)]
-        if machine.host_memory_bytes is not None and sizes[1]:
-            rooms.append((sizes[1], machine.host_memory_bytes))
-        return Variant(
-            name=name,
-            step_s=sum(times) + returning_s,
-            forward_s=forward,
-            backward_s=backward,
-            optimizer_s=optimizer,
-            exposed_transfer_s=waited,
-            link_bytes=int(moved),
-            device_bytes=sizes[0],
-            host_bytes=sizes[1],
-            fits=all(size <= room for size, room in rooms),
-            largest_parameters_count=int(min(room / (size / psi) for size, room in rooms)),
-        )
 
-    streamed = max(backward_s, 2 * part / down)
-    fetched = (
-        max(forward_s, 2 * part / up),
-        max(backward_s, 2 * part / up, 2 * part / down),
-    )
-    variants = (
-        variant(
+def _variants(
+    architecture: Architecture, machine: Machine, ranks_count: int, forward_s: float
+) -> tuple[Variant, ...]:
+    """Return ZeRO's stages 2 and 3, with more and more of the states on the host."""
+    count, largest, n = architecture.parameters_count, architecture.layer_count, ranks_count
+    part, backward_s = count / n, 2 * forward_s
+    down_s = 2 * part / machine.to_host_bytes_per_s
+    up_s = 2 * part / machine.to_device_bytes_per_s
+    device_s = ADAM_BYTES * part / machine.memory_bytes_per_s
+    host_s = ADAM_BYTES * part / machine.host_bytes_per_s
+    computed = forward_s, backward_s
+    streamed = forward_s, max(backward_s, down_s)
+    fetched = max(forward_s, up_s), max(backward_s, up_s, down_s)
+    rows = (
+        (
             "stage 2, all on the device",
-            (forward_s, backward_s, adam_device_s),
-            0.0,
-            0,
-            deepspeed_zero2_bytes(psi, n, offload=False),
+            *(computed, device_s, 0.0, 0),
+            deepspeed_zero2_bytes(count, n, offload=False),
         ),
-        variant(
+        (
             "stage 2, optimizer on the host",
-            (forward_s, streamed, adam_host_s),
-            2 * part / up,
-            4 * part,
-            deepspeed_zero2_bytes(psi, n, offload=True),
+            *(streamed, host_s, up_s, 4 * part),
+            deepspeed_zero2_bytes(count, n, offload=True),
         ),
-        variant(
+        (
             "stage 3, all on the device",
-            (forward_s, backward_s, adam_device_s),
-            0.0,
-            0,
-            deepspeed_zero3_bytes(psi, largest, n),
+            *(computed, device_s, 0.0, 0),
+            deepspeed_zero3_bytes(count, largest, n),
         ),
-        variant(
+        (
             "stage 3, optimizer on the host",
-            (forward_s, streamed, adam_host_s),
-            2 * part / up,
-            4 * part,
-            deepspeed_zero3_bytes(psi, largest, n, offload="optimizer"),
+            *(streamed, host_s, up_s, 4 * part),
+            deepspeed_zero3_bytes(count, largest, n, offload="optimizer"),
         ),
-        variant(
+        (
             "stage 3, optimizer and parameters on the host",
-            (*fetched, adam_host_s),
-            0.0,
-            6 * part,
-            deepspeed_zero3_bytes(psi, largest, n, offload="parameters"),
+            *(fetched, host_s, 0.0, 6 * part),
+            deepspeed_zero3_bytes(count, largest, n, offload="parameters"),
         ),
     )
-    overhead_s = adam_host_s + 2 * part / up - adam_device_s
-    per_token_s = 6 * active / machine.flop_per_s
-    return Offload(
-        assumptions=ASSUMPTIONS,
-        model=architecture.name,
-        parameters_count=psi,
-        active_parameters_count=active,
-        ranks_count=n,
-        tokens_count=tokens,
-        machine=machine,
-        variants=variants,
-        activations=_activations(architecture, machine, batch_count, sequence_count, forward_s),
-        tokens_to_hide_gradients=psi * machine.flop_per_s / (2 * active * down * n),
-        tokens_for_small_overhead=None
-        if overhead_s <= 0
-        else overhead_s / (_HIDDEN_RATIO * per_token_s),
+    return tuple(
+        _variant(
+            name=name,
+            times_s=(*passes, update_s),
+            returning_s=returning_s,
+            waited_s=sum(passes) - sum(computed) + returning_s,
+            link_bytes=link_bytes,
+            sizes=sizes,
+            parameters_count=count,
+            machine=machine,
+        )
+        for name, passes, update_s, returning_s, link_bytes, sizes in rows
+    )
+
+
+def _variant(
+    *,
+    name: str,
+    times_s: tuple[float, float, float],
+    returning_s: float,
+    waited_s: float,
+    link_bytes: float,
+    sizes: tuple[float, float],
+    parameters_count: int,
+    machine: Machine,
+) -> Variant:
+    """Return a variant of states of these sizes on the device and the host."""
+    forward, backward, optimizer = times_s
+    rooms = [(sizes[0], machine.memory_bytes)]
+    if machine.host_memory_bytes is not None and sizes[1]:
+        rooms.append((sizes[1], machine.host_memory_bytes))
+    return Variant(
+        name=name,
+        step_s=sum(times_s) + returning_s,
+        forward_s=forward,
+        backward_s=backward,
+        optimizer_s=optimizer,
+        exposed_transfer_s=waited_s,
+        link_bytes=int(link_bytes),
+        device_bytes=sizes[0],
+        host_bytes=sizes[1],
+        fits=all(size <= room for size, room in rooms),
+        largest_parameters_count=int(min(room / (size / parameters_count) for size, room in rooms)),
     )
 
 

@@ -9,7 +9,8 @@ and so per class. Idle time is the host's and stays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -26,6 +27,7 @@ from chopper.analyzers.estimates.scaling import (
 from chopper.errors import InputError, UsageError
 from chopper.hardware.achievable import Reach
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
+from chopper.hardware.achievable import Reach
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,39 +63,39 @@ class Projection(Estimate, kw_only=True, frozen=True):
     SCHEMA: ClassVar[str] = "chopper.estimate.project/1"
 
     run: str
-    recorded_device: str | None
+    recorded_device: str | None = None
     """Null: not known, and the run was only carried to more ranks."""
-    target_device: str | None
-    recorded_reach: Reach | None
-    target_reach: Reach | None
+    target_device: str | None = None
+    recorded_reach: Reach | None = None
+    target_reach: Reach | None = None
     classes: tuple[OfClass, ...]
-    unmodelled_ratio: float
+    unmodelled_ratio: float = 0.0
     """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the rest."""
-    unmodelled_operators: tuple[str, ...]
+    unmodelled_operators: tuple[str, ...] = ()
     """Those, most time (captured: calls) first; the first few."""
-    idle_ns: int
-    copy_ns: int
-    communication_ns: int
-    projected_copy_ns: int
-    projected_communication_ns: int
+    idle_ns: int = 0
+    copy_ns: int = 0
+    communication_ns: int = 0
+    projected_copy_ns: int = 0
+    projected_communication_ns: int = 0
     """Exposed transfer goes with the links' rates, copies between host and device with PCIe."""
-    recorded_ns: int | None
+    recorded_ns: int | None = None
     projected_ns: int
-    projected_between_ns: tuple[int, int] | None
+    projected_between_ns: tuple[int, int] | None = None
     """With what has no model going as memory and as products do: which it is, is not known. Null where all
     has a model, or no device was given."""
     roofline_ns: int
     """Uncalibrated: all operators at the target's datasheet peak, and nothing else."""
-    checked_run: str | None
-    checked_ns: int | None
-    error_ratio: float | None
-    roofline_error_ratio: float | None
-    operators_error_ratio: float | None
+    checked_run: str | None = None
+    checked_ns: int | None = None
+    error_ratio: float | None = None
+    roofline_error_ratio: float | None = None
+    operators_error_ratio: float | None = None
     """Of the operators' times alone: what idle time, which stays as recorded, has no part in."""
-    operators_roofline_error_ratio: float | None
-    scales: tuple[AtScale, ...]
-    knee_ranks_count: int | None
-    knee_cause: str | None
+    operators_roofline_error_ratio: float | None = None
+    scales: tuple[AtScale, ...] = ()
+    knee_ranks_count: int | None = None
+    knee_cause: str | None = None
     recorded_ranks_count: int | None = None
     """Null: no scales were asked for."""
     recorded_scale_error_ratio: float | None = None
@@ -151,34 +153,51 @@ def operator_class(op: str | None, family: str | None) -> str:
     return "elementwise"
 
 
-def _rates(
-    device: DevicePeaks, dtype: str | None, reach: Reach, clock_hz: float | None = None
-) -> tuple[float | None, float | None]:
-    """Reached FLOP/s for a type, and bytes/s; None where the peak is not known."""
-    peak = device.flop_per_s(dtype, clock_hz) if dtype else None
-    if peak is None and dtype == "bf16":
-        # Before bf16 existed, programs ran in fp16.
-        peak = device.flop_per_s("fp16", clock_hz)
-    bandwidth = device.memory_bandwidth_bytes_per_s.value
-    return (
-        None if peak is None else peak * reach.products,
-        None if bandwidth is None else float(bandwidth) * reach.memory,
-    )
+class _Side(NamedTuple):
+    """A device, what work reaches of its peaks, and the clock; None for the reference clock."""
+
+    device: DevicePeaks
+    reach: Reach
+    clock_hz: float | None = None
+
+    def rates(self, dtype: str | None) -> tuple[float | None, float | None]:
+        """Return reached FLOP/s of a type, and bytes/s; None where the peak is not known."""
+        peak = self.device.flop_per_s(dtype, self.clock_hz) if dtype else None
+        if peak is None and dtype == "bf16":
+            # Before bf16 existed, programs ran in fp16.
+            peak = self.device.flop_per_s("fp16", self.clock_hz)
+        bandwidth = self.device.memory_bandwidth_bytes_per_s.value
+        return (
+            None if peak is None else peak * self.reach.products,
+            None if bandwidth is None else float(bandwidth) * self.reach.memory,
+        )
+
+    def bound_ns(
+        self, dtype: str | None, flop: float | None, size_bytes: float | None
+    ) -> float | None:
+        """Return the longer of FLOP ÷ F and bytes ÷ B; None when neither is known."""
+        parts = [
+            amount / rate * 1e9
+            for amount, rate in zip((flop, size_bytes), self.rates(dtype), strict=True)
+            if amount is not None and rate is not None and amount == amount
+        ]
+        return max(parts, default=None)
+
+    def at_datasheet(self) -> _Side:
+        """Return the device where all of its peaks are reached."""
+        return _Side(self.device, Reach(products=1.0, memory=1.0, source="datasheet"))
 
 
-def _bound_ns(
-    flop: float | None, size: float | None, rates: tuple[float | None, float | None]
-) -> float | None:
-    """Roofline: the longer of FLOP ÷ F and bytes ÷ B; None when neither is known."""
-    parts = [
-        amount / rate * 1e9
-        for amount, rate in ((flop, rates[0]), (size, rates[1]))
-        if amount is not None and rate is not None and amount == amount
-    ]
-    return max(parts, default=None)
+class _Operator(NamedTuple):
+    """An operator's mean call and its bounds; None where these are not known."""
 
-
-_WHOLE = Reach(products=1.0, memory=1.0, source="datasheet")
+    kind: str
+    calls_count: int
+    mean_ns: float
+    recorded_bound_ns: float | None
+    target_bound_ns: float | None
+    roofline_ns: float | None
+    """On the target by its datasheet."""
 
 
 def operators(
@@ -206,93 +225,102 @@ def operators(
     Raises:
         InputError: no operator has a time.
     """
+    there = _Side(target, target_reach, target_clock_hz)
+    return _projected(table, _Side(recorded, recorded_reach), there)
+
+
+def _projected(table: pa.Table, here: _Side, there: _Side) -> tuple[tuple[OfClass, ...], float]:
+    ops = _bounded(table, here, there)
+    if not ops:
+        raise InputError("no operator of the run has device time; nothing can be projected")
+    fixed = _fixed_ns(ops)
+    totals: dict[str, list[float]] = {}
+    known_ns = known_projected_ns = 0.0
+    for op in ops:
+        total = totals.setdefault(op.kind, [0.0] * 6)
+        time_ns = op.mean_ns * op.calls_count
+        total[0] += op.calls_count
+        total[1] += time_ns
+        here_ns, there_ns = op.recorded_bound_ns, op.target_bound_ns
+        if not (here_ns and there_ns and op.mean_ns > 0):
+            total[5] += time_ns
+            continue
+        base = min(op.mean_ns, fixed[op.kind])
+        projected = base + (op.mean_ns - base) * there_ns / here_ns
+        total[2] += projected * op.calls_count
+        total[3] += (op.roofline_ns or 0.0) * op.calls_count
+        total[4] += here_ns * op.calls_count
+        known_ns += time_ns
+        known_projected_ns += projected * op.calls_count
+    if not known_ns:
+        raise InputError(
+            f"no operator of the run has FLOP or bytes that {here.device.label} and "
+            f"{there.device.label} have known rates for; record with shapes"
+        )
+    ratio = known_projected_ns / known_ns
+    classes = [
+        OfClass(
+            operator_class=kind,
+            calls_count=int(count),
+            recorded_ns=round(time),
+            projected_ns=round(projected + unknown * ratio),
+            roofline_ns=round(roofline),
+            of_roofline_ratio=_of_roofline(bound, time - unknown),
+        )
+        for kind, (count, time, projected, roofline, bound, unknown) in totals.items()
+    ]
+    everything_ns = sum(op.mean_ns * op.calls_count for op in ops)
+    return (
+        tuple(sorted(classes, key=lambda c: -(c.recorded_ns or 0))),
+        1 - known_ns / everything_ns if everything_ns else 0.0,
+    )
+
+
+def _bounded(table: pa.Table, here: _Side, there: _Side) -> list[_Operator]:
+    """Return the operators of a run with their bounds on both devices, without transfer."""
     from chopper.analyzers.trace.names import is_communication, is_host_communication
     from chopper.analyzers.work import family
 
-    rows = [
-        row
-        for row in table.select(
-            ["op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes"]
-        ).to_pylist()
+    ops = []
+    columns = ["op", "dtype", "call_count", "time_ns", "math_flop", "traffic_bytes"]
+    for row in table.select(columns).to_pylist():
+        name, dtype = row["op"] or "", row["dtype"]
         # Transfer has causes of its own, and mostly hides.
-        if not (is_communication(row["op"] or "") or is_host_communication(row["op"] or ""))
-    ]
-    if not rows:
-        raise InputError("no operator of the run has device time; nothing can be projected")
-    ops: list[tuple[str, int, float, float | None, float | None, float | None]] = []
-    for row in rows:
-        kind = operator_class(row["op"], family(row["op"] or ""))
+        if is_communication(name) or is_host_communication(name):
+            continue
+        kind = operator_class(row["op"], family(name))
         flop, size = row["math_flop"], row["traffic_bytes"]
         # Fused attention keeps its operands in caches: the matrix units pace it, whatever its
         # bytes say; for the uncalibrated roofline they count.
         calibrated_size = None if kind == "attention" and flop else size
-        rates = [
-            _bound_ns(flop, calibrated_size, _rates(recorded, row["dtype"], recorded_reach)),
-            _bound_ns(
-                flop, calibrated_size, _rates(target, row["dtype"], target_reach, target_clock_hz)
-            ),
-            _bound_ns(flop, size, _rates(target, row["dtype"], _WHOLE)),
-        ]
-        ops.append((kind, row["call_count"], row["time_ns"] / max(1, row["call_count"]), *rates))
-    fixed = _fixed_ns(ops)
-    totals: dict[str, list[float]] = {}
-    known = [0.0, 0.0]
-    for kind, calls, mean, here, there, roof in ops:
-        total = totals.setdefault(kind, [0.0] * 6)
-        total[0] += calls
-        total[1] += mean * calls
-        if here and there and mean > 0:
-            base = min(mean, fixed[kind])
-            projected = base + (mean - base) * there / here
-            total[2] += projected * calls
-            total[3] += (roof or 0.0) * calls
-            total[4] += here * calls
-            known[0] += mean * calls
-            known[1] += projected * calls
-        else:
-            total[5] += mean * calls
-    if not known[0]:
-        raise InputError(
-            f"no operator of the run has FLOP or bytes that {recorded.label} and {target.label} have "
-            "known rates for; record with shapes"
-        )
-    ratio = known[1] / known[0]
-    classes = []
-    for kind, (count, time, projected, roofline, bound, unknown) in totals.items():
-        classes.append(
-            OfClass(
-                operator_class=kind,
-                calls_count=int(count),
-                recorded_ns=round(time),
-                projected_ns=round(projected + unknown * ratio),
-                roofline_ns=round(roofline),
-                of_roofline_ratio=_of_roofline(bound, time - unknown),
+        ops.append(
+            _Operator(
+                kind,
+                row["call_count"],
+                row["time_ns"] / max(1, row["call_count"]),
+                here.bound_ns(dtype, flop, calibrated_size),
+                there.bound_ns(dtype, flop, calibrated_size),
+                there.at_datasheet().bound_ns(dtype, flop, size),
             )
         )
-    everything = sum(mean * calls for _, calls, mean, *_ in ops)
-    return (
-        tuple(sorted(classes, key=lambda c: -(c.recorded_ns or 0))),
-        1 - known[0] / everything if everything else 0.0,
-    )
+    return ops
 
 
 def _of_roofline(bound_ns: float, time_ns: float) -> float | None:
-    """Share of the roofline that was reached; None where it is more than there is."""
+    """Return the share of the roofline that was reached; None where it is more than there is."""
     if time_ns <= 0 or bound_ns > MOST_OF_A_PEAK * time_ns:
         return None
     return bound_ns / time_ns
 
 
-def _fixed_ns(
-    ops: list[tuple[str, int, float, float | None, float | None, float | None]],
-) -> dict[str, float]:
-    """Fixed time of each class: its shortest kernel far from the roofline, at most 10 µs."""
-    found: dict[str, float] = {}
-    for kind, _, mean, here, _, _ in ops:
-        found.setdefault(kind, 0.0)
-        if here and mean > 0 and here / mean < _SMALL_RATIO and mean <= _MOST_FIXED_NS:
-            found[kind] = min(found[kind] or mean, mean)
-    return found
+def _fixed_ns(ops: list[_Operator]) -> dict[str, float]:
+    """Return each class's shortest kernel far from the roofline, at most 10 µs."""
+    shortest = dict.fromkeys((op.kind for op in ops), 0.0)
+    for op in ops:
+        bound_ns, mean_ns = op.recorded_bound_ns, op.mean_ns
+        if bound_ns and 0 < mean_ns <= _MOST_FIXED_NS and bound_ns / mean_ns < _SMALL_RATIO:
+            shortest[op.kind] = min(shortest[op.kind] or mean_ns, mean_ns)
+    return shortest
 
 
 def project(
@@ -320,121 +348,154 @@ def project(
     Raises:
         InputError: nothing in the run can be projected.
     """
-    classes: tuple[OfClass, ...] = ()
-    unmodelled = 0.0
-    if recorded and target and recorded_reach and target_reach:
-        classes, unmodelled = operators(
-            operations,
-            recorded,
-            target,
-            recorded_reach=recorded_reach,
-            target_reach=target_reach,
-            target_clock_hz=target_clock_hz,
-        )
-
-    def under(of: dict[str, int], prefix: str) -> int:
-        return sum(t for c, t in of.items() if c.split(".")[0] == prefix)
-
-    busy = under(causes_ns, "compute")
-    listed = sum(c.recorded_ns or 0 for c in classes)
-    scale = sum(c.projected_ns for c in classes) / listed if listed else 1.0
-    rest = {name: under(causes_ns, name) for name in ("idle", "copy", "communication")}
-    there = _carried(causes_ns, recorded, target)
+    here = _Side(recorded, recorded_reach) if recorded and recorded_reach else None
+    there = _Side(target, target_reach, target_clock_hz) if target and target_reach else None
+    classes, unmodelled = _projected(operations, here, there) if here and there else ((), 0.0)
     n = windows_count
+    listed_ns = sum(c.recorded_ns or 0 for c in classes)
+    scale = sum(c.projected_ns for c in classes) / listed_ns if listed_ns else 1.0
+    transfer_ns = _carried(causes_ns, recorded, target)
+    busy_ns, idle_ns = _under(causes_ns, "compute"), _under(causes_ns, "idle")
     recorded_ns = sum(causes_ns.values()) // n
-    projected_ns = round((busy * scale + rest["idle"] + sum(there.values())) / n)
+    projected_ns = round((busy_ns * scale + idle_ns + sum(transfer_ns.values())) / n)
     between = None
-    if recorded and target and recorded_reach and target_reach and unmodelled > 0:
-        ends = _unmodelled_ratios(recorded, target, recorded_reach, target_reach, target_clock_hz)
-        kept = projected_ns - busy * scale * unmodelled / n
-        if ends is not None:
-            low, high = (round(kept + busy * unmodelled * end / n) for end in ends)
-            between = min(low, projected_ns), max(high, projected_ns)
+    if here and there and unmodelled > 0:
+        without_ns = projected_ns - busy_ns * scale * unmodelled / n
+        between = _between(here, there, without_ns, busy_ns * unmodelled / n, projected_ns)
     roofline_ns = round(sum(c.roofline_ns for c in classes) / n)
-    checked_ns = error = roofline_error = operators_error = operators_roofline = None
-    if checked is not None and target and target_reach:
-        _, other, other_causes = checked
-        theirs, _ = operators(
-            other, target, target, recorded_reach=target_reach, target_reach=target_reach
+    check: dict[str, Any] = {}
+    if checked is not None and there:
+        classes, check = _check(
+            classes, there, checked, checked_windows_count, n, projected_ns, roofline_ns
         )
-        per_class = {
-            c.operator_class: (c.recorded_ns or 0) // checked_windows_count for c in theirs
-        }
-        classes = tuple(
-            msgspec.structs.replace(c, checked_ns=per_class.pop(c.operator_class, None))
-            for c in classes
-        ) + tuple(_only_there(kind, ns) for kind, ns in per_class.items())
-        checked_ns = sum(other_causes.values()) // checked_windows_count
-        error = projected_ns / checked_ns - 1
-        roofline_error = roofline_ns / checked_ns - 1
-        busy_there = sum(c.checked_ns or 0 for c in classes)
-        if busy_there:
-            operators_error = sum(c.projected_ns for c in classes) / n / busy_there - 1
-            operators_roofline = roofline_ns / busy_there - 1
-    classes = tuple(
-        msgspec.structs.replace(
-            c,
-            calls_count=c.calls_count // n or c.calls_count,
-            recorded_ns=(c.recorded_ns or 0) // n,
-            projected_ns=c.projected_ns // n,
-            roofline_ns=c.roofline_ns // n,
-        )
-        for c in classes
-    )
-    scales: tuple[AtScale, ...] = ()
-    knee = cause = scale_error = None
+    scaled: dict[str, Any] = {}
     if step is not None:
-        try:
-            (same,), _, _ = at_scale(step, (step.ranks_count,), topology or Topology())
-            scale_error = same.step_ns / recorded_ns - 1 if recorded_ns else None
-        except UsageError:
-            scale_error = None
-        network = topology or Topology()
-        scales, knee, cause = at_scale(on_device(step, scale), scales_count, network)
+        waited_ns = round(causes_ns.get("communication.wait", 0) / n)
+        scaled = {"recorded_waiting_ns": waited_ns}
+        scaled |= _scaled(step, scale, scales_count, topology or Topology(), recorded_ns)
     return Projection(
-        assumptions=(ASSUMPTIONS if classes else ()) + (SCALE_ASSUMPTIONS if scales else ()),
+        assumptions=ASSUMPTIONS * bool(classes) + SCALE_ASSUMPTIONS * bool(scaled.get("scales")),
         run=run,
         recorded_device=recorded.label if recorded else None,
         target_device=target.label if target else None,
         recorded_reach=recorded_reach,
         target_reach=target_reach,
-        classes=classes,
+        classes=tuple(_per_window(c, n) for c in classes),
         unmodelled_ratio=unmodelled,
         unmodelled_operators=_unmodelled_operators(operations) if unmodelled else (),
-        idle_ns=rest["idle"] // n,
-        copy_ns=rest["copy"] // n,
-        communication_ns=rest["communication"] // n,
-        projected_copy_ns=round(there["copy"] / n),
-        projected_communication_ns=round(there["communication"] / n),
+        idle_ns=idle_ns // n,
+        copy_ns=_under(causes_ns, "copy") // n,
+        communication_ns=_under(causes_ns, "communication") // n,
+        projected_copy_ns=round(transfer_ns["copy"] / n),
+        projected_communication_ns=round(transfer_ns["communication"] / n),
         recorded_ns=recorded_ns,
         projected_ns=projected_ns,
         projected_between_ns=between,
         roofline_ns=roofline_ns,
-        checked_run=checked[0] if checked else None,
-        checked_ns=checked_ns,
-        error_ratio=error,
-        roofline_error_ratio=roofline_error,
-        operators_error_ratio=operators_error,
-        operators_roofline_error_ratio=operators_roofline,
-        scales=scales,
-        knee_ranks_count=knee,
-        knee_cause=cause,
-        recorded_ranks_count=step.ranks_count if step else None,
-        recorded_scale_error_ratio=scale_error,
-        recorded_waiting_ns=round(causes_ns.get("communication.wait", 0) / n) if step else None,
-        recorded_waiting_always_ns=_always(step) if step else None,
+        **check,
+        **scaled,
     )
 
 
-def _always(step: Step) -> int | None:
-    """What the mean recorded rank waits for ranks that are always late; None where that is not told."""
-    if not any(place.told for place in step.places):
+def _under(causes_ns: dict[str, int], prefix: str) -> int:
+    return sum(t for c, t in causes_ns.items() if c.split(".")[0] == prefix)
+
+
+def _per_window(c: OfClass, windows_count: int) -> OfClass:
+    return msgspec.structs.replace(
+        c,
+        calls_count=c.calls_count // windows_count or c.calls_count,
+        recorded_ns=(c.recorded_ns or 0) // windows_count,
+        projected_ns=c.projected_ns // windows_count,
+        roofline_ns=c.roofline_ns // windows_count,
+    )
+
+
+def _between(
+    here: _Side, there: _Side, without_ns: float, unmodelled_ns: float, projected_ns: int
+) -> tuple[int, int] | None:
+    """Return the total with what has no model bound by memory, or by products in 16 bits."""
+    rates = zip(here.rates("bf16"), there.rates("bf16"), strict=True)
+    ratios = sorted(a / b for a, b in rates if a and b)
+    if not ratios:
         return None
-    return round(waits(step, step.ranks_count).always_ns)
+    low, high = (round(without_ns + unmodelled_ns * r) for r in (ratios[0], ratios[-1]))
+    return min(low, projected_ns), max(high, projected_ns)
+
+
+def _check(
+    classes: tuple[OfClass, ...],
+    there: _Side,
+    checked: tuple[str, pa.Table, dict[str, int]],
+    checked_windows_count: int,
+    windows_count: int,
+    projected_ns: int,
+    roofline_ns: int,
+) -> tuple[tuple[OfClass, ...], dict[str, Any]]:
+    """Return the classes with their times on the target, and the errors of the projection."""
+    run, operations, causes_ns = checked
+    here = _Side(there.device, there.reach)
+    theirs, _ = _projected(operations, here, here)
+    per_class = {c.operator_class: (c.recorded_ns or 0) // checked_windows_count for c in theirs}
+    classes = tuple(
+        msgspec.structs.replace(c, checked_ns=per_class.pop(c.operator_class, None))
+        for c in classes
+    ) + tuple(
+        # Classes that only the run on the target has.
+        OfClass(
+            operator_class=kind,
+            calls_count=0,
+            recorded_ns=0,
+            projected_ns=0,
+            roofline_ns=0,
+            of_roofline_ratio=None,
+            checked_ns=time_ns,
+        )
+        for kind, time_ns in per_class.items()
+    )
+    checked_ns = sum(causes_ns.values()) // checked_windows_count
+    check: dict[str, Any] = {
+        "checked_run": run,
+        "checked_ns": checked_ns,
+        "error_ratio": projected_ns / checked_ns - 1,
+        "roofline_error_ratio": roofline_ns / checked_ns - 1,
+    }
+    busy_ns = sum(c.checked_ns or 0 for c in classes)
+    if busy_ns:
+        sum_ns = sum(c.projected_ns for c in classes) / windows_count
+        check["operators_error_ratio"] = sum_ns / busy_ns - 1
+        check["operators_roofline_error_ratio"] = roofline_ns / busy_ns - 1
+    return classes, check
+
+
+def _scaled(
+    step: Step,
+    compute_ratio: float,
+    scales_count: tuple[int, ...],
+    topology: Topology,
+    recorded_ns: int,
+) -> dict[str, Any]:
+    """Return the step on more ranks, and how far the estimate for as many as recorded is off."""
+    error = None
+    with contextlib.suppress(UsageError):
+        (same,), _, _ = at_scale(step, (step.ranks_count,), topology)
+        error = same.step_ns / recorded_ns - 1 if recorded_ns else None
+    scales, knee, cause = at_scale(on_device(step, compute_ratio), scales_count, topology)
+    told = any(place.told for place in step.places)
+    return {
+        "scales": scales,
+        "knee_ranks_count": knee,
+        "knee_cause": cause,
+        "recorded_ranks_count": step.ranks_count,
+        "recorded_scale_error_ratio": error,
+        "recorded_waiting_always_ns": (
+            round(waits(step, step.ranks_count).always_ns) if told else None
+        ),
+    }
 
 
 def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
-    """Names of operators without FLOP and bytes, most time first."""
+    """Return names of operators without FLOP and bytes, most time first."""
     times: dict[str, int] = {}
     for row in table.select(["op", "time_ns", "math_flop", "traffic_bytes"]).to_pylist():
         if row["op"] and row["math_flop"] is None and row["traffic_bytes"] is None:
@@ -442,37 +503,10 @@ def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
     return tuple(sorted(times, key=lambda op: -times[op]))[:_MOST_NAMED]
 
 
-def _only_there(kind: str, checked_ns: int) -> OfClass:
-    """A class that the run on the target has, and the one that was carried over does not."""
-    return OfClass(
-        operator_class=kind,
-        calls_count=0,
-        recorded_ns=0,
-        projected_ns=0,
-        roofline_ns=0,
-        of_roofline_ratio=None,
-        checked_ns=checked_ns,
-    )
-
-
-def _unmodelled_ratios(
-    recorded: DevicePeaks,
-    target: DevicePeaks,
-    recorded_reach: Reach,
-    target_reach: Reach,
-    target_clock_hz: float | None,
-) -> tuple[float, float] | None:
-    """Time there over time here of what is bound by memory and by products in 16 bits, shorter first."""
-    here = _rates(recorded, "bf16", recorded_reach)
-    there = _rates(target, "bf16", target_reach, target_clock_hz)
-    found = sorted(a / b for a, b in zip(here, there, strict=True) if a and b)
-    return (found[0], found[-1]) if found else None
-
-
 def _carried(
     causes_ns: dict[str, int], recorded: DevicePeaks | None, target: DevicePeaks | None
 ) -> dict[str, float]:
-    """Copies and exposed communication on the target; as recorded where a rate is not known."""
+    """Return copies and exposed communication on the target; as recorded without known rates."""
     link = pcie = 1.0
     if recorded is not None and target is not None:
         links = recorded.link_bytes_per_s.value, target.link_bytes_per_s.value
@@ -534,29 +568,26 @@ def project_captured(
     """
     from chopper.analyzers.work import estimate
 
+    there = _Side(target, target_reach, target_clock_hz)
     totals: dict[str, list[float]] = {}
     nameless: dict[str, int] = {}
-    calls = unmodelled = 0
     for op in operators:
         work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
-        size = None if work is None else work.bytes_count
-        if work is not None and size is None and work.unsized_element_count:
-            size = work.unsized_element_count * element_bytes
-        flop = None if work is None else work.flop_count
-        dtype = None if work is None else work.dtype
+        size = flop = dtype = None
+        if work is not None:
+            size, flop, dtype = work.bytes_count, work.flop_count, work.dtype
+            if size is None and work.unsized_element_count:
+                size = work.unsized_element_count * element_bytes
         kind = operator_class(op["op"], work.family if work else None)
-        used = None if kind == "attention" and flop else size
-        bound = _bound_ns(flop, used, _rates(target, dtype, target_reach, target_clock_hz))
-        roof = _bound_ns(flop, size, _rates(target, dtype, _WHOLE))
+        bound = there.bound_ns(dtype, flop, None if kind == "attention" and flop else size)
         n = op["call_count"]
-        calls += n
         if bound is None:
-            unmodelled += n
             nameless[op["op"]] = nameless.get(op["op"], 0) + n
         total = totals.setdefault(kind, [0.0] * 3)
         total[0] += n
         total[1] += n * ((bound or 0.0) + launch_s * 1e9)
-        total[2] += n * (roof or 0.0)
+        total[2] += n * (there.at_datasheet().bound_ns(dtype, flop, size) or 0.0)
+    calls, unmodelled = sum(op["call_count"] for op in operators), sum(nameless.values())
     if not calls or unmodelled == calls:
         raise InputError(f"--module {module}: none of its operators has FLOP or bytes")
     classes = tuple(
@@ -570,33 +601,15 @@ def project_captured(
         )
         for kind, (n, projected, roof) in sorted(totals.items(), key=lambda item: -item[1][1])
     )
+    recurrent = any("_rnn" in op["op"] for op in operators)
     return Projection(
-        assumptions=CAPTURED_ASSUMPTIONS
-        + ((RECURRENT_ASSUMPTION,) if any("_rnn" in op["op"] for op in operators) else ()),
+        assumptions=CAPTURED_ASSUMPTIONS + ((RECURRENT_ASSUMPTION,) if recurrent else ()),
         run=module,
-        recorded_device=None,
         target_device=target.label,
-        recorded_reach=None,
         target_reach=target_reach,
         classes=classes,
         unmodelled_ratio=unmodelled / calls,
         unmodelled_operators=tuple(sorted(nameless, key=lambda op: -nameless[op]))[:_MOST_NAMED],
-        idle_ns=0,
-        copy_ns=0,
-        communication_ns=0,
-        projected_copy_ns=0,
-        projected_communication_ns=0,
-        recorded_ns=None,
         projected_ns=sum(c.projected_ns for c in classes),
-        projected_between_ns=None,
         roofline_ns=sum(c.roofline_ns for c in classes),
-        checked_run=None,
-        checked_ns=None,
-        error_ratio=None,
-        roofline_error_ratio=None,
-        operators_error_ratio=None,
-        operators_roofline_error_ratio=None,
-        scales=(),
-        knee_ranks_count=None,
-        knee_cause=None,
     )

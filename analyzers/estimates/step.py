@@ -361,41 +361,7 @@ class Step:
         ledger.drop(x)
         outer += weights
         for i in range(a.layers_count - 1, -1, -1):
-            entered, kept, chosen, casts = left.pop()
-            layer = self.layers[i]
-            self.gather_layer(i)
-            if i:
-                before = self.layers[i - 1]
-                apart = before.experts_count if self.experts_apart else 0
-                self.prefetch(f"layer {i - 1}", before.count - apart)
-            if entered is not None:
-                if entered.size_bytes == 0:
-                    entered = ledger.take("activations", self.x_bytes)
-                casts = self.casts(layer)
-                out, kept = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
-                ledger.drop(out)
-            gradients, weights = backward(
-                ledger,
-                layer.ops,
-                kept,
-                coming,
-                sizes={"x": self.x_bytes},
-                gradient_bytes=gradient_bytes,
-                arrived=self.hook(i),
-            )
-            coming = gradients["x"]
-            for cast in casts:
-                ledger.drop(cast)
-                if of.checkpoint != "none" and self.cached:
-                    ledger.drop(self.cached.pop())
-            if entered is not None:
-                ledger.drop(entered)
-            self.release(f"layer {i}")
-            if self.experts_apart:
-                self.reduce(self.arrived_others, layer.count - layer.experts_count)
-                self.arrived_others = []
-            else:
-                self.reduce(weights, layer.count, layer.experts_count)
+            coming = self.backward_of_layer(i, left.pop(), coming, gradient_bytes)
         # DTensor has no strategy for the gradient of an embedding cut by rows
         # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
         table = a.embedding_count + a.positions_count * a.width
@@ -412,6 +378,46 @@ class Step:
         self.reduce([*outer, of_table], self.outer_count)
         if self.last_reduced is not None:
             ledger.drop(self.last_reduced)
+
+    def backward_of_layer(self, i: int, left: _Left, coming: Buffer, gradient_bytes: int) -> Buffer:
+        """Return the gradient of a layer's input from that of its output."""
+        ledger, of = self.ledger, self.of
+        entered, kept, chosen, casts = left
+        layer = self.layers[i]
+        self.gather_layer(i)
+        if i:
+            before = self.layers[i - 1]
+            apart = before.experts_count if self.experts_apart else 0
+            self.prefetch(f"layer {i - 1}", before.count - apart)
+        if entered is not None:
+            if entered.size_bytes == 0:
+                entered = ledger.take("activations", self.x_bytes)
+            casts = self.casts(layer)
+            out, kept = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
+            ledger.drop(out)
+        gradients, weights = backward(
+            ledger,
+            layer.ops,
+            kept,
+            coming,
+            sizes={"x": self.x_bytes},
+            gradient_bytes=gradient_bytes,
+            arrived=self.hook(i),
+        )
+        coming = gradients["x"]
+        for cast in casts:
+            ledger.drop(cast)
+            if of.checkpoint != "none" and self.cached:
+                ledger.drop(self.cached.pop())
+        if entered is not None:
+            ledger.drop(entered)
+        self.release(f"layer {i}")
+        if self.experts_apart:
+            self.reduce(self.arrived_others, layer.count - layer.experts_count)
+            self.arrived_others = []
+        else:
+            self.reduce(weights, layer.count, layer.experts_count)
+        return coming
 
     def hook(self, layer: int) -> Callable[[int, Buffer], None] | None:
         """Where gradients of a layer are taken one by one; after the last layer: the norm's."""

@@ -132,6 +132,29 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
                 f"strategy single has 1 rank, found {self.ranks_count}; "
                 "choose ddp, zero1, zero2, zero3, fsdp1 or fsdp2"
             )
+        self._check_tensor_parallel()
+        if self.ranks_count > _MOST_RANKS:
+            raise UsageError(f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}")
+        if "none" in self.offload and len(self.offload) > 1:
+            others = ", ".join(part for part in self.offload if part != "none")
+            raise UsageError(f"offload none contradicts {others}; give one of them")
+        a = self.architecture
+        positions = a.positions_count - a.positions_unused_count
+        if a.positions_count and positions < self.sequence_count:
+            raise UsageError(
+                f"sequence: found {self.sequence_count}, but {a.name} has {positions} positions"
+            )
+        if "parameters" in self.offload and self.strategy not in SHARDS_PARAMETERS:
+            raise UsageError(
+                f"offload of parameters needs a strategy that shards them, found {self.strategy}; "
+                "choose zero3, fsdp1 or fsdp2"
+            )
+        self._check_precision()
+        self._check_experts()
+        if not 0 <= self.fragmentation_ratio < 1:
+            raise UsageError(f"fragmentation: found {self.fragmentation_ratio:g}, expected 0 to 1")
+
+    def _check_tensor_parallel(self) -> None:
         if self.gathers_logits and self.tensor_parallel_count == 1:
             raise UsageError(
                 "logits are whole without tensor parallelism; nothing is to be gathered"
@@ -150,21 +173,8 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
                 f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads nor is a "
                 "multiple of them"
             )
-        if self.ranks_count > _MOST_RANKS:
-            raise UsageError(f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}")
-        if "none" in self.offload and len(self.offload) > 1:
-            others = ", ".join(part for part in self.offload if part != "none")
-            raise UsageError(f"offload none contradicts {others}; give one of them")
-        positions = a.positions_count - a.positions_unused_count
-        if a.positions_count and positions < self.sequence_count:
-            raise UsageError(
-                f"sequence: found {self.sequence_count}, but {a.name} has {positions} positions"
-            )
-        if "parameters" in self.offload and self.strategy not in SHARDS_PARAMETERS:
-            raise UsageError(
-                f"offload of parameters needs a strategy that shards them, found {self.strategy}; "
-                "choose zero3, fsdp1 or fsdp2"
-            )
+
+    def _check_precision(self) -> None:
         if self.strategy in FSDP and self.precision == "mixed-fp32-grads":
             raise UsageError(
                 f"precision mixed-fp32-grads is DeepSpeed's; {self.strategy} has mixed"
@@ -179,16 +189,8 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             raise UsageError(
                 "optimizer sgd with a master copy is not modelled; choose bf16 or fp32"
             )
-        self._check_experts()
-        if not 0 <= self.fragmentation_ratio < 1:
-            raise UsageError(f"fragmentation: found {self.fragmentation_ratio:g}, expected 0 to 1")
 
     def _check_experts(self) -> None:
-        """Refuse what experts cannot have.
-
-        Raises:
-            UsageError: says which.
-        """
         a, ep = self.architecture, self.expert_parallel_count
         if a.experts is not None and self.precision == "autocast":
             raise UsageError(

@@ -95,7 +95,7 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("offload gpt2 --efficiency 1e-12", "expected 0.001 to 1"),
         ("offload gpt2 --link 1B/s", "link to device: found 1, expected 1000"),
         ("offload gpt2 --link 0.1B/s", "--link in B/s"),
-        ("offload gpt2 --ranks 1e12", "at most 1024 in a node"),
+        ("offload gpt2 --ranks 1e12", "expected 1 to 1024"),
         ("offload gpt2 --host-memory 80Gb", "unit 'Gb'"),
         ("offload gpt2 --host-bandwidth 200GB", "unit 'GB'"),
         ("offload gpt2 --device nvidia-gtx", "no device is called"),

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from chopper.analyzers.estimates import Option
-from chopper.analyzers.estimates.cost import (
-    Against,
-    Cost,
-    compare,
-    cost,
-    projected_tokens_per_s,
-)
+from chopper.analyzers.estimates.cost import Against, Cost, compare, cost, projected_tokens_per_s
 from chopper.cli import _options
 from chopper.cli._attributed import attributed
 from chopper.errors import UsageError
@@ -24,7 +18,7 @@ from chopper.models import architectures
 from chopper.reports.estimates.cost import page
 
 if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
+    from chopper.attribution import Attribution
     from chopper.hardware.devices import DevicePeaks
 
 __all__ = ["Options", "estimate", "page"]
@@ -231,7 +225,7 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
     )
 
 
-def _check_measured_on(attribution: Attributed, source: str, device: DevicePeaks) -> None:
+def _check_measured_on(attribution: Attribution, source: str, device: DevicePeaks) -> None:
     """Refuse to price a device by the tokens per second of a CPU or of another device."""
     from chopper.analyzers.compare.same_work import device_of
 
