@@ -17,13 +17,14 @@ from chopper.models.architectures import MAX_LAYERS, Architecture, Experts, Late
 from chopper.storage.files import read_bytes
 
 Shapes = dict[str, Any]
+"""Field of an architecture → its value, or how it is read."""
 
 
 class Config:
     """A configuration whose values are checked as they are read."""
 
-    def __init__(self, found: dict[str, Any], where: Path | str) -> None:
-        self.found = found
+    def __init__(self, values: dict[str, Any], where: Path | str) -> None:
+        self.values = values
         self.where = where
 
     def refuse(self, what: str) -> InputError:
@@ -36,8 +37,8 @@ class Config:
         Raises:
             InputError: missing, or no such number.
         """
-        name = next((n for n in names if self.found.get(n) is not None), names[0])
-        value = self.found.get(name)
+        name = next((n for n in names if self.values.get(n) is not None), names[0])
+        value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             said = "is missing" if value is None else f"is {value!r}"
             raise self.refuse(f"{name} {said}; expected a whole number above zero")
@@ -45,7 +46,7 @@ class Config:
 
     def size_or(self, name: str, otherwise: int) -> int:
         """An optional size: null and zero stand for what is usual."""
-        return self.size(name) if self.found.get(name) else otherwise
+        return self.size(name) if self.values.get(name) else otherwise
 
     def flag(self, name: str, otherwise: bool) -> bool:
         """A switch.
@@ -53,7 +54,7 @@ class Config:
         Raises:
             InputError: neither true, false nor absent.
         """
-        value = self.found.get(name)
+        value = self.values.get(name)
         if value is None:
             return otherwise
         if not isinstance(value, bool):
@@ -66,44 +67,57 @@ class Config:
         Raises:
             InputError: another one.
         """
-        value = self.found.get(name)
+        value = self.values.get(name)
         if value not in allowed:
             known = " or ".join(repr(v) for v in allowed if v is not None)
             raise self.refuse(
-                f"{self.found.get('model_type')} with {name} {value!r} is not supported; expected "
+                f"{self.values.get('model_type')} with {name} {value!r} is not supported; expected "
                 f"{known}, or capture the module itself with --module"
             )
 
     def any_of(self, *names: str, otherwise: float = 0) -> bool:
         """Whether one of these shares is above zero."""
-        return any(self.found.get(name, otherwise) for name in names)
+        return any(self.values.get(name, otherwise) for name in names)
 
 
-def _common(c: Config) -> Shapes:
-    """Llama's names for what nearly all have."""
-    layers, width, heads = (
-        c.size("num_hidden_layers"),
-        c.size("hidden_size"),
-        c.size("num_attention_heads"),
-    )
-    head_width = c.size_or("head_dim", width // heads)
-    if not c.found.get("head_dim") and width % heads:
+Read = Callable[[Config], Any]
+
+
+def _size(*names: str) -> Read:
+    return lambda c: c.size(*names)
+
+
+def _size_or(name: str, otherwise: int) -> Read:
+    return lambda c: c.size_or(name, otherwise)
+
+
+def _flag(name: str, otherwise: bool) -> Read:
+    return lambda c: c.flag(name, otherwise)
+
+
+def _any_of(*names: str, otherwise: float = 0) -> Read:
+    return lambda c: c.any_of(*names, otherwise=otherwise)
+
+
+def _head_width(c: Config) -> int:
+    width, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    if not c.values.get("head_dim") and width % heads:
         raise c.refuse(f"hidden_size {width} does not divide into {heads} heads")
-    bias = c.flag("attention_bias", False)
-    return {
-        "layers_count": layers,
-        "width": width,
-        "heads_count": heads,
-        "kv_heads_count": c.size_or("num_key_value_heads", heads),
-        "head_width": head_width,
-        "ffn_width": c.size("intermediate_size"),
-        "vocabulary_count": c.size("vocab_size"),
-        "tied": c.flag("tie_word_embeddings", False),
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": c.flag("mlp_bias", False),
-        "context_count": c.size_or("max_position_embeddings", 0),
-    }
+    return c.size_or("head_dim", width // heads)
+
+
+def _even(width_name: str, *heads_names: str) -> Read:
+    """Return a reader of the width of a head, of which the heads make up the whole."""
+
+    def read(c: Config) -> int:
+        width, heads = c.size(width_name), c.size(*heads_names)
+        if width % heads:
+            of = "heads" if width_name == "hidden_size" else "n_head"
+            many = f"{heads} heads" if of == "heads" else f"n_head {heads} heads"
+            raise c.refuse(f"{width_name} {width} does not divide into {many}")
+        return width // heads
+
+    return read
 
 
 _ACTIVATIONS = {
@@ -118,353 +132,35 @@ _ACTIVATIONS = {
 """transformers' names: by what their modules keep for backward."""
 
 
-def _activation(c: Config, name: str, otherwise: str) -> str:
-    """Of a network that is not gated.
-
-    Raises:
-        InputError: one that is not known.
-    """
-    value = c.found.get(name) or otherwise
-    if not isinstance(value, str) or value not in _ACTIVATIONS:
-        raise c.refuse(f"{name} is {value!r}; expected one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[value]
-
-
-def _layer_norms(c: Config, activation: str = "gelu") -> Shapes:
-    """Plain networks of GPT's kind with Llama's names."""
-    kind = _activation(c, "hidden_act", activation)
-    return _common(c) | {"gated": False, "norm": "layer", "activation": kind}
-
-
-def _llama(c: Config) -> Shapes:
-    return _common(c)
-
-
-def _qwen2(c: Config) -> Shapes:
-    return _common(c) | {"qkv_bias": True}
-
-
-def _qwen3(c: Config) -> Shapes:
-    return _common(c) | {"qk_norm": True}
-
-
-def _gemma(c: Config) -> Shapes:
-    # Gemma's configurations leave the key out, and mean true.
-    return _common(c) | {"tied": c.flag("tie_word_embeddings", True)}
-
-
-def _gemma2(c: Config) -> Shapes:
-    return _gemma(c) | {"norms_per_layer_count": 4}
-
-
-def _gemma3(c: Config) -> Shapes:
-    return _gemma2(c) | {"qk_norm": True}
-
-
-def _tied(c: Config) -> Shapes:
-    return _common(c) | {"tied": c.flag("tie_word_embeddings", True)}
-
-
-def _ernie(c: Config) -> Shapes:
-    bias = c.flag("use_bias", False)
-    return _tied(c) | {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias}
-
-
-def _seed_oss(c: Config) -> Shapes:
-    return _common(c) | {
-        "qkv_bias": c.flag("attention_bias", True),
-        "output_bias": c.flag("attention_out_bias", False),
-        "dropout": c.any_of("residual_dropout", otherwise=0.1),
-    }
-
-
-def _arcee(c: Config) -> Shapes:
-    return _common(c) | {"gated": False, "activation": _activation(c, "hidden_act", "relu2")}
-
-
-def _glm(c: Config) -> Shapes:
-    shapes = _common(c) | {"fused_up": True, "output_bias": False, "rotates_a_part": True}
-    return shapes | {"qkv_bias": c.flag("attention_bias", True)}
-
-
-def _glm4(c: Config) -> Shapes:
-    return _glm(c) | {"norms_per_layer_count": 4}
-
-
-def _phi3(c: Config) -> Shapes:
-    return _common(c) | {
-        "fused_qkv": True,
-        "fused_up": True,
-        "rotates_a_part": True,
-        "dropout": c.any_of("resid_pdrop"),
-        "qkv_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
-    }
-
-
-def _olmo(c: Config) -> Shapes:
-    return _common(c) | {"norm": "layer", "norm_weight": False, "norm_bias": False}
-
-
-def _olmo2(c: Config) -> Shapes:
-    return _common(c) | {"norms_after": True, "qk_norm": True, "qk_norm_whole": True}
-
-
-def _cohere(c: Config) -> Shapes:
-    return _tied(c) | {
-        "norm": "layer",
-        "norm_bias": False,
-        "norms_per_layer_count": 1,
-        "parallel": True,
-        "qk_norm": c.flag("use_qk_norm", False),
-        "qk_norm_whole": True,
-    }
-
-
-def _stablelm(c: Config) -> Shapes:
-    parallel = c.flag("use_parallel_residual", False)
-    return _common(c) | {
-        "norm": "layer",
-        "norms_per_layer_count": 1 if parallel else 2,
-        "parallel": parallel,
-        "qkv_bias": c.flag("use_qkv_bias", False),
-        "output_bias": False,
-        "rotates_a_part": True,
-        "qk_norm": c.flag("qk_layernorm", False),
-        "qk_norm_whole": True,
-        "dropout": c.any_of("hidden_dropout"),
-    }
-
-
-def _starcoder2(c: Config) -> Shapes:
-    bias = c.flag("use_bias", True)
-    return _layer_norms(c) | {
-        "tied": c.flag("tie_word_embeddings", True),
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": bias,
-        "dropout": c.any_of("residual_dropout"),
-    }
-
-
-def _nemotron(c: Config) -> Shapes:
-    return _layer_norms(c, "relu2") | {"rotates_a_part": True}
-
-
-def _phi(c: Config) -> Shapes:
-    c.only("qk_layernorm", (False, None))
-    return _layer_norms(c, "gelu_new") | {
-        "rotates_a_part": True,
-        "norms_per_layer_count": 1,
-        "parallel": True,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-        "head_bias": True,
-        "dropout": c.any_of("resid_pdrop"),
-    }
-
-
-def _gpt_neox(c: Config) -> Shapes:
-    bias = c.flag("attention_bias", True)
-    shapes = _layer_norms(c)
-    return shapes | {
-        "kv_heads_count": shapes["heads_count"],
-        "rotates_a_part": True,
-        "parallel": c.flag("use_parallel_residual", True),
-        "fused_qkv": True,
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": True,
-        "dropout": c.any_of("hidden_dropout"),
-    }
-
-
-def _falcon(c: Config) -> Shapes:
-    c.only("alibi", (False, None))
-    width, heads = c.size("hidden_size"), c.size("num_attention_heads", "n_head")
-    new = c.flag("new_decoder_architecture", False)
-    parallel = new or c.flag("parallel_attn", True)
-    if new:
-        kv = c.size("num_kv_heads", "n_head_kv")
-    else:
-        kv = 1 if c.flag("multi_query", True) else heads
-    if width % heads:
-        raise c.refuse(f"hidden_size {width} does not divide into {heads} heads")
-    bias = c.flag("bias", False)
-    two = not parallel or c.size_or("num_ln_in_parallel_attn", 2 if new else 1) == 2
-    return {
-        "layers_count": c.size("num_hidden_layers", "n_layer"),
-        "width": width,
-        "heads_count": heads,
-        "kv_heads_count": kv,
-        "head_width": width // heads,
-        "ffn_width": c.size_or("ffn_hidden_size", 4 * width),
-        "vocabulary_count": c.size("vocab_size"),
-        "tied": c.flag("tie_word_embeddings", True),
-        "gated": False,
-        "activation": _activation(c, "activation", "gelu"),
-        "norm": "layer",
-        "norms_per_layer_count": 2 if two else 1,
-        "parallel": parallel,
-        "fused_qkv": True,
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": bias,
-        "dropout": c.any_of("hidden_dropout"),
-        "context_count": c.size_or("max_position_embeddings", 0),
-    }
-
-
-def _opt(c: Config) -> Shapes:
-    width, heads = c.size("hidden_size"), c.size("num_attention_heads")
-    c.only("word_embed_proj_dim", (width, None))
-    c.only("do_layer_norm_before", (True, None))
-    c.only("_remove_final_layer_norm", (False, None))
-    if width % heads:
-        raise c.refuse(f"hidden_size {width} does not divide into {heads} heads")
-    affine, bias = c.flag("layer_norm_elementwise_affine", True), c.flag("enable_bias", True)
-    positions = c.size_or("max_position_embeddings", 2048)
-    return {
-        "layers_count": c.size("num_hidden_layers"),
-        "width": width,
-        "heads_count": heads,
-        "kv_heads_count": heads,
-        "head_width": width // heads,
-        "ffn_width": c.size("ffn_dim"),
-        "vocabulary_count": c.size("vocab_size"),
-        "tied": c.flag("tie_word_embeddings", True),
-        "positions_count": positions + 2,
-        "positions_unused_count": 2,
-        "gated": False,
-        "activation": _activation(c, "activation_function", "relu"),
-        "norm": "layer",
-        "norm_weight": affine,
-        "norm_bias": affine,
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": bias,
-        "dropout": c.any_of("dropout", otherwise=0.1),
-        "context_count": positions,
-    }
-
-
-def _gpt(c: Config) -> Shapes:
-    """GPT-2's names."""
-    width, heads = c.size("n_embd"), c.size("n_head")
-    if width % heads:
-        raise c.refuse(f"n_embd {width} does not divide into n_head {heads} heads")
-    return {
-        "layers_count": c.size("n_layer"),
-        "width": width,
-        "heads_count": heads,
-        "kv_heads_count": heads,
-        "head_width": width // heads,
-        "ffn_width": c.size_or("n_inner", 4 * width),
-        "vocabulary_count": c.size("vocab_size"),
-        "gated": False,
-        "activation": _activation(c, "activation_function", "gelu_new"),
-        "norm": "layer",
-        "mlp_bias": True,
-        "context_count": c.size("n_positions"),
-    }
-
-
-def _gpt2(c: Config) -> Shapes:
-    return _gpt(c) | {
-        "tied": c.flag("tie_word_embeddings", True),
-        "positions_count": c.size("n_positions"),
-        "qkv_bias": True,
-        "output_bias": True,
-        "dropout": c.any_of("resid_pdrop", "attn_pdrop", "embd_pdrop", otherwise=0.1),
-    }
-
-
-def _gpt_bigcode(c: Config) -> Shapes:
-    many = not c.flag("multi_query", True)
-    return _gpt2(c) | {
-        "kv_heads_count": c.size("n_head") if many else 1,
-        "fused_qkv": True,
-        "activation": _activation(c, "activation_function", "gelu_pytorch_tanh"),
-    }
-
-
-def _gptj(c: Config) -> Shapes:
-    return _gpt(c) | {
-        "rotates_a_part": True,
-        "tied": c.flag("tie_word_embeddings", False),
-        "norms_per_layer_count": 1,
-        "parallel": True,
-        "head_bias": True,
-        "dropout": c.any_of("resid_pdrop"),
-    }
-
-
-def _experts(c: Config, width: int, **rest: Any) -> Experts:
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    return Experts(
-        count=c.size(*names), chosen_count=c.size("num_experts_per_tok"), width=width, **rest
-    )
-
-
-def _mixtral(c: Config) -> Shapes:
-    shapes = _common(c)
-    return shapes | {
-        "qkv_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
-        "experts": _experts(c, shapes["ffn_width"]),
-    }
-
-
-def _phimoe(c: Config) -> Shapes:
-    shapes = _common(c)
-    return shapes | {
-        "norm": "layer",
-        "head_bias": c.flag("lm_head_bias", False),
-        "mlp_bias": False,
-        "experts": _experts(c, shapes["ffn_width"]),
-    }
-
-
-def _granitemoe(c: Config) -> Shapes:
-    shapes = _common(c)
-    shared = c.size_or("shared_intermediate_size", 0)
-    return shapes | {
-        "output_bias": shapes["qkv_bias"],
-        "mlp_bias": False,
-        "experts": _experts(c, shapes["ffn_width"], shared_width=shared),
-    }
-
-
-def _olmoe(c: Config) -> Shapes:
-    shapes = _common(c)
-    return shapes | {
-        "qk_norm": True,
-        "qk_norm_whole": True,
-        "mlp_bias": False,
-        "experts": _experts(c, shapes["ffn_width"]),
-    }
-
-
-def _gpt_oss(c: Config) -> Shapes:
-    shapes = _common(c)
-    bias = c.flag("attention_bias", True)
-    return shapes | {
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "sinks": True,
-        "experts": _experts(c, shapes["ffn_width"], bias=True, router_bias=True, clamped=True),
-    }
+def _activation(name: str, otherwise: str) -> Read:
+    """Return a reader of the activation of a network that is not gated."""
+
+    def read(c: Config) -> str:
+        value = c.values.get(name) or otherwise
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
+            raise c.refuse(f"{name} is {value!r}; expected one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
+
+    return read
+
+
+def _experts(width: Read, *, dense_layers: Read | None = None, **rest: Any) -> Read:
+    """Return a reader of a mixture of experts, each of a width."""
+
+    def read(c: Config) -> Experts:
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        more = {k: v(c) if callable(v) else v for k, v in rest.items()}
+        if dense_layers is not None:
+            more["dense_layers"] = dense_layers(c)
+        return Experts(
+            count=c.size(*names), chosen_count=c.size("num_experts_per_tok"), width=width(c), **more
+        )
+
+    return read
 
 
 def _layers(c: Config) -> int:
-    """Layers, where each is looked at.
-
-    Raises:
-        InputError: more than any model has.
-    """
+    """Return the number of layers, where each is looked at."""
     count = c.size("num_hidden_layers")
     if count > MAX_LAYERS:
         raise c.refuse(f"num_hidden_layers is {count:.3g}; expected at most {MAX_LAYERS}")
@@ -472,129 +168,326 @@ def _layers(c: Config) -> int:
 
 
 def _sparse(c: Config) -> tuple[int, ...]:
-    """Qwen's layers without experts: listed ones, and all but each n-th."""
-    listed = c.found.get("mlp_only_layers") or []
+    """Return Qwen's layers without experts: listed ones, and all but each n-th."""
+    listed = c.values.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(i, int) for i in listed):
         raise c.refuse(f"mlp_only_layers is {listed!r}; expected a list of layers")
     each = c.size_or("decoder_sparse_step", 1)
-    layers = range(_layers(c))
     plain = set(listed)
-    return tuple(i for i in layers if i in plain or (i + 1) % each)
+    return tuple(i for i in range(_layers(c)) if i in plain or (i + 1) % each)
 
 
-def _qwen2_moe(c: Config) -> Shapes:
-    return _common(c) | {
-        "qkv_bias": c.flag("qkv_bias", True),
-        "output_bias": False,
-        "mlp_bias": False,
-        "experts": _experts(
-            c,
-            c.size("moe_intermediate_size"),
-            shared_width=c.size("shared_expert_intermediate_size"),
-            shared_gate=True,
-            dense_layers=_sparse(c),
-        ),
-    }
+def _first_dense(otherwise: int) -> Read:
+    """Return a reader of DeepSeek's: first layers plain, shared experts beside the others."""
+
+    def read(c: Config) -> Experts:
+        width = c.size("moe_intermediate_size")
+        first = c.values.get("first_k_dense_replace")
+        first = otherwise if first is None else first
+        if not isinstance(first, int) or first < 0:
+            raise c.refuse(f"first_k_dense_replace is {first!r}; expected a whole number from zero")
+        c.only("moe_layer_freq", (1, None))
+        shared = width * c.size_or("n_shared_experts", 0)
+        plain = tuple(range(min(first, _layers(c))))
+        made: Experts = _experts(lambda _: width, shared_width=shared, router_in_float32=True)(c)
+        return msgspec.structs.replace(made, dense_layers=plain)
+
+    return read
 
 
-def _qwen3_moe(c: Config) -> Shapes:
-    return _common(c) | {
-        "qk_norm": True,
-        "mlp_bias": False,
-        "experts": _experts(c, c.size("moe_intermediate_size"), dense_layers=_sparse(c)),
-    }
-
-
-def _first_dense(c: Config, otherwise: int) -> Experts:
-    """DeepSeek's: the first layers plain, experts that are shared beside the others."""
-    width = c.size("moe_intermediate_size")
-    first = c.found.get("first_k_dense_replace")
-    first = otherwise if first is None else first
-    if not isinstance(first, int) or first < 0:
-        raise c.refuse(f"first_k_dense_replace is {first!r}; expected a whole number from zero")
-    c.only("moe_layer_freq", (1, None))
-    return _experts(
-        c,
-        width,
-        shared_width=width * c.size_or("n_shared_experts", 0),
-        router_in_float32=True,
-        dense_layers=tuple(range(min(first, _layers(c)))),
+def _latent(c: Config) -> Latent:
+    return Latent(
+        kv_rank=c.size("kv_lora_rank"),
+        q_rank=c.size_or("q_lora_rank", 0),
+        rope_width=c.size("qk_rope_head_dim"),
+        value_width=c.size("v_head_dim"),
     )
 
 
-def _deepseek(c: Config) -> Shapes:
-    rope, nope = c.size("qk_rope_head_dim"), c.size("qk_nope_head_dim")
-    # Their head_dim is that of the rotated part.
-    shapes = _common(Config({**c.found, "head_dim": nope + rope}, c.where))
-    first = 0 if c.found["model_type"] == "deepseek_v2" else 3
-    return shapes | {
-        "kv_heads_count": shapes["heads_count"],
-        "mlp_bias": c.flag("mlp_bias", False),
-        "latent": Latent(
-            kv_rank=c.size("kv_lora_rank"),
-            q_rank=c.size_or("q_lora_rank", 0),
-            rope_width=rope,
-            value_width=c.size("v_head_dim"),
-        ),
-        "experts": _first_dense(c, first),
-    }
+def _falcon_kv(c: Config) -> int:
+    if c.flag("new_decoder_architecture", False):
+        return c.size("num_kv_heads", "n_head_kv")
+    return 1 if c.flag("multi_query", True) else c.size("num_attention_heads", "n_head")
 
 
-def _glm4_moe(c: Config) -> Shapes:
-    return _common(c) | {
+def _falcon_parallel(c: Config) -> bool:
+    return c.flag("new_decoder_architecture", False) or c.flag("parallel_attn", True)
+
+
+def _falcon_norms(c: Config) -> int:
+    usual = 2 if c.flag("new_decoder_architecture", False) else 1
+    if not _falcon_parallel(c):
+        return 2
+    return 2 if c.size_or("num_ln_in_parallel_attn", usual) == 2 else 1
+
+
+_KV_HEADS: Read = lambda c: c.size_or("num_key_value_heads", c.size("num_attention_heads"))  # noqa: E731
+_MIXTURE_WIDTH = _size("intermediate_size")
+
+
+def _biased(read: Read | bool, *names: str) -> Shapes:
+    """Return the same switch for several kinds of bias; all three where none is named."""
+    return dict.fromkeys(names or ("qkv_bias", "output_bias", "mlp_bias"), read)
+
+
+_COMMON: Shapes = {
+    "layers_count": _size("num_hidden_layers"),
+    "width": _size("hidden_size"),
+    "heads_count": _size("num_attention_heads"),
+    "head_width": _head_width,
+    **_biased(_flag("attention_bias", False), "qkv_bias", "output_bias"),
+    "kv_heads_count": _KV_HEADS,
+    "ffn_width": _size("intermediate_size"),
+    "vocabulary_count": _size("vocab_size"),
+    "tied": _flag("tie_word_embeddings", False),
+    "mlp_bias": _flag("mlp_bias", False),
+    "context_count": _size_or("max_position_embeddings", 0),
+}
+"""Llama's names, which nearly all have."""
+_TIED = _COMMON | {"tied": _flag("tie_word_embeddings", True)}
+"""Configurations that leave the key out mean true."""
+_PLAIN: Shapes = {"gated": False, "norm": "layer"}
+_LAYER_NORMS = _COMMON | _PLAIN | {"activation": _activation("hidden_act", "gelu")}
+"""Plain networks of GPT's kind with Llama's names."""
+_GEMMA2_SHAPES = _TIED | {"norms_per_layer_count": 4}
+_GLM_SHAPES = _COMMON | {
+    "fused_up": True,
+    "output_bias": False,
+    "rotates_a_part": True,
+    "qkv_bias": _flag("attention_bias", True),
+}
+_OLMO2 = _COMMON | {"norms_after": True, "qk_norm": True, "qk_norm_whole": True}
+_COHERE = _TIED | {
+    "norm": "layer",
+    "norm_bias": False,
+    "norms_per_layer_count": 1,
+    "parallel": True,
+    "qk_norm": _flag("use_qk_norm", False),
+    "qk_norm_whole": True,
+}
+_GPT: Shapes = {
+    "layers_count": _size("n_layer"),
+    "width": _size("n_embd"),
+    "heads_count": _size("n_head"),
+    "kv_heads_count": _size("n_head"),
+    "head_width": _even("n_embd", "n_head"),
+    "ffn_width": lambda c: c.size_or("n_inner", 4 * c.size("n_embd")),
+    "vocabulary_count": _size("vocab_size"),
+    **_PLAIN,
+    "activation": _activation("activation_function", "gelu_new"),
+    "mlp_bias": True,
+    "context_count": _size("n_positions"),
+}
+"""GPT-2's names."""
+_GPT2 = _GPT | {
+    "tied": _flag("tie_word_embeddings", True),
+    "positions_count": _size("n_positions"),
+    "qkv_bias": True,
+    "output_bias": True,
+    "dropout": _any_of("resid_pdrop", "attn_pdrop", "embd_pdrop", otherwise=0.1),
+}
+_MIXTRAL = _COMMON | _biased(False) | {"experts": _experts(_MIXTURE_WIDTH)}
+_GRANITE_MOE = _COMMON | {
+    "mlp_bias": False,
+    "experts": _experts(_MIXTURE_WIDTH, shared_width=_size_or("shared_intermediate_size", 0)),
+}
+_DEEPSEEK = _COMMON | {
+    "head_width": lambda c: c.size("qk_nope_head_dim") + c.size("qk_rope_head_dim"),
+    "kv_heads_count": _size("num_attention_heads"),
+    "mlp_bias": _flag("mlp_bias", False),
+    "latent": _latent,
+}
+
+FAMILIES: dict[str, Shapes] = {
+    "arcee": _COMMON | {"gated": False, "activation": _activation("hidden_act", "relu2")},
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "deepseek_v2": _DEEPSEEK | {"experts": _first_dense(0)},
+    "deepseek_v3": _DEEPSEEK | {"experts": _first_dense(3)},
+    "ernie4_5": _TIED | _biased(_flag("use_bias", False)),
+    "falcon": {
+        "layers_count": _size("num_hidden_layers", "n_layer"),
+        "width": _size("hidden_size"),
+        "heads_count": _size("num_attention_heads", "n_head"),
+        "kv_heads_count": _falcon_kv,
+        "head_width": _even("hidden_size", "num_attention_heads", "n_head"),
+        "ffn_width": lambda c: c.size_or("ffn_hidden_size", 4 * c.size("hidden_size")),
+        "vocabulary_count": _size("vocab_size"),
+        "tied": _flag("tie_word_embeddings", True),
+        **_PLAIN,
+        "activation": _activation("activation", "gelu"),
+        "norms_per_layer_count": _falcon_norms,
+        "parallel": _falcon_parallel,
+        "fused_qkv": True,
+        **_biased(_flag("bias", False)),
+        "dropout": _any_of("hidden_dropout"),
+        "context_count": _size_or("max_position_embeddings", 0),
+    },
+    "gemma": _TIED,
+    "gemma2": _GEMMA2_SHAPES,
+    "gemma3_text": _GEMMA2_SHAPES | {"qk_norm": True},
+    "glm": _GLM_SHAPES,
+    "glm4": _GLM_SHAPES | {"norms_per_layer_count": 4},
+    "glm4_moe": _COMMON
+    | {
         "output_bias": False,
         "mlp_bias": False,
         "rotates_a_part": True,
-        "qk_norm": c.flag("use_qk_norm", False),
-        "experts": _first_dense(c, 1),
-    }
-
-
-FAMILIES: dict[str, Callable[[Config], Shapes]] = {
-    "arcee": _arcee,
-    "cohere": _cohere,
-    "cohere2": _cohere,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "ernie4_5": _ernie,
-    "falcon": _falcon,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-    "glm": _glm,
-    "glm4": _glm4,
-    "glm4_moe": _glm4_moe,
-    "gpt2": _gpt2,
-    "gpt_bigcode": _gpt_bigcode,
-    "gpt_neox": _gpt_neox,
-    "gpt_oss": _gpt_oss,
-    "gptj": _gptj,
-    "granite": _llama,
-    "granitemoe": _granitemoe,
-    "granitemoeshared": _granitemoe,
-    "kimi_k2": _deepseek,
-    "llama": _llama,
-    "mistral": _llama,
-    "mixtral": _mixtral,
-    "nemotron": _nemotron,
-    "olmo": _olmo,
-    "olmo2": _olmo2,
-    "olmo3": _olmo2,
-    "olmoe": _olmoe,
-    "opt": _opt,
-    "phi": _phi,
-    "phi3": _phi3,
-    "phimoe": _phimoe,
-    "qwen2": _qwen2,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-    "seed_oss": _seed_oss,
-    "smollm3": _tied,
-    "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
+        "qk_norm": _flag("use_qk_norm", False),
+        "experts": _first_dense(1),
+    },
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2
+    | {
+        "kv_heads_count": lambda c: 1 if c.flag("multi_query", True) else c.size("n_head"),
+        "fused_qkv": True,
+        "activation": _activation("activation_function", "gelu_pytorch_tanh"),
+    },
+    "gpt_neox": _LAYER_NORMS
+    | _biased(_flag("attention_bias", True), "qkv_bias", "output_bias")
+    | {
+        "kv_heads_count": _size("num_attention_heads"),
+        "rotates_a_part": True,
+        "parallel": _flag("use_parallel_residual", True),
+        "fused_qkv": True,
+        "mlp_bias": True,
+        "dropout": _any_of("hidden_dropout"),
+    },
+    "gpt_oss": _COMMON
+    | _biased(_flag("attention_bias", True), "qkv_bias", "output_bias")
+    | {
+        "sinks": True,
+        "experts": _experts(_MIXTURE_WIDTH, bias=True, router_bias=True, clamped=True),
+    },
+    "gptj": _GPT
+    | {
+        "rotates_a_part": True,
+        "tied": _flag("tie_word_embeddings", False),
+        "norms_per_layer_count": 1,
+        "parallel": True,
+        "head_bias": True,
+        "dropout": _any_of("resid_pdrop"),
+    },
+    "granite": _COMMON,
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "kimi_k2": _DEEPSEEK | {"experts": _first_dense(3)},
+    "llama": _COMMON,
+    "mistral": _COMMON,
+    "mixtral": _MIXTRAL,
+    "nemotron": _LAYER_NORMS
+    | {"activation": _activation("hidden_act", "relu2"), "rotates_a_part": True},
+    "olmo": _COMMON | {"norm": "layer", "norm_weight": False, "norm_bias": False},
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmoe": _COMMON
+    | {
+        "qk_norm": True,
+        "qk_norm_whole": True,
+        "mlp_bias": False,
+        "experts": _experts(_MIXTURE_WIDTH),
+    },
+    "opt": {
+        "layers_count": _size("num_hidden_layers"),
+        "width": _size("hidden_size"),
+        "heads_count": _size("num_attention_heads"),
+        "kv_heads_count": _size("num_attention_heads"),
+        "head_width": _even("hidden_size", "num_attention_heads"),
+        "ffn_width": _size("ffn_dim"),
+        "vocabulary_count": _size("vocab_size"),
+        "tied": _flag("tie_word_embeddings", True),
+        "positions_count": lambda c: c.size_or("max_position_embeddings", 2048) + 2,
+        "positions_unused_count": 2,
+        **_PLAIN,
+        "activation": _activation("activation_function", "relu"),
+        **_biased(_flag("layer_norm_elementwise_affine", True), "norm_weight", "norm_bias"),
+        **_biased(_flag("enable_bias", True)),
+        "dropout": _any_of("dropout", otherwise=0.1),
+        "context_count": _size_or("max_position_embeddings", 2048),
+    },
+    "phi": _LAYER_NORMS
+    | _biased(True)
+    | {
+        "activation": _activation("hidden_act", "gelu_new"),
+        "rotates_a_part": True,
+        "norms_per_layer_count": 1,
+        "parallel": True,
+        "head_bias": True,
+        "dropout": _any_of("resid_pdrop"),
+    },
+    "phi3": _COMMON
+    | _biased(False)
+    | {
+        "fused_qkv": True,
+        "fused_up": True,
+        "rotates_a_part": True,
+        "dropout": _any_of("resid_pdrop"),
+    },
+    "phimoe": _COMMON
+    | {
+        "norm": "layer",
+        "head_bias": _flag("lm_head_bias", False),
+        "mlp_bias": False,
+        "experts": _experts(_MIXTURE_WIDTH),
+    },
+    "qwen2": _COMMON | {"qkv_bias": True},
+    "qwen2_moe": _COMMON
+    | {
+        "qkv_bias": _flag("qkv_bias", True),
+        "output_bias": False,
+        "mlp_bias": False,
+        "experts": _experts(
+            _size("moe_intermediate_size"),
+            shared_width=_size("shared_expert_intermediate_size"),
+            shared_gate=True,
+            dense_layers=_sparse,
+        ),
+    },
+    "qwen3": _COMMON | {"qk_norm": True},
+    "qwen3_moe": _COMMON
+    | {
+        "qk_norm": True,
+        "mlp_bias": False,
+        "experts": _experts(_size("moe_intermediate_size"), dense_layers=_sparse),
+    },
+    "seed_oss": _COMMON
+    | {
+        "qkv_bias": _flag("attention_bias", True),
+        "output_bias": _flag("attention_out_bias", False),
+        "dropout": _any_of("residual_dropout", otherwise=0.1),
+    },
+    "smollm3": _TIED,
+    "stablelm": _COMMON
+    | {
+        "norm": "layer",
+        "norms_per_layer_count": lambda c: 1 if c.flag("use_parallel_residual", False) else 2,
+        "parallel": _flag("use_parallel_residual", False),
+        "qkv_bias": _flag("use_qkv_bias", False),
+        "output_bias": False,
+        "rotates_a_part": True,
+        "qk_norm": _flag("qk_layernorm", False),
+        "qk_norm_whole": True,
+        "dropout": _any_of("hidden_dropout"),
+    },
+    "starcoder2": _LAYER_NORMS
+    | _biased(_flag("use_bias", True))
+    | {
+        "tied": _flag("tie_word_embeddings", True),
+        "dropout": _any_of("residual_dropout"),
+    },
 }
-"""By ``model_type``."""
+"""``model_type`` → field of Architecture → its value, or how it is read."""
+
+_ONLY: dict[str, dict[str, Callable[[Config], tuple[object, ...]]]] = {
+    "falcon": {"alibi": lambda _: (False, None)},
+    "opt": {
+        "word_embed_proj_dim": lambda c: (c.size("hidden_size"), None),
+        "do_layer_norm_before": lambda _: (True, None),
+        "_remove_final_layer_norm": lambda _: (False, None),
+    },
+    "phi": {"qk_layernorm": lambda _: (False, None)},
+}
+"""``model_type`` → key → values without which its shapes are others."""
 
 _GEMMA2 = {"num_key_value_heads": 4, "head_dim": 256}
 _GLM = {"num_key_value_heads": 2, "head_dim": 128}
@@ -669,7 +562,10 @@ def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architectu
             f"{', '.join(FAMILIES)}, or capture the module itself with --module"
         )
     try:
-        shapes = family(Config({**_LEFT_OUT.get(str(kind), {}), **found}, where))
+        config = Config({**_LEFT_OUT.get(str(kind), {}), **found}, where)
+        for key, allowed in _ONLY.get(str(kind), {}).items():
+            config.only(key, allowed(config))
+        shapes = {field: how(config) if callable(how) else how for field, how in family.items()}
         if "experts" not in shapes:
             experts = next((k for k in _EXPERTS if found.get(k)), None)
             if experts is not None:
