@@ -172,7 +172,7 @@ def build(request: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _units(module: Any) -> list[tuple[Any, str]]:
-    """Each module of the outermost ModuleLists, with its place: what is sharded and checkpointed."""
+    """Return each module of the outermost ModuleLists by place: the units of sharding."""
     import torch
 
     found: list[tuple[Any, str]] = []
@@ -286,13 +286,17 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
 
 
 _NO_VALUES = (
-    "asks a tensor for its value (.item(), bool(), tolist()), expected shapes alone: a captured module "
-    "computes nothing; keep the value on the device (torch.where), or leave the line out in the factory"
+    "asks a tensor for its value (.item(), bool(), tolist()), expected shapes alone: a "
+    "captured module "
+    "computes nothing; keep the value on the device (torch.where), or leave the line out in "
+    "the factory"
 )
 
 
 def _place(exc: BaseException) -> str:
-    """Where in the user's code an error began: the innermost frame that is neither torch's nor ours."""
+    """Where in the user's code an error began: the innermost frame that is neither torch's nor
+    ours.
+    """
     import traceback
 
     import torch

@@ -20,14 +20,16 @@ def capture_operators(
     """Write down the operators of one training step.
 
     Args:
-        module: ``package.module:factory``, as :func:`chopper.collectors.fake_memory.capture` has it.
+        module: ``package.module:factory``, as :func:`chopper.collectors.fake_memory.capture` has
+            it.
         batch: sequences.
         sequence: tokens of each.
         precision: ``bf16``, ``fp32`` or ``autocast``.
 
     Returns:
         ``parameters_count``, ``element_bytes`` of a parameter, ``torch``, and ``operators``: unique
-        ``op``, ``input_dims``, ``input_types``, ``concrete_inputs`` (JSON texts) and ``call_count``.
+        ``op``, ``input_dims``, ``input_types``, ``concrete_inputs`` (JSON texts) and
+        ``call_count``.
 
     Raises:
         UsageError: no such precision, or no factory named.

@@ -155,7 +155,8 @@ class _Block:
         scores = of.batch_count * heads * of.sequence_count**2
         extra = self.tokens * heads * 4
         if of.attention == "math":
-            # Softmax's output, and with dropout its mask and its result (5as/h of arXiv 2205.05198).
+            # Softmax's output, and with dropout its mask and its result (5as/h of arXiv
+            # 2205.05198).
             extra = scores * (e + (1 + e if a.dropout else 0))
         output = self.tokens * heads * value_width
         self.add(

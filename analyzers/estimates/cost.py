@@ -77,7 +77,8 @@ class Against(msgspec.Struct, kw_only=True, frozen=True):
 
 ASSUMPTIONS = (
     "a device costs its price for every hour of the run, also while it waits, restarts or is idle",
-    "the price holds what its source says it holds; where it is a cost of ownership, electricity is "
+    "the price holds what its source says it holds; where it is a cost of ownership, "
+    "electricity is "
     "in it already, and the energy's cost is shown for itself, not added",
     "throughput is constant; a run takes tokens ÷ (devices × tokens/s per device)",
     "projected throughput is peak × utilization ÷ FLOP per token, 6 per parameter",
@@ -111,7 +112,8 @@ def break_even_ratio(price_per_hour: float, other_per_hour: float) -> float:
 def projected_tokens_per_s(
     parameters_count: float, flop_per_s: float, utilization_ratio: float
 ) -> float:
-    """Tokens per second and device: peak × utilization ÷ (6 × parameters that a token goes through).
+    """Tokens per second and device: peak × utilization ÷ (6 × parameters that a token goes
+    through).
 
     Raises:
         UsageError: anything not positive, or a utilization above 1.

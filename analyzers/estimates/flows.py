@@ -81,7 +81,7 @@ def _one(
     admitted: int | None,
     rng: np.random.Generator,
 ) -> tuple[float, float, int]:
-    """One trial: when the last flow ended, when a flow ended on average, most flows at a receiver."""
+    """Return the end of the last flow, the mean end, and the most flows at a receiver, of one trial."""
     of_flow = np.repeat(np.arange(flows), queue_pairs)
     receiver = np.arange(flows) % receivers
     uplink = rng.integers(0, uplinks, flows * queue_pairs)
@@ -182,7 +182,8 @@ def simulate(
         queue_pairs: of each flow.
         receivers_count: that share the flows evenly; None for one per flow.
         headroom_ratio: uplinks' rate over what all ports can send; 1 is no oversubscription.
-        failed_count: uplinks that fail while all send; their queue pairs are hashed onto the others.
+        failed_count: uplinks that fail while all send; their queue pairs are hashed onto the
+            others.
         fail_at_ratio: when, in times that even sharing would take.
         admitted_count: flows that a receiver lets send at a time; None for all.
         trials_count: draws with one queue pair; more of them scatter less: fewer draws, 4 at least.

@@ -17,7 +17,8 @@ RULE_TABLE_COUNT = (10**9, 7 * 10**9, 13 * 10**9, 70 * 10**9, 175 * 10**9)
 RULE_FAULTS = (
     "the rule knows parameters only: batch, sequence, number formats, sharding and checkpointing "
     "change memory severalfold and are not in it",
-    "states alone are 8 bytes per parameter in pure bf16, 16 with mixed precision, 20 in DeepSpeed; "
+    "states alone are 8 bytes per parameter in pure bf16, 16 with mixed precision, 20 in "
+    "DeepSpeed; "
     "what is left of 40 stands for activations, which do not grow with parameters",
     "measured: Llama 2 7B, all of it trained in bf16 with AdamW, peaked at 51.6 GB on one A100, "
     "where the rule says 280 GB",
@@ -137,8 +138,8 @@ def llama_layer_activation_bytes(
 ) -> float:
     """Activations of one Llama layer in 16 bits, fused attention: sbh(12 + 4·kv/a + 8f/h).
 
-    Of the 12, 4 are the queries and attention's output, a·d wide, where heads of width d do not make
-    up h (Gemma): sb(8h + 4ad + 4·kv·d + 8f). Without `head_width`, d = h/a.
+    Of the 12, 4 are the queries and attention's output, a·d wide, where heads of width d do not
+    make up h (Gemma): sb(8h + 4ad + 4·kv·d + 8f). Without `head_width`, d = h/a.
     """
     d = width / heads_count if head_width is None else head_width
     attention = 4 * d * (heads_count + kv_heads_count)
@@ -156,10 +157,11 @@ def experts_activation_bytes(
 ) -> int:
     """Activations of one layer's experts in 16 bits, in the place of a feed-forward network's 8sbf.
 
-    sb(k(4h + 8f + 36) + 8f_shared + 4E): for each chosen expert the row that is sent (2h), both halves,
-    the activation and their product (8f), what comes back before it is weighted (2h), its weight (4), its
-    number and three permutations (8 each); the router's probabilities in float32 (4E). Derived from the
-    tensors that transformers' ``grouped_mm_experts_forward`` and its routers keep for backward.
+    sb(k(4h + 8f + 36) + 8f_shared + 4E): for each chosen expert the row that is sent (2h), both
+    halves, the activation and their product (8f), what comes back before it is weighted (2h), its
+    weight (4), its number and three permutations (8 each); the router's probabilities in float32
+    (4E). Derived from the tensors that transformers' ``grouped_mm_experts_forward`` and its routers
+    keep for backward.
     """
     row = 4 * width + 8 * expert_width + 36
     return tokens_count * (chosen_count * row + 8 * shared_width + 4 * experts_count)

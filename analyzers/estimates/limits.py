@@ -1,8 +1,8 @@
 """How large a training run can be: the data-movement wall and the latency wall.
 
 After Erdil and Schneider-Joseph, "Data movement limits to frontier model training" (arXiv
-2411.01137): a dense transformer of N parameters sees D = 20 N tokens, so it costs C = 6 N D = 120 N²
-FLOP; layers and the critical batch grow with N by laws that are parameters here. For a count of
+2411.01137): a dense transformer of N parameters sees D = 20 N tokens, so it costs C = 6 N D = 120
+N² FLOP; layers and the critical batch grow with N by laws that are parameters here. For a count of
 devices, every layout of data, tensor and pipeline parallelism is tried, and the fewest devices
 that finish in time are kept. Utilization is C ÷ (devices × peak × time allowed).
 """
@@ -140,7 +140,8 @@ class Limits(Estimate, kw_only=True, frozen=True):
     curve: tuple[tuple[float, float | None], ...]
     """FLOP and utilization between the smallest and the largest size, for a figure."""
     data_wall_flop: float | None
-    """Where utilization falls below `data_wall_utilization_ratio`; null: not within the sizes tried."""
+    """Where utilization falls below `data_wall_utilization_ratio`; null: not within the sizes
+    tried."""
     data_wall_utilization_ratio: float
     last_feasible_flop: float | None
     """The largest size for which some layout finishes in time."""
@@ -155,7 +156,8 @@ ASSUMPTIONS = (
     "times the pipeline's bubble with perfect interleaving",
     "tensor parallelism, pipeline stages and microbatches are powers of two; data parallelism is "
     "what is left, also when it is not whole; a pipeline has no more stages than the model layers",
-    "tensor parallelism up to 8 stays within a node; beyond that it is two-dimensional, half of its "
+    "tensor parallelism up to 8 stays within a node; beyond that it is two-dimensional, half "
+    "of its "
     "traffic on NVLink",
     "the peak is the datasheet's: no loss to clocks, shapes or failures",
     "2e28 is where utilization falls, not where runs become infeasible; the paper's abstract says "
@@ -185,7 +187,8 @@ def shape_of(flop: float, laws: Laws | None = None) -> Shape:
     width = float(np.sqrt(n / (12 * layers)))
     if width < 1:
         raise UsageError(
-            f"laws: {layers:.3g} layers of {n:.3g} parameters are {width:.2g} wide; expected 1 or more"
+            f"laws: {layers:.3g} layers of {n:.3g} parameters are {width:.2g} wide; expected 1 "
+            f"or more"
         )
     tokens = laws.tokens_per_parameter_ratio * n
     return Shape(

@@ -28,7 +28,8 @@ def loss(
         n: taken over.
         gradient_bytes: of one parameter's gradient.
         cached: autocast's narrow copies of weights, emptied where its context ends.
-        gathered_bytes: of the head's weight, where it is gathered for each use and released after it.
+        gathered_bytes: of the head's weight, where it is gathered for each use and released after
+            it.
     """
     tp = of.tensor_parallel_count
     a = of.architecture
@@ -45,8 +46,8 @@ def loss(
     logits = ledger.take("logits", size * e)
     ledger.drop(weight)
     if tp > 1 and not parallel:
-        # The own part and all parts one after another, then side by side: `all_gather_tensor` of torch's
-        # distributed/_functional_collectives.py.
+        # The own part and all parts one after another, then side by side: `all_gather_tensor` of
+        # torch's distributed/_functional_collectives.py.
         ledger.spike("logits", -(-size // tp) * e + size * e)
     if parallel:
         softmax = _parallel_log_softmax(

@@ -72,7 +72,8 @@ class Memory(Estimate, kw_only=True, frozen=True):
     active_parameters_count: int
     """That one token goes through: fewer than all with experts; of a captured module, all."""
     allocated_bytes: int
-    """The peak without pools, fragmentation and workspaces: what ``max_memory_allocated`` counts."""
+    """The peak without pools, fragmentation and workspaces: what ``max_memory_allocated`` counts.
+    """
     peak_bytes: int
     """With them: what ``max_memory_reserved`` and the driver see."""
     categories_bytes: dict[str, int]
@@ -91,26 +92,33 @@ class Memory(Estimate, kw_only=True, frozen=True):
 ASSUMPTIONS = (
     "eager PyTorch: each operator's output is a tensor of its own; a compiler that fuses "
     "operators keeps less",
-    "attention by a fused kernel keeps queries, keys, values, output and one float32 per row and head",
+    "attention by a fused kernel keeps queries, keys, values, output and one float32 per row "
+    "and head",
     "gradients are freed between steps (set_to_none), and the optimizer's state exists already",
-    "blocks are the units of checkpointing and sharding; embedding, last norm and head are one unit",
+    "blocks are the units of checkpointing and sharding; embedding, last norm and head are one "
+    "unit",
     "on a GPU, what FSDP gathers and the gradients that it reduces are memory of streams of their "
     "own, which the caching allocator gives to no other (pools)",
-    "fragmentation is a share of all that comes and goes; it is assumed, not derived: published runs under "
-    "FSDP reserved 5 to 35 % more than was active (pytorch/pytorch#89457, meta-llama/llama-cookbook#41), "
+    "fragmentation is a share of all that comes and goes; it is assumed, not derived: "
+    "published runs under "
+    "FSDP reserved 5 to 35 % more than was active (pytorch/pytorch#89457, "
+    "meta-llama/llama-cookbook#41), "
     "pools among it",
 )
 
 
 TENSOR_PARALLEL_ASSUMPTION = (
     "each rank holds its part of the logits, with the loss in PyTorch's loss_parallel(); a program "
-    "without it gathers them whole (--gathered-logits). An embedding's gradient is whole on each rank, as DTensor makes it"
+    "without it gathers them whole (--gathered-logits). An embedding's gradient is whole on "
+    "each rank, as DTensor makes it"
 )
 
 
 _DEEPSPEED_ASSUMPTION = (
-    "DeepSpeed as of 0.19: contiguous gradients, no overlapping communication in stages 1 and 2, and a "
-    "bucket of --bucket elements that is there whatever the model; where ranks differ, the rank that needs "
+    "DeepSpeed as of 0.19: contiguous gradients, no overlapping communication in stages 1 and "
+    "2, and a "
+    "bucket of --bucket elements that is there whatever the model; where ranks differ, the "
+    "rank that needs "
     "the most"
 )
 _STAGE_3_ASSUMPTION = (
@@ -121,9 +129,12 @@ _STAGE_3_ASSUMPTION = (
 
 
 _EXPERTS_ASSUMPTION = (
-    "experts as grouped products over tokens sorted by expert, as transformers' grouped_mm: no row is "
-    "dropped, none is padding; a loop over experts, or fixed capacities, keeps other amounts. Selective "
-    "checkpointing recomputes experts and what they are sent. Layers for the prediction of further tokens "
+    "experts as grouped products over tokens sorted by expert, as transformers' grouped_mm: no "
+    "row is "
+    "dropped, none is padding; a loop over experts, or fixed capacities, keeps other amounts. "
+    "Selective "
+    "checkpointing recomputes experts and what they are sent. Layers for the prediction of "
+    "further tokens "
     "(num_nextn_predict_layers) are not in it, as they are not in transformers' modules"
 )
 
@@ -136,7 +147,8 @@ def _balance(training: Training) -> str:
         return f"each rank has all experts, so {rows} are its own whichever it chooses"
     if training.imbalance_ratio == 1:
         return (
-            f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: those of "
+            f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: "
+            f"those of "
             "the busiest rank, of an even share)"
         )
     return f"the busiest rank's experts get {training.imbalance_ratio:g} × its even share of {rows}"
@@ -161,7 +173,8 @@ def _steps(training: Training) -> list[Step]:
     first = Step(training)
     ranks: set[int | None] = {None}
     if training.strategy in ("zero1", "zero2"):
-        # Stage 1 reduces in the order of the model: the first rank has its part while all gradients are there.
+        # Stage 1 reduces in the order of the model: the first rank has its part while all gradients
+        # are there.
         ranks = {0, *first.parts().extremes()}
     steps = [Step(training, rank=rank) for rank in ranks]
     for step in steps:
@@ -180,8 +193,8 @@ def memory(training: Training) -> Memory:
     moving = ledger.peak_bytes - step.steady_bytes
     fragmentation = round(training.fragmentation_ratio * max(moving, 0))
     categories = {name: ledger.peak[name] for name in CATEGORIES}
-    # A GPU's caching allocator gives a stream's memory to no other: what FSDP's had at their highest
-    # is still theirs at the peak of all.
+    # A GPU's caching allocator gives a stream's memory to no other: what FSDP's had at their
+    # highest is still theirs at the peak of all.
     categories["pools"] = ledger.apart_bytes() if training.kernels == "gpu" else 0
     categories["fragmentation"] = fragmentation
     categories["workspace"] = training.workspace_bytes

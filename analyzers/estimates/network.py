@@ -96,8 +96,9 @@ def _nodes(ranks_count: int, topology: Topology) -> int:
 
 _SENT_AT_ONCE_COUNT = 64
 """Peers of an all-to-all that NCCL serves at once: a batch of a channel holds 8 sends
-(NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and peers go round the channels (ncclP2pChannelBaseForRound). Its logs have
-8 to 16 such channels, 1 or 2 of them for each peer (issues 634 and 1189): 32 to 128, this is between."""
+(NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and peers go round the channels (ncclP2pChannelBaseForRound). Its
+logs have 8 to 16 such channels, 1 or 2 of them for each peer (issues 634 and 1189): 32 to 128, this
+is between."""
 
 
 def ring_steps(collective: str, ranks_count: int) -> int:
@@ -116,10 +117,11 @@ def collective_time_s(
 
     Ring: base + steps × latency + S × bus factor ÷ slowest link (in a node, or all ports of a node
     together); of the steps, those that cross nodes have the network's latency. An all-to-all has no
-    ring: each rank sends S ÷ n to each other one, to those of other nodes through its own port, and to so
-    many at once that their latencies are one. Tree
-    (all-reduce, broadcast, reduce): double binary, chains within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link. Hierarchical
-    (all-reduce): reduce-scatter in the node, ring all-reduce of S ÷ g between nodes, all-gather.
+    ring: each rank sends S ÷ n to each other one, to those of other nodes through its own port, and
+    to so many at once that their latencies are one. Tree
+    (all-reduce, broadcast, reduce): double binary, chains within nodes, 2 log₂(nodes) network
+    steps, and 2S (else S) through each link. Hierarchical (all-reduce): reduce-scatter in the node,
+    ring all-reduce of S ÷ g between nodes, all-gather.
 
     Raises:
         UsageError: unknown names, sizes or ranks that make no sense, an algorithm that the
@@ -199,7 +201,8 @@ class Spread(msgspec.Struct, kw_only=True, frozen=True):
     uplinks_count: int
     failed_count: int
     max_over_mean_ratio: float
-    """Load of the fullest uplink over what each would carry if all of them worked and shared evenly."""
+    """Load of the fullest uplink over what each would carry if all of them worked and shared
+    evenly."""
     standard_error_ratio: float
     p95_ratio: float
     throughput_ratio: float
@@ -417,8 +420,9 @@ class Network(Estimate, kw_only=True, frozen=True):
     times: tuple[Timed, ...]
     spreads: tuple[Spread, ...]
     simulations: tuple[Simulated, ...]
-    """The same flows from first to last byte: as they are, with room on the uplinks, with uplinks that fail
-    half way, and many to a receiver without and with admission; none where they are too many to simulate."""
+    """The same flows from first to last byte: as they are, with room on the uplinks, with uplinks
+    that fail half way, and many to a receiver without and with admission; none where they are too
+    many to simulate."""
     incasts: tuple[Incast, ...]
     interconnects: tuple[Interconnect, ...]
 
@@ -429,10 +433,12 @@ ASSUMPTIONS = (
     "every rank has a network port of its own; a node runs as many rings as ranks, each leaving "
     "through another port, so the ports of a node add up; an all-to-all goes directly, each rank "
     "through its own port",
-    "hashing is uniform and independent, all flows are equally large and begin at the same time, and "
+    "hashing is uniform and independent, all flows are equally large and begin at the same "
+    "time, and "
     "the step ends with the fullest uplink; simulated flows share links max-min fairly",
     "the published gain of E-ECMP, up to 40 % on an AllReduce benchmark, is consistent with 128 "
-    "flows over 16 uplinks with up to 20 % to spare; which flows the benchmark had, and how much its "
+    "flows over 16 uplinks with up to 20 % to spare; which flows the benchmark had, and how "
+    "much its "
     "uplinks had to spare, is not known here",
     "incast is a fluid: pauses reach the senders at once, and DCQCN is off",
     "interconnect table, consistent with the survey and no more: two nodes of 8 devices, 12 B "
@@ -448,7 +454,8 @@ HEADROOM_RATIO = 1.2
 FLOWS_PER_RECEIVER_COUNT = 8
 ADMITTED_COUNT = 4
 _INCAST_TRIALS = 16
-"""Receivers' ports bound these, whatever the hash: they scatter less, and take longer to simulate."""
+"""Receivers' ports bound these, whatever the hash: they scatter less, and take longer to simulate.
+"""
 
 
 def _simulations(

@@ -111,7 +111,8 @@ class Offload(Estimate, kw_only=True, frozen=True):
 
 
 ASSUMPTIONS = (
-    "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given; of experts, "
+    "forward takes 2 FLOP per parameter and token and backward 4, at the efficiency given; of "
+    "experts, "
     "the parameters of those that a token chooses",
     "copies use pinned memory and run beside compute without slowing it; both directions at once",
     "Adam on the host reads and writes 30 bytes per parameter and is bound by DRAM; it does not "

@@ -70,7 +70,8 @@ class Projection(Estimate, kw_only=True, frozen=True):
     target_reach: Reach | None = None
     classes: tuple[OfClass, ...]
     unmodelled_ratio: float = 0.0
-    """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the rest."""
+    """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the
+    rest."""
     unmodelled_operators: tuple[str, ...] = ()
     """Those, most time (captured: calls) first; the first few."""
     idle_ns: int = 0
@@ -82,8 +83,8 @@ class Projection(Estimate, kw_only=True, frozen=True):
     recorded_ns: int | None = None
     projected_ns: int
     projected_between_ns: tuple[int, int] | None = None
-    """With what has no model going as memory and as products do: which it is, is not known. Null where all
-    has a model, or no device was given."""
+    """With what has no model going as memory and as products do: which it is, is not known. Null
+    where all has a model, or no device was given."""
     roofline_ns: int
     """Uncalibrated: all operators at the target's datasheet peak, and nothing else."""
     checked_run: str | None = None
@@ -99,8 +100,8 @@ class Projection(Estimate, kw_only=True, frozen=True):
     recorded_ranks_count: int | None = None
     """Null: no scales were asked for."""
     recorded_scale_error_ratio: float | None = None
-    """The estimate for as many ranks as were recorded, on the network given, over the recorded step; null
-    also where they do not fill its nodes."""
+    """The estimate for as many ranks as were recorded, on the network given, over the recorded
+    step; null also where they do not fill its nodes."""
     recorded_waiting_ns: int | None = None
     """That a rank waited for others in the recorded step."""
     recorded_waiting_always_ns: int | None = None
@@ -114,7 +115,8 @@ ASSUMPTIONS = (
     "a kernel's fixed time is the same on both devices, at most 10 µs",
     "the host is as fast, and idle time stays as recorded; a faster device may uncover more of it",
     "exposed transfer goes with the devices' links, copies between host and device with their PCIe "
-    "generation; a network between nodes, and communication that one rank's trace cannot separate from "
+    "generation; a network between nodes, and communication that one rank's trace cannot "
+    "separate from "
     "waiting, stay",
     "clocks are those at which the datasheets' rates hold",
     "what well-shaped work reaches of a peak is public knowledge per device, not measured here",
@@ -530,14 +532,16 @@ def _carried(
 LAUNCH_S = 4.5e-6
 """Of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
 CAPTURED_ASSUMPTIONS = (
-    "not calibrated: the module never ran. Each operator takes max(FLOP ÷ F, bytes ÷ B) + a launch, "
+    "not calibrated: the module never ran. Each operator takes max(FLOP ÷ F, bytes ÷ B) + a "
+    "launch, "
     "with what well-shaped work reaches of both peaks",
     "operators as a CPU has them under fake tensors: a GPU fuses norms, and a compiler more",
     "the host keeps up, one operator after the other, on one rank",
     ASSUMPTIONS[-1],
 )
 RECURRENT_ASSUMPTION = (
-    "a recurrent layer runs at the rate of large products; its time steps wait for each other, so short "
+    "a recurrent layer runs at the rate of large products; its time steps wait for each other, "
+    "so short "
     "sequences in small batches take longer"
 )
 

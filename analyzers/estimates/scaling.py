@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 
 SCALE_ASSUMPTIONS = (
     "the work per rank is the same at any number of ranks (weak scaling)",
-    "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others grow with the run",
+    "groups of adjacent ranks (tensor parallelism, shards of a node) stay as large, others "
+    "grow with the run",
     "collectives keep their size and number, and take their α-β time on the network given; as much "
     "of it hides behind compute as in the recorded run, or all of it where all of it was hidden",
-    "the recorded ranks are as late as they were, so the slowest of them stays the slowest, and ranks beyond them "
-    "are like the middle one (of two the quicker); by chance all are late alike, and the last of N by the expected "
+    "the recorded ranks are as late as they were, so the slowest of them stays the slowest, "
+    "and ranks beyond them "
+    "are like the middle one (of two the quicker); by chance all are late alike, and the last "
+    "of N by the expected "
     "largest of N normal draws; where too few steps tell the two apart, all of it is chance",
-    "*others differ* is the step where ranks beyond the recorded ones differ as much as those do, each a normal draw",
+    "*others differ* is the step where ranks beyond the recorded ones differ as much as those "
+    "do, each a normal draw",
     "in groups that stay as large waiting stays",
 )
 
@@ -67,8 +71,8 @@ class Collective(msgspec.Struct, kw_only=True, frozen=True):
     group_count: int | None = None
     """Ranks of its group, where these are fewer than the run's."""
     adjacent: bool = False
-    """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it stays as
-    large; one of ranks further apart grows with the run."""
+    """A smaller group of ranks that follow each other (tensor parallelism, shards of a node): it
+    stays as large; one of ranks further apart grows with the run."""
 
     def members_count(self, ranks_count: int, recorded_count: int) -> int:
         """Ranks of its group in a run of so many."""
@@ -112,8 +116,8 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     compute_spread_ns: float
     """Standard deviation over ranks and steps."""
     recorded_waiting_ns: float | None = None
-    """For how long a rank waited for others that came late, beyond all overlap; None where it was not
-    seen, and the spread of compute is all that is known."""
+    """For how long a rank waited for others that came late, beyond all overlap; None where it was
+    not seen, and the spread of compute is all that is known."""
     idle_ns: float
     copy_ns: float
     exposed_ns: float
@@ -161,8 +165,9 @@ def _fastest_s(of: Collective, ranks: int, recorded: int, topology: Topology) ->
 def waits(step: Step, ranks_count: int) -> Waits:
     """For how long a rank of so many waits for those that come later, in a step.
 
-    By place, see :mod:`chopper.analyzers.estimates.waiting`; what no place tells of is chance, in a group of all.
-    Where waiting was not seen, it is the spread of compute times E[max] of so many normal draws.
+    By place, see :mod:`chopper.analyzers.estimates.waiting`; what no place tells of is chance, in a
+    group of all. Where waiting was not seen, it is the spread of compute times E[max] of so many
+    normal draws.
     """
     recorded, waited = step.ranks_count, step.recorded_waiting_ns
     if waited is None or recorded < 2:

@@ -61,7 +61,8 @@ class Step:
 
         Args:
             training: the options.
-            rank: whose memory it is, where ranks differ (DeepSpeed's stages 1 and 2); null: the last.
+            rank: whose memory it is, where ranks differ (DeepSpeed's stages 1 and 2); null: the
+                last.
         """
         self.of = training
         self.a = training.architecture
@@ -224,7 +225,7 @@ class Step:
         return x, left
 
     def casts(self, layer: _Layer) -> list[Buffer]:
-        """Autocast's narrow copies of a layer's weights, one owner for its cache, one for backward."""
+        """Return autocast's narrow copies of a layer's weights, owned by its cache and backward."""
         if not self.layout.autocast:
             return []
         made = self.ledger.take("parameters", layer.count * self.w.compute)
@@ -311,7 +312,8 @@ class Step:
             else:
                 self.whole_gradients.append(ledger.take("gradients", shard, stream="reduce"))
             if of.strategy == "fsdp1":
-                # What was sent is a local of `_post_backward_hook` (torch's fsdp/_runtime_utils.py).
+                # What was sent is a local of `_post_backward_hook` (torch's
+                # fsdp/_runtime_utils.py).
                 ledger.drop(self.last_reduced)
                 self.last_reduced = None
         elif self.states_on_host:
@@ -437,7 +439,9 @@ class Step:
         return arrived
 
     def reduce_experts_first(self, i: int) -> Callable[[int, Buffer], None]:
-        """Experts that are a unit of their own are released and reduced when their gradients are there."""
+        """Experts that are a unit of their own are released and reduced when their gradients are
+        there.
+        """
         layer = self.layers[i]
         waiting = [op for op in layer.ops if op.expert]
         experts: list[Buffer] = []

@@ -112,7 +112,8 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             value = getattr(self, name)
             if value < 1:
                 raise UsageError(
-                    f"{name.removesuffix('_count').replace('_', ' ')}: found {value}, expected 1 or more"
+                    f"{name.removesuffix('_count').replace('_', ' ')}: found {value}, expected "
+                    f"1 or more"
                 )
         for what, value, known in (
             ("strategy", self.strategy, Strategy),
@@ -170,7 +171,8 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         kv, tp = a.kv_heads_count, self.tensor_parallel_count
         if kv % tp and tp % kv:
             raise UsageError(
-                f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads nor is a "
+                f"tensor parallelism {tp} neither divides {a.name}'s {kv} key and value heads "
+                f"nor is a "
                 "multiple of them"
             )
 
@@ -194,17 +196,20 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         a, ep = self.architecture, self.expert_parallel_count
         if a.experts is not None and self.precision == "autocast":
             raise UsageError(
-                f"precision autocast is not modelled for experts ({a.name}): grouped products take no "
+                f"precision autocast is not modelled for experts ({a.name}): grouped products "
+                f"take no "
                 "part in it; choose mixed, bf16 or fp32"
             )
         if ep == 1 and self.imbalance_ratio != 1:
             raise UsageError(
-                f"imbalance {self.imbalance_ratio:g} needs expert parallelism: a rank with all experts "
+                f"imbalance {self.imbalance_ratio:g} needs expert parallelism: a rank with all "
+                f"experts "
                 "gets all rows, whichever are chosen"
             )
         if not 1 <= self.imbalance_ratio <= ep:
             raise UsageError(
-                f"imbalance: found {self.imbalance_ratio:g}, expected 1 (balanced) to {ep} (all rows to "
+                f"imbalance: found {self.imbalance_ratio:g}, expected 1 (balanced) to {ep} "
+                f"(all rows to "
                 f"one of {ep} expert-parallel ranks)"
             )
         if ep == 1:
@@ -213,12 +218,14 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             raise UsageError(f"expert parallelism {ep}: {a.name} has no experts")
         if a.experts.count % ep or self.ranks_count % ep:
             raise UsageError(
-                f"expert parallelism {ep} has to divide {a.name}'s {a.experts.count} experts and the "
+                f"expert parallelism {ep} has to divide {a.name}'s {a.experts.count} experts "
+                f"and the "
                 f"{self.ranks_count} data-parallel ranks, of which it takes its own"
             )
         if self.strategy in DEEPSPEED:
             raise UsageError(
-                f"expert parallelism contradicts {self.strategy}: DeepSpeed's own layers of experts are "
+                f"expert parallelism contradicts {self.strategy}: DeepSpeed's own layers of "
+                f"experts are "
                 "not modelled; choose ddp, zero1-torch, fsdp1 or fsdp2"
             )
 

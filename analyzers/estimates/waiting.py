@@ -1,19 +1,21 @@
 """Waiting for the slowest rank: what of it is always the same rank's, and what is chance.
 
 At one place of a step (say the third all-reduce of a group) a rank waits for the last one to come:
-w(r, s) = max over ranks of l − l(r, s), of lateness l in step s. So mean over r of w, less w(r, s), is
-by how much r came later than the mean. Its mean over steps is the rank's own, the rest is chance:
+w(r, s) = max over ranks of l − l(r, s), of lateness l in step s. So mean over r of w, less w(r, s),
+is by how much r came later than the mean. Its mean over steps is the rank's own, the rest is
+chance:
 
     l(r, s) = p(r) + e(r, s),   p̂(r) = mean over s,   σ² = Σ (l − p̂)² ÷ ((n − 1)(S − 1))
 
-p̂ has an error, v: what means of contiguous stretches of steps differ by, so that hiccups that last for
-a few steps do not look like a slow rank. It is drawn to zero by τ² ÷ (τ² + v), τ² = Σ p̂² ÷ (n − 1) − v, the
-positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes Inference*, JASA 78, 1983); by no
-less than all places of the step together: of many, some differ by chance.
+p̂ has an error, v: what means of contiguous stretches of steps differ by, so that hiccups that last
+for a few steps do not look like a slow rank. It is drawn to zero by τ² ÷ (τ² + v), τ² = Σ p̂² ÷ (n
+− 1) − v, the positive-part estimate of James and Stein (C. Morris, *Parametric Empirical Bayes
+Inference*, JASA 78, 1983); by no less than all places of the step together: of many, some differ by
+chance.
 
-On N ranks, recorded ranks stay as they are, so the slowest stays one, and all others are like the middle
-one of them (of two the quicker). The last of N comes E[max] later than the mean of the recorded, with e normal:
-E[max] = b − ∫ Π Φ((x − p(r)) ÷ σ) dx up to b.
+On N ranks, recorded ranks stay as they are, so the slowest stays one, and all others are like the
+middle one of them (of two the quicker). The last of N comes E[max] later than the mean of the
+recorded, with e normal: E[max] = b − ∫ Π Φ((x − p(r)) ÷ σ) dx up to b.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _STRETCHES = 10
 _PLACES = 64
 """Places with the most waiting, that are looked at one by one."""
 _CHANCE_RATIO = (0.5, 2.0)
-"""The last one's lateness by chance over that of normal draws is believed within these: where hiccups are
-rare, it is small on few ranks and not on many."""
+"""The last one's lateness by chance over that of normal draws is believed within these: where
+hiccups are rare, it is small on few ranks and not on many."""
 _GRID = np.linspace(-8.0, 8.0, 1601)
 
 
@@ -163,7 +165,7 @@ def _tells(waited_ns: np.ndarray) -> bool:
 
 
 def kept_ratio(places_ns: list[np.ndarray]) -> float:
-    """τ² ÷ (τ² + v) of places together: what their ranks always differ by, of what the means say."""
+    """Return τ² ÷ (τ² + v) of places together: the share of mean differences that is no chance."""
     seen = error = 0.0
     for waited in places_ns:
         late = waited.mean(axis=1, keepdims=True) - waited

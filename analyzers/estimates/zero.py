@@ -17,7 +17,7 @@ _SUB_GROUP_COUNT = 10**9
 
 
 class Parts:
-    """All parameters in one row, cut into equal parts over ranks without regard to their borders."""
+    """All parameters in one row, cut into equal parts over ranks wherever their borders lie."""
 
     def __init__(self, counts: Sequence[int], ranks_count: int) -> None:
         self.ends = list(itertools.accumulate(counts))

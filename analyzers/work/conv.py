@@ -276,7 +276,7 @@ _SELF_GRAD_WEIGHT = _Backward(grad=1, x=0, weight=2)
 
 
 def _pointwise(record: Record) -> Work:
-    """mkldnn::_convolution_pointwise(X, W, …), binary (X, other, W, …), in place (other, X, W, …)."""
+    """mkldnn::_convolution_pointwise(X, W, …); binary (X, other, W, …); in place (other, X, W)."""
     if record.has(2) and len(record.shape(2)) > 2:
         x, other = (1, 0) if record.name.endswith("_") else (0, 1)
         return _Forward(x=x, weight=2, bias=3, padding=4, stride=5, dilation=6, extra_read=other)(

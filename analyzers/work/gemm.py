@@ -41,7 +41,7 @@ def _read_addend(record: Record, index: int, beta: int) -> int:
 
 
 def _traffic(record: Record, a: int, b: int, out: int, addend: int | None, beta: int | None) -> int:
-    """Bytes of both factors, of the addend where it is read, and of ``out`` elements like ``a``'s."""
+    """Return bytes of both factors, the addend where it is read, and ``out`` elements like ``a``."""
     extra = 0
     if addend is not None:
         extra = _read_addend(record, addend, -1 if beta is None else beta)
@@ -176,7 +176,7 @@ def _pair(a: int = 0, b: int = 1, *, packed: bool = False) -> Model:
 
 @documented
 def _typed_pair(out_type: int | None = None) -> Model:
-    """Unquantized custom linear (x[..., K], weight, bias?): the result has x's type or `out_type`."""
+    """Unquantized custom linear (x[..., K], weight, bias?): a result of x's type or `out_type`."""
 
     def model(record: Record) -> Work:
         work = _pair()(record)
@@ -360,8 +360,8 @@ _ADDMM = _mm(1, 2, addend=0, beta=3)
 
 @documented
 def _recurrent(passes: int = 1) -> Model:
-    """One recurrent layer in one direction, (x[T, B, i], W[g·h, i], U[g·h, h], two biases, h, c, …):
-    2·T·B·g·h·(i + h), g gates (LSTM 4, GRU 3, tanh 1); backward twice that.
+    """One recurrent layer in one direction, (x[T, B, i], W[g·h, i], U[g·h, h], two biases, h, c,
+    …): 2·T·B·g·h·(i + h), g gates (LSTM 4, GRU 3, tanh 1); backward twice that.
     """
 
     def model(record: Record) -> Work:

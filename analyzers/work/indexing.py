@@ -36,7 +36,7 @@ def _embedding(record: Record) -> Work:
 
 
 def _embedding_backward(record: Record) -> Work:
-    """embedding_dense_backward(grad_output, indices, num_weights, …): a dense table of gradients."""
+    """embedding_dense_backward(grad_output, indices, num_weights, …): a table of gradients."""
 
     def traffic() -> int:
         rows, grad = record.integer(2), record.shape(0)
@@ -62,7 +62,7 @@ def _index_select(record: Record) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """gather(self, dim, index), take_along_dim(self, index, dim): the result has the index's shape."""
+    """gather(self, dim, index), take_along_dim(self, index, dim): a result as the index's shape."""
 
     index: int
 
@@ -225,7 +225,9 @@ def _embedding_bag_backward(record: Record) -> Work:
 
 
 def _embedding_bag_any_backward(record: Record) -> Work:
-    """_embedding_bag_backward(grad, indices, offsets, offset2bag, …, num_weights, …), dense or sparse."""
+    """_embedding_bag_backward(grad, indices, offsets, offset2bag, …, num_weights, …), dense or
+    sparse.
+    """
 
     def traffic() -> int:
         rows, sparse, grad = record.integer(6), record.boolean(9), record.shape(0)

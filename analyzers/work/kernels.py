@@ -67,7 +67,8 @@ _KINDS: tuple[tuple[str, NameSearch], ...] = tuple(
             r"|flashinfer::\w{0,80}(Prefill|Decode)|BatchDecodeWith|BatchPrefillWith|mla_(fwd|decode|prefill)"
             r"|_attn_fwd|_attn_bwd|^triton_tem_\w*flex_attention|cudnn_generated_fort_native_sdpa",
         ),
-        # The row operations around an expert's products; the products themselves are matrix kernels.
+        # The row operations around an expert's products; the products themselves are matrix
+        # kernels.
         (
             "vector",
             r"^triton_(poi|red|per|spl)_|^cpp_fused|moe::dev::(finalize|routing|activation)",

@@ -325,7 +325,7 @@ def with_bytes(work: Work, traffic: Callable[[], int]) -> Work:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The common shape of `shapes` under NumPy's broadcasting; raises Unknown when there is none."""
+    """Return the common shape under NumPy's broadcasting; raises Unknown when there is none."""
     rank = max((len(shape) for shape in shapes), default=0)
     result = [1] * rank
     for shape in shapes:

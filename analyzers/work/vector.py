@@ -90,11 +90,13 @@ _BINARY = (
     "xlogy heaviside __and__ __or__ __xor__ gelu_backward silu_backward tanh_backward "
     "sigmoid_backward threshold_backward leaky_relu_backward hardtanh_backward "
     "hardswish_backward elu_backward softplus_backward logit_backward log_sigmoid_backward "
-    "prelu _prelu_kernel native_dropout_backward mse_loss smooth_l1_loss huber_loss soft_margin_loss "
+    "prelu _prelu_kernel native_dropout_backward mse_loss smooth_l1_loss huber_loss "
+    "soft_margin_loss "
     "logaddexp logaddexp2 nextafter bitwise_left_shift bitwise_right_shift special_xlog1py"
 )
 _TERNARY = (
-    "addcmul addcdiv lerp where clamp mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
+    "addcmul addcdiv lerp where clamp mse_loss_backward smooth_l1_loss_backward "
+    "huber_loss_backward "
     "soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward _s_where"
 )
 _PREDICATES_1 = "isnan isinf isfinite logical_not signbit"
@@ -270,7 +272,8 @@ def _like_first(record: Record) -> Work:
     )
 
 
-# ---- losses ---------------------------------------------------------------------------------------
+# ---- losses
+# ---------------------------------------------------------------------------------------
 
 
 def _nll_forward(record: Record) -> Work:

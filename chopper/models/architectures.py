@@ -92,11 +92,11 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     fused_up: bool = False
     """One product makes both halves of a gated feed-forward network."""
     activation: Literal["smooth", "relu", "relu2", "tanh"] = "smooth"
-    """Smooth ones (SiLU, GELU) keep what they read, ReLU what it writes, its square both; GELU by a tanh,
-    operator by operator (transformers' ``gelu_new``), what it reads and three more."""
+    """Smooth ones (SiLU, GELU) keep what they read, ReLU what it writes, its square both; GELU by a
+    tanh, operator by operator (transformers' ``gelu_new``), what it reads and three more."""
     rotates_a_part: bool = False
-    """Of each head: queries are joined from two parts, so they and attention's output lie by head, and
-    the latter is copied into rows."""
+    """Of each head: queries are joined from two parts, so they and attention's output lie by head,
+    and the latter is copied into rows."""
     sinks: bool = False
     """One learned number per head in attention's softmax."""
     head_bias: bool = False

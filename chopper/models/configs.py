@@ -517,7 +517,8 @@ _LEFT_OUT: dict[str, dict[str, int]] = {
     "stablelm": {"num_key_value_heads": 32},
     "starcoder2": {"num_key_value_heads": 2},
 }
-"""What a key that is not there means, where that does not follow from the other sizes (null is not left out)."""
+"""What a key that is not there means, where that does not follow from the other sizes (null is not
+left out)."""
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
@@ -570,7 +571,8 @@ def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architectu
             experts = next((k for k in _EXPERTS if found.get(k)), None)
             if experts is not None:
                 raise InputError(
-                    f"{where}: {experts} is {found[experts]!r}, but {kind} has no mixture of experts; "
+                    f"{where}: {experts} is {found[experts]!r}, but {kind} has no mixture of "
+                    f"experts; "
                     "give the model_type that has, or capture the module itself with --module"
                 )
         return Architecture(name=name, **shapes)

@@ -23,7 +23,8 @@ def page(result: Cost) -> Page:
         facts=(
             f"{result.price_per_device_hour:g} {result.currency} per device and hour: "
             f"{result.price_source}",
-            f"{result.tokens_per_s_per_device:,.0f} tokens/s per device: {result.throughput_source}",
+            f"{result.tokens_per_s_per_device:,.0f} tokens/s per device: "
+            f"{result.throughput_source}",
             f"prices of {result.prices_date}",
         ),
         figures=(_figure(result),),

@@ -120,7 +120,8 @@ def _simulations(result: Network) -> Section:
             "gain": lambda s: f"{s.gain_ratio:.2f}×",
         },
         words=0,
-        note="ends: 1 is what even sharing would take; room: of the uplinks, over what all ports can "
+        note="ends: 1 is what even sharing would take; room: of the uplinks, over what all "
+        "ports can "
         "send; fail: uplinks, half way; admitted: flows that a receiver lets send at a time",
     )
 
@@ -153,7 +154,8 @@ def _interconnects(result: Network) -> Section:
             "step": lambda i: fmt.duration(i.step_s * 1e9),
             "survey says": lambda i: "–" if i.published_s is None else f"{i.published_s:g} s",
         },
-        note="consistent with the survey's numbers, which do not state their assumptions; ours stand "
+        note="consistent with the survey's numbers, which do not state their assumptions; ours "
+        "stand "
         "below",
     )
 

@@ -93,7 +93,8 @@ def _activations(result: Offload) -> Section:
             "step": lambda way: fmt.duration(way[1] * 1e9),
             "against keeping": lambda way: f"{way[1] / a.kept_s:.2f}×",
         },
-        note=f"{fmt.bytes_(a.layer_bytes)} per layer, {fmt.bytes_(a.saved_bytes)} leave the device; "
+        note=f"{fmt.bytes_(a.layer_bytes)} per layer, {fmt.bytes_(a.saved_bytes)} leave the "
+        f"device; "
         f"{fmt.ratio(a.hideable_ratio)} of the copy hides behind this model's forward (bound by "
         f"width alone: {fmt.ratio(a.bound_ratio)}); all of it would at "
         f"{fmt.rate(a.link_for_all_bytes_per_s)}",

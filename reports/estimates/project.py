@@ -68,8 +68,8 @@ def _facts(result: Projection) -> Iterator[str]:
         )
     elif target:
         yield (
-            f"products reach {fmt.ratio(target.products)}, memory {fmt.ratio(target.memory)} of the "
-            f"peak ({target.source})"
+            f"products reach {fmt.ratio(target.products)}, memory {fmt.ratio(target.memory)} "
+            f"of the peak ({target.source})"
         )
     if result.unmodelled_ratio:
         yield _unmodelled(result)
@@ -85,8 +85,8 @@ def _facts(result: Projection) -> Iterator[str]:
     if result.recorded_scale_error_ratio is not None:
         yield (
             f"recorded: {fmt.duration(result.recorded_ns)} on "
-            f"{fmt.plural(result.recorded_ranks_count or 0, 'rank')}, of it waiting for other ranks "
-            f"{fmt.duration(result.recorded_waiting_ns)}{_kinds_of_waiting(result)}; the estimate "
+            f"{fmt.plural(result.recorded_ranks_count or 0, 'rank')}, of it waiting for other "
+            f"ranks {fmt.duration(result.recorded_waiting_ns)}{_kinds_of_waiting(result)}; the estimate "
             f"for as many on this network is off by {result.recorded_scale_error_ratio:+.1%}"
         )
 
@@ -125,7 +125,10 @@ def _kinds_of_waiting(result: Projection) -> str:
     if always is None:
         return " (too few steps to tell ranks that are always late from chance)"
     chance = max(result.recorded_waiting_ns - always, 0)
-    return f" ({fmt.duration(always)} for ranks that are always late, {fmt.duration(chance)} by chance)"
+    return (
+        f" ({fmt.duration(always)} for ranks that are always late, "
+        f"{fmt.duration(chance)} by chance)"
+    )
 
 
 def _error(ratio: float | None) -> str:

@@ -235,7 +235,8 @@ def _check_measured_on(attribution: Attribution, source: str, device: DevicePeak
         # Where device events name no device, the user says which one it was.
         if name is not None and (known is None or known.id != device.id):
             raise UsageError(
-                f"--device {device.label}: {source} was measured on {name}, whose tokens per second "
+                f"--device {device.label}: {source} was measured on {name}, whose tokens per "
+                f"second "
                 f"are not those of {device.label}; give --tokens-per-s of that device or project "
                 "them with --model, or leave --device away and give --price of what it ran on"
             )

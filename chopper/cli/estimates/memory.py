@@ -26,12 +26,13 @@ _OF_BOTH = (*_OF_A_MODULE, "optimizer", "precision", "fragmentation_ratio", "wor
 class Options(_options.Options, kw_only=True, frozen=True):
     """Show the peak memory of one rank in a training step, by category.
 
-    MODEL is a model of the catalogue (llama3-8b, gpt3-175b, mixtral-8x7b, deepseek-v3 …). The step is
-    run symbolically, operator by operator: nothing is allocated, and torch is needed for --module
-    only. With --device or --capacity, the largest batch, sequence and model that fit are found.
+    MODEL is a model of the catalogue (llama3-8b, gpt3-175b, mixtral-8x7b, deepseek-v3 …). The step
+    is run symbolically, operator by operator: nothing is allocated, and torch is needed for
+    --module only. With --device or --capacity, the largest batch, sequence and model that fit are
+    found.
 
-    --config reads dense models and mixtures of experts of some 40 families; one of another is refused, with
-    the list of those that are read.
+    --config reads dense models and mixtures of experts of some 40 families; one of another is
+    refused, with the list of those that are read.
 
     \b
     Examples:

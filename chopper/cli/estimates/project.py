@@ -210,7 +210,8 @@ def _check_device_events(attribution: Attributed, source: str) -> None:
     if without:
         where = "" if len(without) == len(ranks) else f" of rank {without[0]}"
         raise UsageError(
-            f"{source}: found operators{where} timed on the CPU only, expected device events; record "
+            f"{source}: found operators{where} timed on the CPU only, expected device events; "
+            f"record "
             "on a device, project the module captured (--module), or carry the run to more ranks "
             "without a device (--ranks)"
         )
@@ -225,7 +226,8 @@ def _device_of(attribution: Attributed, source: str) -> DevicePeaks:
     device = lookup(names[0])
     if device is None:
         raise UsageError(
-            f"{source}: {names[0]} is not in the table of devices; give --from-device, its nearest kin"
+            f"{source}: {names[0]} is not in the table of devices; give --from-device, its "
+            f"nearest kin"
         )
     return device
 
