@@ -25,7 +25,6 @@ from chopper.analyzers.work import family
 from chopper.hardware import achievable
 from chopper.hardware.achievable import Reach
 from chopper.hardware.devices import DevicePeaks, lookup
-from chopper.hardware.achievable import Reach
 from chopper.views import view
 
 LIMIT = 0.25

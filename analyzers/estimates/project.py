@@ -27,7 +27,6 @@ from chopper.analyzers.estimates.scaling import (
 from chopper.errors import InputError, UsageError
 from chopper.hardware.achievable import Reach
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
-from chopper.hardware.achievable import Reach
 
 if TYPE_CHECKING:
     import pyarrow as pa

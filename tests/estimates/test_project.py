@@ -25,7 +25,6 @@ from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware import achievable
 from chopper.hardware.achievable import Reach
 from chopper.hardware.devices import named
-from chopper.hardware.achievable import Reach
 from chopper.reports import to_text
 from chopper.reports.estimates.project import page
 from tests.kineto_writer import TODAY, Trace

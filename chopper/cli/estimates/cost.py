@@ -18,7 +18,7 @@ from chopper.models import architectures
 from chopper.reports.estimates.cost import page
 
 if TYPE_CHECKING:
-    from chopper.attribution import Attribution
+    from chopper.analyzers.attributed import Attributed
     from chopper.hardware.devices import DevicePeaks
 
 __all__ = ["Options", "estimate", "page"]
@@ -225,7 +225,7 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
     )
 
 
-def _check_measured_on(attribution: Attribution, source: str, device: DevicePeaks) -> None:
+def _check_measured_on(attribution: Attributed, source: str, device: DevicePeaks) -> None:
     """Refuse to price a device by the tokens per second of a CPU or of another device."""
     from chopper.analyzers.compare.same_work import device_of
 
