@@ -103,7 +103,7 @@ def _ceilings_dict(rank: int, ceilings: Ceilings) -> dict[str, Any]:
         return {
             "flop_per_s": {}
             if ceiling is None
-            else {d: rate for d in DTYPES if (rate := ceiling.flop_per_s(d)) is not None},
+            else {d: rate for d in DTYPES if (rate := ceiling.flop_per_s.get(d)) is not None},
             "memory_bytes_per_s": None if ceiling is None else ceiling.memory_bytes_per_s,
             "link_bytes_per_s": None if ceiling is None else ceiling.link_bytes_per_s,
             "source": None if ceiling is None else ceiling.source,

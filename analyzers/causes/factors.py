@@ -236,7 +236,7 @@ def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarr
     found = np.full(count, np.nan)
     if ceiling is None:
         return found
-    clocks = [ceiling.reference_clock_hz(dtype) for dtype in (*work.dtypes, VECTOR_DTYPE)]
+    clocks = [ceiling.reference_clock_hz.get(dtype) for dtype in (*work.dtypes, VECTOR_DTYPE)]
     table = np.array([np.nan if clock is None else clock for clock in clocks] + [np.nan])
     code = np.where(work.math, work.dtype, len(work.dtypes) + 1)
     code = np.where(code < 0, len(work.dtypes) + 1, code)

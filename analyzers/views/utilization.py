@@ -179,7 +179,7 @@ def _rows(run: Attributed, rank: int, name: str, math: _Math) -> list[dict[str, 
     if not math.hardware or not math.time_ns:
         row["reason"] = math.unknown_reason
         return [row]
-    peaks = {d: ceiling.flop_per_s(d) if d else None for d in math.hardware}
+    peaks = {d: ceiling.flop_per_s.get(d) if d else None for d in math.hardware}
     row |= _against(math.model, math.hardware, peaks, math.time_ns)
     row["reason"] = _bound(math, peaks)
     beyond = _beyond(row, math)

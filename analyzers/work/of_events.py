@@ -238,7 +238,7 @@ def _ideal(work: Work, kernel: str, ceiling: Ceiling | None) -> tuple[float, flo
     if work.family not in MATH_FAMILIES:
         return 0.0, memory_ns
     dtype = matmul_dtype(work.dtype, kernel)
-    peak = ceiling.flop_per_s(dtype) if ceiling is not None and dtype is not None else None
+    peak = ceiling.flop_per_s.get(dtype) if ceiling is not None and dtype is not None else None
     if flop is None or not peak:
         return nan, nan
     ideal_ns = flop / peak * 1e9

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chopper.errors import InputError
+from chopper.hardware.devices import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from chopper.hardware.calibration import Calibration
     from chopper.hardware.devices import DevicePeaks
@@ -25,33 +26,28 @@ class UnitLimits:
     shared_memory_bytes: int
 
 
-def _unknown(_: str) -> float | None:
-    """Return None: no clock is known."""
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """Best rates of a device.
 
     Attributes:
-        flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, None for unknown.
+        flop_per_s: data type (a peak key such as ``bf16``) → FLOP/s, as far as they are known.
         memory_bytes_per_s: bandwidth of its memory, None for unknown.
         source: where these come from.
         link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
         link_group_count: fewest ranks of a group among which a rank has all of that bandwidth.
-        reference_clock_hz: data type → SM clock at which its peak is quoted, None for unknown.
+        reference_clock_hz: data type → SM clock at which its peak is quoted, as far as known.
         units_count: streaming multiprocessors or compute units, None for unknown.
         unit_limits: what is resident on one of them at most, None for unknown.
         dies_count: dies (XCD) whose counters AMD's tools add up, None for unknown.
     """
 
-    flop_per_s: Callable[[str], float | None]
+    flop_per_s: Mapping[str, float]
     memory_bytes_per_s: float | None
     source: str
     link_bytes_per_s: float | None = None
     link_group_count: int = 2
-    reference_clock_hz: Callable[[str], float | None] = _unknown
+    reference_clock_hz: Mapping[str, float] = field(default_factory=dict)
     units_count: int | None = None
     unit_limits: UnitLimits | None = None
     dies_count: int | None = None
@@ -118,18 +114,24 @@ def device_ceiling(
     together = peaks.least_group_count(len(part.devices))
     whole = (world_size_of(manifest) or len(manifest.ranks)) == len(part.devices)
     return Ceiling(
-        flop_per_s=peaks.flop_per_s,
+        flop_per_s=_known(peaks.flop_per_s),
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
         link_bytes_per_s=_link_per_direction(peaks.link_bytes_per_s.value)
         if whole and together is not None
         else None,
         link_group_count=together or 2,
         source=f"{peaks.label}, device table ({peaks.memory_bandwidth_bytes_per_s.source})",
-        reference_clock_hz=peaks.clock_hz,
+        reference_clock_hz=_known(peaks.clock_hz),
         units_count=None if peaks.units.value is None else int(peaks.units.value),
         unit_limits=_unit_limits(peaks),
         dies_count=None if peaks.dies.value is None else int(peaks.dies.value),
     )
+
+
+def _known(of_dtype: Callable[[str], float | None]) -> dict[str, float]:
+    """Return the values that are known, by data type."""
+    values = ((dtype, of_dtype(dtype)) for dtype in DTYPES)
+    return {dtype: value for dtype, value in values if value is not None}
 
 
 def _unit_limits(peaks: DevicePeaks) -> UnitLimits | None:
@@ -177,7 +179,7 @@ def _measured_ceiling(measured: Calibration | None) -> Ceiling | None:
     if measured is None:
         return None
     return Ceiling(
-        flop_per_s=measured.flop_per_s,
+        flop_per_s=_known(measured.flop_per_s),
         memory_bytes_per_s=measured.memory_bytes_per_s,
         source=measured.source,
         link_bytes_per_s=measured.link_bytes_per_s,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from chopper.errors import InputError
 
 _VERSION = 1
+_DAMAGE = (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 
 
 class _Document(msgspec.Struct, array_like=True):
@@ -43,11 +44,13 @@ def decode(data: bytes) -> Any:
     """
     try:
         document = msgspec.msgpack.decode(data, type=_Document)
-    except msgspec.DecodeError as exc:
+        if document.version != _VERSION:
+            raise InputError(
+                f"a value of the pipeline of version {document.version}, not {_VERSION}"
+            )
+        return _value(document.value, document.buffers)
+    except (msgspec.DecodeError, pa.ArrowInvalid, *_DAMAGE) as exc:
         raise InputError(f"not a value of the pipeline: {exc}") from exc
-    if document.version != _VERSION:
-        raise InputError(f"a value of the pipeline of version {document.version}, not {_VERSION}")
-    return _value(document.value, document.buffers)
 
 
 def _tree(value: Any, buffers: list[bytes]) -> Any:
@@ -105,8 +108,8 @@ def _value(tree: Any, buffers: list[bytes]) -> Any:
     if kind == "dict":
         return {_value(k, buffers): _value(v, buffers) for k, v in rest[0]}
     module, _, name = rest[0].partition(":")
-    if module.partition(".")[0] != "chopper":
-        raise InputError(f"{rest[0]!r} is no value of the pipeline")
+    if kind != "object" or module.partition(".")[0] != "chopper":
+        raise InputError(f"not a value of the pipeline: {kind} {rest[0]!r}")
     made = getattr(importlib.import_module(module), name)
     _fields(made)
     return made(**{field: _value(v, buffers) for field, v in rest[1]})

@@ -34,7 +34,7 @@ def joined(
             device_event=kernels(*events),
             step=TABLES["step"].empty(),
             collective=table("collective", metadata or []),
-            ceiling=Ceiling(lambda _: None, None, "test", link),
+            ceiling=Ceiling({}, None, "test", link),
             no_peak_remedy="",
             devices_listed=True,
             world_size=world,
@@ -114,7 +114,7 @@ def test_a_rank_that_left_before_the_last_one_came_did_not_wait_for_it() -> None
 
 
 def test_a_part_of_a_mesh_is_not_held_against_all_its_links() -> None:
-    mesh = Ceiling(lambda _: None, None, "test", 100e9, link_group_count=8)
+    mesh = Ceiling({}, None, "test", 100e9, link_group_count=8)
     ranks = []
     for rank, start in ((0, 100), (1, 160)):
         one = joined(rank, nccl(start, 200), metadata=[meta(0)])

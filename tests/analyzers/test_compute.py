@@ -8,11 +8,12 @@ import pytest
 
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.devices import DTYPES
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, span, spans
 
 # 1 FLOP and 1 byte per nanosecond: times can be read off the shapes.
-UNIT = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e9, source="test")
-FAST_MEMORY = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e18, source="test")
+UNIT = Ceiling(flop_per_s=dict.fromkeys(DTYPES, 1e9), memory_bytes_per_s=1e9, source="test")
+FAST_MEMORY = Ceiling(flop_per_s=dict.fromkeys(DTYPES, 1e9), memory_bytes_per_s=1e18, source="test")
 
 
 def attribute(
@@ -213,7 +214,7 @@ def test_the_longest_kernel_tells_the_arithmetic_of_all_of_its_operator() -> Non
             kernel(100, 1900, "ampere_sgemm_tf32_128x128", correlation_id=1),
             kernel(1900, 2100, "splitKreduce_kernel<float>", correlation_id=2),
         ),
-        Ceiling(rates.get, None, "test"),
+        Ceiling(rates, None, "test"),
     )
     assert times["compute.ideal"] == 2000
     assert "compute.above_peak" not in [f.code for f in result.findings]

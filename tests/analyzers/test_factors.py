@@ -17,6 +17,7 @@ from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
 from chopper.analyzers.causes.contention import contend, shared_time
 from chopper.analyzers.causes.shares import apportion, fit
 from chopper.hardware.ceilings import Ceiling, UnitLimits
+from chopper.hardware.devices import DTYPES
 from tests.analyzers.clock_script import Script, samples
 from tests.analyzers.make import attributed, by_cause, kernel, kernels, launch, op, spans, table
 
@@ -24,10 +25,10 @@ MS = 1_000_000
 REFERENCE = 1.98e9
 # 1 FLOP per nanosecond at the reference clock; memory out of the way.
 CLOCKED = Ceiling(
-    flop_per_s=lambda _: 1e9,
+    flop_per_s=dict.fromkeys(DTYPES, 1e9),
     memory_bytes_per_s=1e18,
     source="test",
-    reference_clock_hz=lambda _: REFERENCE,
+    reference_clock_hz=dict.fromkeys(DTYPES, REFERENCE),
     units_count=100,
 )
 SIDE = 100
@@ -160,7 +161,9 @@ def test_clocks_of_zero_are_no_clocks() -> None:
 
 def test_a_clock_above_the_reference_claims_nothing_and_excuses_a_fast_kernel() -> None:
     # Hopper's tensor peak is quoted at 1830 MHz; at 1980 a product may be 8 % faster than its peak.
-    quoted = Ceiling(lambda _: 1e9, None, "test", reference_clock_hz=lambda _: 1.83e9)
+    quoted = Ceiling(
+        dict.fromkeys(DTYPES, 1e9), None, "test", reference_clock_hz=dict.fromkeys(DTYPES, 1.83e9)
+    )
     taken = int(FLOP * 1.83 / 1.98)
     bounds = [(i * taken, (i + 1) * taken) for i in range(100)]
     clock = samples(np.arange(0, 200 * MS, 10 * MS), [1.98e9] * 20)
@@ -172,7 +175,7 @@ def test_a_clock_above_the_reference_claims_nothing_and_excuses_a_fast_kernel() 
 
 
 def test_a_reference_clock_that_is_not_known_claims_nothing() -> None:
-    unknown = Ceiling(lambda _: 1e9, None, "test")
+    unknown = Ceiling(dict.fromkeys(DTYPES, 1e9), None, "test")
     script, bounds = stepping(600)
     times, result = attribute(*products(bounds), script.samples(100), unknown)
     assert not [cause for cause in times if cause.startswith("compute.clock")]
@@ -403,7 +406,7 @@ def test_products_that_divide_the_device_are_not_slower_together() -> None:
 
 
 def test_contention_of_memory_bound_work_leaves_its_excess() -> None:
-    ceiling = Ceiling(lambda _: 1e9, 1e9, "test")
+    ceiling = Ceiling(dict.fromkeys(DTYPES, 1e9), 1e9, "test")
     host, device, at = [], [], 0
     others = []
     for i in range(10):
@@ -669,10 +672,10 @@ def test_causes_close_whatever_the_factors(data: st.DataObject) -> None:
     for row in rows:
         row["stream_id"] = data.draw(st.integers(7, 9))
     ceiling = Ceiling(
-        lambda _: 1e9,
+        dict.fromkeys(DTYPES, 1e9),
         data.draw(st.sampled_from([None, 1e7, 1e9, 1e12])),
         "test",
-        reference_clock_hz=lambda _: 1.5e9,
+        reference_clock_hz=dict.fromkeys(DTYPES, 1.5e9),
         units_count=data.draw(st.one_of(st.none(), st.integers(1, 200))),
     )
     times, result = attribute(host, kernels(*rows, *others), table, ceiling)

@@ -24,12 +24,13 @@ from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.work import estimate
 from chopper.analyzers.work.of_events import EventWork, event_work
 from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.devices import DTYPES
 from tests.analyzers.make import joined as joined_tables
 from tests.conftest import find_traces_dir
 
 pytestmark = pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")
 
-PEAK = Ceiling(flop_per_s=lambda _: 1e15, memory_bytes_per_s=1e12, source="test")
+PEAK = Ceiling(flop_per_s=dict.fromkeys(DTYPES, 1e15), memory_bytes_per_s=1e12, source="test")
 REPORTS = (
     "h100-bert-small-inference",
     "h100-qwen1.5-0.5b-inference",

@@ -27,15 +27,15 @@ from chopper.analyzers.work.of_events import (
     operator_work,
 )
 from chopper.hardware.ceilings import Ceiling
-from chopper.hardware.devices import lookup
+from chopper.hardware.devices import DTYPES, lookup
 from chopper.tables import TABLES
 from chopper.views import view
 from tests.analyzers.make import joined as joined_tables
 from tests.analyzers.make import kernel, kernels, span, spans
 
 # 1 FLOP and 1 byte per nanosecond: times can be read off the shapes.
-UNIT = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e9, source="test")
-FAST_MEMORY = Ceiling(flop_per_s=lambda _: 1e9, memory_bytes_per_s=1e18, source="test")
+UNIT = Ceiling(flop_per_s=dict.fromkeys(DTYPES, 1e9), memory_bytes_per_s=1e9, source="test")
+FAST_MEMORY = Ceiling(flop_per_s=dict.fromkeys(DTYPES, 1e9), memory_bytes_per_s=1e18, source="test")
 HALF = "c10::BFloat16"
 GEMM = "ampere_sgemm_128x64_nn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, 2>"
@@ -503,7 +503,11 @@ def test_llama_3_8b_ideal_times_on_mi300x() -> None:
     peaks = lookup("AMD Instinct MI300X")
     assert peaks is not None
     assert peaks.flop_per_s("bf16") == 1307.4e12
-    ceiling = Ceiling(flop_per_s=peaks.flop_per_s, memory_bytes_per_s=5.3e12, source="test")
+    ceiling = Ceiling(
+        flop_per_s={d: r for d in DTYPES if (r := peaks.flop_per_s(d))},
+        memory_bytes_per_s=5.3e12,
+        source="test",
+    )
     q, kv = [2, 32, 4096, 128], [2, 8, 4096, 128]
     flash = "aten::_scaled_dot_product_flash_attention"
     host = spans(
