@@ -265,8 +265,7 @@ def host_parts(links: Links, thread: np.ndarray, start: np.ndarray, end: np.ndar
     """
     host = links.host
     span_cause = _span_causes(host, on_host=bool(links.events.of("host_op").any()))
-    blocking = _blocking_copies(links)
-    span_cause[blocking] = _SYNC
+    span_cause[links.launch_row[blocking_copies(links)]] = _SYNC
     main, engine = links.main_thread, links.backward_thread
     acts = activity(host.nesting)
     owner, part_start, part_end, span = cut(acts, thread, start, end)
@@ -336,12 +335,12 @@ def _beside_overhead(
     return parts
 
 
-def _blocking_copies(links: Links) -> np.ndarray:
-    """Rows of copy calls that returned only when their copy was done: they waited for the device."""
+def blocking_copies(links: Links) -> np.ndarray:
+    """Return the copies whose call returned only when they were done: it waited for the device."""
     copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
     rows = links.launch_row[copies]
     waited = links.host.ends(rows) >= links.events.end_ns[copies]
-    return rows[waited & links.host.of("runtime", "driver")[rows]]
+    return copies[waited & links.host.of("runtime", "driver")[rows]]
 
 
 def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chopper.analyzers.causes.idle import blocking_copies
 from chopper.analyzers.replay.program import (
     ISSUE,
     OP_END,
     OP_START,
     STEP,
     Program,
-    blocking_copies,
     program,
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chopper.analyzers.causes.idle import IDLE_CAUSES, Parts, host_parts
+from chopper.analyzers.causes.idle import IDLE_CAUSES, Parts, blocking_copies, host_parts
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import row_set
 from chopper.analyzers.trace.join import Links
@@ -131,17 +131,6 @@ def _synchronizing(links: Links) -> np.ndarray:
     found = calls & host.named(names.is_synchronizing_call)
     found[links.launch_row[blocking_copies(links)]] = True
     return np.flatnonzero(found & (host.dur_ns > 0))
-
-
-def blocking_copies(links: Links) -> np.ndarray:
-    """Copies whose call returned when they were done: to the host, or by a call that waits."""
-    host, events = links.host, links.events
-    copies = np.flatnonzero(events.of("memcpy") & links.has_launch)
-    rows = links.launch_row[copies]
-    waits = host.named(names.is_synchronizing_call)[rows]
-    waits |= events.named(lambda n: "DtoH" in n or "DeviceToHost" in n)[copies]
-    waits &= (host.end_ns[rows] >= events.end_ns[copies]) & host.of("runtime", "driver")[rows]
-    return copies[waits]
 
 
 def _synchronize(
@@ -333,4 +322,4 @@ def _parts(
     return Parts(owner[found.owner], found.start_ns, found.end_ns, cause, found.span)
 
 
-__all__ = ["CALL", "SYNCHRONIZATION", "Program", "blocking_copies", "issuing_calls", "program"]
+__all__ = ["CALL", "SYNCHRONIZATION", "Program", "issuing_calls", "program"]
