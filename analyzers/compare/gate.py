@@ -4,9 +4,9 @@
     step>+5% or idle.preparation.data>+1ms or communication>+10%
 
 An expression is one or several conditions joined by ``or``: a quantity (``step``, ``median``,
-``untraced`` or the id of a cause), ``>`` or ``<``, and a limit of its change from A to B, in percent of A's value or as
-a time in ns, us, ms or s. A condition is met when the whole 95 % interval of the change lies beyond
-the limit, so that noise does not fail a gate.
+``untraced`` or the id of a cause), ``>`` or ``<``, and a limit of its change from A to B, in
+percent of A's value or as a time in ns, us, ms or s. A condition is met when the whole 95 %
+interval of the change lies beyond the limit, so that noise does not fail a gate.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of one condition."""
+    """Outcome of one condition."""
 
     condition: Condition
     outcome: Outcome
     reason: str
-    """What was found, in words."""
+    """Measured change and interval, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a gate."""
+    """Outcome of a gate."""
 
     failed: bool
     decisions: tuple[Decision, ...]
@@ -96,7 +96,7 @@ class _Reader:
         self.at = 0
 
     def take(self, pattern: re.Pattern[str], expected: str) -> str:
-        """What matches here.
+        """Return the text that matches here.
 
         Raises:
             UsageError: nothing does.
@@ -115,7 +115,7 @@ class _Reader:
         return match.group()
 
     def more(self) -> bool:
-        """Whether anything but space follows."""
+        """True when anything but space follows."""
         self.skip()
         return self.at < len(self.text)
 

@@ -1,7 +1,7 @@
 """The result of comparing two runs: where the difference between their steps lies.
 
-Differences are B − A, per step: the mean over the step windows of all ranks. Both sides are cut into
-whole nanoseconds so that the leaf causes' differences sum exactly to that of the step.
+Differences are B − A, per step: the mean over the step windows of all ranks. Both sides are cut
+into whole nanoseconds so that the leaf causes' differences sum exactly to that of the step.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Check:
     status: Status
     a: float | int | str | None
     b: float | int | str | None
-    """What was found; None for unknown."""
+    """Values of both runs; None for unknown."""
     unit: str
     """Suffix of the values' unit (``flop``, ``count``, ``ratio``), empty for words."""
     withholds: bool
     """The runs do not do the same work: no verdict without ``allow_different``."""
     note: str
-    """What it means, and where the values come from."""
+    """Meaning of the values, and their origin."""
     explains: bool = False
-    """What differs may be the whole reason of a difference of time, whatever the program does."""
+    """The difference alone may explain a difference of time, whatever the program does."""
 
     def shown(self, side: Literal["a", "b"]) -> str:
         """A side's value for people."""
@@ -66,13 +66,13 @@ class Change:
     b_ns: int
     difference_ns: int
     ci95_ns: Interval | None
-    """Of the difference; None with fewer than three steps in a run."""
+    """95 % interval of the difference; None with fewer than three steps in a run."""
     ci95_ratio: tuple[float, float] | None
-    """Of the difference over A; None without an interval, or where A spent nothing there."""
+    """95 % interval of the difference over A; None without one, or where A spent nothing."""
 
     @property
     def told(self) -> bool | None:
-        """Whether the difference is told from noise; None without an interval."""
+        """True when the difference is told from noise; None without an interval."""
         return None if self.ci95_ns is None else self.ci95_ns[0] > 0 or self.ci95_ns[1] < 0
 
 
@@ -90,7 +90,7 @@ class Total:
 
     @property
     def told(self) -> bool | None:
-        """Whether the difference is told from noise; None without an interval."""
+        """True when the difference is told from noise; None without an interval."""
         return None if self.ci95_ns is None else self.ci95_ns[0] > 0 or self.ci95_ns[1] < 0
 
 
@@ -204,7 +204,7 @@ class Comparison:
         )
 
     def _elsewhere(self) -> str:
-        """What else may have made the difference."""
+        """Name other differences that may explain the result."""
         found = [c for c in self.checks if c.explains]
         said = (f"{_lower(c.label)} {c.shown('a')} and {c.shown('b')}" for c in found)
         return f" It may come from elsewhere: {'; '.join(said)}." if found else ""

@@ -162,20 +162,17 @@ def _ratios(intervals: Intervals | None, i: int) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def _side(attribution: Attributed, steps: Steps) -> Side:
-    run = attribution.run
-    named = [
-        same_work.device_of(attribution, r.rank) or "unknown device" for r in attribution.ranks
-    ]
+def _side(run: Attributed, steps: Steps) -> Side:
+    named = [same_work.device_of(run, r.rank) or "unknown device" for r in run.ranks]
     return Side(
-        source=run.source,
-        name=run.manifest.name,
+        source=run.recording.source,
+        name=run.recording.manifest.name,
         devices=tuple(dict.fromkeys(named)),
-        ranks=len(attribution.ranks),
+        ranks=len(run.ranks),
         steps=len(steps.numbers),
         windows=int(steps.windows.sum()),
         left_out=steps.left_out,
-        findings=tuple(attribution.findings),
+        findings=tuple(run.findings),
     )
 
 
@@ -190,7 +187,7 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
 
 
 def _notes_of_kinds(runs: tuple[Attributed, Attributed]) -> list[str]:
-    """Which traced steps are left out because they are of another kind; runs that differ in it."""
+    """Name traced steps left out for their kind, and runs whose kinds differ."""
     notes = []
     kinds = [run.step_time().kind for run in runs]
     if kinds[0] != kinds[1]:
@@ -218,7 +215,8 @@ def _notes(sides: tuple[Steps, Steps]) -> list[str]:
         if steps.left_out:
             numbers = ", ".join(map(str, steps.left_out))
             notes.append(
-                f"{name}: {'steps' if len(steps.left_out) > 1 else 'step'} {numbers} left out as warm-up: much longer than all later ones"
+                f"{name}: {'steps' if len(steps.left_out) > 1 else 'step'} {numbers} left out as "
+                "warm-up: much longer than all later ones"
             )
         each = steps.step_ns
         if len(each) >= MIN_STEPS:
@@ -246,9 +244,9 @@ class _Calls:
     variance: np.ndarray
 
 
-def _calls(attribution: Attributed, steps: Steps, level: str) -> _Calls:
+def _calls(run: Attributed, steps: Steps, level: str) -> _Calls:
     """Kernels or operators of a run's compared steps, summed over ranks, per rank window."""
-    events, step = events_of(attribution, steps)
+    events, step = events_of(run, steps)
     codes, names = events.kernel if level == "kernel" else events.op
     inside = (step >= 0) & (codes >= 0)
     codes, step, dur_ns = codes[inside], step[inside], events.dur_ns[inside]

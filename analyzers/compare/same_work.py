@@ -77,14 +77,16 @@ def check(runs: Pair, sides: Sides) -> tuple[Check, ...]:
     return tuple(sorted(checks, key=lambda c: (not c.withholds, order[c.status])))
 
 
-def device_of(attribution: Attributed, rank: int) -> str | None:
-    """What a rank computes on: its device's name, or the host's CPU; None for unknown."""
-    summary = next(r for r in attribution.ranks if r.rank == rank)
+def device_of(run: Attributed, rank: int) -> str | None:
+    """Return the name of a rank's device, or of the host's CPU; None for unknown."""
+    summary = next(r for r in run.ranks if r.rank == rank)
     if summary.device is not None:
         return summary.device
-    devices = ints(attribution.run.table(rank, "device_event"), "device_id")
-    if len(devices) and devices[0] < 0:
-        return attribution.run.part(rank).environment.get("cpu", "CPU")
+    trace = run.joined.get(rank)
+    if trace is None or not trace.device_event.num_rows:
+        return None
+    if trace.device_event["device_id"][0].as_py() < 0:
+        return run.recording.part(rank).environment.get("cpu", "CPU")
     return None
 
 
@@ -115,7 +117,7 @@ def _same(
 
 def _world_size(runs: Pair) -> Check:
     sizes = [
-        max((p.world_size for p in r.run.manifest.ranks if p.world_size), default=None)
+        max((p.world_size for p in r.recording.manifest.ranks if p.world_size), default=None)
         or (len(r.ranks) if len(r.ranks) > 1 else None)
         for r in runs
     ]
@@ -123,15 +125,15 @@ def _world_size(runs: Pair) -> Check:
     return _number("world_size", "World size", sizes[0], sizes[1], withholds=True, note=note)
 
 
-def _devices(attribution: Attributed) -> str | None:
-    names = [device_of(attribution, r.rank) for r in attribution.ranks]
+def _devices(run: Attributed) -> str | None:
+    names = [device_of(run, r.rank) for r in run.ranks]
     known = sorted({n for n in names if n})
     return ", ".join(known) if known and None not in names else None
 
 
-def _dtypes(attribution: Attributed) -> str | None:
+def _dtypes(run: Attributed) -> str | None:
     flop: dict[str, float] = {}
-    for work in attribution.work.values():
+    for work in run.work.values():
         rows = np.flatnonzero(work.math & (work.dtype >= 0) & ~np.isnan(work.work_flop))
         sums = np.bincount(work.dtype[rows], work.work_flop[rows], minlength=len(work.dtypes))
         for name, value in zip(work.dtypes, sums.tolist(), strict=True):
@@ -140,22 +142,22 @@ def _dtypes(attribution: Attributed) -> str | None:
     return ", ".join(sorted(n for n, v in flop.items() if v >= _DTYPE_SHARE * total > 0)) or None
 
 
-def _peaks(attribution: Attributed) -> str | None:
-    if not attribution.ranks:
+def _peaks(run: Attributed) -> str | None:
+    if not run.ranks:
         return None
-    return "yes" if all(r.peak_source for r in attribution.ranks) else "no"
+    return "yes" if all(r.peak_source for r in run.ranks) else "no"
 
 
-def _torch(attribution: Attributed) -> str | None:
-    versions = {p.environment.get("torch") for p in attribution.run.manifest.ranks}
+def _torch(run: Attributed) -> str | None:
+    versions = {p.environment.get("torch") for p in run.recording.manifest.ranks}
     known = sorted(v for v in versions if v)
     return ", ".join(known) if known and None not in versions else None
 
 
-def _recorded(attribution: Attributed) -> str | None:
+def _recorded(run: Attributed) -> str | None:
     words: dict[str, None] = {}
-    for rank in attribution.run.ranks:
-        host = attribution.run.table(rank, "host_span")
+    for rank, trace in run.joined.items():
+        host = trace.host_span
         if not host.num_rows:
             continue
         codes, categories = strings(host, "category")
@@ -165,7 +167,7 @@ def _recorded(attribution: Attributed) -> str | None:
             words["shapes"] = None
         if "python" in present:
             words["Python stacks"] = None
-        if attribution.run.table(rank, "memory_event").num_rows:
+        if run.recording.table(rank, "memory_event").num_rows:
             words["allocations"] = None
     return ", ".join(words) or None
 
@@ -188,9 +190,9 @@ def _flop(runs: Pair, sides: Sides) -> Check:
     return Check("flop", "FLOP per step", _status(a, b, same=same), a, b, "flop", withholds, note)
 
 
-def _flop_per_step(attribution: Attributed, steps: Steps) -> tuple[int | None, str]:
+def _flop_per_step(run: Attributed, steps: Steps) -> tuple[int | None, str]:
     """(FLOP of model math per rank window, or None; why not)."""
-    events, step = events_of(attribution, steps)
+    events, step = events_of(run, steps)
     phase, phases = events.phase
     recompute = phases.index("recompute") if "recompute" in phases else -2
     rows = np.flatnonzero((step >= 0) & events.math & (phase != recompute))
@@ -221,14 +223,14 @@ def _tokens(runs: Pair) -> Check:
     )
 
 
-def _tokens_per_step(attribution: Attributed) -> int | None:
+def _tokens_per_step(run: Attributed) -> int | None:
     """Indices that a traced step of one rank looks up in its largest table; None without one."""
     counted: dict[int, int] = {}
     windows = 0
-    for rank in _ranks(attribution):
-        host = attribution.run.table(rank, "host_span")
+    for rank in _ranks(run):
+        host = run.joined[rank].host_span
         codes, names = strings(host, "name")
-        inside, steps = _inside_steps(attribution, rank)
+        inside, steps = _inside_steps(run, rank)
         windows += steps
         if _EMBEDDING not in names:
             continue
@@ -244,21 +246,21 @@ def _tokens_per_step(attribution: Attributed) -> int | None:
     return round(counted[max(counted)] / max(windows, 1))
 
 
-def _ranks(attribution: Attributed) -> list[int]:
+def _ranks(run: Attributed) -> list[int]:
     """Ranks whose steps are compared."""
-    return [r for r in attribution.run.ranks if r not in ranks_without_steps(attribution)]
+    return [r for r in run.joined if r not in ranks_without_steps(run)]
 
 
-def _inside_steps(attribution: Attributed, rank: int) -> tuple[np.ndarray, int]:
+def _inside_steps(run: Attributed, rank: int) -> tuple[np.ndarray, int]:
     """(mask of the host spans that begin in the rank's compared steps, number of these)."""
-    host = attribution.run.table(rank, "host_span")
-    step = attribution.run.table(rank, "step")
+    host = run.joined[rank].host_span
+    step = run.joined[rank].step
     step = step.filter(step["traced"]) if step.num_rows else step
     if not step.num_rows:
         return np.ones(host.num_rows, dtype=bool), 1
     start = ints(host, "start_ns")
-    if attribution.whole is not attribution:
-        step = step.filter(pc.is_in(step["number"], value_set=attribution.windows["number"]))
+    if run.whole is not run:
+        step = step.filter(pc.is_in(step["number"], value_set=run.windows["number"]))
         at = np.searchsorted(ints(step, "start_ns"), start, side="right") - 1
         ends = np.append(ints(step, "end_ns"), np.iinfo(np.int64).min)
         return start < ends[at], step.num_rows
@@ -308,17 +310,17 @@ def _operators(runs: Pair, flop: Check) -> Check:
     )
 
 
-def _operator_counts(attribution: Attributed) -> dict[str, float]:
+def _operator_counts(run: Attributed) -> dict[str, float]:
     """Calls of each operator per traced step of one rank, by the host's own steps."""
     found: dict[str, float] = {}
     windows = 0
-    for rank in _ranks(attribution):
-        host = attribution.run.table(rank, "host_span")
+    for rank in _ranks(run):
+        host = run.joined[rank].host_span
         codes, names = strings(host, "name")
         kinds, categories = strings(host, "category")
         if "cpu_op" not in categories:
             continue
-        inside, steps = _inside_steps(attribution, rank)
+        inside, steps = _inside_steps(run, rank)
         inside = inside & (kinds == categories.index("cpu_op"))
         windows += steps
         counts = np.bincount(codes[inside], minlength=len(names))
@@ -329,7 +331,7 @@ def _operator_counts(attribution: Attributed) -> dict[str, float]:
 
 
 def _speed(runs: Pair, sides: Sides) -> Check:
-    """Whether the same kernels took the same time: if none did, the machine was another."""
+    """Compare the times of the same kernels: if all differ, the machine was another."""
     a, b = (_durations(r, s) for r, s in zip(runs, sides, strict=True))
     shared = [n for n in a if n in b]
     weight = np.array([min(a[n][0], b[n][0]) for n in shared], dtype=np.float64)
@@ -361,9 +363,9 @@ def _speed(runs: Pair, sides: Sides) -> Check:
     )
 
 
-def _durations(attribution: Attributed, steps: Steps) -> dict[str, tuple[float, float]]:
+def _durations(run: Attributed, steps: Steps) -> dict[str, tuple[float, float]]:
     """Computing kernels by name: (total time, mean duration)."""
-    events, step = events_of(attribution, steps)
+    events, step = events_of(run, steps)
     classes, names = events.work_class
     codes, kernels = events.kernel
     if "compute" not in names:

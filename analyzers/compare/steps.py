@@ -46,13 +46,13 @@ class Steps:
         return found
 
 
-def cut(attribution: Attributed, *, warm_up: bool) -> Steps:
+def cut(run: Attributed, *, warm_up: bool) -> Steps:
     """PIECE, WINDOW -> time by step and cause.
 
     Args:
         warm_up: keep leading steps that took much longer than those after them.
     """
-    pieces, windows = attribution.pieces, attribution.windows
+    pieces, windows = run.pieces, run.windows
     of_window = ints(windows, "number", null=_WHOLE)
     numbers, window_step = np.unique(of_window, return_inverse=True)
     counts = np.bincount(window_step, minlength=len(numbers))
@@ -65,7 +65,7 @@ def cut(attribution: Attributed, *, warm_up: bool) -> Steps:
     flat = np.zeros(len(numbers) * len(causes), dtype=np.int64)
     np.add.at(flat, step * len(causes) + codes, ints(pieces, "time_ns"))
     time_ns = flat.reshape(len(numbers), len(causes))
-    without_steps = ranks_without_steps(attribution)
+    without_steps = ranks_without_steps(run)
     if without_steps:
         # A rank whose whole trace is one window has nothing that compares to the others' steps.
         numbers, counts, time_ns = numbers[1:], counts[1:], time_ns[1:]
@@ -80,26 +80,26 @@ def cut(attribution: Attributed, *, warm_up: bool) -> Steps:
     )
 
 
-def ranks_without_steps(attribution: Attributed) -> tuple[int, ...]:
+def ranks_without_steps(run: Attributed) -> tuple[int, ...]:
     """Return the ranks whose whole trace is one window while other ranks have steps."""
-    numbers = ints(attribution.windows, "number", null=_WHOLE)
+    numbers = ints(run.windows, "number", null=_WHOLE)
     whole = numbers == _WHOLE
     if whole.all():
         return ()
-    return tuple(np.unique(ints(attribution.windows, "rank")[whole]).tolist())
+    return tuple(np.unique(ints(run.windows, "rank")[whole]).tolist())
 
 
-def events_of(attribution: Attributed, steps: Steps) -> tuple[Events, np.ndarray]:
+def events_of(run: Attributed, steps: Steps) -> tuple[Events, np.ndarray]:
     """The run's device events, and the index of the compared step of each (-1 for none)."""
-    found = events_of_run(attribution)
+    found = events_of_run(run)
     code = np.full(len(found), -1, dtype=np.int64)
-    for rank in attribution.run.ranks:
+    for rank in run.joined:
         mine = found.rank == rank
-        code[mine] = step_codes(attribution, steps, rank)[found.step[mine]]
+        code[mine] = step_codes(run, steps, rank)[found.step[mine]]
     return found, code
 
 
-def step_codes(attribution: Attributed, steps: Steps, rank: int) -> np.ndarray:
+def step_codes(run: Attributed, steps: Steps, rank: int) -> np.ndarray:
     """For each traced step of a rank, the index of the compared step, -1 for none.
 
     A trace without steps has one, at index 0.
@@ -108,7 +108,7 @@ def step_codes(attribution: Attributed, steps: Steps, rank: int) -> np.ndarray:
         return np.full(1, -1, dtype=np.int64)
     if len(steps.numbers) and steps.numbers[0] == _WHOLE:
         return np.zeros(1, dtype=np.int64)
-    table = attribution.run.table(rank, "step")
+    table = run.joined[rank].step
     traced = ints(table.filter(table["traced"]) if table.num_rows else table, "number")
     if not len(steps.numbers):
         return np.full(len(traced) + 1, -1, dtype=np.int64)

@@ -77,7 +77,7 @@ def members_of(run: Attributed) -> Members:
 
 
 def time_of_events(pieces: pa.Table, rank: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the exclusive time of events in each leaf of `communication`. PIECE -> int64 arrays."""
+    """Return the exclusive time of events in each leaf cause of `communication`."""
     codes, names = strings(pieces, "cause")
     found = {}
     for cause in CAUSES:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _JUMP_RATIO = 2.0
-"""Of its power limit a board draws no more, however short the time."""
+"""Most that a board draws for a short time, over its power limit."""
 _MOST_W = 10_000.0
 """No device or socket draws more; what holds where no limit was recorded."""
 _COUNTER_STEP_NS = 100_000_000
@@ -52,7 +52,7 @@ class Meter:
         return mask
 
     def edge_ns(self, time_ns: int) -> float:
-        """How far from a moment the readings around it lie, or the counter's own step."""
+        """Gap between the readings around a moment, at least the counter's own step."""
         last = len(self.time_ns) - 2
         at = int(np.clip(np.searchsorted(self.time_ns, time_ns, side="right") - 1, 0, last))
         gap = self.time_ns[at + 1] - self.time_ns[at]

@@ -37,10 +37,10 @@ class View:
 
     @property
     def name(self) -> str:
-        """What ``--view`` takes; the name of its table, its file and its function."""
+        """Name of the view, its table, its file and its function; ``--view`` takes it."""
         return self.table.name
 
     @property
     def doc(self) -> str:
-        """What it shows, one line."""
+        """One-line summary for help and reports."""
         return (self.module_doc or "").partition("\n")[0]

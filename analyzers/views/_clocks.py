@@ -114,7 +114,7 @@ def _quantiles(
     count: int,
     quantiles: Iterable[float],
 ) -> list[np.ndarray]:
-    """Weighted quantiles of each group: the first value at which so much of the weight is reached."""
+    """Weighted quantiles of each group: first values at which so much weight is reached."""
     order = np.lexsort((values, group))
     of, ordered = group[order], values[order]
     running = np.cumsum(weights[order].astype(np.float64))

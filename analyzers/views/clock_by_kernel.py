@@ -1,4 +1,4 @@
-"""SM clock, power, and what held the clock down, by operator, shapes and kernel."""
+"""SM clock, power and throttle reasons by operator, shapes and kernel."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ VIEW = View(
     table=Table(
         "clock_by_kernel",
         1,
-        "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over all ranks. "
-        "Power is the whole board's while they ran, never the kernel's own: the sensor averages over "
-        "many of them.",
+        "SM clock and what held the clock, by operator, shapes of its inputs and kernel, over "
+        "all ranks. Power is the whole board's while they ran, never the kernel's own: the "
+        "sensor averages over many of them.",
         (
             optional("op", "string", "Operator; null for kernels that no operator launched."),
-            optional("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
+            optional("input_dims", "string", "Shapes of the operator's inputs, JSON as recorded."),
             *COLUMNS,
             AT_REFERENCE,
-            column("kernel", "string", "Kernel."),
+            column("kernel", "string", "Name of the kernel as recorded."),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""SM clock, power, and what held the clock down, by operator."""
+"""SM clock, power and throttle reasons by operator."""
 
 from __future__ import annotations
 

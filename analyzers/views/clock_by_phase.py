@@ -1,4 +1,4 @@
-"""SM clock, power, and what held the clock down, by rank and phase."""
+"""SM clock, power and throttle reasons by rank and phase."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VIEW = View(
     table=Table(
         "clock_by_phase",
         1,
-        "SM clock, power and what held the clock, by rank and phase. Percentiles are of the kernels' "
-        "mean clocks, weighted by their time.",
+        "SM clock, power and what held the clock, by rank and phase. Percentiles are of the "
+        "kernels' mean clocks, weighted by their time.",
         (
-            column("rank", "int32", "Rank."),
+            column("rank", "int32", "Global rank that the row is about."),
             column(
                 "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
             ),

@@ -1,4 +1,4 @@
-"""SM clock by step, and what the step would take at the reference clock."""
+"""SM clock by step, and the step's time at the reference clock."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ VIEW = View(
         1,
         "SM clock by rank and step, and what the step would take at the reference clock.",
         (
-            column("rank", "int32", "Rank."),
-            optional("number", "int64", "Step; null for a whole trace."),
-            ns("observed_ns", "Length of the step."),
+            column("rank", "int32", "Global rank that the row is about."),
+            optional("number", "int64", "Step number; null for a whole trace."),
+            ns("observed_ns", "Observed time: length of the step's window."),
             optional(
                 "at_reference_ns",
                 "int64",
-                "Its length less what its kernels would be faster at the reference clock (more, where "
-                "they ran above it); idle and communication as they were. Null as the loss.",
+                "Length that the step would have at the reference clock: shorter by what "
+                "kernels lost below it (longer, where they ran above it), with idle and "
+                "communication as they were; null as the loss.",
             ),
             *COLUMNS,
         ),

@@ -1,4 +1,4 @@
-"""How much kernels slow down as the SM clock falls, with its error."""
+"""Slowdown of kernels as the SM clock falls, with its error."""
 
 from __future__ import annotations
 
@@ -31,22 +31,34 @@ VIEW = View(
         (
             *COLUMNS,
             ns("time_ns", "Device time of all instances."),
-            column("sensitivity_ratio", "float64", "What is used, 0 to 1."),
-            column("sensitivity_error_ratio", "float64", "Its standard error."),
-            optional("slope_ratio", "float64", "Slope that the run shows; null without enough."),
-            optional("slope_error_ratio", "float64", "Its standard error."),
-            column("roofline_ratio", "float64", "Ideal over roofline time."),
-            count("count", "Instances."),
-            count("used_count", "Instances that ran alone at a known clock."),
-            optional("clock_low_hz", "int64", "Lowest of their clocks."),
-            optional("clock_high_hz", "int64", "Highest of their clocks."),
+            column(
+                "sensitivity_ratio", "float64", "Sensitivity that the attribution uses, 0 to 1."
+            ),
+            column("sensitivity_error_ratio", "float64", "Standard error of that sensitivity."),
+            optional(
+                "slope_ratio",
+                "float64",
+                "Sensitivity measured from instances at several clocks; null without enough of "
+                "them.",
+            ),
+            optional("slope_error_ratio", "float64", "Standard error of the measured sensitivity."),
+            column(
+                "roofline_ratio",
+                "float64",
+                "Ideal time over roofline time, which stands for the sensitivity without a "
+                "measured one.",
+            ),
+            count("count", "Number of instances."),
+            count("used_count", "Number of instances that ran alone at a known clock."),
+            optional("clock_low_hz", "int64", "Lowest clock of the instances used."),
+            optional("clock_high_hz", "int64", "Highest clock of the instances used."),
         ),
     ),
 )
 
 
 def clock_sensitivity(run: Attributed) -> pa.Table:
-    """DEVICE_EVENT, DEVICE_CLOCK -> CLOCK_SENSITIVITY of ranks with clock samples, most time first."""
+    """DEVICE_EVENT, DEVICE_CLOCK -> CLOCK_SENSITIVITY, most time first."""
     parts = []
     for rank, factors in run.factors.items():
         if not factors.clocks.readers:

@@ -1,4 +1,4 @@
-"""Each matched collective: waiting, who came last, transfer, bandwidths.
+"""Matched collectives: straggler wait, transfer time and bandwidths.
 
 With arrivals a_r and ends e_r of the ranks r of a collective, in one clock:
 
@@ -40,37 +40,53 @@ VIEW = View(
     table=Table(
         "collectives",
         1,
-        "One row per collective that was matched on all ranks of its group. Times of ranks are in one "
-        "clock; bandwidths as nccl-tests define them.",
+        "One row per collective that was matched on all ranks of its group. Times of ranks "
+        "are in one clock; bandwidths as nccl-tests define them.",
         (
             column(
                 "collective",
                 "string",
-                "Normalized name: allreduce, reducescatter, sendrecv or another one.",
+                "Normalized name of the collective: allreduce, reducescatter, sendrecv or "
+                "another one.",
             ),
             optional("ranks", "string", "Global ranks that took part."),
-            optional("step", "int64", "Step number, where the straggler's event began."),
-            ns("waiting_ns", "What the ranks waited for the last one, summed over them."),
-            column("straggler_rank", "int32", "Rank that came last."),
+            optional("step", "int64", "Number of the step in which the straggler's event began."),
             ns(
-                "exposed_waiting_ns", "The part of the waiting that nothing hid, summed over ranks."
+                "waiting_ns",
+                "Straggler wait: time from each rank's arrival to the last one's, summed over "
+                "ranks.",
             ),
-            ns("transfer_ns", "From the last arrival to the last end."),
-            optional("message_bytes", "int64", "Size: the whole array."),
-            optional("bus_bytes_per_s", "float64", "Bus bandwidth."),
-            optional("at_peak_ratio", "float64", "Bus bandwidth over the link's peak."),
-            ns("exposed_ns", "Waiting and transfer that nothing hid, summed over ranks."),
-            optional("algorithm_bytes_per_s", "float64", "Size over transfer time."),
+            column("straggler_rank", "int32", "Global rank that arrived last."),
+            ns(
+                "exposed_waiting_ns",
+                "Part of the straggler wait that no computing hid, summed over ranks.",
+            ),
+            ns(
+                "transfer_ns", "Transfer time: from the last rank's arrival to the last rank's end."
+            ),
+            optional(
+                "message_bytes", "int64", "Size of the whole array that the collective works on."
+            ),
+            optional("bus_bytes_per_s", "float64", "Bus bandwidth, as nccl-tests defines it."),
+            optional("at_peak_ratio", "float64", "Bus bandwidth as a share of the link's peak."),
+            ns("exposed_ns", "Waiting and transfer that no computing hid, summed over ranks."),
+            optional(
+                "algorithm_bytes_per_s",
+                "float64",
+                "Algorithm bandwidth: message size over transfer time.",
+            ),
             column("phase", "string", "Phase of the straggler's event."),
-            optional("layer", "string", "Layer of the straggler's event."),
-            optional("op", "string", "Operator of the straggler's event."),
+            optional("layer", "string", "Module path of the layer of the straggler's event."),
+            optional("op", "string", "Operator that launched the straggler's event."),
             optional("group", "string", "Name of the process group."),
-            optional("sequence_id", "int64", "Number within the group, where recorded."),
-            count("rank_count", "Ranks that took part."),
-            ns("first_arrival_ns", "When the first rank came, Unix time."),
-            ns("last_arrival_ns", "When the last rank came, Unix time."),
-            ns("last_end_ns", "When the last rank left, Unix time."),
-            optional("reason", "text", "Why the share of the link's peak is null."),
+            optional(
+                "sequence_id", "int64", "Number of the collective within its group, where recorded."
+            ),
+            count("rank_count", "Number of ranks that took part."),
+            ns("first_arrival_ns", "Arrival of the first rank, Unix time."),
+            ns("last_arrival_ns", "Arrival of the last rank, Unix time."),
+            ns("last_end_ns", "End of the last rank, Unix time."),
+            optional("reason", "text", "Reason why the share of the link's peak is null."),
         ),
     ),
 )

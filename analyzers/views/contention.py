@@ -1,4 +1,4 @@
-"""Kernels that ran beside others, against the same work alone."""
+"""Kernels that ran beside others, compared with the same work alone."""
 
 from __future__ import annotations
 
@@ -28,19 +28,30 @@ VIEW = View(
         "equal.",
         (
             *COLUMNS,
-            optional("slowdown_ratio", "float64", "Mean slowdown; null without a baseline."),
-            ns("loss_ns", "Attributed to contention; 0 where the slowdown is within noise."),
-            optional("alone_ns", "int64", "Median of those that ran alone; null below three."),
-            optional("overlapped_ns", "int64", "Median of the others."),
-            count("alone_count", "Instances that ran alone."),
-            count("overlapped_count", "Instances that did not."),
+            optional(
+                "slowdown_ratio",
+                "float64",
+                "Mean duration beside others over the baseline; null without a baseline.",
+            ),
+            ns("loss_ns", "Time attributed to contention; 0 where the slowdown is within noise."),
+            optional(
+                "alone_ns",
+                "int64",
+                "Baseline: median duration of instances that ran alone; null with fewer than "
+                "three.",
+            ),
+            optional(
+                "overlapped_ns", "int64", "Median duration of instances that ran beside others."
+            ),
+            count("alone_count", "Number of instances that ran alone."),
+            count("overlapped_count", "Number of instances that ran beside others."),
             optional(
                 "bound_ns",
                 "int64",
-                "Without a baseline: time beyond the instance that overlapped least. Contention took "
-                "at least that.",
+                "Without a baseline: lower bound of the time lost, against the instance that "
+                "overlapped least.",
             ),
-            count("count", "Instances."),
+            count("count", "Number of instances."),
             ns("time_ns", "Device time of all instances."),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Active and minimum cores, and each rank's own, per phase and step.
+"""Cores in use: active, minimum and each rank's own, per phase and step.
 
 As the Chopper paper counts: *active cores* were busy at all in a sample, *minimum cores* are the
 cores that the same work would fill (Σ busy share). Both are means over time. A sample tells the
@@ -35,24 +35,37 @@ VIEW = View(
     table=Table(
         "cpu_use",
         1,
-        "Cores of the host in use, from samples: over the whole run, per phase over all steps, and per "
-        "step. Time until a launch belongs to the phase of that launch. Means over time.",
+        "Cores of the host in use, from samples: over the whole run, per phase over all "
+        "steps, and per step. Time until a launch belongs to the phase of that launch. Means "
+        "over time.",
         (
-            column("rank", "int32", "Rank whose steps and phases these are."),
-            optional("step", "int64", "Step number; null: over all steps."),
-            optional("phase", "string", "Phase of the host; null: all phases."),
-            ns("time_ns", "Time looked at."),
-            optional("active_cores", "float64", "Cores that were busy at all in a sample."),
+            column("rank", "int32", "Rank whose steps and phases the row is about."),
+            optional("step", "int64", "Step number; null for all steps together."),
+            optional("phase", "string", "Phase of the host; null for all phases."),
+            ns("time_ns", "Time of the step or phase."),
             optional(
-                "minimum_cores", "float64", "Cores that the same work would fill: sum of shares."
+                "active_cores",
+                "float64",
+                "Mean number of cores that were busy at all during a sample.",
             ),
-            optional("rank_cores", "float64", "Cores that the rank with its children used."),
             optional(
-                "children_cores", "float64", "The children's part of it (data loader workers)."
+                "minimum_cores",
+                "float64",
+                "Mean number of cores that the same work would fill: sum of busy shares.",
             ),
-            optional("system_cores", "float64", "Cores' worth of time in the kernel."),
-            optional("stolen_cores", "float64", "Cores' worth of time taken by the hypervisor."),
-            optional("reason", "text", "Why values are null."),
+            optional(
+                "rank_cores", "float64", "Cores that the rank used, its child processes included."
+            ),
+            optional(
+                "children_cores",
+                "float64",
+                "Cores that the rank's child processes used (data loader workers).",
+            ),
+            optional(
+                "system_cores", "float64", "Cores busy in the kernel of the operating system."
+            ),
+            optional("stolen_cores", "float64", "Cores taken by the hypervisor."),
+            optional("reason", "text", "Reason why values are null."),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""What everything waited for, from the first step to the end of the last: by cause and name.
+"""Critical path of the run by cause and name.
 
 From a replay: its longest chain of dependencies to the end of the last step.
 """
@@ -20,7 +20,8 @@ VIEW = View(
     __doc__,
     title="Critical path",
     section="Critical path",
-    needs="the run cannot be replayed: it has no device events, or their launches were not recorded",
+    needs="the run cannot be replayed: it has no device events, or their launches were not "
+    "recorded",
     table=Table(
         "critical_path",
         1,
@@ -28,9 +29,9 @@ VIEW = View(
         "longest chain of dependencies to the end of the last step. Its times sum to the path.",
         (
             column("cause", "string", "Id of a leaf cause."),
-            column("name", "string", "Operator, kernel or host work."),
-            ns("time_ns", "Time on the path."),
-            optional("share_ratio", "float64", "Of the path."),
+            column("name", "string", "Operator, kernel or host work that ran or was waited for."),
+            ns("time_ns", "Time on the critical path."),
+            optional("share_ratio", "float64", "Share of the critical path."),
         ),
     ),
 )

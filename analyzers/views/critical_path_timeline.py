@@ -1,4 +1,4 @@
-"""What everything waited for, in order of time: rank, cause and name of each stretch."""
+"""Critical path of the run in order of time, with rank, cause and name."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ VIEW = View(
     __doc__,
     title="Critical path in time",
     section="Critical path",
-    needs="the run cannot be replayed: it has no device events, or their launches were not recorded",
+    needs="the run cannot be replayed: it has no device events, or their launches were not "
+    "recorded",
     table=Table(
         "critical_path_timeline",
         1,
-        "The critical path of a run in order of time: which rank everything waited for, and for what. "
-        "Stretches of the host lie on it where it was the host that was waited for.",
+        "The critical path of a run in order of time: which rank everything waited for, and "
+        "for what. Stretches of the host lie on it where it was the host that was waited for.",
         (
-            column("rank", "int32", "Rank on which the stretch lies."),
-            ns("start_ns", "Start, from that of the path, in the clock of the rank."),
-            ns("dur_ns", "Duration."),
+            column("rank", "int32", "Global rank on which the stretch lies."),
+            ns(
+                "start_ns", "Start of the stretch since that of the path, in the clock of the rank."
+            ),
+            ns("dur_ns", "Duration of the stretch."),
             column(
-                "cause", "string", "Id of a leaf cause: of what ran, the one with most of its time."
+                "cause",
+                "string",
+                "Id of a leaf cause; of an event with several, the one with most of its time.",
             ),
             column("name", "string", "Operator, kernel, host span, or what a wait led to."),
-            optional("event_row", "int64", "Device event that ran."),
-            optional("span_row", "int64", "Host span that ran."),
+            optional(
+                "event_row", "int64", "Row of the device event that ran; null where none did."
+            ),
+            optional("span_row", "int64", "Row of the host span that ran; null where none did."),
         ),
     ),
 )

@@ -56,45 +56,58 @@ VIEW = View(
     table=Table(
         "energy",
         1,
-        "Energy by device and by domain of the host's processors, from differences of counters over at "
-        "least 5 s; nothing is said of less. Ranks on parts of one device share its counter. Boards are "
-        "off by up to 5 % each, which no reading shows.",
+        "Energy by device and by domain of the host's processors, from differences of "
+        "counters over at least 5 s; nothing is said of less. Ranks on parts of one device "
+        "share its counter. Boards are off by up to 5 % each, which no reading shows.",
         (
             column(
                 "scope",
                 "string",
-                "run (all steps read), phase, steps (a group of at least 5 s), or window (a span that "
-                "another tool measured).",
+                "Scope of the row: run (all steps read), phase, steps (a group of at least 5 s) "
+                "or window (a span that another tool measured).",
             ),
             column(
-                "source", "string", "all devices, device N, or a domain: package-0, package-0/dram."
+                "source",
+                "string",
+                "Source of the energy: all devices, device N, or a domain such as package-0 or "
+                "package-0/dram.",
             ),
-            column("ranks", "string", "Ranks that compute on it."),
-            optional("energy_per_step_j", "float64", "Mean of the steps."),
-            optional("energy_per_token_j", "float64", "Over the tokens of these steps."),
-            optional("power_mean_w", "float64", "Energy over time."),
-            optional("energy_j", "float64", "In all."),
+            column("ranks", "string", "Global ranks that compute on the source."),
+            optional("energy_per_step_j", "float64", "Mean energy per step."),
+            optional(
+                "energy_per_token_j", "float64", "Energy over the number of tokens of these steps."
+            ),
+            optional("power_mean_w", "float64", "Mean power: energy over time."),
+            optional("energy_j", "float64", "Total energy."),
             optional(
                 "energy_error_j",
                 "float64",
-                "Bound of the error for readings around the edges and the counter's own steps.",
+                "Bound of the energy's error, from readings around the edges and the counter's "
+                "own steps.",
             ),
-            optional("span_ns", "int64", "Time that it was taken over."),
-            count("step_count", "Steps within."),
-            optional("phase", "string", "Phase, of rows about one."),
-            optional("window", "string", "Name of the window, of rows about one."),
-            optional("first_step", "int64", "First step within."),
-            optional("last_step", "int64", "Last step within."),
-            optional("tokens_count", "int64", "Tokens of these steps, of all its ranks."),
+            optional("span_ns", "int64", "Time over which the energy was measured."),
+            count("step_count", "Number of steps within the span."),
+            optional("phase", "string", "Phase, in rows of scope phase."),
+            optional("window", "string", "Name of the window, in rows of scope window."),
+            optional("first_step", "int64", "Number of the first step within the span."),
+            optional("last_step", "int64", "Number of the last step within the span."),
+            optional(
+                "tokens_count",
+                "int64",
+                "Number of tokens of these steps, over all ranks of the source.",
+            ),
             optional(
                 "tokens_from",
                 "string",
-                "program (prof.step(tokens=…)), or embeddings of traced steps.",
+                "Origin of the number of tokens: program (prof.step(tokens=…)), or embeddings "
+                "of traced steps.",
             ),
-            optional("basis", "string", "counter, or power (readings integrated)."),
-            optional("host", "string", "Host."),
-            optional("start_ns", "int64", "Start, Unix time."),
-            optional("reason", "text", "Why nothing is claimed, or nothing per token."),
+            optional(
+                "basis", "string", "Basis of the energy: counter, or power (readings integrated)."
+            ),
+            optional("host", "string", "Name of the host."),
+            optional("start_ns", "int64", "Start of the span, Unix time."),
+            optional("reason", "text", "Reason why no energy is claimed, or none per token."),
         ),
     ),
 )
@@ -127,7 +140,7 @@ def energy(run: Attributed, events: Events) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Unit:
-    """What has one counter: a device (a socket), or a domain of a host's processors.
+    """A counter of energy: of a device (a socket), or of a domain of a host's processors.
 
     Attributes:
         name: ``device 3`` or ``package-0``.
@@ -149,7 +162,7 @@ class _Unit:
     tokens_from: str | None
 
     def row(self, scope: str) -> dict[str, Any]:
-        """What is the same in each row."""
+        """Columns that are the same in each row."""
         return {
             "scope": scope,
             "source": self.name,
@@ -190,7 +203,7 @@ def _limit_w(limits: pa.Table | None) -> float | None:
 def _device_meter(
     counter: pa.Table | None, clock: pa.Table | None, limit_w: float | None
 ) -> Meter | None:
-    """A device's counter; where it has none, its power: as it was read, else as the driver averaged."""
+    """Energy by a device's counter, else from its power as read, else as averaged by the driver."""
     meter = None
     if counter is not None:
         meter = meter_of(ints(counter, "time_ns"), reals(counter, "energy_j"), limit_w)
@@ -220,7 +233,7 @@ def _why_no_meter(counter: pa.Table | None, clock: pa.Table | None) -> str:
 
 
 def _hosts(run: Attributed) -> list[_Unit]:
-    """RAPL domains of each host, as they are: a package's cores are within it, its memory is not."""
+    """RAPL domains of each host: a package includes its cores, not its memory."""
     found = []
     for ranks in ranks_by_host(run.recording):
         table = table_beside(run.recording, ranks[0], "host_energy")
@@ -265,7 +278,7 @@ def _steps(run: Attributed, rank: int) -> np.ndarray:
 def _tokens(
     run: Attributed, ranks: tuple[int, ...]
 ) -> tuple[dict[int, int] | float | None, str | None]:
-    """Tokens of each step, as the program counted them, or of a mean step, from what was looked up."""
+    """Tokens of each step by the program's count, or of a mean step by its embedding."""
     told: dict[int, int] = {}
     per_step = 0.0
     given = [run.recording.table(rank, "step_work") for rank in ranks]

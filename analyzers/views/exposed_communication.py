@@ -1,4 +1,4 @@
-"""By collective, group, phase and layer: what no computing hid."""
+"""Exposed and hidden communication by collective, group, phase and layer."""
 
 from __future__ import annotations
 
@@ -32,21 +32,35 @@ VIEW = View(
             column(
                 "collective",
                 "string",
-                "Normalized name: allreduce, reducescatter, sendrecv or another one.",
+                "Normalized name of the collective: allreduce, reducescatter, sendrecv or "
+                "another one.",
             ),
             optional("ranks", "string", "Global ranks that take part."),
-            column("phase", "string", "Phase of the events."),
-            optional("layer", "string", "Layer of the events."),
-            count("event_count", "Events."),
-            ns("exposed_ns", "Time in which no computing ran beside it."),
-            column("share_ratio", "float64", "Exposed, of the observed time."),
-            ns("hidden_ns", "Time in which computing ran beside it."),
-            ns("elapsed_ns", "Time that the events ran; more than both where they overlap."),
-            ns("waiting_ns", "Of the exposed: before the last rank came."),
-            ns("at_peak_ns", "Of the exposed: what the bytes need at the link's peak."),
-            ns("below_peak_ns", "Of the exposed: transfer beyond that."),
-            ns("no_peak_ns", "Of the exposed: transfer, peak or bytes unknown."),
-            ns("unseparated_ns", "Of the exposed: not matched, wait and transfer together."),
+            column("phase", "string", "Phase of the communication events."),
+            optional("layer", "string", "Module path of the layer of the communication events."),
+            count("event_count", "Number of communication events."),
+            ns("exposed_ns", "Exposed communication: time in which no computing ran beside it."),
+            column(
+                "share_ratio", "float64", "Exposed communication as a share of the observed time."
+            ),
+            ns("hidden_ns", "Hidden communication: time in which computing ran beside it."),
+            ns(
+                "elapsed_ns",
+                "Duration of the events in the steps; exceeds exposed and hidden time where "
+                "they overlap.",
+            ),
+            ns(
+                "waiting_ns",
+                "Part of the exposed time before the last rank arrived (straggler wait).",
+            ),
+            ns("at_peak_ns", "Part of the exposed time that the bytes need at the link's peak."),
+            ns("below_peak_ns", "Part of the exposed transfer beyond what the link's peak needs."),
+            ns("no_peak_ns", "Part of the exposed transfer whose link peak or size is not known."),
+            ns(
+                "unseparated_ns",
+                "Part of the exposed time of unmatched collectives, where wait and transfer are "
+                "not separated.",
+            ),
             optional("group", "string", "Name of the process group."),
         ),
     ),
@@ -85,7 +99,7 @@ def exposed_communication(run: Attributed) -> pa.Table:
 
 
 def _hidden(run: Attributed, rank: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Time that each event ran inside the windows, -1 outside of them, and of it under computing."""
+    """(time of each event inside the windows, -1 outside of them; part of it under computing)."""
     ran = np.full(len(rank), -1, dtype=np.int64)
     hidden = np.zeros(len(rank), dtype=np.int64)
     for one in np.unique(rank).tolist():

@@ -25,13 +25,15 @@ VIEW = View(
         1,
         "Device events by name and by the operator that launched them, over all ranks and steps.",
         (
-            column("kernel", "string", "Name as recorded."),
-            optional("op", "string", "Operator that launched it; null: none recorded."),
-            count("call_count", "Device events."),
-            ns("time_ns", "Sum of their durations, what ran beside them included."),
+            column("kernel", "string", "Name of the kernel, copy or memset as recorded."),
+            optional("op", "string", "Operator that launched it; null where none was recorded."),
+            count("call_count", "Number of device events."),
+            ns(
+                "time_ns", "Sum of their durations, including time in which others ran beside them."
+            ),
             SHARE,
-            ns("mean_ns", "Mean duration."),
-            column("work_class", "string", "compute, communication or copy."),
+            ns("mean_ns", "Mean duration of a device event."),
+            column("work_class", "string", "Class of the work: compute, communication or copy."),
             *SPREAD,
         ),
     ),

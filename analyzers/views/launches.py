@@ -1,4 +1,4 @@
-"""By operator and phase: what the host did before the launch, and the launching call.
+"""Launch overhead by operator and phase: time before the launching call, and in it.
 
 Launch overhead as the Chopper paper defines it (arXiv 2512.08242). Compute kernels are taken in
 order of their start, per device and step. With ``prev_end`` the end of what ran before and
@@ -39,22 +39,32 @@ VIEW = View(
     table=Table(
         "launches",
         1,
-        "Launch overhead of compute kernels by operator and phase, as the Chopper paper defines it: "
-        "from the end of the compute kernels before, in the order of their start per device and step, "
-        "to the kernel's start. Communication under that gap does not shorten it.",
+        "Launch overhead of compute kernels by operator and phase, as the Chopper paper "
+        "defines it: from the end of the compute kernels before, in the order of their start "
+        "per device and step, to the kernel's start. Communication under that gap does not "
+        "shorten it.",
         (
-            optional("op", "string", "Operator that launched the kernels; null: none recorded."),
+            optional(
+                "op", "string", "Operator that launched the kernels; null where none was recorded."
+            ),
             column(
                 "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
             ),
-            count("kernel_count", "Compute kernels."),
-            ns("overhead_ns", "Preparation, call and what could not be split."),
-            column("share_ratio", "float64", "Of the observed time of all ranks."),
-            ns("preparation_ns", "Before the launching call: the host was late."),
-            ns("call_ns", "From the launching call to the kernel's start."),
+            count("kernel_count", "Number of compute kernels."),
+            ns("overhead_ns", "Launch overhead: preparation, call and what could not be split."),
+            column(
+                "share_ratio",
+                "float64",
+                "Launch overhead as a share of the observed time of all ranks.",
+            ),
+            ns(
+                "preparation_ns",
+                "Part of the overhead before the launching call, when the host was late.",
+            ),
+            ns("call_ns", "Part of the overhead from the launching call to the kernel's start."),
             ns("unsplit_ns", "Overhead of kernels whose launch was not recorded."),
-            ns("mean_ns", "Overhead per kernel."),
-            ns("running_ns", "Time of the kernels themselves."),
+            ns("mean_ns", "Mean overhead per kernel."),
+            ns("running_ns", "Time in which the kernels themselves ran."),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""How long before the last rank each rank begins, by step.
+"""Lead of each rank over the last one, by step.
 
 The lead of an event is the latest start over the ranks less its own start, in one clock
 (arXiv 2512.08242). Collectives are matched as for waiting; computing kernels by step, name and
@@ -35,13 +35,13 @@ VIEW = View(
         1,
         "Latest start over the ranks less this rank's start, of the same collective or kernel.",
         (
-            column("rank", "int32", "Rank."),
+            column("rank", "int32", "Global rank that the row is about."),
             optional("step", "int64", "Step number."),
-            column("kind", "string", "collective or kernel."),
-            ns("median_ns", "Median lead."),
+            column("kind", "string", "Kind of the compared events: collective or kernel."),
+            ns("median_ns", "Median lead: time by which this rank begins before the last one."),
             ns("p95_ns", "95th percentile of the lead."),
-            column("last_ratio", "float64", "Share of them in which this rank came last."),
-            count("event_count", "Events compared."),
+            column("last_ratio", "float64", "Share of the events at which this rank came last."),
+            count("event_count", "Number of compared events."),
         ),
     ),
 )
@@ -94,7 +94,7 @@ def _of_kernels(run: Attributed, events: Events) -> list[dict[str, object]]:
 
 
 def _offsets_ns(run: Attributed) -> np.ndarray:
-    """How far each rank's clock is ahead of the others', by number of the rank."""
+    """Lead of each rank's clock over the others', by number of the rank."""
     found = np.zeros(max(run.recording.ranks, default=0) + 1, dtype=np.int64)
     table = run.communication
     rank, row, arrival = (ints(table, name) for name in ("rank", "event_row", "arrival_ns"))

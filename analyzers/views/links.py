@@ -1,4 +1,4 @@
-"""What ports, interfaces and device links carried, and signs of congestion, by step.
+"""Traffic of ports, interfaces and device links by step, and signs of congestion.
 
 Counters are totals: rates are differences over the time of a step, linear between two readings. A
 step shorter than the time between readings gets none. A counter that went backwards or stuck at the
@@ -75,41 +75,72 @@ VIEW = View(
     table=Table(
         "links",
         1,
-        "What links carried, and what speaks of congestion on them: rows without a step are the whole "
-        "run. Ports and interfaces are their host's, shared by its ranks; device links are a rank's own. "
-        "Steps shorter than the time between readings have no row.",
+        "What links carried, and what speaks of congestion on them: rows without a step are "
+        "the whole run. Ports and interfaces are their host's, shared by its ranks; device "
+        "links are a rank's own. Steps shorter than the time between readings have no row.",
         (
-            column("link", "string", "Port, interface, or the links of the rank's device."),
-            optional("step", "int64", "Step; null for the whole run."),
-            optional("signal", "text", "What speaks of congestion, in words."),
-            optional("tx_bytes_per_s", "float64", "Sent."),
-            optional("rx_bytes_per_s", "float64", "Received."),
+            column(
+                "link",
+                "string",
+                "Name of the port or interface, or the links of the rank's device.",
+            ),
+            optional("step", "int64", "Step number; null for the whole run."),
+            optional("signal", "text", "Signs of congestion in words; null without any."),
+            optional("tx_bytes_per_s", "float64", "Rate of bytes sent."),
+            optional("rx_bytes_per_s", "float64", "Rate of bytes received."),
             optional(
                 "both_bytes_per_s",
                 "float64",
-                "Sent and received, where the device does not tell them apart (AMD's PCIe).",
+                "Rate of bytes sent and received, where the device does not tell them apart "
+                "(AMD's PCIe).",
             ),
-            optional("pause_ratio", "float64", "Share of the time in which sending was paused."),
-            optional("cnp_handled_hz", "float64", "Congestion notifications obeyed as sender."),
-            optional("retransmit_ratio", "float64", "Bytes sent again, of those sent (EFA)."),
-            column("ranks", "string", "Ranks that share it."),
-            column("kind", "string", "port, interface, flow control, device link or PCIe."),
-            column("rank", "int32", "Rank whose steps these are."),
-            ns("span_ns", "Time that it was taken over."),
-            optional("sent_pause_ratio", "float64", "Share in which others were told to pause."),
-            optional("cnp_sent_hz", "float64", "Congestion notifications sent as receiver."),
-            optional("ecn_marked_hz", "float64", "Packets that a switch had marked."),
             optional(
-                "tx_wait_hz", "float64", "Ticks of waiting for credits (InfiniBand), a second."
+                "pause_ratio",
+                "float64",
+                "Share of the time in which sending was paused by flow control.",
             ),
-            optional("retransmits_per_byte", "float64", "Retransmits (RoCE) over bytes sent."),
-            optional("retransmit_count", "int64", "Order errors, timeouts, adaptive resends."),
-            optional("out_of_sequence_count", "int64", "Packets that came out of order."),
             optional(
-                "error_count", "int64", "Discards, link and CRC errors, replays, NAKs, recoveries."
+                "cnp_handled_hz",
+                "float64",
+                "Rate of congestion notifications that the sender obeyed.",
             ),
-            optional("tx_bytes", "int64", "Sent in all."),
-            optional("rx_bytes", "int64", "Received in all."),
+            optional(
+                "retransmit_ratio", "float64", "Share of the bytes sent that were sent again (EFA)."
+            ),
+            column("ranks", "string", "Global ranks that share the link."),
+            column(
+                "kind",
+                "string",
+                "Kind of link: port, interface, flow control, device link or PCIe.",
+            ),
+            column("rank", "int32", "Global rank whose steps divide the time."),
+            ns("span_ns", "Time over which the counters are compared."),
+            optional(
+                "sent_pause_ratio",
+                "float64",
+                "Share of the time in which the peers were told to pause.",
+            ),
+            optional(
+                "cnp_sent_hz", "float64", "Rate of congestion notifications sent as the receiver."
+            ),
+            optional("ecn_marked_hz", "float64", "Rate of packets that a switch had marked (ECN)."),
+            optional(
+                "tx_wait_hz", "float64", "Rate of ticks spent waiting for credits (InfiniBand)."
+            ),
+            optional("retransmits_per_byte", "float64", "Retransmits (RoCE) per byte sent."),
+            optional(
+                "retransmit_count",
+                "int64",
+                "Number of order errors, timeouts and adaptive retransmits.",
+            ),
+            optional("out_of_sequence_count", "int64", "Number of packets that came out of order."),
+            optional(
+                "error_count",
+                "int64",
+                "Number of discards, link and CRC errors, replays, NAKs and recoveries.",
+            ),
+            optional("tx_bytes", "int64", "Bytes sent in all."),
+            optional("rx_bytes", "int64", "Bytes received in all."),
         ),
     ),
 )
@@ -281,7 +312,7 @@ def _most(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _signal(row: dict[str, Any]) -> str | None:
-    """What speaks of congestion, in words; None for nothing."""
+    """Signs of congestion in words; None without any."""
     words = []
     if (row["pause_ratio"] or 0) >= _LEAST_PAUSE:
         words.append(f"told to pause for {fmt.ratio(row['pause_ratio'])} of the time")
@@ -313,7 +344,7 @@ def _links(recording: Recording) -> Iterator[_Link]:
 
 
 def _device_links(recording: Recording, ranks: tuple[int, ...]) -> Iterator[_Link]:
-    """Links of one device; parts of it (MIG, CPX) have no links of their own, and share its totals."""
+    """Links of one device; its parts (MIG, CPX) share their totals."""
     read = ((rank, of_rank(recording, rank, "device_counter")) for rank in ranks)
     found = next(((rank, table) for rank, table in read if table.num_rows), None)
     if found is None:

@@ -38,39 +38,53 @@ VIEW = View(
     __doc__,
     title="Memory",
     section="Memory",
-    needs="neither the allocator's events were recorded (profile with memory=True) nor its totals read",
+    needs="neither the allocator's events were recorded (profile with memory=True) nor its "
+    "totals read",
     table=Table(
         "memory",
         1,
-        "Memory by rank, device and phase. Counts and times are per step; peaks are the highest of all "
-        "steps.",
+        "Memory by rank, device and phase. Counts and times are per step; peaks are the "
+        "highest of all steps.",
         (
-            column("rank", "int32", "Rank."),
-            column("device", "string", "`device N`, or `host`."),
+            column("rank", "int32", "Global rank that the row is about."),
+            column("device", "string", "Device of the memory: `device N`, or `host`."),
             column(
                 "phase",
                 "string",
-                "forward, recompute, backward, optimizer, data, other; `all` for whole steps.",
+                "Phase of the host: forward, recompute, backward, optimizer, data or other; "
+                "`all` for whole steps.",
             ),
-            optional("peak_allocated_bytes", "int64", "Most that tensors held."),
-            optional("peak_reserved_bytes", "int64", "Most that the allocator held."),
+            optional("peak_allocated_bytes", "int64", "Peak of the bytes that tensors held."),
+            optional(
+                "peak_reserved_bytes",
+                "int64",
+                "Peak of the bytes that the allocator reserved from the driver.",
+            ),
             optional(
                 "fragmentation_ratio",
                 "float64",
-                "(reserved − allocated) / reserved at the peak of allocated.",
+                "Share of the reserved bytes that no tensor held, at the peak of allocated bytes.",
             ),
             optional(
-                "median_fragmentation_ratio", "float64", "Median of the same over all events."
+                "median_fragmentation_ratio",
+                "float64",
+                "Median share of the reserved bytes that no tensor held, over all events.",
             ),
-            optional("allocation_count", "int64", "Allocations per step."),
-            optional("requested_bytes", "int64", "Bytes allocated per step, reused blocks too."),
+            optional("allocation_count", "int64", "Number of allocations per step."),
+            optional(
+                "requested_bytes", "int64", "Bytes allocated per step, reused blocks included."
+            ),
             optional(
                 "allocator_call_count",
                 "float64",
                 "Runtime calls that allocate or free (cudaMalloc, hipFree …) per step.",
             ),
-            optional("allocator_ns", "int64", "Host time in these calls per step."),
-            column("source", "string", "What the figures come from."),
+            optional(
+                "allocator_ns",
+                "int64",
+                "Host time in runtime calls that allocate or free, per step.",
+            ),
+            column("source", "string", "Recording that the figures come from."),
         ),
     ),
 )

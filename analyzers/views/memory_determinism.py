@@ -1,4 +1,4 @@
-"""How alike steps allocate, and whether clocks vary where they do not.
+"""Similarity of steps' allocations, and its correlation with the clock.
 
 The published observation (Chopper, arXiv 2512.08242) is that FSDP2, which frees deterministically,
 runs at higher and steadier clocks than FSDP1, whose frees wait for recorded streams.
@@ -30,37 +30,52 @@ VIEW = View(
     table=Table(
         "memory_determinism",
         1,
-        "How much the allocations of steps vary, by rank and device, and whether the device's clock "
-        "varies with them.",
+        "How much the allocations of steps vary, by rank and device, and whether the device's "
+        "clock varies with them.",
         (
-            column("rank", "int32", "Rank."),
-            column("device", "string", "`device N`, or `host`."),
-            count("steps_count", "Traced steps."),
-            optional("similarity_ratio", "float64", "Mean similarity of a step to the one before."),
+            column("rank", "int32", "Global rank that the row is about."),
+            column("device", "string", "Device of the memory: `device N`, or `host`."),
+            count("steps_count", "Number of traced steps."),
+            optional(
+                "similarity_ratio",
+                "float64",
+                "Mean similarity of a step's allocations to those of the step before.",
+            ),
             optional(
                 "identical_ratio",
                 "float64",
-                "Share of steps that allocate exactly as the one before.",
+                "Share of steps that allocate exactly as the step before.",
             ),
-            count("event_count", "Allocations and frees per step."),
-            count("distinct_sizes_count", "Different sizes of blocks per step."),
-            optional("peak_mean_bytes", "int64", "Mean over steps of the most tensors held."),
-            optional("peak_std_bytes", "int64", "Standard deviation of it over steps."),
-            optional("clock_mean_hz", "int64", "Mean of the steps' mean clocks."),
-            optional("clock_std_hz", "int64", "Mean of the clock's deviations within steps."),
+            count("event_count", "Mean number of allocations and frees per step."),
+            count("distinct_sizes_count", "Mean number of different block sizes per step."),
+            optional(
+                "peak_mean_bytes", "int64", "Mean over steps of the peak bytes that tensors held."
+            ),
+            optional(
+                "peak_std_bytes",
+                "int64",
+                "Standard deviation over steps of the peak bytes that tensors held.",
+            ),
+            optional("clock_mean_hz", "int64", "Mean over steps of the device's mean clock."),
+            optional(
+                "clock_std_hz",
+                "int64",
+                "Mean over steps of the clock's standard deviation within a step.",
+            ),
             optional(
                 "clock_correlation",
                 "float64",
-                "Pearson's r over steps of 1 − similarity and the clock's deviation.",
+                "Pearson correlation over steps of dissimilarity (1 − similarity) with the "
+                "clock's standard deviation.",
             ),
-            optional("no_correlation", "text", "Why there is no correlation."),
+            optional("no_correlation", "text", "Reason why there is no correlation."),
         ),
     ),
 )
 
 
 def memory_determinism(run: Attributed) -> pa.Table:
-    """MEMORY_EVENT or ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_DETERMINISM, least alike first."""
+    """MEMORY_EVENT, ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_DETERMINISM."""
     by_device: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in rows_of_steps(run):
         by_device.setdefault((row["rank"], row["device"]), []).append(row)

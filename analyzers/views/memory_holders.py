@@ -1,4 +1,4 @@
-"""Memory in use by the line of Python that allocated it.
+"""Memory in use by the source line that allocated it.
 
 A block's line is the innermost Python line of the stack that allocated it, else its innermost line.
 """
@@ -31,13 +31,18 @@ VIEW = View(
         1,
         "Memory in use when a snapshot was taken, by the line of Python that allocated it.",
         (
-            column("rank", "int32", "Rank."),
-            column("device", "string", "`device N`."),
-            column("held_bytes", "int64", "Held by its tensors."),
-            column("share_ratio", "float64", "Of all in use on the device."),
-            count("block_count", "Blocks."),
-            column("largest_bytes", "int64", "The largest of them."),
-            optional("where", "text", "file:line: function; null where no stack was recorded."),
+            column("rank", "int32", "Global rank that the row is about."),
+            column("device", "string", "Device of the memory: `device N`."),
+            column("held_bytes", "int64", "Bytes in the line's blocks that are in use."),
+            column("share_ratio", "float64", "Share of all bytes in use on the device."),
+            count("block_count", "Number of the line's blocks that are in use."),
+            column("largest_bytes", "int64", "Size of the largest of these blocks."),
+            optional(
+                "where",
+                "text",
+                "Source line that allocated them, as file:line: function; null where no stack "
+                "was recorded.",
+            ),
         ),
     ),
 )

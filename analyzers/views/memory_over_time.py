@@ -1,4 +1,4 @@
-"""Most memory of each step: allocator, device and host.
+"""Peak memory of each step: allocator, device and host.
 
 With more steps than fit a page, and without steps, a row is one of equal spans of time.
 """
@@ -28,26 +28,35 @@ VIEW = View(
     __doc__,
     title="Memory over time",
     section="Memory",
-    needs="no memory was sampled (the collectors `device_memory` and `host` do) and no snapshot given",
+    needs="no memory was sampled (the collectors `device_memory` and `host` do) and no "
+    "snapshot given",
     table=Table(
         "memory_over_time",
         1,
-        "Most memory of each kind in each step (in each of equal spans, where there are no steps): what "
-        "torch's allocator says, what the driver says, and the host's.",
+        "Most memory of each kind in each step (in each of equal spans, where there are no "
+        "steps): what torch's allocator says, what the driver says, and the host's.",
         (
-            column("rank", "int32", "Rank."),
-            optional("step", "int64", "Step number; null for spans."),
-            ns("since_ns", "Start, since the first row's."),
+            column("rank", "int32", "Global rank that the row is about."),
+            optional("step", "int64", "Step number; null for spans of time."),
+            ns("since_ns", "Start of the step or span, since that of the first row."),
             ns("dur_ns", "Length of the step or span."),
-            optional("allocated_bytes", "int64", "Held by tensors."),
-            optional("reserved_bytes", "int64", "Held by the allocator."),
-            optional("device_used_bytes", "int64", "In use on the device, by all processes."),
+            optional("allocated_bytes", "int64", "Peak of the bytes that tensors held."),
+            optional(
+                "reserved_bytes",
+                "int64",
+                "Peak of the bytes that the allocator reserved from the driver.",
+            ),
+            optional(
+                "device_used_bytes",
+                "int64",
+                "Peak of the bytes in use on the device, by all processes.",
+            ),
             optional(
                 "host_process_bytes",
                 "int64",
-                "Resident on the host: the rank and the processes that it started.",
+                "Peak of the resident bytes of the rank and its child processes on the host.",
             ),
-            optional("host_available_bytes", "int64", "Least that the host had left."),
+            optional("host_available_bytes", "int64", "Least bytes that the host had available."),
         ),
     ),
 )

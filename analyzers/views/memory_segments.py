@@ -1,4 +1,4 @@
-"""What the allocator held from the driver, and how fragmented it was.
+"""Segments that the allocator held from the driver, and their fragmentation.
 
 A gap is unusable for a request that is larger than it: the largest gap says what still fits.
 """
@@ -31,25 +31,33 @@ VIEW = View(
         1,
         "What the allocator held from the driver when a snapshot was taken, and the gaps in it.",
         (
-            column("rank", "int32", "Rank."),
-            column("device", "string", "`device N`."),
-            optional("kind", "string", "small (blocks of up to 1 MiB) or large."),
+            column("rank", "int32", "Global rank that the row is about."),
+            column("device", "string", "Device of the memory: `device N`."),
+            optional("kind", "string", "Kind of segment: small (blocks of up to 1 MiB) or large."),
             optional("stream_id", "int64", "Stream that the segments serve."),
-            count("segment_count", "Segments."),
-            column("reserved_bytes", "int64", "Their size."),
-            column("allocated_bytes", "int64", "Of that, held by tensors."),
-            optional("fragmentation_ratio", "float64", "(reserved − allocated) / reserved."),
-            count("gap_count", "Gaps between tensors, free segments included."),
-            column("largest_gap_bytes", "int64", "The largest: more needs a new segment."),
+            count("segment_count", "Number of segments."),
+            column("reserved_bytes", "int64", "Size of the segments, reserved from the driver."),
+            column("allocated_bytes", "int64", "Bytes of the segments that tensors hold."),
+            optional(
+                "fragmentation_ratio",
+                "float64",
+                "Share of the segments' bytes that no tensor holds.",
+            ),
+            count("gap_count", "Number of gaps between tensors, free segments included."),
+            column(
+                "largest_gap_bytes",
+                "int64",
+                "Size of the largest gap: a larger request needs a new segment.",
+            ),
             column(
                 "whole_free_bytes",
                 "int64",
-                "In segments that no tensor uses: torch.cuda.empty_cache() returns these.",
+                "Bytes in segments that no tensor uses: torch.cuda.empty_cache() returns these.",
             ),
             optional(
                 "rounding_bytes",
                 "int64",
-                "Held beyond what was asked for; null where that was not recorded.",
+                "Bytes held beyond what tensors requested; null where that was not recorded.",
             ),
         ),
     ),

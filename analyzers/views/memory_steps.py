@@ -1,4 +1,4 @@
-"""Each step's allocations: likeness to the step before, sizes, peaks, clock.
+"""Allocations of each step: similarity to the step before, sizes, peaks, clock.
 
 A step's sequence is what its allocations and frees were, in order: one signed size after the other.
 Two steps are identical when their sequences are; their similarity is Dice's coefficient of their
@@ -35,26 +35,42 @@ VIEW = View(
         1,
         "Allocations of each traced step by rank and device, and the device's clock in it.",
         (
-            column("rank", "int32", "Rank."),
-            column("device", "string", "`device N`, or `host`."),
+            column("rank", "int32", "Global rank that the row is about."),
+            column("device", "string", "Device of the memory: `device N`, or `host`."),
             column("step", "int64", "Number of the step."),
             optional(
                 "similarity_ratio",
                 "float64",
-                "To the step before: Dice's coefficient of runs of three successive events.",
+                "Similarity to the allocations of the step before: Dice's coefficient of runs "
+                "of three successive events.",
             ),
             optional(
-                "same_as_previous", "bool", "The same sizes in the same order as the step before."
+                "same_as_previous",
+                "bool",
+                "True where the step allocates the same sizes in the same order as the step "
+                "before.",
             ),
-            count("event_count", "Allocations and frees."),
-            count("distinct_sizes_count", "Different sizes of blocks among them."),
-            column("requested_bytes", "int64", "Bytes allocated."),
-            optional("peak_allocated_bytes", "int64", "Most that tensors held."),
-            optional("peak_reserved_bytes", "int64", "Most that the allocator held."),
-            count("clock_count", "Clock samples in the step."),
-            optional("clock_mean_hz", "int64", "Mean of the device's clock."),
-            optional("clock_std_hz", "int64", "Standard deviation of its samples."),
-            column("sequence", "text", "Hash of the signed sizes in order: equal for equal steps."),
+            count("event_count", "Number of allocations and frees."),
+            count("distinct_sizes_count", "Number of different block sizes."),
+            column("requested_bytes", "int64", "Bytes allocated in the step."),
+            optional("peak_allocated_bytes", "int64", "Peak of the bytes that tensors held."),
+            optional(
+                "peak_reserved_bytes",
+                "int64",
+                "Peak of the bytes that the allocator reserved from the driver.",
+            ),
+            count("clock_count", "Number of clock samples in the step."),
+            optional("clock_mean_hz", "int64", "Mean of the device's clock in the step."),
+            optional(
+                "clock_std_hz",
+                "int64",
+                "Standard deviation of the device's clock samples in the step.",
+            ),
+            column(
+                "sequence",
+                "text",
+                "Hash of the signed sizes in order; equal for steps that allocate alike.",
+            ),
         ),
     ),
 )
@@ -108,7 +124,7 @@ def _of_device(clock: pa.Table, events: MemoryEvents, steps: TracedSteps) -> lis
 
 
 def similarity(a: np.ndarray, b: np.ndarray) -> float:
-    """Return Dice's coefficient of the multisets of three successive sizes; 1 for two empty steps."""
+    """Return Dice's coefficient of multisets of three successive sizes; 1 for empty steps."""
     if not len(a) and not len(b):
         return 1.0
     one, other = _threes(a), _threes(b)

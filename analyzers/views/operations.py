@@ -42,25 +42,43 @@ VIEW = View(
         "call's time is that in which device events that it launched itself ran.",
         (
             optional("op", "string", "Operator; null for events that no operator launched."),
-            optional("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
+            optional("input_dims", "string", "Shapes of the operator's inputs, JSON as recorded."),
             column(
                 "phase", "string", "Phase: forward, backward, optimizer, evaluation or another one."
             ),
-            count("call_count", "Calls."),
-            ns("time_ns", "Sum over all calls."),
+            count("call_count", "Number of calls."),
+            ns("time_ns", "Time of all calls."),
             SHARE,
-            ns("mean_ns", "Mean of one call."),
+            ns("mean_ns", "Mean time of one call."),
             *RATES,
-            optional("ideal_ns", "int64", "What one call of a product needs at the peak."),
-            optional("roofline_ns", "int64", "What one call needs at the roofline."),
-            optional("input_types", "string", "Data types of its inputs, JSON as recorded."),
-            optional("concrete_inputs", "string", "Values of its scalar inputs, JSON as recorded."),
             optional(
-                "dtype", "string", "Arithmetic of a product: the peak that it is held against."
+                "ideal_ns", "int64", "Time that one call of a product needs at the device's peak."
             ),
-            optional("math_flop", "int64", "FLOP of one call that the mathematics needs."),
-            optional("traffic_bytes", "int64", "Least traffic with memory of one call."),
-            optional("flop_per_byte", "float64", "FLOP per byte of that traffic."),
+            optional(
+                "roofline_ns",
+                "int64",
+                "Time that one call needs at the roofline: peak FLOP or peak bandwidth.",
+            ),
+            optional(
+                "input_types", "string", "Data types of the operator's inputs, JSON as recorded."
+            ),
+            optional(
+                "concrete_inputs",
+                "string",
+                "Values of the operator's scalar inputs, JSON as recorded.",
+            ),
+            optional(
+                "dtype",
+                "string",
+                "Data type of a product's arithmetic, whose peak it is held against.",
+            ),
+            optional("math_flop", "int64", "FLOP that the mathematics of one call needs."),
+            optional(
+                "traffic_bytes", "int64", "Least bytes that one call moves to and from memory."
+            ),
+            optional(
+                "flop_per_byte", "float64", "Arithmetic intensity: FLOP over least bytes moved."
+            ),
             *SPREAD,
         ),
     ),

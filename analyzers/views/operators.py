@@ -36,17 +36,25 @@ VIEW = View(
         "Operators by name over all ranks and steps, whatever their arguments and phase.",
         (
             optional("op", "string", "Operator; null for events that no operator launched."),
-            count("call_count", "Calls."),
-            count("kernel_count", "Device events that they launched."),
-            ns("time_ns", "Time in which these events ran, summed over calls."),
+            count("call_count", "Number of calls."),
+            count("kernel_count", "Number of device events that the calls launched."),
+            ns("time_ns", "Time in which these device events ran, summed over calls."),
             SHARE,
-            ns("mean_ns", "Mean of one call."),
+            ns("mean_ns", "Mean time of one call."),
             *RATES,
             *SPREAD,
-            optional("ideal_ns", "int64", "What all calls of a product need at the peak."),
-            optional("roofline_ns", "int64", "What all calls need at the roofline."),
-            optional("math_flop", "int64", "FLOP of all calls."),
-            optional("traffic_bytes", "int64", "Least traffic with memory of all calls."),
+            optional(
+                "ideal_ns", "int64", "Time that all calls of a product need at the device's peak."
+            ),
+            optional(
+                "roofline_ns",
+                "int64",
+                "Time that all calls need at the roofline: peak FLOP or peak bandwidth.",
+            ),
+            optional("math_flop", "int64", "FLOP that the mathematics of all calls needs."),
+            optional(
+                "traffic_bytes", "int64", "Least bytes that all calls move to and from memory."
+            ),
         ),
     ),
 )

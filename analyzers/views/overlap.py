@@ -1,4 +1,4 @@
-"""By operator, shapes and kernel: time beside communication, and its price.
+"""Kernels that ran beside communication: overlap and slowdown.
 
 The ratio of an instance is the part of its time in which communication ran on the same device.
 """
@@ -36,24 +36,51 @@ VIEW = View(
     table=Table(
         "overlap",
         1,
-        "Computing kernels by operator, shapes and kernel: how much of their time communication ran "
-        "beside them on the same device, and whether they took longer then. Alone is no overlap at "
-        "all, beside is half of the time or more.",
+        "Computing kernels by operator, shapes and kernel: how much of their time "
+        "communication ran beside them on the same device, and whether they took longer then. "
+        "Alone is no overlap at all, beside is half of the time or more.",
         (
-            optional("op", "string", "Operator."),
-            optional("input_dims", "string", "Shapes of its inputs, JSON as recorded."),
-            count("instance_count", "Instances."),
-            column("overlap_ratio", "float64", "Overlapped, of the time of all."),
-            optional("slowdown_factor", "float64", "Median beside over median alone."),
-            optional("spearman", "float64", "Rank correlation of overlap with duration."),
-            optional("pearson", "float64", "Linear correlation of overlap with duration."),
-            optional("median_alone_ns", "int64", "Median duration alone."),
-            optional("median_beside_ns", "int64", "Median duration beside communication."),
-            count("alone_instance_count", "Instances alone."),
-            count("beside_instance_count", "Instances beside communication."),
-            ns("overlap_ns", "Overlapped time of all."),
-            ns("time_ns", "Time of all."),
-            column("kernel", "string", "Kernel."),
+            optional("op", "string", "Operator that launched the kernels."),
+            optional("input_dims", "string", "Shapes of the operator's inputs, JSON as recorded."),
+            count("instance_count", "Number of instances of the kernel."),
+            column(
+                "overlap_ratio",
+                "float64",
+                "Share of the instances' time in which communication ran beside them.",
+            ),
+            optional(
+                "slowdown_factor",
+                "float64",
+                "Median duration beside communication over the median alone.",
+            ),
+            optional(
+                "spearman",
+                "float64",
+                "Rank correlation of an instance's overlap ratio with its duration.",
+            ),
+            optional(
+                "pearson",
+                "float64",
+                "Linear correlation of an instance's overlap ratio with its duration.",
+            ),
+            optional(
+                "median_alone_ns", "int64", "Median duration of instances without any overlap."
+            ),
+            optional(
+                "median_beside_ns",
+                "int64",
+                "Median duration of instances with communication beside them for half of their "
+                "time or more.",
+            ),
+            count("alone_instance_count", "Number of instances without any overlap."),
+            count(
+                "beside_instance_count",
+                "Number of instances with communication beside them for half of their time or "
+                "more.",
+            ),
+            ns("overlap_ns", "Time of all instances in which communication ran beside them."),
+            ns("time_ns", "Time of all instances."),
+            column("kernel", "string", "Name of the kernel as recorded."),
         ),
     ),
 )

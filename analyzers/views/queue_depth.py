@@ -1,4 +1,4 @@
-"""How many launches wait or run on each stream, for how long, by phase.
+"""Depth of each stream's launch queue over time, by phase.
 
 A launch enters its stream's queue when the host calls it and leaves when what it launched has
 ended. A replayed graph is one entry until its last kernel ends. At depth 0 the device had nothing
@@ -36,25 +36,33 @@ VIEW = View(
     table=Table(
         "queue_depth",
         1,
-        "Launches that wait or run on each stream: how many, for how long. A replayed graph counts as "
-        "one. The phase at a time is that of the latest launch before it.",
+        "Launches that wait or run on each stream: how many, for how long. A replayed graph "
+        "counts as one. The phase at a time is that of the latest launch before it.",
         (
-            column("rank", "int32", "Rank."),
-            column("stream_id", "int64", "Stream."),
+            column("rank", "int32", "Global rank that the row is about."),
+            column("stream_id", "int64", "Stream whose queue it is."),
             column("phase", "string", "Phase that the host was launching."),
-            ns("time_ns", "Time in that phase, in the step windows' span."),
+            ns(
+                "time_ns",
+                "Time that the host spent launching that phase, between the first and the last "
+                "step.",
+            ),
             column("empty_ratio", "float64", "Share of the time with nothing queued."),
-            column("mean_depth", "float64", "Mean over time."),
-            column("median_depth", "int64", "Half of the time at most this many."),
-            column("p95_depth", "int64", "95 % of the time at most this many."),
-            column("max_depth", "int64", "Most at once."),
+            column("mean_depth", "float64", "Mean number of queued launches over time."),
+            column("median_depth", "int64", "Median number of queued launches, weighted by time."),
+            column(
+                "p95_depth",
+                "int64",
+                "95th percentile of the number of queued launches, weighted by time.",
+            ),
+            column("max_depth", "int64", "Largest number of queued launches."),
             column(
                 "full_ratio",
                 "float64",
-                "Share of the time with at least 1024 queued: CUDA's queue is full then, and launching "
-                "calls block.",
+                "Share of the time with at least 1024 queued: CUDA's queue is full then, and "
+                "launching calls block.",
             ),
-            column("device_id", "int32", "Device ordinal."),
+            column("device_id", "int32", "Ordinal of the stream's device."),
         ),
     ),
 )

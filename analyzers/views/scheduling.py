@@ -39,32 +39,63 @@ VIEW = View(
     table=Table(
         "scheduling",
         1,
-        "Whether threads had a core when they wanted one, over all recorded steps. A row without a "
-        "thread is the rank: its waiting is that of the training thread that waited most, its running "
-        "that of all of its threads; switches, faults and misses count its children, too.",
+        "Whether threads had a core when they wanted one, over all recorded steps. A row "
+        "without a thread is the rank: its waiting is that of the training thread that waited "
+        "most, its running that of all of its threads; switches, faults and misses count its "
+        "children, too.",
         (
-            column("rank", "int32", "Rank."),
-            optional("thread", "string", "Name of the thread; null for the rank."),
-            optional("training", "bool", "Whether the trace shows it run operators or launch."),
-            optional("waiting_ratio", "float64", "Share of the time ready, but without a core."),
-            optional("running_ratio", "float64", "Share of the time on a core."),
-            optional("throttled_ratio", "float64", "Held back by the cgroup's quota, over time."),
-            optional("steal_ratio", "float64", "Taken by the hypervisor, mean of the cores."),
-            optional("pressure_cpu_ratio", "float64", "Some task of the host waited for a core."),
-            optional("waiting_ns", "int64", "Waited in all."),
-            optional("running_ns", "int64", "Ran in all."),
-            ns("span_ns", "From the first step to the last."),
-            optional("slice_count", "int64", "Times that it was put on a core."),
-            optional("context_switch_count", "int64", "Context switches."),
-            optional("migration_count", "int64", "Moves to another core."),
-            optional("page_fault_count", "int64", "Page faults."),
-            optional("major_fault_count", "int64", "Page faults that read from a disk."),
-            optional("cache_miss_count", "int64", "Misses of the last cache."),
-            optional("instructions_per_cycle", "float64", "Instructions over cycles."),
-            optional("pressure_memory_ratio", "float64", "Some task waited for memory."),
-            optional("pressure_io_ratio", "float64", "Some task waited for I/O."),
-            optional("tid", "int64", "The thread, as the kernel numbers it."),
-            optional("reason", "text", "Why nothing is claimed."),
+            column("rank", "int32", "Global rank whose threads they are."),
+            optional("thread", "string", "Name of the thread; null in the row of the whole rank."),
+            optional(
+                "training",
+                "bool",
+                "True where the trace shows that the thread ran operators or launched kernels.",
+            ),
+            optional(
+                "waiting_ratio",
+                "float64",
+                "Share of the time in which the thread was ready but had no core.",
+            ),
+            optional(
+                "running_ratio", "float64", "Share of the time in which the thread was on a core."
+            ),
+            optional(
+                "throttled_ratio",
+                "float64",
+                "Time in which the cgroup's CPU quota held the job back, over the span.",
+            ),
+            optional(
+                "steal_ratio",
+                "float64",
+                "Share of the time taken by the hypervisor, mean over the cores.",
+            ),
+            optional(
+                "pressure_cpu_ratio",
+                "float64",
+                "Share of the time in which some task of the host waited for a core.",
+            ),
+            optional("waiting_ns", "int64", "Total time ready without a core."),
+            optional("running_ns", "int64", "Total time on a core."),
+            ns("span_ns", "Time from the start of the first step to the end of the last."),
+            optional("slice_count", "int64", "Number of times that the thread was put on a core."),
+            optional("context_switch_count", "int64", "Number of context switches."),
+            optional("migration_count", "int64", "Number of moves to another core."),
+            optional("page_fault_count", "int64", "Number of page faults."),
+            optional("major_fault_count", "int64", "Number of page faults that read from a disk."),
+            optional("cache_miss_count", "int64", "Number of misses of the last-level cache."),
+            optional("instructions_per_cycle", "float64", "Instructions executed per CPU cycle."),
+            optional(
+                "pressure_memory_ratio",
+                "float64",
+                "Share of the time in which some task of the host waited for memory.",
+            ),
+            optional(
+                "pressure_io_ratio",
+                "float64",
+                "Share of the time in which some task of the host waited for I/O.",
+            ),
+            optional("tid", "int64", "Number of the thread in the kernel."),
+            optional("reason", "text", "Reason why nothing is claimed."),
         ),
     ),
 )

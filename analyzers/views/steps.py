@@ -1,4 +1,4 @@
-"""Observed, ideal and the exclusive states of each step; outliers."""
+"""Observed and ideal time, exclusive states and outliers of each step."""
 
 from __future__ import annotations
 
@@ -31,20 +31,31 @@ VIEW = View(
         "Step windows of each rank: the four exclusive states sum to the observed time.",
         (
             optional("step", "int64", "Step number; null for a whole trace."),
-            column("rank", "int32", "Rank."),
-            ns("observed_ns", "Length of the window."),
-            optional("ideal_ns", "int64", "Model math at peak; null without a peak."),
-            ns("compute_ns", "A compute kernel was running."),
-            ns("communication_ns", "Exposed communication."),
-            ns("copy_ns", "Exposed copies."),
-            ns("idle_ns", "Nothing was running."),
+            column("rank", "int32", "Global rank that the row is about."),
+            ns("observed_ns", "Observed time: length of the step's window."),
+            optional(
+                "ideal_ns",
+                "int64",
+                "Time that the model's math needs at the device's peak; null without a known peak.",
+            ),
+            ns("compute_ns", "Time in which a compute kernel was running."),
+            ns(
+                "communication_ns",
+                "Exposed communication: no compute kernel was running beside it.",
+            ),
+            ns("copy_ns", "Exposed copies: neither computing nor communication was running."),
+            ns("idle_ns", "Time in which nothing was running on the device."),
             optional(
                 "outlier",
                 "bool",
-                "Further from the rank's median than 3.5 robust standard deviations and than 2 %; null "
-                "with fewer than five steps.",
+                "True where the step is further from the rank's median than 3.5 robust standard "
+                "deviations and than 2 %; null with fewer than five steps.",
             ),
-            optional("deviation_ratio", "float64", "Difference to the rank's median step."),
+            optional(
+                "deviation_ratio",
+                "float64",
+                "Difference to the rank's median step, over that median.",
+            ),
         ),
     ),
 )

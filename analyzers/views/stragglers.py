@@ -1,4 +1,4 @@
-"""Who made the others wait at collectives, and what it was late with.
+"""Ranks that made the others wait at collectives, and the causes of their delay.
 
 For a collective, each rank's window reaches from its end of the group's collective before (or from
 the start of its step, where there is none) to its arrival. All ranks leave the collective before
@@ -38,25 +38,40 @@ VIEW = View(
     table=Table(
         "stragglers",
         1,
-        "Waiting at matched collectives by the rank that came last and by what it spent longer on than "
-        "the others since the group's collective before.",
+        "Waiting at matched collectives by the rank that came last and by what it spent "
+        "longer on than the others since the group's collective before.",
         (
-            column("straggler_rank", "int32", "Rank that came last."),
+            column("straggler_rank", "int32", "Global rank that arrived last."),
             optional(
-                "cause", "string", "Leaf cause; null for what came before its window, or no excess."
+                "cause",
+                "string",
+                "Leaf cause that made the rank late; null where it was late before, or nothing "
+                "took longer.",
             ),
-            ns("waiting_ns", "Waiting of the other ranks, summed; shared among causes by excess."),
-            column("share_ratio", "float64", "Of all waiting."),
-            ns("exposed_waiting_ns", "The part of the waiting that nothing hid."),
+            ns(
+                "waiting_ns",
+                "Straggler wait of the other ranks, summed; shared among causes by their excess.",
+            ),
+            column("share_ratio", "float64", "Share of the straggler wait at all collectives."),
+            ns("exposed_waiting_ns", "Part of the straggler wait that no computing hid."),
             ns(
                 "excess_ns",
-                "How much longer than the others' mean it spent on the cause, in total.",
+                "Total time by which the rank spent longer on the cause than the mean of the "
+                "others.",
             ),
-            count("collective_count", "Collectives at which this was its largest excess."),
             count(
-                "late_collective_count", "Collectives at which it came last, whatever the cause."
+                "collective_count",
+                "Number of collectives before which this cause was the rank's largest excess.",
             ),
-            column("late_ratio", "float64", "The same, of all at which anybody waited."),
+            count(
+                "late_collective_count",
+                "Number of collectives at which the rank arrived last, whatever the cause.",
+            ),
+            column(
+                "late_ratio",
+                "float64",
+                "Share of the collectives with waiting at which the rank arrived last.",
+            ),
         ),
     ),
 )
@@ -145,7 +160,7 @@ def _before(
 def _placed(
     run: Attributed, rank: int, mine: np.ndarray, codes: np.ndarray, causes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start, end, time) of pieces of one rank: their event's, cut to the window; gaps as they are."""
+    """(start, end, time) of pieces of one rank: of their event in the window, or of their gap."""
     pieces = run.pieces.take(pa.array(mine))
     event = ints(pieces, "event_row")
     amount = ints(pieces, "time_ns")

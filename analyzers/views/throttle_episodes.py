@@ -1,4 +1,4 @@
-"""When the clock was held down, why, and which kernels it hit.
+"""Episodes in which the clock was held down: reason, cost and kernels.
 
 A reading stands for the time half-way to its neighbours, but not for a hole in the readings. Of
 several reasons at once the first of power, heat and a set clock counts. Episodes count wherever
@@ -47,41 +47,55 @@ VIEW = View(
     __doc__,
     title="Throttle episodes",
     section="Clocks",
-    needs="no clock reading names a reason that held it (power, heat, a set clock), or none was recorded with its reasons",
+    needs="no clock reading names a reason that held it (power, heat, a set clock), or none "
+    "was recorded with its reasons",
     table=Table(
         "throttle_episodes",
         2,
-        "Times in which the driver said that it held the clock, and what ran then. A reading stands for "
-        "the time half-way to its neighbours. Where a driver gives no reasons, its counters of throttled "
-        "time tell the episodes, to the time between their readings.",
+        "Times in which the driver said that it held the clock, and what ran then. A reading "
+        "stands for the time half-way to its neighbours. Where a driver gives no reasons, its "
+        "counters of throttled time tell the episodes, to the time between their readings.",
         (
-            column("rank", "int32", "Rank."),
-            optional("device_id", "int32", "Device ordinal of the rank."),
-            column("reason", "string", "power_cap, thermal or application."),
-            ns("dur_ns", "How long it lasted."),
+            column("rank", "int32", "Global rank that the row is about."),
+            optional("device_id", "int32", "Ordinal of the rank's device."),
+            column(
+                "reason",
+                "string",
+                "Reason that held the clock down: power_cap, thermal or application.",
+            ),
+            ns("dur_ns", "Duration of the episode."),
             optional(
                 "loss_ns",
                 "int64",
-                "Attributed to the clock of kernels in the middle of which it held; null where none is "
-                "in the trace.",
+                "Time that kernels in the episode lost to the clock; null where none is in the "
+                "trace.",
             ),
-            optional("clock_mean_hz", "int64", "Mean SM clock."),
-            optional("clock_low_hz", "int64", "Lowest reading."),
-            optional("power_mean_w", "float64", "Mean power of the board."),
+            optional("clock_mean_hz", "int64", "Mean SM clock in the episode."),
+            optional("clock_low_hz", "int64", "Lowest reading of the SM clock."),
+            optional("power_mean_w", "float64", "Mean power of the whole board."),
             optional(
                 "held_ns",
                 "int64",
-                "Of it, throttled by the driver's own count of time; null where it counts none.",
+                "Throttled time of the episode by the driver's own counter; null where it has "
+                "none.",
             ),
-            count("kernel_count", "Computing kernels that it hit."),
-            ns("time_ns", "Their exclusive time."),
-            optional("op", "string", "Operator that lost most; without a loss, that ran longest."),
+            count("kernel_count", "Number of computing kernels in the episode."),
+            ns("time_ns", "Exclusive time of these kernels."),
             optional(
-                "kernels", "text", "The three kernels that lost most, with their share of the loss."
+                "op", "string", "Operator that lost most; without a loss, the one that ran longest."
             ),
-            optional("step", "int32", "Index of the step in which its first kernel ran."),
-            column("source", "string", "reasons, or counters."),
-            ns("start_ns", "Start, Unix time."),
+            optional(
+                "kernels",
+                "text",
+                "Names of the three kernels that lost most, with their share of the loss.",
+            ),
+            optional("step", "int32", "Index of the step in which the episode's first kernel ran."),
+            column(
+                "source",
+                "string",
+                "Source of the episode: reasons of readings, or counters of throttled time.",
+            ),
+            ns("start_ns", "Start of the episode, Unix time."),
         ),
     ),
 )
@@ -153,7 +167,7 @@ def _of_reasons(samples: pa.Table, set_hz: float | None) -> _Episodes | None:
 
 
 def _stands_for(time_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which time each reading stands for: from, until; and the mask of the gaps that are holes."""
+    """(start and end of the time that each reading stands for; mask of gaps that are holes)."""
     gap = np.diff(time_ns)
     usual = int(np.median(gap)) if len(gap) else 0
     hole = gap > HOLE_FACTOR * usual
@@ -248,7 +262,7 @@ def _table(
 
 
 def _hit(found: Clocked | None, rank: int, episodes: _Episodes) -> dict[str, object]:
-    """What the episodes cost: the kernels whose middle lies in them."""
+    """Cost of the episodes: of the kernels whose middle lies in them."""
     size = len(episodes.reason)
     if found is None:
         none = pa.nulls(size, pa.int64())

@@ -1,4 +1,4 @@
-"""Kernels without model, FLOP, bytes or peak: how long they ran, and why."""
+"""Kernels whose model, FLOP, bytes or peak are not known: time and reason."""
 
 from __future__ import annotations
 
@@ -40,18 +40,20 @@ VIEW = View(
     table=Table(
         "unmodelled",
         1,
-        "Computing time without an ideal or a roofline, by kernel, operator and reason, over all ranks "
-        "and steps.",
+        "Computing time without an ideal or a roofline, by kernel, operator and reason, over "
+        "all ranks and steps.",
         (
-            optional("kernel", "string", "Name as recorded."),
-            ns("time_ns", "Attributed (exclusive) time."),
-            optional("share_ratio", "float64", "Of all computing time."),
+            optional("kernel", "string", "Name of the kernel as recorded."),
+            ns("time_ns", "Exclusive time attributed to the kernel."),
+            optional("share_ratio", "float64", "Share of all computing time."),
             column(
-                "reason", "string", "Why its work, or the time that it should take, is not known."
+                "reason",
+                "string",
+                "Reason why the kernel's work, or the time that it should take, is not known.",
             ),
-            optional("op", "string", "Operator that launched it; null: none recorded."),
-            count("call_count", "Device events."),
-            column("cause", "string", "Cause that the time is attributed to."),
+            optional("op", "string", "Operator that launched it; null where none was recorded."),
+            count("call_count", "Number of device events."),
+            column("cause", "string", "Id of the cause that the time is attributed to."),
         ),
     ),
 )
@@ -90,7 +92,7 @@ def unmodelled(run: Attributed) -> pa.Table:
 
 
 def _reasons(run: Attributed, rank: int, events: np.ndarray, texts: dict[str, int]) -> np.ndarray:
-    """Why each of ``events`` has no number: a code per event of the rank; new ones join ``texts``."""
+    """Reason code of each event of the rank, -1 for others; adds new reasons to ``texts``."""
     links = links_of(run, rank)
     work = run.work.get(rank)
     ceilings = run.ceilings.get(rank)

@@ -47,41 +47,56 @@ VIEW = View(
     table=Table(
         "utilization",
         2,
-        "Model and hardware FLOP utilization against the theoretical ceiling (table of devices) and the "
-        "achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU = Σ H_d / (P_d · T), with "
-        "F_d the FLOP of type d that the model needs, H_d those with recomputation and the optimizer's "
-        "products, P_d the ceiling for that type, T the time of the same steps without a trace where such "
-        "steps were recorded, else the observed time.",
+        "Model and hardware FLOP utilization against the theoretical ceiling (table of "
+        "devices) and the achievable one (`chopper calibrate`). MFU = Σ F_d / (P_d · T), HFU "
+        "= Σ H_d / (P_d · T), with F_d the FLOP of type d that the model needs, H_d those "
+        "with recomputation and the optimizer's products, P_d the ceiling for that type, T "
+        "the time of the same steps without a trace where such steps were recorded, else the "
+        "observed time.",
         (
-            optional("rank", "int32", "Rank; null: all ranks together."),
-            column("ceiling", "string", "theoretical or achievable."),
-            optional("dtype", "string", "Data type; null: all types, each at its own peak."),
-            optional("mfu_ratio", "float64", "Model FLOP utilization."),
-            optional("hfu_ratio", "float64", "Hardware FLOP utilization."),
+            optional("rank", "int32", "Global rank; null for all ranks together."),
+            column("ceiling", "string", "Ceiling of the comparison: theoretical or achievable."),
+            optional(
+                "dtype", "string", "Data type; null for all types, each held against its own peak."
+            ),
+            optional("mfu_ratio", "float64", "Model FLOP utilization (MFU)."),
+            optional("hfu_ratio", "float64", "Hardware FLOP utilization (HFU)."),
             optional(
                 "peak_flop_per_s",
                 "float64",
-                "The ceiling for this mix of types: FLOP over the time that they need at it.",
+                "Ceiling for this mix of data types: FLOP over the time that they need at their "
+                "peaks.",
             ),
             optional(
                 "tokens_per_s",
                 "float64",
-                "Tokens that the rank's embedding looked up; null where "
-                "that cannot be told from one table's shapes.",
+                "Tokens that the rank's embedding looked up per second; null where one table's "
+                "shapes do not tell that.",
             ),
             optional(
-                "model_flop", "int64", "FLOP that the model needs; null where none are known."
+                "model_flop",
+                "int64",
+                "FLOP that the model's mathematics needs; null where none are known.",
             ),
-            optional("hardware_flop", "int64", "The same with recomputation."),
+            optional(
+                "hardware_flop",
+                "int64",
+                "FLOP including recomputation and the optimizer's; null where none are known.",
+            ),
             optional("model_needs_ns", "int64", "Time that the model's FLOP need at the ceiling."),
-            optional("hardware_needs_ns", "int64", "Time that all FLOP need at the ceiling."),
+            optional(
+                "hardware_needs_ns",
+                "int64",
+                "Time that all FLOP, recomputation included, need at the ceiling.",
+            ),
             ns(
                 "time_ns",
-                "T, summed over ranks: the observed time, scaled to the median step without a trace.",
+                "Time T of the definition, summed over ranks: the observed time, scaled to the "
+                "median step without a trace.",
             ),
             ns("observed_ns", "Observed time of the traced steps, summed over ranks."),
-            optional("reason", "text", "Why values are null, or a lower bound."),
-            optional("source", "text", "Where the ceiling comes from."),
+            optional("reason", "text", "Reason why values are null or lower bounds."),
+            optional("source", "text", "Origin of the ceiling's value."),
         ),
     ),
 )

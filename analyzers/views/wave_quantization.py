@@ -1,4 +1,4 @@
-"""Products whose blocks do not fill the device's units."""
+"""Products whose blocks do not fill the device's last wave."""
 
 from __future__ import annotations
 
@@ -35,21 +35,26 @@ VIEW = View(
             column(
                 "slowdown_ratio",
                 "float64",
-                "Blocks of the fullest unit over the mean, less what the roofline has of it already.",
+                "Blocks of the fullest unit over the mean, less what the roofline accounts for "
+                "already.",
             ),
-            ns("loss_ns", "Attributed to it."),
+            ns("loss_ns", "Time attributed to wave quantization."),
             column("grid", "string", "Blocks per grid as recorded."),
             optional("block", "string", "Threads per block as recorded."),
-            count("blocks_count", "Blocks."),
-            count("units_count", "Units (SMs) of the device."),
-            optional("resident_count", "int64", "Blocks that one unit holds at a time."),
-            optional("waves_ratio", "float64", "Blocks over those resident at a time."),
+            count("blocks_count", "Number of blocks of the grid."),
+            count("units_count", "Number of units (SMs) of the device."),
+            optional("resident_count", "int64", "Number of blocks that one unit holds at a time."),
+            optional(
+                "waves_ratio",
+                "float64",
+                "Waves: blocks over the blocks that the device holds at a time.",
+            ),
             optional(
                 "slowdown_limit_ratio",
                 "float64",
-                "The loss if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
+                "Slowdown if resident blocks did not slow each other: ⌈waves⌉ ÷ waves.",
             ),
-            count("count", "Instances."),
+            count("count", "Number of instances."),
             ns("time_ns", "Device time of all instances."),
         ),
     ),

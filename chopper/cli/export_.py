@@ -11,10 +11,10 @@ import click
 from chopper.cli._complete import paths
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
-from chopper.export import KINDS
+from chopper.reports.export import KINDS
 
 if TYPE_CHECKING:
-    from chopper.export import Kind
+    from chopper.reports.export import Kind
 
 
 @click.command(
@@ -51,11 +51,11 @@ def command(sources: tuple[str, ...], kind: Kind, output: Path | None, force: bo
       chopper export runs/mine --to perfetto -o timeline
     """
     from chopper.api import attribute, load
-    from chopper.export import check_place, export
+    from chopper.reports.export import check_directory, export
 
     if output is None:
         output = Path(f"{_name(sources[0])}-{kind}")
-    check_place(output, force=force)
+    check_directory(output, force=force)
     with progress("reading the run"):
         run = load(list(sources))
     with progress("attributing"):

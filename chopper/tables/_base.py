@@ -1,4 +1,4 @@
-"""What a table is: a name, a version and typed, documented columns."""
+"""Declared tables: a name, a version and typed, documented columns."""
 
 from __future__ import annotations
 

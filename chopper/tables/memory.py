@@ -1,4 +1,4 @@
-"""What torch's caching allocator held and did, as a snapshot of it tells."""
+"""Tables of a snapshot of torch's caching allocator: segments, blocks and history."""
 
 from __future__ import annotations
 

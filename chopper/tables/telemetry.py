@@ -325,8 +325,8 @@ CLOCK = Table(
 DEVICE_COUNTER = Table(
     "device_counter",
     1,
-    "Slower sensors and counters of each device. Counters are totals since the driver was loaded or "
-    "the device reset; difference them.",
+    "Slower sensors and counters of each device. Counters are totals since the driver was "
+    "loaded or the device reset; difference them.",
     (
         _TIME,
         _SPAN,

@@ -135,7 +135,7 @@ def test_a_gate_catches_what_was_injected(kind) -> None:
         failed += decide(found, gate).failed
         change = next(c for c in found.changes if c.id == "idle.preparation.data")
         assert change.ci95_ns is not None
-        named += "data loading rose by" in found.verdict
+        named += "data stall rose by" in found.verdict
         covered += change.ci95_ns[0] <= 5e6 <= change.ci95_ns[1]
     assert failed >= 0.95 * cases
     assert named >= 0.9 * cases
@@ -167,7 +167,7 @@ def test_what_moved_under_a_noisy_step_is_still_named() -> None:
     b = attribution({"compute.ideal": other, "idle.preparation.data": slower})
     verdict = compare(a, b).verdict
     assert verdict.startswith("No difference can be told from noise")
-    assert verdict.endswith("; yet data loading rose by 1.00 ms.")
+    assert verdict.endswith("; yet data stall rose by 1.00 ms.")
 
 
 def test_few_steps_give_no_interval_and_no_verdict() -> None:
@@ -232,8 +232,8 @@ def test_the_verdict_names_what_made_the_difference_and_what_worked_against_it()
     )
     found = compare(a, b)
     assert "49.1 % faster" in found.verdict
-    assert "because waiting for a straggler fell by 4.00 µs" in found.verdict
-    assert found.verdict.endswith("; against it, data loading rose by 1.00 µs.")
+    assert "because straggler wait fell by 4.00 µs" in found.verdict
+    assert found.verdict.endswith("; against it, data stall rose by 1.00 µs.")
 
 
 def test_kernels_are_cut_into_count_and_duration(tmp_path) -> None:

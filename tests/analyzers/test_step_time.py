@@ -18,8 +18,8 @@ from chopper.analyzers.findings import of_steps
 from chopper.api import AttributedRun
 from chopper.attribution import Outside
 from chopper.cli.analyze_ import to_csv, to_json
-from chopper.export import tables
 from chopper.reports import comparison, markdown, story, text
+from chopper.reports.export import tables
 from chopper.storage.manifest import Overhead
 from chopper.views import view
 from tests.analyzers.make import table

@@ -15,8 +15,8 @@ import pytest
 import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
-from chopper.export import export
 from chopper.reports import frequency, series, timeline
+from chopper.reports.export import export
 from chopper.reports.series import Series, thin, with_gaps
 from chopper.reports.story import Views, tell
 from tests.analyzers.make import table

@@ -2,8 +2,8 @@
 
 The timeline is Chrome's trace format, which Perfetto opens: host threads and device streams of all
 ranks on one axis, and three tracks per rank that the attribution adds: its step windows, what held
-the device up in each gap, and on each device event its cause, phase, operator and layer. Readings of
-clock, power and temperature are counter tracks.
+the device up in each gap, and on each device event its cause, phase, operator and layer. Readings
+of clock, power and temperature are counter tracks.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _STREAM_ID, _STEPS_ID, _GAPS_ID = 2_000_000_000, 2_100_000_000, 2_100_000_001
 
 
 def export(
-    attribution: Attributed, kind: Kind, directory: str | Path, *, force: bool = False
+    run: Attributed, kind: Kind, directory: str | Path, *, force: bool = False
 ) -> list[Path]:
     """Write a run for other tools.
 
     Args:
-        attribution: what to write.
+        run: the run to write.
         kind: ``parquet`` or ``csv`` (a file per table: of each rank in ``rank-00000/``, of the
             attribution at the top, of the views in ``views/``; of steps of all kinds, where several
             were traced, in ``all_kinds/``), or ``perfetto`` (``trace.json.gz``), with all steps.
-        directory: where; made when it is not there.
+        directory: target directory; made when it is not there.
         force: write into a directory that holds files, over those of the same name.
 
     Returns:
@@ -52,65 +52,69 @@ def export(
     """
     if kind not in KINDS:
         raise UsageError(f"--to {kind!r} unknown: one of {', '.join(KINDS)}")
-    place = check_place(Path(directory), force=force)
-    existed = place.exists()
+    target = check_directory(Path(directory), force=force)
+    existed = target.exists()
     begun: list[Path] = []
     try:
         if kind == "perfetto":
-            place.mkdir(parents=True, exist_ok=True)
-            begun.append(place / "trace.json.gz")
-            _write_timeline(attribution, begun[-1])
+            target.mkdir(parents=True, exist_ok=True)
+            begun.append(target / "trace.json.gz")
+            _write_timeline(run, begun[-1])
         else:
-            for name, table in tables(attribution):
-                begun.append(place / f"{name}.{kind}")
+            for name, table in tables(run):
+                begun.append(target / f"{name}.{kind}")
                 _write(table, begun[-1])
     except OSError as exc:
         # A table that ends in the middle looks like a whole one.
         for path in begun:
             path.unlink(missing_ok=True)
         if not existed:
-            shutil.rmtree(place, ignore_errors=True)
-        raise OutputError(f"{place}: cannot be written ({reason_of(exc)})") from exc
+            shutil.rmtree(target, ignore_errors=True)
+        raise OutputError(f"{target}: cannot be written ({reason_of(exc)})") from exc
     return begun
 
 
-def check_place(place: Path, *, force: bool) -> Path:
-    """The directory, when it may be written into.
+def check_directory(path: Path, *, force: bool) -> Path:
+    """Return the directory when it may be written into.
 
     Raises:
         OutputError: it is a file, or holds files and ``force`` is not given.
     """
-    if place.exists() and not place.is_dir():
-        raise OutputError(f"{place}: is a file; give a directory with -o")
-    if place.is_dir() and any(place.iterdir()) and not force:
-        raise OutputError(f"{place}: holds files; choose another -o, or pass --force to write here")
-    return place
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path}: is a file; give a directory with -o")
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise OutputError(f"{path}: holds files; choose another -o, or pass --force to write here")
+    return path
 
 
-def tables(attribution: Attributed) -> Iterator[tuple[str, pa.Table]]:
-    """Every table and view that has rows, by its path without extension."""
+def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
+    """Return every table and view that has rows, by its path without extension."""
     from chopper.storage.layout import rank_dir_name
     from chopper.tables import MEMORY_TABLES, SENSOR_TABLES, TELEMETRY_TABLES, TRACE_TABLES
-    from chopper.views import VIEWS, view
+    from chopper.views import VIEWS, views
 
-    whole = attribution.whole
-    for folder, part in {"": attribution, "all_kinds/": whole}.items():
-        if not folder or whole is not attribution:
+    whole = run.whole
+    for folder, part in {"": run, "all_kinds/": whole}.items():
+        if not folder or whole is not run:
             for name in ("piece", "window", "gap"):
                 yield folder + name, getattr(part, f"{name}s")
-    for rank in attribution.run.ranks:
+    for rank in run.recording.ranks:
         folder = rank_dir_name(rank)
-        declarations = (*TRACE_TABLES, *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES)
-        for declared in declarations:
-            table = attribution.run.table(rank, declared.name)
+        for declared in (*TRACE_TABLES, *TELEMETRY_TABLES, *SENSOR_TABLES, *MEMORY_TABLES):
+            table = _table(run, rank, declared.name)
             if table.num_rows:
                 yield f"{folder}/{declared.name}", table
         if rank in whole.links:
             yield f"{folder}/event_link", whole.links[rank]
-    for name in VIEWS:
-        table = view(attribution, name)
+    for name, table in views(run, VIEWS).items():
         if table.num_rows:
             yield f"views/{name}", table
+
+
+def _table(run: Attributed, rank: int, name: str) -> pa.Table:
+    """A table of a rank as it was joined, else as it was recorded."""
+    joined = getattr(run.joined.get(rank), name, None)
+    return run.recording.table(rank, name) if joined is None else joined
 
 
 def _write(table: pa.Table, path: Path) -> None:
@@ -133,21 +137,21 @@ def _write(table: pa.Table, path: Path) -> None:
         csv.write_csv(table.cast(pa.schema(plain)), file)
 
 
-def _write_timeline(attribution: Attributed, path: Path) -> None:
+def _write_timeline(run: Attributed, path: Path) -> None:
     """Chrome's trace format; times are microseconds since the first event, exact to the ns."""
-    attribution = attribution.whole
+    run = run.whole
     starts = [
         int(start)
-        for rank in attribution.run.ranks
+        for rank in run.recording.ranks
         for name in ("host_span", "device_event")
-        if (start := _first(attribution.run.table(rank, name))) is not None
+        if (start := _first(_table(run, rank, name))) is not None
     ]
     zero = min(starts, default=0)
     with gzip.open(path, "wb", compresslevel=3) as file:
         head = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": zero}
         file.write(encode_json(head)[:-1] + b',"traceEvents":[')
         separator = b"\n"
-        for event in _events(attribution, zero):
+        for event in _events(run, zero):
             file.write(separator + encode_json(event))
             separator = b",\n"
         file.write(b"\n]}\n")
@@ -157,16 +161,16 @@ def _first(table: pa.Table) -> int | None:
     return table["start_ns"][0].as_py() if table.num_rows else None
 
 
-def _events(attribution: Attributed, zero: int) -> Iterator[dict[str, Any]]:
-    labels = {r.rank: r.label for r in attribution.ranks}
-    for rank in attribution.run.ranks:
+def _events(run: Attributed, zero: int) -> Iterator[dict[str, Any]]:
+    labels = {r.rank: r.label for r in run.ranks}
+    for rank in run.recording.ranks:
         yield _name(rank, 0, "process_name", labels.get(rank, f"rank {rank}"))
         yield _name(rank, _STEPS_ID, "thread_name", "chopper: steps")
         yield _name(rank, _GAPS_ID, "thread_name", "chopper: causes of idle")
-        yield from _own_tracks(attribution, rank, zero)
-        yield from _host(attribution, rank, zero)
-        yield from _device(attribution, rank, zero)
-        yield from _counters(attribution, rank, zero)
+        yield from _own_tracks(run, rank, zero)
+        yield from _host(run, rank, zero)
+        yield from _device(run, rank, zero)
+        yield from _counters(run, rank, zero)
 
 
 _READ = (
@@ -177,16 +181,16 @@ _READ = (
 """Readings of the rank's device that become counter tracks."""
 
 
-def _counters(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _counters(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     """Clock, power and temperature of the rank's device in its windows, one track each."""
     import pyarrow.compute as pc
 
     from chopper.analyzers.trace.samples import of_rank
 
-    windows = attribution.windows.filter(pc.equal(attribution.windows["rank"], rank))
+    windows = run.windows.filter(pc.equal(run.windows["rank"], rank))
     low, high = pc.min(windows["start_ns"]).as_py(), pc.max(windows["end_ns"]).as_py()
     for table, column, name, factor in _READ if low is not None else ():
-        samples = of_rank(attribution.run, rank, table)
+        samples = of_rank(run.recording, rank, table)
         times, values = samples["time_ns"].to_pylist(), samples[column].to_pylist()
         for time_ns, value in zip(times, values, strict=True):
             if value is not None and low <= time_ns <= high:
@@ -218,15 +222,15 @@ def _span(
     }
 
 
-def _own_tracks(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _own_tracks(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     from chopper.causes import CAUSES
 
-    for row in attribution.windows.to_pylist():
+    for row in run.windows.to_pylist():
         if row["rank"] == rank:
             name = "whole trace" if row["number"] is None else f"step {row['number']}"
             length = row["end_ns"] - row["start_ns"]
             yield _span(rank, _STEPS_ID, "step", name, row["start_ns"] - zero, length, {})
-    for row in attribution.gaps.to_pylist():
+    for row in run.gaps.to_pylist():
         if row["rank"] == rank:
             cause = row["cause"]
             label, args = CAUSES[cause].label, {"cause": cause, "event_row": row["event_row"]}
@@ -234,9 +238,9 @@ def _own_tracks(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[
             yield _span(rank, _GAPS_ID, "idle", label, row["start_ns"] - zero, length, args)
 
 
-def _host(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
-    spans = attribution.run.table(rank, "host_span")
-    names = {(t["pid"], t["tid"]): t for t in attribution.run.table(rank, "thread").to_pylist()}
+def _host(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+    spans = _table(run, rank, "host_span")
+    names = {(t["pid"], t["tid"]): t for t in _table(run, rank, "thread").to_pylist()}
     tracks: dict[tuple[int, int], int] = {}
     columns = ("pid", "tid", "category", "name", "start_ns", "dur_ns", "input_dims")
     for pid, tid, category, name, start, dur, dims in zip(
@@ -250,17 +254,17 @@ def _host(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, A
         yield _span(rank, tracks[pid, tid], category, name, start - zero, dur, args)
 
 
-def _device(attribution: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+def _device(run: Attributed, rank: int, zero: int) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from chopper.analyzers.trace.host_device import is_host_timeline
 
-    events = attribution.run.table(rank, "device_event")
-    links = attribution.links.get(rank)
+    events = _table(run, rank, "device_event")
+    links = run.links.get(rank)
     if links is None:
         return
     on_host = is_host_timeline(events)
-    pieces = attribution.pieces
+    pieces = run.pieces
     mine = np.flatnonzero(pieces["rank"].to_numpy() == rank)
     # Pieces with most time come last, so that each event keeps its largest cause.
     mine = mine[np.argsort(pieces["time_ns"].to_numpy()[mine], kind="stable")]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from chopper.cli import cli
 from chopper.errors import OutputError
-from chopper.export import export, tables
+from chopper.reports.export import export, tables
 from chopper.views import VIEWS, view
 from tests.kineto_writer import small_trace
 from tests.reports.make import Shape, make
