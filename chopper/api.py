@@ -48,17 +48,9 @@ class AttributedRun(Attributed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form, schema ``chopper.attribution/2``."""
-        from chopper.reports.json import attribution_json
-        from chopper.storage import processes
-        from chopper.views import view
+        from chopper.reports import document
 
-        path = getattr(self.recording, "path", None)
-        return attribution_json(
-            self,
-            self.recoverable(),
-            view(self, "utilization").to_pylist() if self.ceilings else (),
-            processes.described(path) if path else (),
-        )
+        return document(self)
 
 
 def load(source: Source) -> Run:

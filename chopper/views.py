@@ -72,13 +72,18 @@ def view(run: Attributed, name: str) -> pa.Table:
     return views(run, [name])[name]
 
 
-def views(run: Attributed, names: Iterable[str]) -> dict[str, pa.Table]:
+def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.Table]:
     """Return several views; values that several of them need are made once.
+
+    Args:
+        run: whose.
+        names: of the views.
+        shared: values that views need and that are there already: ``replay``, ``events`` …
 
     Raises:
         UsageError: no such view.
     """
-    values: dict[str, Any] = {"run": run}
+    values: dict[str, Any] = {"run": run, **shared}
     found = {}
     for name in names:
         if name not in VIEWS:

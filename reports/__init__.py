@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+from json import dumps
+from typing import TYPE_CHECKING, Any, cast
 
 from chopper.errors import UsageError
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chopper.analyzers.attributed import Attributed
-    from chopper.reports.page import Page
+    from chopper.reports.page import Format, Page
 
 FORMATS: tuple[str, ...] = ("html", "md", "json", "txt")
 
@@ -44,7 +44,9 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
         UsageError: no such format.
     """
     if format == "html":
-        from chopper.reports import to_html
+        from chopper.reports import plotly_script, to_html
+
+        plotly_script.prefetch()
 
         out = to_html.render(page())
     elif format == "md":
@@ -56,7 +58,7 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
 
         out = to_text.render(page())
     elif format == "json":
-        out = json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+        out = dumps(document(), indent=2, ensure_ascii=False) + "\n"
     else:
         raise UsageError(f"format {format!r} unknown: one of {', '.join(FORMATS)}")
     # A name with a lone surrogate could not be written: it shows as "?".
@@ -73,18 +75,23 @@ def render(attribution: Attributed, format: str) -> str:
     Raises:
         UsageError: no such format.
     """
-    if format == "html":
-        from chopper.reports import html
+    from chopper.reports import run
 
-        out = html.render(attribution)
-    elif format == "md":
-        from chopper.reports import markdown
+    shown = cast("Format", format)
+    return formatted(lambda: run.page(attribution, shown), lambda: document(attribution), format)
 
-        out = markdown.render(attribution)
-    elif format == "txt":
-        from chopper.reports import text
 
-        out = text.render(attribution)
-    else:
-        return formatted(lambda: None, attribution.to_dict, format)  # type: ignore[arg-type, return-value]
-    return out.encode("utf-8", "replace").decode("utf-8")
+def document(attribution: Attributed) -> dict[str, Any]:
+    """Return the documented JSON form of a run's attribution."""
+    from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+    from chopper.reports.json import attribution_json
+    from chopper.storage import processes
+    from chopper.views import view
+
+    path = getattr(attribution.recording, "path", None)
+    return attribution_json(
+        attribution,
+        recoverable(attribution, replay_or_reason(attribution)),
+        view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
+        processes.described(path) if path else (),
+    )

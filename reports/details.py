@@ -6,9 +6,11 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.views import VIEWS, in_sections, views
+from chopper.views import in_sections
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
     from chopper.analyzers.attributed import Attributed
@@ -22,27 +24,26 @@ MAX_CHARACTERS = 300
 """Longer texts (shapes of a thousand tensors) are cut in the middle."""
 
 
-def tables(attribution: Attributed) -> list[dict[str, Any]]:
-    """All views that have rows, in the order of their sections.
+def tables(run: Attributed, views: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+    """Return all views that have rows, in the order of their sections.
 
     A column of numbers is a list of values; a column of words is a list of codes into its
     ``names``, pairs of (as recorded, for people). Null is null. Columns without a value are left
     out.
     """
-    found = []
-    filled = views(attribution, VIEWS)
+    shown_views = []
     for one in in_sections():
-        table = filled[one.name]
+        table = views[one.name]
         if table.num_rows:
             shown = table.slice(0, MAX_ROWS)
-            found.append(
+            shown_views.append(
                 {
                     "id": one.name,
                     "title": one.title,
                     "doc": one.doc,
                     "about": one.table.doc,
                     "total": table.num_rows,
-                    "command": command(attribution, one.name),
+                    "command": command(run, one.name),
                     "columns": [
                         _column(declared, shown)
                         for declared in one.table.columns
@@ -50,12 +51,12 @@ def tables(attribution: Attributed) -> list[dict[str, Any]]:
                     ],
                 }
             )
-    return found
+    return shown_views
 
 
-def command(attribution: Attributed, name: str) -> str:
+def command(run: Attributed, name: str) -> str:
     """What prints all rows of a view."""
-    return f"chopper analyze {shlex.quote(attribution.run.source)} --view {name} --csv"
+    return f"chopper analyze {shlex.quote(run.recording.source)} --view {name} --csv"
 
 
 def _column(declared: Column, table: pa.Table) -> dict[str, Any]:

@@ -43,15 +43,15 @@ class Readings:
     power_basis: str | None
 
 
-def readings_of(attribution: Attributed) -> list[Readings]:
-    """Of each rank's device, or of each that a log speaks of, where two or more have a clock."""
-    found = []
-    run = attribution.run
-    labels = {r.rank: r.label for r in attribution.ranks}
-    for rank in run.ranks:
-        counters = dict(per_device(run, rank, "device_counter"))
-        limits = dict(per_device(run, rank, "device_limit"))
-        for number, clock in per_device(run, rank, "device_clock"):
+def readings_of(run: Attributed) -> list[Readings]:
+    """Return the readings of each rank's device, or of each in a log; two with a clock at least."""
+    readings = []
+    recording = run.recording
+    labels = {r.rank: r.label for r in run.ranks}
+    for rank in recording.ranks:
+        counters = dict(per_device(recording, rank, "device_counter"))
+        limits = dict(per_device(recording, rank, "device_limit"))
+        for number, clock in per_device(recording, rank, "device_clock"):
             hz = _real(clock, "sm_clock_hz")
             good = hz > 0
             if good.sum() < 2:
@@ -66,12 +66,12 @@ def readings_of(attribution: Attributed) -> list[Readings]:
                 for name in ("power_limit_w", "power_basis")
             )
             name = labels.get(rank, f"rank {rank}") if number is None else f"device {number}"
-            found.append(
+            readings.append(
                 Readings(
                     rank, name, time, hz[good], _real(clock, "power_w")[good], heat, limit, basis
                 )
             )
-    return found
+    return readings
 
 
 def watts(value: float) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Lane
+    from chopper.analyzers.trace.joined import JoinedRank
 
 MAX_THREADS = 12
 MAX_DEPTH = 48
@@ -93,22 +94,20 @@ class Window:
 class RankColumns:
     """One rank's tables as numpy columns."""
 
-    def __init__(self, attribution: Attributed, rank: int) -> None:
-        run = attribution.run
+    def __init__(self, run: Attributed, trace: JoinedRank, rank: int) -> None:
         self.rank = rank
-        self.events = run.table(rank, "device_event")
-        self.links = attribution.links.get(rank)
+        self.events = trace.device_event
+        self.links = run.links[rank]
         self.start = self.events["start_ns"].to_numpy()
         self.dur = self.events["dur_ns"].to_numpy()
         self.longest = int(self.dur.max(initial=0))
-        mine = pc.equal(attribution.pieces["rank"], rank)
-        self.pieces = attribution.pieces.filter(mine)
-        self.gaps = attribution.gaps.filter(pc.equal(attribution.gaps["rank"], rank))
-        self.spans = run.table(rank, "host_span")
+        self.pieces = run.pieces.filter(pc.equal(run.pieces["rank"], rank))
+        self.gaps = run.gaps.filter(pc.equal(run.gaps["rank"], rank))
+        self.spans = trace.host_span
         self.span_start = self.spans["start_ns"].to_numpy()
         self.span_dur = self.spans["dur_ns"].to_numpy()
-        self.threads = run.table(rank, "thread")
-        factors = attribution.factors.get(rank)
+        self.threads = run.recording.table(rank, "thread")
+        factors = run.factors.get(rank)
         self.readers = factors.clocks.readers if factors is not None else {}
         self._causes: tuple[np.ndarray, np.ndarray, np.ndarray, list[str]] | None = None
 

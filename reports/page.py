@@ -203,7 +203,7 @@ class Cards:
     formats: frozenset[Format] = BROWSER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Widget:
     """A part with a template of its own below ``reports/assets``; browsers only."""
 

@@ -1,4 +1,4 @@
-"""What a run was and where its time went, in words: shared by every report."""
+"""What a run was and where its time went, in words."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from chopper import wording as fmt
 from chopper.attribution import FIRST, TRAINING
 from chopper.causes import CAUSES, parents
-from chopper.errors import printable
 from chopper.reports.advice import advice
-from chopper.reports.labels import full_label, sentence
-from chopper.views import view
+from chopper.reports.labels import by_severity, full_label, sentence
+from chopper.views import views
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
     from chopper.analyzers.attributed import Attributed
     from chopper.attribution import CauseRow, Group, Level, StepKind, StepTime
     from chopper.storage.manifest import Finding
@@ -30,12 +31,11 @@ _WORDS: dict[Level, str] = {"op": "operator", "kernel": "kernel", "phase": "phas
 _WORDS_IDLE: dict[Level, str] = {"op": "host in operator", "phase": "phase"}
 _SHOWN_FIRST_RATIO = 0.2
 """Leading steps that were slow are shown from this share of the time on."""
-_SEVERITY = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where a part of a cause lies."""
+    """The operator, kernel, phase or rank that holds most of a cause."""
 
     label: str
     """``operator``, ``kernel``, ``phase``, ``rank``, ``host in operator``."""
@@ -52,21 +52,28 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class TopCause:
-    """One of the largest causes, told so that one can act on it."""
+    """One of the largest causes, with what to do about it."""
 
-    id: str
-    label: str
-    title: str
-    """The label with its context where it needs one: ``Transfer: at link peak``."""
-    path: str
-    """Its parents: ``Compute › Memory-bound kernels``."""
+    row: CauseRow
     per_window_ns: float
-    share_ratio: float
     ci95_per_window_ns: tuple[float, float] | None
-    measured: bool
-    meaning: str
     advice: str
     evidence: tuple[Evidence, ...]
+
+    @property
+    def title(self) -> str:
+        """The label with its context where it needs one: ``Transfer: at link peak``."""
+        return full_label(self.row.id)
+
+    @property
+    def path(self) -> str:
+        """The labels of its parents: ``Compute › Memory-bound kernels``."""
+        return " › ".join(CAUSES[p].label for p in reversed(parents(self.row.id)))
+
+    @property
+    def meaning(self) -> str:
+        """What the cause is."""
+        return CAUSES[self.row.id].doc
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,9 @@ class Story:
     step: StepTime
     """The step time with and without tracing."""
     tracing: str
-    """What the step time is of, and what tracing added to the steps below; empty where all are
-    traced."""
+    """Which steps the step time is of, and the tracing overhead; empty where all are traced."""
     ideal_per_window_ns: float | None
-    """None when unknown; ``ideal_reason`` says why."""
+    """None when unknown, for ``ideal_reason``."""
     ideal_reason: str | None
     ceiling: tuple[str, ...]
     """The theoretical and the achievable ceiling, a line each."""
@@ -99,7 +105,7 @@ class Story:
     findings: tuple[Finding, ...]
     """Most severe first."""
     withheld: str
-    """What is not claimed, one line; empty when nothing is withheld."""
+    """Withheld claims, one line; empty when nothing is withheld."""
 
     @property
     def traced_unit(self) -> str:
@@ -107,41 +113,46 @@ class Story:
         return f"traced {self.unit}" if self.tracing else self.unit
 
 
-class Views:
-    """An attribution's groupings, each computed once."""
+class Groupings:
+    """A run's times by level and its views, each made once."""
 
-    def __init__(self, attribution: Attributed) -> None:
-        self.attribution = attribution
+    def __init__(self, run: Attributed, tables: Mapping[str, pa.Table] | None = None) -> None:
+        self.run = run
         self._by: dict[str, list[Group]] = {}
+        self._tables = dict(tables or {})
+
+    def table(self, view: str) -> pa.Table:
+        """Return a view of the run."""
+        if view not in self._tables:
+            self._tables |= views(self.run, [view])
+        return self._tables[view]
 
     def by(self, level: Level) -> list[Group]:
-        """Groups of one level, as ``Attribution.by``."""
+        """Return the groups of one level, as ``Attribution.by``."""
         if level not in self._by:
-            self._by[level] = self.attribution.by(level)
+            self._by[level] = self.run.by(level)
         return self._by[level]
 
     @property
     def windows(self) -> int:
         """Step windows over all ranks, at least 1."""
-        return max(int(self.attribution.windows.num_rows), 1)
+        return max(int(self.run.windows.num_rows), 1)
 
 
-def tell(views: Views) -> Story:
-    """Put an attribution into words; names from data cannot steer a terminal."""
-    attribution = views.attribution
-    windows = views.windows
-    unit = _unit(attribution)
-    observed = attribution.observed_ns / windows
-    ideal = attribution.ideal_ns / windows if attribution.ideal_ns else None
-    reason = None if ideal is not None else printable(_why_no_ideal(attribution))
-    top = tuple(_top(views, row) for row in _largest(attribution, 3))
-    step = attribution.step_time()
+def tell(groupings: Groupings) -> Story:
+    """Put an attribution into words."""
+    run, windows = groupings.run, groupings.windows
+    unit = _unit(run)
+    observed = run.observed_ns / windows
+    ideal = run.ideal_ns / windows if run.ideal_ns else None
+    reason = None if ideal is not None else _why_no_ideal(run)
+    step = run.step_time()
     headline = observed if step.untraced is None else float(step.untraced.value_ns)
-    verdict, detail = _verdict(attribution, unit, headline, ideal, reason, step)
-    ceilings, used = _ceilings(attribution)
+    verdict, detail = _verdict(run, unit, headline, ideal, reason, step)
+    ceilings, used = _ceilings(groupings)
     return Story(
-        title=printable(attribution.run.manifest.name),
-        facts=tuple(printable(fact) for fact in _facts(attribution, unit)),
+        title=run.recording.manifest.name,
+        facts=_facts(run, unit),
         unit=unit,
         windows=windows,
         observed_per_window_ns=observed,
@@ -149,92 +160,85 @@ def tell(views: Views) -> Story:
         tracing=tracing(step),
         ideal_per_window_ns=ideal,
         ideal_reason=reason,
-        ceiling=tuple(printable(line) for line in ceilings),
-        utilization=printable(used),
+        ceiling=tuple(ceilings),
+        utilization=used,
         verdict=verdict,
         detail=detail,
-        top=top,
-        findings=tuple(
-            msgspec.structs.replace(f, message=printable(f.message))
-            for f in sorted(attribution.findings, key=lambda f: _SEVERITY[f.severity])
-        ),
-        withheld=printable(_withheld(attribution)),
+        top=tuple(_top(groupings, row) for row in _largest(run, 3)),
+        findings=tuple(by_severity(run.findings)),
+        withheld=_withheld(run),
     )
 
 
-def _withheld(attribution: Attributed) -> str:
-    titles = [
-        held.claim.title[:1].lower()
-        + held.claim.title[1:]
-        + (
-            ""
-            if held.ranks is None or len(held.ranks) == len(attribution.ranks)
-            else f" (ranks {', '.join(map(str, held.ranks[:6]))})"
-        )
-        for held in attribution.withheld
-    ]
-    return f"Not claimed, for reasons among the findings: {', '.join(titles)}." if titles else ""
+def _withheld(run: Attributed) -> str:
+    titles = []
+    for held in run.withheld:
+        title = held.claim.title[:1].lower() + held.claim.title[1:]
+        some = held.ranks is not None and len(held.ranks) < len(run.ranks)
+        titles.append(f"{title} (ranks {fmt.some(held.ranks)})" if some and held.ranks else title)
+    return f"Withheld (see findings): {', '.join(titles)}." if titles else ""
 
 
-def _unit(attribution: Attributed) -> str:
-    numbers = attribution.windows["number"]
+def _unit(run: Attributed) -> str:
+    numbers = run.windows["number"]
     return "window" if numbers.null_count == len(numbers) else "step"
 
 
-def _facts(attribution: Attributed, unit: str) -> tuple[str, ...]:
-    run = attribution.run.manifest
-    facts = ["recorded run" if run.kind == "recorded" else "imported trace"]
-    if run.workload:
-        facts.append(run.workload)
-    ranks = len(attribution.ranks)
-    world = {p.world_size for p in run.ranks if p.world_size}
+def _facts(run: Attributed, unit: str) -> tuple[str, ...]:
+    manifest = run.recording.manifest
+    facts = ["recorded run" if manifest.kind == "recorded" else "imported trace"]
+    if manifest.workload:
+        facts.append(manifest.workload)
+    ranks = len(run.ranks)
+    world = {p.world_size for p in manifest.ranks if p.world_size}
     facts.append(
         f"{ranks} of {fmt.plural(max(world), 'rank')}"
         if world and max(world) > ranks
         else fmt.plural(ranks, "rank")
     )
-    facts += devices(attribution)
-    backends = sorted({p.backend for p in run.ranks if p.backend})
+    facts += devices(run)
+    backends = sorted({p.backend for p in manifest.ranks if p.backend})
     if backends:
         facts.append(", ".join(backends))
     if unit == "step":
-        kinds = attribution.step_time().kinds
+        kinds = run.step_time().kinds
         recorded = sum(len(k.numbers) for k in kinds)
         some = recorded > sum(len(k.traced) for k in kinds) > 0
         facts.append(
-            f"{fmt.plural(recorded, 'step')}, {attribution.steps} traced"
+            f"{fmt.plural(recorded, 'step')}, {run.steps} traced"
             if some
-            else fmt.plural(attribution.steps, "step")
+            else fmt.plural(run.steps, "step")
         )
-    if run.created_ns:
-        moment = dt.datetime.fromtimestamp(run.created_ns / 1e9, tz=dt.UTC)
+    if manifest.created_ns:
+        moment = dt.datetime.fromtimestamp(manifest.created_ns / 1e9, tz=dt.UTC)
         facts.append(moment.strftime("%Y-%m-%d %H:%M UTC"))
     return tuple(facts)
 
 
-def devices(attribution: Attributed) -> list[str]:
-    """Names of the devices that ranks compute on, with their number where it is not one."""
+def devices(run: Attributed) -> list[str]:
+    """Return the names of the devices that ranks compute on; of several alike, how many."""
     names: dict[str, int] = {}
-    for rank in attribution.ranks:
-        name = rank.device or ("CPU" if on_host(attribution, rank.rank) else "unknown device")
+    for rank in run.ranks:
+        name = rank.device or ("CPU" if on_host(run, rank.rank) else "unknown device")
         names[name] = names.get(name, 0) + 1
     return [name if n == 1 else f"{n} × {name}" for name, n in names.items()]
 
 
-def on_host(attribution: Attributed, rank: int) -> bool:
-    """Whether a rank computed on the CPU: its device events are those of the host."""
-    devices = attribution.run.table(rank, "device_event")["device_id"]
+def on_host(run: Attributed, rank: int) -> bool:
+    """Return whether a rank computed on the CPU: its device events are those of the host."""
+    trace = run.joined.get(rank)
+    devices = [] if trace is None else trace.device_event["device_id"]
     return len(devices) > 0 and bool(devices[0].as_py() < 0)
 
 
 _CEILINGS = {"theoretical": "Theoretical ceiling", "achievable": "Achievable ceiling"}
 
 
-def _ceilings(attribution: Attributed) -> tuple[list[str], str]:
-    """Both ceilings in words, and how much of them was used."""
-    if not attribution.ceilings:
+def _ceilings(groupings: Groupings) -> tuple[list[str], str]:
+    """Return both ceilings in words, and how much of them was used."""
+    if not groupings.run.ceilings:
         return [], ""
-    rows = [r for r in view(attribution, "utilization").to_pylist() if r["rank"] is None]
+    rows = [r for r in groupings.table("utilization").to_pylist() if r["rank"] is None]
     lines, used, reasons = [], [], []
     for name, label in _CEILINGS.items():
         whole, *by_type = [r for r in rows if r["ceiling"] == name]
@@ -249,14 +253,14 @@ def _ceilings(attribution: Attributed) -> tuple[list[str], str]:
         if reason:
             reasons.append(reason)
     if used:
-        if attribution.step_time().untraced is not None:
+        if groupings.run.step_time().untraced is not None:
             used[-1] += ", by the steps without a trace"
         return lines, "; ".join(used) + (f" ({reasons[0]})" if reasons else "")
     return lines, f"MFU and HFU: not known: {reasons[0]}" if reasons else ""
 
 
 def _mix(by_type: list[dict[str, Any]]) -> str:
-    """Data types of the FLOP: ``bf16``, or ``bf16 98.0 %, fp32 2.0 %``."""
+    """Return the data types of the FLOP: ``bf16``, or ``bf16 98.0 %, fp32 2.0 %``."""
     total = sum(r["hardware_flop"] for r in by_type)
     shares = [(r["dtype"], r["hardware_flop"] / total) for r in by_type if r["hardware_flop"]]
     main = [(name, share) for name, share in shares if share >= 0.0005]
@@ -265,19 +269,19 @@ def _mix(by_type: list[dict[str, Any]]) -> str:
     return ", ".join(f"{name} {fmt.ratio(share)}" for name, share in main)
 
 
-def _why_no_ideal(attribution: Attributed) -> str:
-    for finding in attribution.findings:
+def _why_no_ideal(run: Attributed) -> str:
+    for finding in run.findings:
         if any(claim.startswith(_IDEAL) or claim == "compute" for claim in finding.withholds):
             return finding.message
-    without = [r for r in attribution.ranks if r.peak_source is None]
+    without = [r for r in run.ranks if r.peak_source is None]
     if without:
         names = sorted({r.device for r in without if r.device})
         if names:
             return f"no peak is known for {', '.join(names)}"
-        if all(on_host(attribution, r.rank) for r in without):
+        if all(on_host(run, r.rank) for r in without):
             return "the CPU of this run was not calibrated (chopper calibrate measures what it achieves)"
         return "the trace does not say which device it was recorded on"
-    times = {row.id: row.time_ns for row in attribution.causes()}
+    times = {row.id: row.time_ns for row in run.causes()}
     if not times.get("compute"):
         return "nothing was computed on the device"
     if times.get("compute.no_peak"):
@@ -286,19 +290,19 @@ def _why_no_ideal(attribution: Attributed) -> str:
 
 
 def _verdict(
-    attribution: Attributed,
+    run: Attributed,
     unit: str,
     observed: float,
     ideal: float | None,
     reason: str | None,
     step: StepTime,
 ) -> tuple[str, str]:
-    if not attribution.observed_ns:
-        if any(f.code == "run.no_trace" for f in attribution.findings):
+    if not run.observed_ns:
+        if any(f.code == "run.no_trace" for f in run.findings):
             return "Readings without a kernel trace: there is nothing to attribute.", ""
         return "Nothing ran on the device in this trace.", ""
     noun = "A step" if unit == "step" else "The recorded window"
-    mean = " on average" if attribution.windows.num_rows > 1 else ""
+    mean = " on average" if run.windows.num_rows > 1 else ""
     if step.untraced is not None:
         mean = ""
         if len(step.kinds) > 1 and step.kind != TRAINING:
@@ -316,10 +320,10 @@ def _verdict(
         f"That is {fmt.factor(observed / ideal)} the ideal: {fmt.ratio(ideal / observed)} of the "
         f"time is model math at the device's peak, {fmt.duration(observed - ideal)} is the gap."
     )
-    times = {row.id: row.time_ns for row in attribution.causes()}
+    times = {row.id: row.time_ns for row in run.causes()}
     missing = times.get("compute.no_peak", 0) + times.get("compute.unmodelled", 0)
-    if missing > 0.01 * attribution.observed_ns:
-        share = missing / attribution.observed_ns
+    if missing > 0.01 * run.observed_ns:
+        share = missing / run.observed_ns
         detail += (
             f" The ideal is a lower bound: {fmt.ratio(share)} of the time is computing "
             "that no model covers."
@@ -328,7 +332,7 @@ def _verdict(
 
 
 def tracing(step: StepTime) -> str:
-    """What the step time is of, and what tracing added to the steps that show its causes."""
+    """Return which steps the step time is the statistic of, and the tracing overhead."""
     untraced = step.untraced
     if untraced is None or step.traced_ns is None or step.tracing_ns is None:
         return ""
@@ -357,7 +361,7 @@ def tracing(step: StepTime) -> str:
 
 
 def tracing_rows(story: Story) -> list[tuple[str, str, str, str]]:
-    """Rows below the sum of the causes: (label, time, share, 95 % interval)."""
+    """Return the rows below the sum of the causes: (label, time, share, 95 % interval)."""
     step = story.step
     if not story.tracing or step.untraced is None or step.tracing_ns is None:
         return []
@@ -382,9 +386,9 @@ def tracing_rows(story: Story) -> list[tuple[str, str, str, str]]:
 
 
 def kind_rows(step: StepTime) -> list[tuple[str, str, str, str, str]]:
-    """Rows of the table of step kinds: (kind, steps, untraced median, share, traced).
+    """Return the rows of the table of step kinds.
 
-    Empty where all steps are of one kind, leading ones that were slow aside.
+    Each is (kind, steps, untraced median, share, traced). Empty where all steps are of one kind, leading ones that were slow aside.
     """
     shown = [k for k in step.kinds if k.name != FIRST or k.share_ratio >= _SHOWN_FIRST_RATIO]
     if len(shown) < 2:
@@ -412,62 +416,53 @@ def _mostly(kind: StepKind) -> str:
     return f"{full_label(cause)} ({fmt.ratio(time_ns / sum(kind.causes_ns.values()))})"
 
 
-def _largest(attribution: Attributed, number: int) -> list[CauseRow]:
-    rows = [r for r in attribution.leaves() if r.id != _IDEAL and r.time_ns > 0]
+def _largest(run: Attributed, number: int) -> list[CauseRow]:
+    rows = [r for r in run.leaves() if r.id != _IDEAL and r.time_ns > 0]
     known = [r for r in rows if r.id not in _UNKNOWN]
     unknown = [r for r in rows if r.id in _UNKNOWN]
     return (known + unknown)[:number]
 
 
-def _top(views: Views, row: CauseRow) -> TopCause:
-    windows = views.windows
+def _top(groupings: Groupings, row: CauseRow) -> TopCause:
+    windows = groupings.windows
+    low_high = row.ci95_ns
     return TopCause(
-        id=row.id,
-        label=row.label,
-        title=full_label(row.id),
-        path=" › ".join(CAUSES[p].label for p in reversed(parents(row.id))),
+        row=row,
         per_window_ns=row.time_ns / windows,
-        share_ratio=row.share_ratio or 0.0,
-        ci95_per_window_ns=None
-        if row.ci95_ns is None
-        else (row.ci95_ns[0] / windows, row.ci95_ns[1] / windows),
-        measured=row.measured,
-        meaning=CAUSES[row.id].doc,
+        ci95_per_window_ns=low_high and (low_high[0] / windows, low_high[1] / windows),
         advice=advice(row.id),
-        evidence=tuple(evidence(views, row.id)),
+        evidence=tuple(evidence(groupings, row.id)),
     )
 
 
-def evidence(views: Views, cause: str) -> list[Evidence]:
-    """Where most of a cause's time lies: operator, kernel, phase, rank."""
+def evidence(groupings: Groupings, cause: str) -> list[Evidence]:
+    """Return the operator, kernel, phase and rank that hold most of a cause."""
     found: list[Evidence] = []
     for level, word in (_WORDS_IDLE if cause.startswith("idle") else _WORDS).items():
-        most = _dominant(views.by(level), cause)
+        most = _dominant(groupings.by(level), cause)
         if most is not None:
             name, share = str(most[0]), most[1]
             shown = fmt.kernel_name(name) if level == "kernel" else name
             # On CPU-only runs an event's name is its operator's: once is enough.
             if all(e.name != name for e in found):
-                found.append(Evidence(word, name, printable(shown), fmt.ratio(share)))
+                found.append(Evidence(word, name, shown, fmt.ratio(share)))
     if cause == "communication.wait":
-        found += _straggler(views.attribution)
-    ranks = views.by("rank")
+        found += _straggler(groupings)
+    ranks = groupings.by("rank")
     if len(ranks) > 1:
         times = {str(g.key): g.causes.get(cause, 0) for g in ranks}
         mean = sum(times.values()) / len(times)
         worst, time_ns = max(times.items(), key=lambda kv: kv[1])
         if mean and time_ns > 1.25 * mean:
-            found.append(
-                Evidence("rank", worst, printable(worst), f"{fmt.factor(time_ns / mean)} the mean")
-            )
+            found.append(Evidence("rank", worst, worst, f"{fmt.factor(time_ns / mean)} the mean"))
     return found
 
 
-def _straggler(attribution: Attributed) -> list[Evidence]:
-    """Who came last, and what that rank spent longer on than the others."""
+def _straggler(groupings: Groupings) -> list[Evidence]:
+    """Return the rank that came last, and what it spent longer on than the others."""
     from chopper.analyzers.views.stragglers import worst
 
-    found = worst(view(attribution, "stragglers"))
+    found = worst(groupings.table("stragglers"))
     if found is None:
         return []
     value = (
@@ -475,8 +470,8 @@ def _straggler(attribution: Attributed) -> list[Evidence]:
         f"caused {fmt.ratio(found.share_ratio)} of the waiting"
     )
     if found.cause is not None and found.excess_ns:
-        per_step = found.excess_ns / max(attribution.steps, 1)
-        unit = _unit(attribution)
+        per_step = found.excess_ns / max(groupings.run.steps, 1)
+        unit = _unit(groupings.run)
         value += f"; {fmt.duration(per_step)} more per {unit} in {full_label(found.cause).lower()}"
     return [Evidence("straggler rank", str(found.rank), str(found.rank), value)]
 
@@ -494,6 +489,6 @@ def _dominant(groups: list[Group], cause: str) -> tuple[str | int, float] | None
 
 
 def coverage_label(name: str) -> str:
-    """The name of a coverage ratio for people."""
+    """Return the name of a coverage ratio for people."""
     label = name.removesuffix("_ratio").replace("_", " ").replace(".", " ")
     return label[:1].upper() + label[1:]

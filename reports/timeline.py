@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chopper import wording as fmt
+from chopper.analyzers.replay.replay import lanes_of
 from chopper.reports.lanes import MAX_DEPTH, MAX_THREADS, Kinds, Names, Packer, RankColumns, Window
 from chopper.reports.pack import pack
 from chopper.reports.series import Series
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Lane
+    from chopper.analyzers.replay.replay import Replay
 
 DEVICE_BUDGET = 320_000
 """Device events embedded in one report, over all ranks and steps."""
@@ -25,6 +27,11 @@ HOST_BUDGET = 240_000
 MAX_WINDOWS = 400
 _POINTS_PER_SERIES = 6_000
 _PATH_BUDGET = 100_000
+
+
+def critical_lanes(run: Attributed, replay: Replay | str) -> dict[int, Lane] | str:
+    """Return rank → the part of the critical path that lies on it, or why there is none."""
+    return replay if isinstance(replay, str) else lanes_of(replay.counting(run.whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +56,27 @@ class Timeline:
 
 
 def build(
-    attribution: Attributed,
+    run: Attributed,
     series: Iterable[Series] = (),
     *,
+    path: dict[int, Lane] | str = "it was not replayed",
     device_budget: int = DEVICE_BUDGET,
     host_budget: int = HOST_BUDGET,
 ) -> Timeline:
-    """Choose the windows and pack them."""
-    windows = _windows(attribution)
-    ranks = {r: RankColumns(attribution, r) for r in dict.fromkeys(w.rank for w in windows)}
+    """Choose the windows and pack them.
+
+    Args:
+        run: whose.
+        series: telemetry to stand below the lanes.
+        path: rank → the part of the critical path that lies on it; a reason where there is none.
+        device_budget: device events in all packs.
+        host_budget: host spans in all packs.
+    """
+    windows = _windows(run)
+    joined = run.joined
+    ranks = {r: RankColumns(run, joined[r], r) for r in dict.fromkeys(w.rank for w in windows)}
     chosen, notes = _choose(windows, ranks, device_budget)
-    paths, unmarked = _paths(attribution)
+    lanes = {} if isinstance(path, str) else path
     names = Names()
     kinds = Kinds(names)
     host_share = _host_shares(chosen, ranks, host_budget)
@@ -68,7 +85,7 @@ def build(
     short = deep = 0
     for window in chosen:
         rank = ranks[window.rank]
-        packer = Packer(window, rank, kinds, paths.get(window.rank))
+        packer = Packer(window, rank, kinds, lanes.get(window.rank))
         packer.path(_PATH_BUDGET // len(chosen))
         packer.device()
         dropped, hidden = packer.host(host_share[window.rank, window.step_index])
@@ -99,23 +116,14 @@ def build(
             f"{fmt.plural(deep, 'host span')} are not drawn: more than {MAX_DEPTH} levels deep, or "
             f"on threads beyond the {MAX_THREADS} busiest."
         )
-    notes += unmarked
+    if isinstance(path, str):
+        notes.append(f"The critical path is not marked: {path.rpartition('replayed: ')[2]}.")
     telemetry = _telemetry(series, entries)
-    return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(paths))
+    return Timeline(entries, packs, kinds.dump(), telemetry, notes, path=bool(lanes))
 
 
-def _paths(attribution: Attributed) -> tuple[dict[int, Lane], list[str]]:
-    """Rank → what of the critical path lies on it; where there is none, a note why."""
-    from chopper.errors import InputError
-
-    try:
-        return attribution.critical_lanes(), []
-    except InputError as exc:
-        return {}, [f"The critical path is not marked: {str(exc).rpartition('replayed: ')[2]}."]
-
-
-def _windows(attribution: Attributed) -> list[Window]:
-    columns = attribution.windows.to_pydict()
+def _windows(run: Attributed) -> list[Window]:
+    columns = run.windows.to_pydict()
     return [
         Window(*row)
         for row in zip(

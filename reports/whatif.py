@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.answers import WhatIf
+    from chopper.analyzers.replay.replay import Replay
     from chopper.attribution import Recoverable
 
 _PATH_ROWS = 8
@@ -24,8 +25,13 @@ _LEAST_SHARE = 5e-4
 _LEAST_CHANGE_NS = 500
 
 
-def page(prediction: WhatIf) -> Page:
-    """Return the page of a prediction; without changes, what each cause would give back."""
+def page(prediction: WhatIf, replay: Replay) -> Page:
+    """Return the page of a prediction; without changes, the recoverable time of each cause.
+
+    Args:
+        prediction: what to show.
+        replay: of the observed run.
+    """
     blocks: list[Items | Paragraph] = []
     if prediction.changes:
         blocks.append(Items(items=prediction.changes))
@@ -42,7 +48,7 @@ def page(prediction: WhatIf) -> Page:
         sections=(
             _causes(prediction)
             if prediction.changes
-            else _recoverable(prediction.observed, prediction.observed.recoverable()),
+            else _recoverable(prediction.observed, replay.recoverable()),
             *_critical_path(prediction),
         ),
     )

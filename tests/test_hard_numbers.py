@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import chopper
-import chopper.reports.text
+import chopper.reports
 from chopper.findings import CHECKS
 from chopper.pipeline import share_a_clock
 from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
@@ -144,7 +144,7 @@ def test_products_faster_than_the_peak_have_no_ideal_and_no_utilization(tmp_path
     assert (whole["mfu_ratio"], whole["hfu_ratio"]) == (None, None)
     assert whole["reason"].startswith("withheld: the products ran 44")
     assert "MFU" in finding(found, "utilization.above_one").message
-    assert "MFU 4" not in chopper.reports.text.render(found)
+    assert "MFU 4" not in chopper.reports.render(found, "txt")
 
 
 def test_products_at_the_peak_are_believed(tmp_path):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
+import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from chopper.reports.page import Page
 
 _ERRORS = "chopper.readable"
 _SIMILAR = {
@@ -52,6 +57,16 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
         _SIMILAR.get(character) or character.encode("ascii", "backslashreplace").decode()
         for character in error.object[error.start : error.end]
     ), error.end
+
+
+def print_page(page: Page) -> None:
+    """Print a page to stdout as text, as wide as the terminal."""
+    from chopper.reports import to_text
+
+    terminal = sys.stdout.isatty()
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120) if terminal else 100
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    click.echo(to_text.render(page, width=width, color=color), nl=False, color=color)
 
 
 def print_json(document: Any) -> None:

@@ -10,7 +10,7 @@ import click
 
 from chopper.attribution import LEVELS
 from chopper.cli._complete import paths
-from chopper.cli._output import print_json
+from chopper.cli._output import print_json, print_page
 from chopper.cli._progress import progress
 from chopper.errors import UsageError, printable
 from chopper.views import VIEWS, summaries, view
@@ -138,11 +138,9 @@ def _print_view(attribution: Attributed, name: str, top: int | None, kind: str) 
             )
         click.echo(out.getvalue(), nl=False)
         return
-    from chopper.reports import text
+    from chopper.reports import view as report
 
-    width, color = _terminal()
-    rendered = text.render_view(VIEWS[name], table, top=top, width=width, color=color)
-    click.echo(rendered, nl=False, color=color)
+    print_page(report.page(VIEWS[name], table, top=top))
 
 
 def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[str, Any]:
@@ -203,24 +201,12 @@ def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
 
 def print_text(attribution: Attributed, by: Level | None, top: int | None) -> None:
     """Write the attribution to stdout as text, as wide as the terminal."""
-    from chopper.reports import text
+    from chopper.reports import run
 
-    width, color = _terminal()
-    click.echo(
-        text.render(attribution, by=by, top=top, width=width, color=color), nl=False, color=color
-    )
-
-
-def _terminal() -> tuple[int, bool]:
-    """(columns, whether to emit colours) of stdout."""
-    import os
-    import shutil
-    import sys
-
-    terminal = sys.stdout.isatty()
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120) if terminal else 100
-    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return width, color
+    if by is None or by == "cause":
+        print_page(run.page(attribution, "txt"))
+    else:
+        print_page(run.grouped(attribution, by, top=top))
 
 
 def _quoted(sources: tuple[str, ...]) -> str:

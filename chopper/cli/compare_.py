@@ -9,10 +9,9 @@ import click
 
 from chopper.analyzers.compare import gate as gates
 from chopper.cli._complete import paths
-from chopper.cli._output import print_json
+from chopper.cli._output import print_json, print_page
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
-from chopper.cli.analyze_ import _terminal
 from chopper.cli.report_ import _check
 from chopper.errors import UsageError
 
@@ -117,13 +116,9 @@ def command(
 
         print_json(to_json(comparison, verdict))
     elif output is None:
-        from chopper.reports import comparison as report
-        from chopper.reports import to_text
+        from chopper.reports.comparison import page
 
-        width, color = _terminal()
-        page = report.page(comparison, gate=verdict, top=top)
-        shown = to_text.render(page, width=width, color=color)
-        click.echo(shown, nl=False, color=color)
+        print_page(page(comparison, gate=verdict, top=top))
     if verdict is not None and (as_json or output is not None):
         _say(verdict)
     return 1 if verdict is not None and verdict.failed else 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli._complete import workloads
-from chopper.cli._output import print_json
+from chopper.cli._output import print_json, print_page
 from chopper.cli._path import NamedPath
 from chopper.cli._progress import progress
 from chopper.errors import ChopperError, printable
@@ -146,10 +146,8 @@ def command(
 
 def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     """Show the headlines that a workload calculates without running, where it has any."""
-    from chopper.cli.analyze_ import _terminal
     from chopper.experiments import results as ex
     from chopper.experiments.catalogue import program
-    from chopper.reports import to_text
     from chopper.reports.experiment import headlines_page
 
     found = program(workload)
@@ -164,9 +162,7 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
         }
         print_json(document)
     else:
-        width, color = _terminal()
-        page = headlines_page(workload, headlines)
-        click.echo(to_text.render(page, width=width, color=color), nl=False, color=color)
+        print_page(headlines_page(workload, headlines))
 
 
 def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
@@ -288,10 +284,8 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
 
 def _show_experiment(path: Path, *, as_json: bool) -> None:
     """Print what was measured, write the page beside it, name the next commands."""
-    from chopper.cli.analyze_ import _terminal
     from chopper.experiments.loading import load
     from chopper.reports import experiment as report
-    from chopper.reports import to_text
     from chopper.storage.files import write_atomic
 
     with progress("attributing"):
@@ -299,9 +293,7 @@ def _show_experiment(path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
     else:
-        width, color = _terminal()
-        shown = to_text.render(report.page(found), width=width, color=color)
-        click.echo(shown, nl=False, color=color)
+        print_page(report.page(found))
     page = path / "report.html"
     with progress("writing the report"):
         write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))

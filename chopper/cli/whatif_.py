@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from chopper.cli._complete import paths
-from chopper.cli._output import print_json
+from chopper.cli._output import print_json, print_page
 from chopper.cli._progress import progress
 
 
@@ -79,12 +79,11 @@ def command(
     with progress("attributing"):
         attribution = attribute(run)
     with progress("replaying"):
-        found = pipeline.whatif(attribution, changes, replay_of(attribution))
+        replay = replay_of(attribution)
+        found = pipeline.whatif(attribution, changes, replay)
     if as_json:
         print_json(found.to_dict())
         return
-    from chopper.cli.analyze_ import _terminal
-    from chopper.reports import to_text, whatif
+    from chopper.reports import whatif
 
-    width, color = _terminal()
-    click.echo(to_text.render(whatif.page(found), width=width, color=color), nl=False, color=color)
+    print_page(whatif.page(found, replay))

@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 import pytest
 
 import chopper
+from chopper import reports
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import compare
 from chopper.analyzers.findings import of_steps
 from chopper.api import AttributedRun
 from chopper.attribution import Outside
 from chopper.cli.analyze_ import to_csv, to_json
-from chopper.reports import comparison, markdown, story, text
+from chopper.reports import comparison, run, story, to_text
 from chopper.reports.export import tables
 from chopper.storage.manifest import Overhead
 from chopper.views import view
@@ -99,11 +100,11 @@ def test_the_median_of_untraced_steps_is_the_step_time() -> None:
     document = found.to_dict()
     assert document["step_time"]["headline_ns"] == 10 * MS
     assert document["observed_ns"] == sum(r.time_ns for r in found.leaves()) == 90 * MS
-    shown = text.render(found)
+    shown = reports.render(found, "txt")
     assert "A step takes 10.0 ms" in shown
-    assert "tracing itself (profiler)" in shown
+    assert "Tracing itself (profiler)" in shown
     assert "12 steps, 3 traced" in shown
-    assert "step without a trace" in markdown.render(found)
+    assert "Step without a trace" in reports.render(found, "md")
 
 
 def test_where_nothing_says_what_was_traced_the_traced_steps_are_the_step_time() -> None:
@@ -117,8 +118,8 @@ def test_where_nothing_says_what_was_traced_the_traced_steps_are_the_step_time()
         assert step.headline_ns == 30 * MS
         assert step.tracing_ns is None
         assert not codes(found)
-        assert "A step takes 30.0 ms on average" in text.render(found)
-        assert "tracing itself" not in text.render(found)
+        assert "A step takes 30.0 ms on average" in reports.render(found, "txt")
+        assert "tracing itself" not in reports.render(found, "txt")
 
 
 def test_steps_that_were_slow_around_the_trace_are_not_blamed_on_tracing() -> None:
@@ -128,7 +129,9 @@ def test_steps_that_were_slow_around_the_trace_are_not_blamed_on_tracing() -> No
     )
     assert found.step_time().nearby_ns == 28 * MS
     assert "steps.slowed_by_tracing" not in codes(found)
-    assert "took 28.0 ms, so most of the difference is not tracing" in text.render(found, width=300)
+    assert "took 28.0 ms, so most of the difference is not tracing" in to_text.render(
+        run.page(found, "txt"), width=300
+    )
 
 
 def test_tracing_that_costs_nothing_is_no_finding() -> None:
@@ -157,7 +160,7 @@ def test_steps_that_differ_by_phase_and_that_no_window_caught() -> None:
     said = codes(found)["steps.not_traced"]
     assert said.startswith("4 steps (training + rollout: 3,7,11,15) took 85% of the time")
     assert said.endswith("record with --steps 11:12")
-    assert "training + rollout" in text.render(found)
+    assert "training + rollout" in reports.render(found, "txt")
 
 
 def test_long_steps_without_phases_are_a_kind() -> None:
@@ -180,7 +183,7 @@ def test_steps_that_come_in_flights_have_their_mean_as_step_time() -> None:
     assert step.untraced is not None
     assert (step.untraced.median_ns, step.untraced.statistic) == (2 * MS, "mean")
     assert step.headline_ns == 25 * MS == step.traced_ns
-    assert "A step takes 25.0 ms" in text.render(found)
+    assert "A step takes 25.0 ms" in reports.render(found, "txt")
     assert "is the mean of 20 steps without a trace, which are uneven" in story.tracing(step)
 
 
@@ -234,9 +237,9 @@ def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     causes_ns = {"compute.ideal": 70 * MS, "idle.preparation.python": 70 * MS}
     assert document["all_kinds"]["causes_ns"] == causes_ns
     assert document["all_kinds"]["observed_ns"] == 140 * MS
-    shown = text.render(part)
-    assert "observed" in shown
-    row = next(line for line in shown.splitlines() if line.startswith("observed"))
+    shown = reports.render(part, "txt")
+    assert "Observed" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("Observed"))
     assert "20.0 ms" in row
     assert part.of_kind().windows.equals(part.windows)
 

@@ -11,15 +11,16 @@ from click.testing import CliRunner
 
 from chopper import wording as fmt
 from chopper.cli import cli
-from chopper.reports import details, text
-from chopper.views import VIEWS, in_sections, view
+from chopper.reports import details, to_text
+from chopper.reports import view as report
+from chopper.views import VIEWS, in_sections, view, views
 from tests.reports.make import GEMM, HOSTILE, Shape, make
 
 EXACT = make()
 
 
 def test_every_view_with_rows_is_in_the_page() -> None:
-    tables = details.tables(EXACT)
+    tables = details.tables(EXACT, views(EXACT, VIEWS))
     assert [t["id"] for t in tables] == [
         v.name for v in in_sections() if view(EXACT, v.name).num_rows
     ]
@@ -37,21 +38,21 @@ def test_every_view_with_rows_is_in_the_page() -> None:
 
 def test_long_tables_are_cut_and_say_what_prints_the_rest(monkeypatch) -> None:
     monkeypatch.setattr(details, "MAX_ROWS", 3)
-    kernels = next(t for t in details.tables(EXACT) if t["id"] == "kernels")
+    kernels = next(t for t in details.tables(EXACT, views(EXACT, VIEWS)) if t["id"] == "kernels")
     assert kernels["total"] == view(EXACT, "kernels").num_rows > 3
     assert all(len(c["values"]) == 3 for c in kernels["columns"])
     assert kernels["command"].endswith("--view kernels --csv")
 
 
 def test_reasons_are_whole_in_the_page() -> None:
-    of = next(t for t in details.tables(EXACT) if t["id"] == "utilization")
+    of = next(t for t in details.tables(EXACT, views(EXACT, VIEWS)) if t["id"] == "utilization")
     prose = {c["label"]: c.get("prose", False) for c in of["columns"]}
     assert prose["reason"]
     assert not prose["ceiling"]
 
 
 def test_columns_without_a_value_are_left_out() -> None:
-    steps = next(t for t in details.tables(EXACT) if t["id"] == "steps")
+    steps = next(t for t in details.tables(EXACT, views(EXACT, VIEWS)) if t["id"] == "steps")
     assert view(EXACT, "steps")["outlier"].null_count == view(EXACT, "steps").num_rows
     assert "outlier" not in [c["label"] for c in steps["columns"]]
 
@@ -61,13 +62,15 @@ def test_columns_without_a_value_are_left_out() -> None:
 def test_a_view_fits_the_terminal(name: str, width: int) -> None:
     hostile = make(Shape(hostile=True))
     table = view(hostile, name)
-    shown = text.render_view(VIEWS[name], table, width=width)
+    shown = to_text.render(report.page(VIEWS[name], table), width=width)
     assert max(map(len, shown.splitlines())) <= width
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown)
 
 
 def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
-    shown = text.render_view(VIEWS["kernels"], view(EXACT, "kernels"), width=80).splitlines()
+    shown = to_text.render(
+        report.page(VIEWS["kernels"], view(EXACT, "kernels")), width=80
+    ).splitlines()
     header = next(line for line in shown if line.startswith("kernel"))
     end = header.index("time") + len("time")
     cells = [line[:end] for line in shown[shown.index(header) + 1 :] if not line.startswith("…")]
@@ -76,7 +79,7 @@ def test_numbers_stand_right_and_what_does_not_fit_is_named() -> None:
 
 
 def test_an_empty_view_says_why() -> None:
-    shown = text.render_view(VIEWS["cpu_use"], VIEWS["cpu_use"].table.empty())
+    shown = to_text.render(report.page(VIEWS["cpu_use"], VIEWS["cpu_use"].table.empty()))
     assert f"No rows: {VIEWS['cpu_use'].needs}." in " ".join(shown.split())
 
 
@@ -92,28 +95,28 @@ def test_why_a_row_has_no_value_stands_in_full_below_the_table() -> None:
         *(ENERGY_ROW | {"source": f"device {i}", "reason": reason} for i in range(2, 8)),
     ]
     table = pa.Table.from_pylist(rows, schema=VIEWS["energy"].table.arrow)
-    shown = " ".join(text.render_view(VIEWS["energy"], table, width=80).split())
+    shown = " ".join(to_text.render(report.page(VIEWS["energy"], table), width=80).split())
     told = (
-        f"– run, device 1, ranks 0; run, device 2, ranks 0; run, device 3, ranks 0; run, device 4, "
+        f"- run, device 1, ranks 0; run, device 2, ranks 0; run, device 3, ranks 0; run, device 4, "
         f"ranks 0 and 3 more: {reason}"
     )
     assert told in shown
-    assert "– phase, device 1, ranks 0, forward: why" in shown
-    assert "not known of any row: energy per step, energy per token," in shown
-    assert text.render_view(VIEWS["energy"], table.slice(0, 1)).count("– run") == 0
+    assert "- phase, device 1, ranks 0, forward: why" in shown
+    assert "unknown in every row: energy per step, energy per token," in shown
+    assert to_text.render(report.page(VIEWS["energy"], table.slice(0, 1))).count("- run") == 0
 
 
 def test_a_reason_that_is_what_the_view_is_about_stays_a_column() -> None:
     row = {"rank": 0, "reason": "thermal", "dur_ns": 5, "kernel_count": 0, "time_ns": 0}
     row |= {"source": "reasons", "start_ns": 1}
     table = pa.Table.from_pylist([row], schema=VIEWS["throttle_episodes"].table.arrow)
-    shown = text.render_view(VIEWS["throttle_episodes"], table).splitlines()
+    shown = to_text.render(report.page(VIEWS["throttle_episodes"], table)).splitlines()
     assert any(line.startswith("rank  reason ") for line in shown)
 
 
 def test_top_limits_the_rows_of_a_view() -> None:
     table = view(EXACT, "kernels")
-    shown = text.render_view(VIEWS["kernels"], table, top=2)
+    shown = to_text.render(report.page(VIEWS["kernels"], table, top=2))
     assert f"{table.num_rows - 2} more rows (--top N)" in shown
 
 
@@ -121,7 +124,7 @@ def test_a_row_of_nulls_is_shown() -> None:
     row: dict[str, object] = {c.name: None for c in VIEWS["utilization"].table.columns}
     row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
     table = pa.Table.from_pylist([row], schema=VIEWS["utilization"].table.arrow)
-    assert "theoretical" in text.render_view(VIEWS["utilization"], table)
+    assert "theoretical" in to_text.render(report.page(VIEWS["utilization"], table))
 
 
 def test_help_lists_every_view_in_one_line_each() -> None:
@@ -168,7 +171,8 @@ def test_headings_for_people(column: str, shown: str) -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    tables = details.tables(make(Shape(hostile=True)))
+    hostile = make(Shape(hostile=True))
+    tables = details.tables(hostile, views(hostile, VIEWS))
     kernels = next(t for t in tables if t["id"] == "kernels")
     names = {n[0] for c in kernels["columns"] if c["label"] == "kernel" for n in c["names"]}
     assert set(HOSTILE) <= names

@@ -8,14 +8,14 @@ import pytest
 from chopper.causes import LEAVES
 from chopper.reports import figures, series
 from chopper.reports.series import Series
-from chopper.reports.story import Views, tell
+from chopper.reports.story import Groupings, tell
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from tests.analyzers.make import table as made_table
 from tests.reports.make import Shape, make
 
 EXACT = make()
-STORY = tell(Views(EXACT))
+STORY = tell(Groupings(EXACT))
 
 
 def test_waterfall_begins_at_the_ideal_and_steps_up_to_the_observed() -> None:
@@ -32,7 +32,7 @@ def test_waterfall_begins_at_the_ideal_and_steps_up_to_the_observed() -> None:
 
 def test_waterfall_without_an_ideal_begins_at_zero() -> None:
     attribution = make(Shape(peak=False))
-    trace = figures.waterfall(attribution, tell(Views(attribution)))["data"][0]
+    trace = figures.waterfall(attribution, tell(Groupings(attribution)))["data"][0]
     assert not trace["y"][0].startswith("Ideal")
     assert trace["base"][0] == 0
 
@@ -58,7 +58,7 @@ def test_steps_stack_to_each_steps_mean_over_ranks() -> None:
 
 def test_many_steps_are_averaged_in_bins() -> None:
     attribution = make(Shape(ranks=1, steps=700, layers=1, host=False, telemetry=False))
-    figure = figures.steps(attribution, tell(Views(attribution)))
+    figure = figures.steps(attribution, tell(Groupings(attribution)))
     assert figure["binned"] == 700
     assert len(figure["data"][0]["x"]) == figures.MAX_BARS
     sizes = np.diff(np.linspace(0, 700, figures.MAX_BARS + 1).round())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from chopper import reports
 from chopper.analyzers.attributed import Attributed
 from chopper.reports import frequency, series, timeline
 from chopper.reports.export import export
+from chopper.reports.page import Fact, Facts, Figure, Section, Table
 from chopper.reports.series import Series, thin, with_gaps
-from chopper.reports.story import Views, tell
+from chopper.reports.story import Groupings, tell
 from tests.analyzers.make import table
 from tests.analyzers.test_clock_views import (  # noqa: F401
     HIGH,
@@ -34,8 +36,37 @@ from tests.reports.unpack import unpack
 MS = 1_000_000
 
 
+def section_of(run: Attributed) -> Section | None:
+    """The section of a run about its clocks."""
+    groupings = Groupings(run)
+    return frequency.section(groupings, tell(groupings))
+
+
+def tiles(section: Section) -> Sequence[Fact]:
+    """The quantities at the head of the section."""
+    [facts] = [b for b in section.blocks if isinstance(b, Facts)]
+    return facts.facts
+
+
+def drawn(section: Section) -> dict[str, Any]:
+    """The figures by name."""
+    return {b.name: b.figure for b in section.blocks if isinstance(b, Figure)}
+
+
+def rows(section: Section, title: str) -> list[dict[str, str]]:
+    """The rows of a table as texts by heading."""
+    found = []
+    for block in section.blocks:
+        if isinstance(block, Table) and block.title == title:
+            headings = [c.heading for c in block.typed_columns()]
+            for row in block.typed_rows():
+                texts = [c.text + (f" ({c.below})" if c.below else "") for c in row]
+                found.append(dict(zip(headings, texts, strict=True)))
+    return found
+
+
 @pytest.fixture(scope="module")
-def page(attribution: Attributed) -> frequency.Frequency:  # noqa: F811
+def page(attribution: Attributed) -> Section:  # noqa: F811
     run = attribution.run
     first = run.table(0, "device_clock")["time_ns"][0].as_py()
     run.put(
@@ -71,22 +102,22 @@ def page(attribution: Attributed) -> frequency.Frequency:  # noqa: F811
             ],
         ),
     )
-    made = frequency.build(attribution, tell(Views(attribution)))
+    made = section_of(attribution)
     assert made is not None
     return made
 
 
-def test_the_lead_says_what_a_step_would_take(page: frequency.Frequency) -> None:
+def test_the_lead_says_what_a_step_would_take(page: Section) -> None:
     taken = IDEAL_NS / 0.8 * PRODUCTS
     idle = 5 * MS / 4  # before the first step
     mean = taken * (1 + HIGH / LOW) / 2 + idle
-    assert "reference clock of 1.41 GHz" in page.lead
-    found = [float(v) for v in re.findall(r"([\d.]+) ms", page.lead)]
+    assert "reference clock of 1.41 GHz" in page.intro
+    found = [float(v) for v in re.findall(r"([\d.]+) ms", page.intro)]
     assert found[:2] == pytest.approx([(taken + idle) / 1e6, mean / 1e6], rel=0.01)
 
 
-def test_facts_name_the_clock_what_held_it_power_and_heat(page: frequency.Frequency) -> None:
-    facts = {label: (figure, words) for label, figure, words in page.facts}
+def test_facts_name_the_clock_what_held_it_power_and_heat(page: Section) -> None:
+    facts = {f.label: (f.value, f.note) for f in tiles(page)}
     assert facts["Held down by"] == ("Power cap", "Power cap 100 %")
     assert facts["Board power, mean"] == ("390 W", "highest 390 W, limit 400 W; readings: instant")
     assert facts["Clock while computing"][0] == "1.17 GHz"
@@ -99,15 +130,16 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
     run, clocks = throttled(tmp_path, reasons=None)
     run.put(0, "device_clock", clocks)
     bare = chopper.attribute(run)
-    made = frequency.build(bare, tell(Views(bare)))
+    made = section_of(bare)
     assert made is not None
-    assert ("Held down by", "–", "no reasons were recorded") in made.facts
-    assert made.kernels[0]["held"] == ["Throttle reason not recorded 100 %"]
-    assert made.episodes == []
+    assert Fact(label="Held down by", value="–", note="no reasons were recorded") in tiles(made)
+    [kernel] = rows(made, "Kernels that pull the clock down")
+    assert kernel["Held by, share of its time"] == "Throttle reason not recorded 100 %"
+    assert not rows(made, "Throttle episodes")
 
 
-def test_ridges_hold_all_the_time_and_mark_the_reference(page: frequency.Frequency) -> None:
-    figure = page.figures["frequency_clocks"]
+def test_ridges_hold_all_the_time_and_mark_the_reference(page: Section) -> None:
+    figure = drawn(page)["frequency_clocks"]
     assert figure["layout"]["yaxis"]["ticktext"] == ["forward", "aten::mm"]
     (mark,) = [s for s in figure["layout"]["shapes"] if s["name"] == "mark"]
     assert mark["x0"] == pytest.approx(1.41)
@@ -119,8 +151,8 @@ def test_ridges_hold_all_the_time_and_mark_the_reference(page: frequency.Frequen
     assert y[(x > 1.39) & (x < 1.43)].max() - 1 == pytest.approx(0.82 * LOW / HIGH, rel=0.1)
 
 
-def test_steps_are_split_at_the_reference_clock(page: frequency.Frequency) -> None:
-    reference, lost, clock = page.figures["frequency_steps"]["data"]
+def test_steps_are_split_at_the_reference_clock(page: Section) -> None:
+    reference, lost, clock = drawn(page)["frequency_steps"]["data"]
     # The first step begins with 5 ms of idle time, which no clock changes.
     assert reference["y"][1:] == pytest.approx([IDEAL_NS / 0.8 * PRODUCTS / 1e9] * 3, rel=0.02)
     assert reference["y"][0] - reference["y"][1] == pytest.approx(0.005, rel=0.05)
@@ -129,38 +161,38 @@ def test_steps_are_split_at_the_reference_clock(page: frequency.Frequency) -> No
     assert clock["y"][0] == pytest.approx(1.41, abs=0.01)
 
 
-def test_power_is_coloured_by_temperature(page: frequency.Frequency) -> None:
-    figure = page.figures["frequency_power"]
+def test_power_is_coloured_by_temperature(page: Section) -> None:
+    figure = drawn(page)["frequency_power"]
     warm = figure["data"][-1]
     assert warm["marker"]["showscale"]
     assert len(warm["x"]) == len(warm["marker"]["color"]) > 50
     words = [note["text"] for note in figure["layout"]["annotations"]]
     assert words == ["reference 1.41 GHz", "limit 400 W"]
-    assert page.missing == {}
+    assert not any("not" in b.note for b in page.blocks if isinstance(b, Figure))
 
 
-def test_energy_stands_there_or_why_it_is_not_known(page: frequency.Frequency) -> None:
-    whole, phase = page.energy
-    assert (whole["of"], whole["source"]) == ("whole run", "device 0")
-    assert whole["energy"] is None
-    assert whole["reason"]
-    assert phase["of"] == "forward"
-    assert "says nothing below 5 s" in phase["reason"]
+def test_energy_stands_there_or_why_it_is_not_known(page: Section) -> None:
+    whole, phase = rows(page, "Energy")
+    assert (whole["Scope"], whole["Source"]) == ("whole run", "device 0")
+    assert whole["Per step"] == "–"
+    assert whole["Energy"]
+    assert phase["Scope"] == "forward"
+    assert "says nothing below 5 s" in phase["Energy"]
 
 
-def test_the_kernels_that_lost_most_come_first(page: frequency.Frequency) -> None:
-    (row,) = page.kernels
-    assert row["kernel"] == "ampere_bf16_s16816gemm"
-    assert row["shapes"] == "4096×4096, 4096×4096"
+def test_the_kernels_that_lost_most_come_first(page: Section) -> None:
+    (row,) = rows(page, "Kernels that pull the clock down")
+    assert row["Kernel"] == "ampere_bf16_s16816gemm (aten::mm · 4096×4096, 4096×4096)"
     # More than half of the time was in the throttled steps; in the others nothing held the clock.
-    assert [words.rpartition(" ")[0].rpartition(" ")[0] for words in row["held"]] == [
+    held = row["Held by, share of its time"].split("; ")
+    assert [words.rpartition(" ")[0].rpartition(" ")[0] for words in held] == [
         "Power cap",
         "Nothing",
     ]
-    assert row["against"] == "0.0 %"
-    (episode,) = page.episodes
-    assert episode["reason"] == "Power cap"
-    assert episode["kernels"] == ["ampere_bf16_s16816gemm 100 %"]
+    assert row["To the mean"] == "0.0 %"
+    (episode,) = rows(page, "Throttle episodes")
+    assert episode["Held by"] == "Power cap"
+    assert episode["Kernels that lost most"] == "ampere_bf16_s16816gemm 100 %"
 
 
 @pytest.mark.usefixtures("page")
@@ -249,12 +281,12 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribute
     clocks: pa.Table = attribution.run.table(0, "device_clock")
     run.put(0, "device_clock", clocks)
     bare = attribute(run)
-    made = frequency.build(bare, tell(Views(bare)))
+    made = section_of(bare)
     assert made is not None
-    assert "no kernel of a step" in made.lead
-    names: Any = made.figures["frequency_clocks"]["layout"]["yaxis"]["ticktext"]
+    assert "no kernel of a step" in made.intro
+    names: Any = drawn(made)["frequency_clocks"]["layout"]["yaxis"]["ticktext"]
     assert names == ["rank 0, all readings"]
-    assert "frequency_steps" not in made.figures
+    assert not drawn(made)["frequency_steps"]
     html = reports.render(bare, "html")
     assert 'id="frequency"' in html
     # What is not drawn says why.

@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from chopper import reports
-from chopper.reports import html
+from chopper.reports import breakdown, to_html
+from chopper.reports.page import Page
 from chopper.storage.manifest import Finding
 from tests.reports.make import HOSTILE, Shape, make
 
@@ -103,7 +104,7 @@ def test_the_data_block_holds_the_attribution(hostile) -> None:
 
 def test_calls_are_counted_over_all_ranks() -> None:
     attribution = make(Shape())
-    calls = html._calls(attribution, "kernel")
+    calls = breakdown.calls(attribution, "kernel")
     for name in ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",):
         n = t = 0
         for rank in (0, 1):
@@ -128,17 +129,10 @@ def test_what_was_refused_is_shown_with_reason_and_remedy() -> None:
     assert "+2.5 %" in page
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"), [([0], "0"), ([0, 1, 2, 5], "0–2, 5"), ([3, 4], "3–4"), ([1, 3], "1, 3")]
-)
-def test_ranks_in_few_words(ranks, text) -> None:
-    assert html._ranks_text(ranks) == text
-
-
 def test_durations_of_a_sentence_are_strong() -> None:
-    parts = html.emphasised("A step takes 10.2 ms on average; at peak 850 µs.")
-    assert [p for p, strong in parts if strong] == ["10.2 ms", "850 µs"]
-    assert "".join(p for p, _ in parts) == "A step takes 10.2 ms on average; at peak 850 µs."
+    page = Page(title="t", headline="A step takes 10.2 ms on average; at peak 850 µs.")
+    expected = "A step takes <b>10.2 ms</b> on average; at peak <b>850 µs</b>."
+    assert f'<h1 id="verdict">{expected}</h1>' in to_html.render(page)
 
 
 def test_a_big_run_stays_small() -> None:

@@ -10,26 +10,33 @@ from chopper.api import AttributedRun
 from chopper.causes import CAUSES, LEAVES
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
-from chopper.reports import markdown, text
+from chopper.reports import run, to_markdown, to_text
 from chopper.reports.advice import advice
 from chopper.reports.palette import COLORS, color, ink
-from chopper.reports.story import Views, tell
+from chopper.reports.story import Groupings, tell
 from chopper.storage.manifest import Finding
 from tests.reports.make import HOSTILE, Shape, make
 
 EXACT = make()
 
 
+def shown(attribution, by=None, top=None, **how) -> str:
+    """What ``chopper analyze --by`` prints."""
+    if by in (None, "cause"):
+        return to_text.render(run.page(attribution, "txt"), **how)
+    return to_text.render(run.grouped(attribution, by, top=top), **how)
+
+
 @pytest.mark.parametrize("by", [None, "cause", "step", "phase", "layer", "op", "kernel", "rank"])
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_no_line_is_wider_than_asked(by, width) -> None:
-    for line in text.render(make(Shape(hostile=True)), by=by, width=width).splitlines():
+    for line in shown(make(Shape(hostile=True)), by=by, width=width).splitlines():
         assert len(line) <= width
 
 
 def test_plain_text_has_no_escape_codes_and_colour_has() -> None:
-    assert "\x1b" not in text.render(EXACT)
-    assert "\x1b[" in text.render(EXACT, color=True)
+    assert "\x1b" not in shown(EXACT)
+    assert "\x1b[" in shown(EXACT, color=True)
 
 
 def test_printable_shows_control_characters_and_leaves_the_rest() -> None:
@@ -68,54 +75,54 @@ def evil():
 
 @pytest.mark.parametrize("by", [None, "phase", "layer", "op", "kernel", "rank"])
 def test_names_from_data_cannot_steer_the_terminal(evil, by) -> None:
-    shown = {
-        "text": text.render(evil, by=by),
-        "markdown": markdown.render(evil),
+    outputs = {
+        "text": shown(evil, by=by),
+        "markdown": reports.render(evil, "md"),
         "csv": to_csv(evil, by, None),
     }
-    for kind, out in shown.items():
+    for kind, out in outputs.items():
         assert not set(re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)), kind
-    assert r"\x1b]0;owned" in shown["text"]
+    assert r"\x1b]0;owned" in outputs["text"]
     # Two backslashes: Markdown takes one of them.
-    assert r"\\x1b\]0;owned" in shown["markdown"]
+    assert r"\\x1b\]0;owned" in outputs["markdown"]
     if by in ("phase", "layer", "op", "kernel"):
-        rows = shown["csv"].splitlines()[1:]
+        rows = outputs["csv"].splitlines()[1:]
         assert rows
         assert all(row.startswith(r"\x1b]0;owned\x07\x9b2J\r\nk") for row in rows)
 
 
 def test_the_tree_shows_every_cause_once_and_ends_with_the_sum() -> None:
-    out = text.render(EXACT, width=120)
+    out = shown(EXACT, width=120)
     for row in EXACT.causes():
         if row.time_ns:
             assert len(re.findall(rf"^ *{re.escape(row.label)}( ~)?  ", out, re.M)) == 1, row.label
-    assert re.search(r"^observed +10\.2 ms +100 %", out, re.M)
+    assert re.search(r"^Observed +10\.2 ms +100 %", out, re.M)
 
 
 def test_top_limits_rows_and_says_what_is_left() -> None:
-    out = text.render(EXACT, by="kernel", top=2)
+    out = shown(EXACT, by="kernel", top=2)
     assert "6 more rows" in out
     assert "--top" in out
 
 
 def test_verdict_with_and_without_an_ideal() -> None:
-    known = tell(Views(EXACT))
+    known = tell(Groupings(EXACT))
     # 81 563 786 ns over 8 windows; 29 150 794 ns of it ideal.
     assert known.observed_per_window_ns == 81_563_786 / 8
     assert known.ideal_per_window_ns == 29_150_794 / 8
     assert known.verdict == "A step takes 10.2 ms on average; at peak, its math would take 3.64 ms."
-    unknown = tell(Views(make(Shape(peak=False))))
+    unknown = tell(Groupings(make(Shape(peak=False))))
     assert unknown.ideal_per_window_ns is None
     assert "not known" in unknown.verdict
     assert unknown.detail == "No peak is known for Unheard-of Device."
 
 
 def test_the_three_largest_causes_are_the_largest_leaves_that_are_causes() -> None:
-    story = tell(Views(EXACT))
+    story = tell(Groupings(EXACT))
     leaves = [r for r in EXACT.leaves() if r.id != "compute.ideal"]
-    assert [c.id for c in story.top] == [r.id for r in leaves[:3]]
+    assert [c.row.id for c in story.top] == [r.id for r in leaves[:3]]
     for cause in story.top:
-        assert cause.meaning == CAUSES[cause.id].doc
+        assert cause.meaning == CAUSES[cause.row.id].doc
         assert cause.advice
 
 
@@ -129,7 +136,7 @@ def test_every_leaf_has_a_colour_of_its_own_hex_and_advice() -> None:
 
 
 def test_markdown_escapes_names() -> None:
-    out = markdown.render(make(Shape(hostile=True)))
+    out = reports.render(make(Shape(hostile=True)), "md")
     assert "<script" not in out.replace("\\<", "")
     assert "<img" not in out.replace("\\<", "")
     for line in out.splitlines():
@@ -140,7 +147,7 @@ def test_markdown_escapes_names() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_escape_leaves_no_active_character(name) -> None:
-    assert not re.search(r"(?<!\\)[<>`*_\[\]|&]", markdown.escape(name))
+    assert not re.search(r"(?<!\\)[<>`*_\[\]|&]", to_markdown.escape(name))
 
 
 def test_json_is_the_documented_form() -> None:
