@@ -16,6 +16,7 @@ from chopper.reports import render
 from chopper.storage.manifest import CollectorReport, Finding
 from chopper.tables import TABLES
 from tests.kineto_writer import BASE_NS, Trace, small_trace
+from tests.made_runs import put_table
 
 ROOT = Path(__file__).resolve().parent.parent
 _CODE = re.compile(
@@ -184,7 +185,7 @@ def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
         {"time_ns": BASE_NS + at, "span_ns": 0, "rank": 0, "pid": 1, "run_delay_ns": delay}
         for at, delay in ((2_000, 0), (18_000, delay_ns))
     ]
-    run.put(0, "process", pa.Table.from_pylist(rows, schema=TABLES["process"].arrow))
+    put_table(run, 0, "process", pa.Table.from_pylist(rows, schema=TABLES["process"].arrow))
     found = [f.message for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
     assert bool(found) == said
     assert not said or "in 56% of the time" in found[0]

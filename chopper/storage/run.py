@@ -99,10 +99,6 @@ class Run:
         valid = {(rank, name): TABLES[name].validate(t) for (rank, name), t in tables.items()}
         return replace(self, store={**self.store, **valid})
 
-    def put(self, rank: int, name: str, table: pa.Table) -> None:
-        """Hold a derived table in memory, validated against its declaration."""
-        self.store[rank, name] = TABLES[name].validate(table)  # type: ignore[index]
-
     def to_pandas(self, rank: int, name: str) -> Any:
         """Return a table of one rank as a pandas DataFrame."""
         return self.table(rank, name).to_pandas()

@@ -16,6 +16,7 @@ from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.clock_script import Script
 from tests.kineto_writer import Trace
+from tests.made_runs import put_table
 
 MS = 1_000_000
 HIGH, LOW = 1.41e9, 1.005e9
@@ -29,7 +30,7 @@ STEPS, PRODUCTS = 4, 100
 def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attributed:
     """Four steps of products at 80 % of the peak; the clock falls after the second."""
     run, clocks = throttled(tmp_path_factory.mktemp("clocked"))
-    run.put(0, "device_clock", clocks)
+    put_table(run, 0, "device_clock", clocks)
     return chopper.attribute(run)
 
 
@@ -139,7 +140,7 @@ NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited")
 
 def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
     run, clocks = throttled(tmp_path, reasons=None)
-    run.put(0, "device_clock", clocks)
+    put_table(run, 0, "device_clock", clocks)
     attribution = chopper.attribute(run)
     for name in ("clock_by_phase", "clock_by_operator", "clock_by_kernel", "clock_by_step"):
         for row in view(attribution, name).to_pylist():
@@ -153,7 +154,7 @@ def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
 def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None:
     """Reasons are read of the throttled steps only: of those all was the power cap."""
     run, clocks = throttled(tmp_path, reasons={LOW: 0x4})
-    run.put(0, "device_clock", clocks)
+    put_table(run, 0, "device_clock", clocks)
     (row,) = view(chopper.attribute(run), "clock_by_phase").to_pylist()
     fast, slow = IDEAL_NS / 0.8, IDEAL_NS / 0.8 * HIGH / LOW
     assert row["unlabelled_ratio"] == pytest.approx(fast / (fast + slow), rel=0.02)
@@ -164,7 +165,7 @@ def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None
 def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
     run, clocks = throttled(tmp_path)
     third = chopper.attribute(run).windows.to_pylist()[2]
-    run.put(0, "device_clock", clocks.filter(pc.less(clocks["time_ns"], third["start_ns"])))
+    put_table(run, 0, "device_clock", clocks.filter(pc.less(clocks["time_ns"], third["start_ns"])))
     rows = view(chopper.attribute(run), "clock_by_step").to_pylist()
     unknown = ("loss_ns", "loss_error_ns", "at_reference_ns", "clock_mean_hz")
     for name in unknown:

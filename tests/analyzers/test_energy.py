@@ -19,6 +19,7 @@ from chopper.storage.run import Run
 from chopper.views import VIEWS, view
 from chopper.wording import ranges
 from tests.analyzers.make import kernel, kernels, spans, table
+from tests.made_runs import put_table
 
 S = 1_000_000_000
 BASE = 1_700_000_000 * S
@@ -77,10 +78,11 @@ def a_run(
     run = Run(m.RunManifest(kind="recorded", name="made", ranks=parts), None, {}, "made")
     edges = [BASE + round(i * step_s * S) for i in range(steps + 1)]
     for r in range(ranks):
-        run.put(r, "host_span", spans())
+        put_table(run, r, "host_span", spans())
         rows = [kernel(a, b, device_id=r) for a, b in pairwise(edges)]
-        run.put(r, "device_event", kernels(*rows))
-        run.put(
+        put_table(run, r, "device_event", kernels(*rows))
+        put_table(
+            run,
             r,
             "step",
             table(
@@ -92,7 +94,7 @@ def a_run(
             ),
         )
         for name, one in more.items():
-            run.put(r, name, one)
+            put_table(run, r, name, one)
     return run
 
 
@@ -176,7 +178,7 @@ def jumped(by_j: float, *, at_s: float = 12.0, only_once: bool = False) -> pa.Ta
 def test_a_counter_that_jumps_up_is_no_energy(by_j: float, left_out: int) -> None:
     run = a_run(device_counter=jumped(by_j))
     limit = {"time_ns": BASE, "span_ns": 0, "device_id": 0, "power_limit_w": 700.0}
-    run.put(0, "device_limit", table("device_limit", [limit]))
+    put_table(run, 0, "device_limit", table("device_limit", [limit]))
     whole = energy_of(run)[0]
     assert whole["step_count"] == 30 - left_out
     assert whole["energy_per_step_j"] == pytest.approx(400 if left_out else 400 + by_j / 30)
@@ -225,7 +227,7 @@ def power_log(every_s: list[float]) -> Run:
     ]
     part = m.RankManifest(rank=0)
     run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
-    run.put(0, "device_clock", table("device_clock", rows))
+    put_table(run, 0, "device_clock", table("device_clock", rows))
     return run
 
 
@@ -250,7 +252,7 @@ def test_windows_of_another_tool_are_rows_of_their_own() -> None:
     ]
     part = m.RankManifest(rank=0)
     run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
-    run.put(0, "energy_window", table("energy_window", rows))
+    put_table(run, 0, "energy_window", table("energy_window", rows))
     found = {(r["window"], r["source"]): r for r in energy_of(run)}
     assert {r["scope"] for r in found.values()} == {"window"}
     assert found["epoch", "all devices"]["energy_j"] == 2000
@@ -278,8 +280,8 @@ def test_power_is_integrated_where_there_is_no_counter() -> None:
 
 def test_devices_add_up_and_hosts_stand_apart() -> None:
     run = a_run(ranks=2)
-    run.put(0, "device_counter", counter(0, power_w=400))
-    run.put(1, "device_counter", counter(1, power_w=500))
+    put_table(run, 0, "device_counter", counter(0, power_w=400))
+    put_table(run, 1, "device_counter", counter(1, power_w=500))
     rapl = table(
         "host_energy",
         [
@@ -293,9 +295,10 @@ def test_devices_add_up_and_hosts_stand_apart() -> None:
             for domain, watts in (("package-0", 90.0), ("package-0/dram", 12.0))
         ],
     )
-    run.put(0, "host_energy", rapl)
+    put_table(run, 0, "host_energy", rapl)
     for rank in range(2):
-        run.put(
+        put_table(
+            run,
             rank,
             "step_work",
             tokens(1000),
@@ -317,8 +320,8 @@ def test_ranks_on_parts_of_one_socket_share_its_energy() -> None:
         for r in range(2)
     ]
     for rank in range(2):
-        run.put(rank, "device_counter", counter(rank))
-        run.put(rank, "device_limit", table("device_limit", [limits[rank]]))
+        put_table(run, rank, "device_counter", counter(rank))
+        put_table(run, rank, "device_limit", table("device_limit", [limits[rank]]))
     (row,) = [r for r in energy_of(run) if r["scope"] == "run"]
     assert row["ranks"] == "0-1"
     assert row["energy_per_step_j"] == pytest.approx(400)
@@ -331,7 +334,7 @@ def test_time_in_which_a_trace_was_written_belongs_to_no_step() -> None:
     for step in steps[10:]:
         step["start_ns"] += 20 * S
         step["end_ns"] += 20 * S
-    run.put(0, "step", table("step", steps))
+    put_table(run, 0, "step", table("step", steps))
     row = energy_of(run)[0]
     assert row["step_count"] == 20
     assert row["energy_per_step_j"] == pytest.approx(400)
@@ -373,12 +376,14 @@ def test_ranks_are_written_as_ranges() -> None:
 def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
     part = m.RankManifest(rank=0)
     run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
-    run.put(0, "device_counter", counter(until_s=19))  # from 1 s before to 20 s after: 20.9 s
+    put_table(
+        run, 0, "device_counter", counter(until_s=19)
+    )  # from 1 s before to 20 s after: 20.9 s
     (row,) = energy_of(run)
     assert row["step_count"] == 0
     assert row["energy_j"] == pytest.approx(400 * row["span_ns"] / S)
     assert row["energy_per_step_j"] is None
-    run.put(0, "device_counter", counter(until_s=1))
+    put_table(run, 0, "device_counter", counter(until_s=1))
     (row,) = energy_of(run)
     assert row["energy_j"] is None
     assert "readings span" in row["reason"]

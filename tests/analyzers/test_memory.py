@@ -12,6 +12,7 @@ from chopper.storage.manifest import Device
 from chopper.views import view
 from tests.analyzers.make import table
 from tests.kineto_writer import BASE_NS, Trace
+from tests.made_runs import put_table
 from tests.reports.make import Shape, make
 
 _MIB = 1 << 20
@@ -134,7 +135,7 @@ def _clocked(tmp_path, steps, clocks):
         for s, away in enumerate(clocks)
         for i in range(4)
     ]
-    attribution.run.put(0, "device_clock", table("device_clock", rows))
+    put_table(attribution.run, 0, "device_clock", table("device_clock", rows))
     return attribution
 
 
@@ -162,7 +163,7 @@ def test_clocks_beside_memory_are_the_ranks_own_devices(tmp_path) -> None:
     rows = attribution.run.table(0, "device_clock").to_pylist()
     both = [{**row, "device_uuid": "GPU-bb"} for row in rows]
     both += [{**row, "device_id": 1, "device_uuid": "GPU-aa", "sm_clock_hz": 10**9} for row in rows]
-    attribution.run.put(0, "device_clock", table("device_clock", both))
+    put_table(attribution.run, 0, "device_clock", table("device_clock", both))
     found = memory_steps(attribution).to_pylist()
     assert [s["clock_mean_hz"] for s in found] == [10**9] * 2
 

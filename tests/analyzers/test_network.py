@@ -15,6 +15,7 @@ from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, spans, steps, table
+from tests.made_runs import put_table
 
 S = 1_000_000_000
 BASE = 1_700_000_000 * S
@@ -50,11 +51,11 @@ def links_of(ranks: int = 1, **recorded: list[dict[str, Any]]) -> list[dict[str,
     run = Run(m.RunManifest(kind="recorded", name="made", ranks=parts), None, {}, "made")
     bounds = [(BASE + i * S, BASE + (i + 1) * S) for i in range(4)]
     for r in range(ranks):
-        run.put(r, "host_span", spans())
-        run.put(r, "device_event", kernels(*(kernel(a, b, device_id=r) for a, b in bounds)))
-        run.put(r, "step", steps(*bounds))
+        put_table(run, r, "host_span", spans())
+        put_table(run, r, "device_event", kernels(*(kernel(a, b, device_id=r) for a, b in bounds)))
+        put_table(run, r, "step", steps(*bounds))
     for name, rows in recorded.items():
-        run.put(0, name, table(name, rows))
+        put_table(run, 0, name, table(name, rows))
     found: list[dict[str, Any]] = view(chopper.attribute(run), "links").to_pylist()
     return found
 

@@ -15,6 +15,7 @@ from chopper.analyzers.trace.samples import (
 from chopper.storage.manifest import Device, RankManifest, RunManifest
 from chopper.storage.run import Run
 from chopper.tables import TABLES
+from tests.made_runs import put_table
 
 UUID = "1f2e3d4c-0000-0000-0000-00000000000a"
 OTHER = "1f2e3d4c-0000-0000-0000-00000000000b"
@@ -40,7 +41,7 @@ def clocks(*rows: tuple[int, int, str | None]) -> pa.Table:
 def a_run(parts: list[RankManifest], tables: dict[int, pa.Table]) -> Run:
     run = Run(RunManifest(kind="recorded", name="a", ranks=parts), None)
     for rank, table in tables.items():
-        run.put(rank, "device_clock", table)
+        put_table(run, rank, "device_clock", table)
     return run
 
 
@@ -147,11 +148,11 @@ def test_a_part_of_a_device_has_the_samples_of_the_whole() -> None:
         rows = [{**limit, "pci_address": address}, other]
         return pa.Table.from_pylist(rows, schema=TABLES["device_limit"].arrow)
 
-    run.put(0, "device_limit", limits("00000000:1B:00.0"))
+    put_table(run, 0, "device_limit", limits("00000000:1B:00.0"))
     [row] = of_rank(run, 0, "device_clock").to_pylist()
     assert (row["device_id"], row["sm_clock_hz"]) == (0, 5 * 10**9)
     for unknown in (None, "0000:1d:00.0", "?"):
-        run.put(0, "device_limit", limits(unknown))
+        put_table(run, 0, "device_limit", limits(unknown))
         assert of_rank(run, 0, "device_clock").num_rows == 0
 
 
@@ -185,7 +186,8 @@ def waits(*rows: tuple[int, int | None], rank: int = 0, pid: int = 7) -> pa.Tabl
 
 def test_waiting_for_a_core_is_the_growth_within_the_time() -> None:
     run = a_run([part(0), part(1)], {})
-    run.put(
+    put_table(
+        run,
         0,
         "process",
         pa.concat_tables([waits((0, 0), (100, 90), (200, 100), (300, 130), (400, 999))]),
@@ -193,21 +195,21 @@ def test_waiting_for_a_core_is_the_growth_within_the_time() -> None:
     assert core_wait_ratio(run, 0, 90 * 10**6, 310 * 10**6) == pytest.approx(0.2)
     assert core_wait_ratio(run, 0, 150 * 10**6, 250 * 10**6) is None
     assert core_wait_ratio(run, 1, 0, 10**12) is None
-    run.put(0, "process", waits((0, 0), (100, 122)))  # read later than its time says
+    put_table(run, 0, "process", waits((0, 0), (100, 122)))  # read later than its time says
     assert core_wait_ratio(run, 0, 0, 10**9) == 1.0
 
 
 def test_a_counter_that_restarts_or_is_not_there_tells_nothing() -> None:
     run = a_run([part(0)], {})
-    run.put(0, "process", waits((0, 50), (100, 10)))
+    put_table(run, 0, "process", waits((0, 50), (100, 10)))
     assert core_wait_ratio(run, 0, 0, 10**9) is None
-    run.put(0, "process", waits((0, None), (100, None)))
+    put_table(run, 0, "process", waits((0, None), (100, None)))
     assert core_wait_ratio(run, 0, 0, 10**9) is None
 
 
 def test_another_rank_of_the_host_may_hold_the_samples() -> None:
     run = a_run([part(0), part(1)], {})
-    run.put(0, "process", waits((0, 0), (100, 50), rank=1))
+    put_table(run, 0, "process", waits((0, 0), (100, 50), rank=1))
     assert core_wait_ratio(run, 1, 0, 10**9) == pytest.approx(0.5)
 
 
@@ -228,7 +230,8 @@ def test_a_device_has_one_name_in_all_tables_of_a_rank_that_names_none() -> None
     """Two devices have clocks, one of them counters as well: not a third device's counters."""
     run = a_run([RankManifest(rank=0)], {0: clocks((10, 1, None), (20, 3, None))})
     counter = {"time_ns": 10, "span_ns": 1, "device_id": 3, "energy_j": 1.0}
-    run.put(
+    put_table(
+        run,
         0,
         "device_counter",
         pa.Table.from_pylist([counter], schema=TABLES["device_counter"].arrow),
@@ -260,7 +263,7 @@ def delays(*rows: tuple[int, int, int]) -> pa.Table:
 
 def test_the_training_thread_that_waited_most_is_named() -> None:
     run = a_run([part(0)], {})
-    run.put(
+    put_table(run,
         0,
         "process_thread",
         delays((0, 7, 5), (0, 8, 0), (0, 9, 0), (900, 7, 105), (1000, 8, 300), (1000, 9, 900), (2500, 8, 999)),

@@ -15,6 +15,7 @@ from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, span, spans, steps, table
+from tests.made_runs import put_table
 
 S = 1_000_000_000
 BASE = 1_700_000_000 * S
@@ -25,11 +26,11 @@ def scheduled(seconds: int = 4, **recorded: list[dict[str, Any]]) -> list[dict[s
     part = m.RankManifest(rank=0, hostname="node", device_id=0, devices=[m.Device(device_id=0)])
     run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
     bounds = [(BASE + i * S // 4, BASE + (i + 1) * S // 4) for i in range(4 * seconds)]
-    run.put(0, "host_span", spans(span(BASE, BASE + 5, "aten::mm", tid=41)))
-    run.put(0, "device_event", kernels(*(kernel(a, b) for a, b in bounds)))
-    run.put(0, "step", steps(*bounds))
+    put_table(run, 0, "host_span", spans(span(BASE, BASE + 5, "aten::mm", tid=41)))
+    put_table(run, 0, "device_event", kernels(*(kernel(a, b) for a, b in bounds)))
+    put_table(run, 0, "step", steps(*bounds))
     for name, rows in recorded.items():
-        run.put(0, name, table(name, rows))
+        put_table(run, 0, name, table(name, rows))
     found: list[dict[str, Any]] = view(chopper.attribute(run), "scheduling").to_pylist()
     return found
 
@@ -118,10 +119,10 @@ def test_less_than_a_second_is_refused() -> None:
     part = thread(40, "python", (0.0, 0, 0), (0.5, 200, 40))
     run = m.RankManifest(rank=0, hostname="node")
     made = Run(m.RunManifest(kind="recorded", name="made", ranks=[run]), None, {}, "made")
-    made.put(0, "host_span", spans())
-    made.put(0, "device_event", kernels(kernel(BASE, BASE + S // 2)))
-    made.put(0, "step", steps((BASE, BASE + S // 2)))
-    made.put(0, "process_thread", table("process_thread", part))
+    put_table(made, 0, "host_span", spans())
+    put_table(made, 0, "device_event", kernels(kernel(BASE, BASE + S // 2)))
+    put_table(made, 0, "step", steps((BASE, BASE + S // 2)))
+    put_table(made, 0, "process_thread", table("process_thread", part))
     (row,) = view(chopper.attribute(made), "scheduling").to_pylist()
     assert "less than a second" in row["reason"]
     assert row["waiting_ratio"] is None

@@ -26,6 +26,7 @@ from chopper.views import view
 from tests.analyzers.make import table
 from tests.attributing import again
 from tests.comparing import T0_NS, attribution
+from tests.made_runs import put_table
 
 MS = 1_000_000
 
@@ -60,8 +61,9 @@ def recorded(
             }
         )
         at += round(length * MS)
-    found.run.put(0, "step", table("step", rows))
-    found.run.put(
+    put_table(found.run, 0, "step", table("step", rows))
+    put_table(
+        found.run,
         0,
         "program_phase",
         table(
@@ -211,7 +213,7 @@ def test_steps_that_waited_for_a_core_are_not_a_kind() -> None:
                 "run_ns": ran,
             }
         )
-    found.run.put(0, "core_wait", table("core_wait", rows))
+    put_table(found.run, 0, "core_wait", table("core_wait", rows))
     found = again(found)
     step = found.step_time()
     assert {k.name for k in step.kinds} == {"training"}
@@ -339,7 +341,7 @@ def test_kinds_of_steps_of_a_trace_are_judged_by_their_windows() -> None:
         rows, [0, 60, 62, 64, 66, 68], [60, 62, 64, 66, 68, 70], strict=True
     ):
         row["start_ns"], row["end_ns"] = T0_NS + start * MS, T0_NS + end * MS
-    found.run.put(0, "step", table("step", rows))
+    put_table(found.run, 0, "step", table("step", rows))
     found = again(found)
     (kind,) = found.step_time().kinds
     assert (kind.name, kind.time_ns, kind.share_ratio) == ("training", 120 * MS, 1.0)

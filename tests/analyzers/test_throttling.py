@@ -12,6 +12,7 @@ from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, spans, table
+from tests.made_runs import put_table
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -54,11 +55,11 @@ def episodes(clock: pa.Table, counter: pa.Table | None = None, *, events: bool =
     part = m.RankManifest(rank=0, device_id=3, devices=[m.Device(device_id=3)], hostname="node")
     run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, {}, "made")
     rows = [kernel(BASE + i * 100 * MS, BASE + (i + 1) * 100 * MS, f"k{i % 2}", device_id=3) for i in range(10)]  # fmt: skip
-    run.put(0, "host_span", spans())
-    run.put(0, "device_event", kernels(*(rows if events else [])))
-    run.put(0, "device_clock", clock)
+    put_table(run, 0, "host_span", spans())
+    put_table(run, 0, "device_event", kernels(*(rows if events else [])))
+    put_table(run, 0, "device_clock", clock)
     if counter is not None:
-        run.put(0, "device_counter", counter)
+        put_table(run, 0, "device_counter", counter)
     return view(chopper.attribute(run), "throttle_episodes").to_pylist()
 
 
@@ -156,7 +157,7 @@ def test_each_device_of_a_log_has_its_own_episodes() -> None:
     run = Run(
         m.RunManifest(kind="imported", name="log", ranks=[m.RankManifest(rank=0)]), None, {}, "log"
     )
-    run.put(0, "device_clock", table("device_clock", rows))
+    put_table(run, 0, "device_clock", table("device_clock", rows))
     found = view(chopper.attribute(run), "throttle_episodes").to_pylist()
     assert {(e["device_id"], e["reason"]) for e in found} == {(0, "power_cap"), (1, "thermal")}
 

@@ -17,6 +17,7 @@ from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
 from tests.collectors import amd_player, nvml_player
+from tests.made_runs import put_table
 
 MS = 1_000_000
 TICK_MS = 10
@@ -131,7 +132,7 @@ def test_each_label_is_reached(
     tables = {(0, "host_span"): spans(*ops), (0, "device_event"): kernels(*events)}
     run = Run(m.RunManifest(kind="recorded", name="made", ranks=[part]), None, tables, "made")
     for name, one in read.items():
-        run.put(0, name, one)
+        put_table(run, 0, name, one)
     causes = {
         row.id: row.time_ns
         for row in chopper.attribute(run).leaves()

@@ -11,9 +11,11 @@ import pytest
 import chopper
 from chopper import ingest
 from chopper.errors import InputError
+from chopper.storage.manifest import encode as encode_manifest
 from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
 from chopper.storage.streams import StreamWriter
+from chopper.tables import TABLES
 from tests.kineto_writer import BASE_NS, Trace, encode, merged, small_trace
 
 
@@ -148,6 +150,19 @@ def test_a_changed_trace_is_read_again(run_dir: Path) -> None:
     longer.launch("late", 17_000, 10, kernel_at=30_000, kernel_for=5_000)
     write(run_dir / "rank-00000" / "trace.json.gz", longer)
     assert load_totals(run_dir)["observed_ns"] == first["observed_ns"] + 16_000
+
+
+def test_what_was_read_is_not_changed_by_its_use(run_dir: Path) -> None:
+    run = chopper.load(run_dir)
+    manifest, store = encode_manifest(run.manifest), dict(run.store)
+    chopper.attribute(run).to_dict()
+    assert encode_manifest(run.manifest) == manifest
+    assert dict(run.store) == store
+    with pytest.raises(AttributeError):
+        run.source = "another"  # type: ignore[misc]
+    more = run.with_tables({(0, "pause"): TABLES["pause"].empty()})
+    assert (0, "pause") in more.store
+    assert (0, "pause") not in run.store
 
 
 def test_reading_writes_nothing(run_dir: Path) -> None:

@@ -21,6 +21,7 @@ from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests.attributing import assembled
+from tests.made_runs import put_table
 
 T0_NS = 1_760_000_000_000_000_000
 _COMPUTE_STREAM, _COMM_STREAM, _COPY_STREAM = 7, 20, 24
@@ -314,7 +315,8 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
     )
     kernel_row, comm_row, copy_row = row_of[:n], row_of[n : n + len(comm)], row_of[n + len(comm) :]
 
-    run.put(
+    put_table(
+        run,
         rank,
         "device_event",
         table(
@@ -430,7 +432,8 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
             "end_ns": window_end,
         },
     )
-    run.put(
+    put_table(
+        run,
         rank,
         "step",
         table(
@@ -497,7 +500,8 @@ def _host(
         [np.zeros(len(numbers), int), np.ones(len(op), int), np.full(len(op), 2)]
     )
     order = np.lexsort((-durs, starts))
-    run.put(
+    put_table(
+        run,
         rank,
         "host_span",
         table(
@@ -512,7 +516,8 @@ def _host(
             },
         ),
     )
-    run.put(
+    put_table(
+        run,
         rank,
         "thread",
         table(
@@ -530,7 +535,8 @@ def _host(
 def _telemetry(run: Run, rank: int, start: int, end: int, rng: np.random.Generator) -> None:
     times = np.arange(start - 1_000_000_000, end + 500_000_000, 10_000_000)
     n = len(times)
-    run.put(
+    put_table(
+        run,
         rank,
         "process",
         table(
@@ -546,7 +552,8 @@ def _telemetry(run: Run, rank: int, start: int, end: int, rng: np.random.Generat
         ),
     )
     allocated = (30e9 + 12e9 * np.abs(np.sin(np.arange(n) / 3))).astype(np.int64)
-    run.put(
+    put_table(
+        run,
         rank,
         "device_memory",
         table(
@@ -563,7 +570,8 @@ def _telemetry(run: Run, rank: int, start: int, end: int, rng: np.random.Generat
     if rank:
         return
     cores = 4
-    run.put(
+    put_table(
+        run,
         rank,
         "cpu_core",
         table(
@@ -577,7 +585,8 @@ def _telemetry(run: Run, rank: int, start: int, end: int, rng: np.random.Generat
             },
         ),
     )
-    run.put(
+    put_table(
+        run,
         rank,
         "nic",
         table(
@@ -590,7 +599,8 @@ def _telemetry(run: Run, rank: int, start: int, end: int, rng: np.random.Generat
             },
         ),
     )
-    run.put(
+    put_table(
+        run,
         rank,
         "host",
         table(

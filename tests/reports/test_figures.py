@@ -12,6 +12,7 @@ from chopper.reports.story import Groupings, tell
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from tests.analyzers.make import table as made_table
+from tests.made_runs import put_table
 from tests.reports.make import Shape, make
 
 EXACT = make()
@@ -98,7 +99,7 @@ def test_what_the_units_of_a_device_did_is_shown() -> None:
         }
         for i in range(3)
     ]
-    run.put(0, "device_activity", made_table("device_activity", rows))
+    put_table(run, 0, "device_activity", made_table("device_activity", rows))
     found = {s.label: s.value.tolist() for s in series.collect(run)}
     assert found == {"rank 0 SMs": [0.9] * 3, "rank 0 tensor cores": [0.0, 0.125, 0.25]}
 
@@ -116,7 +117,7 @@ def test_what_the_driver_sampled_itself_is_shown_and_holds_until_the_next() -> N
             (9_000_000_000, "sm_clock_hz", 1.98e9),
         )
     ]
-    run.put(0, "device_buffered", made_table("device_buffered", rows))
+    put_table(run, 0, "device_buffered", made_table("device_buffered", rows))
     found = {s.panel: (s.time_ns - 10**18).tolist() for s in series.collect(run)}
     assert found == {
         "SM clock, driver's own samples": [0, 3_000_000, 9_000_000_000],

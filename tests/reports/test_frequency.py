@@ -30,6 +30,7 @@ from tests.analyzers.test_clock_views import (  # noqa: F401
     attribution,
     throttled,
 )
+from tests.made_runs import put_table
 from tests.reports.make import Shape, make
 from tests.reports.unpack import unpack
 
@@ -69,7 +70,8 @@ def rows(section: Section, title: str) -> list[dict[str, str]]:
 def page(attribution: Attributed) -> Section:  # noqa: F811
     run = attribution.run
     first = run.table(0, "device_clock")["time_ns"][0].as_py()
-    run.put(
+    put_table(
+        run,
         0,
         "device_counter",
         table(
@@ -86,7 +88,8 @@ def page(attribution: Attributed) -> Section:  # noqa: F811
             ],
         ),
     )
-    run.put(
+    put_table(
+        run,
         0,
         "device_limit",
         table(
@@ -128,7 +131,7 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
     tmp_path: Path,
 ) -> None:
     run, clocks = throttled(tmp_path, reasons=None)
-    run.put(0, "device_clock", clocks)
+    put_table(run, 0, "device_clock", clocks)
     bare = chopper.attribute(run)
     made = section_of(bare)
     assert made is not None
@@ -279,7 +282,7 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribute
     part = m.RankManifest(rank=0)
     run = Run(m.RunManifest(kind="imported", name="log", ranks=[part]), None, {}, "log")
     clocks: pa.Table = attribution.run.table(0, "device_clock")
-    run.put(0, "device_clock", clocks)
+    put_table(run, 0, "device_clock", clocks)
     bare = attribute(run)
     made = section_of(bare)
     assert made is not None
